@@ -1,0 +1,66 @@
+# Every command of this repository. Needs Python 3.11, git and make; the rest is installed into $(VENV).
+# `make test ARGS="-k codec -x"` hands arguments on.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install -c constraints.txt
+INSTALLED := $(VENV)/.installed
+UNFINISHED := $(VENV).unfinished
+TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help install check test test-long test-rgw fuzz fmt bench demo serve clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+install: $(INSTALLED) ## create the environment, again only when the dependencies changed
+
+# An install that was cut off is begun afresh: pip takes half a package for a whole one.
+# torch comes first and by exact version: a range makes pip fetch gigabytes of CUDA on a machine without a GPU.
+$(INSTALLED): pyproject.toml constraints.txt
+	@clear=$$(test ! -e $(UNFINISHED) || echo --clear); touch $(UNFINISHED); $(PYTHON) -m venv $$clear $(VENV)
+	$(PIP) $(TORCH)
+	$(PIP) -e '.[dev]'
+	@touch $@ && rm $(UNFINISHED)
+
+check: $(INSTALLED) ## format, lint, types and architecture, without changing a file
+	$(PY) -m ruff format --check
+	$(PY) -m ruff check
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
+	$(PY) -m pytest tests/test_architecture.py
+
+# Idle OpenMP threads sleep instead of spinning on cores that other processes need.
+test test-long test-rgw fuzz bench: export OMP_WAIT_POLICY = PASSIVE
+
+test: $(INSTALLED) ## the tests, but for the long ones
+	$(PY) -m pytest $(ARGS)
+
+test-long: $(INSTALLED) ## the long tests
+	$(PY) -m pytest -m long $(ARGS)
+
+test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
+	tests/servers/rgw.sh $(PY) -m pytest tests/servers tests/store/test_object.py tests/store/test_contract.py -k "not Memory and not Lmdb" $(ARGS)
+
+fuzz: $(INSTALLED) ## the decoder on millions of mangled blobs, and the stores against a dict for long
+	$(PY) -m pytest -m long tests/store/test_fuzz.py tests/store/test_model.py $(ARGS)
+
+fmt: $(INSTALLED) ## format, and fix what can be fixed
+	$(PY) -m ruff format
+	$(PY) -m ruff check --fix
+
+bench: $(INSTALLED) ## the benchmarks, as JSON; `make bench ARGS="--trace FILE"` replays a block trace too
+	@$(PY) -m tests.bench $(ARGS)
+
+demo serve: $(INSTALLED)
+	@$(VENV)/bin/kvweave $@ $(ARGS)
+
+demo: ## what each codec makes of a chunk's cache
+serve: ## the service, on this machine only
+
+clean: ## remove what tools leave behind; the environment stays
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find $(wildcard store retriever blend service clients tests) -name __pycache__ -prune -exec rm -rf {} +

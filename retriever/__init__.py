@@ -1,0 +1,1 @@
+"""Documents, chunks and search. Knows no keys and values and no model."""

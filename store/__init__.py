@@ -1,0 +1,1 @@
+"""Bytes: records, codec, blob stores. Knows no torch, no document and no model."""

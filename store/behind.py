@@ -1,0 +1,97 @@
+"""A bounded queue of work that nobody waits for, and one thread that does it. Knows nothing of blobs."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from store.errors import StoreClosed
+
+log = logging.getLogger(__name__)
+
+QUEUE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    nbytes: int
+    run: Callable[[], None]
+
+
+class Behind:
+    """Runs tasks in order of arrival. `submit` never waits: what does not fit is refused."""
+
+    def __init__(self, name: str, limit_bytes: int = QUEUE_BYTES) -> None:
+        self._name = name
+        self._limit = limit_bytes
+        self._tasks: deque[_Task] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._queued_bytes = 0
+        self._submitted = 0
+        self._done = 0
+        self._closed = False
+        self._error: Exception | None = None
+
+    def submit(self, nbytes: int, run: Callable[[], None]) -> bool:
+        """Queue a task that holds so many bytes; False where the queue is full. One task always fits an empty queue."""
+        with self._changed:
+            if self._closed:
+                raise StoreClosed(f"the queue of {self._name} is closed")
+            if self._queued_bytes and self._queued_bytes + nbytes > self._limit:
+                return False
+            self._tasks.append(_Task(nbytes, run))
+            self._queued_bytes += nbytes
+            self._submitted += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=f"behind-{self._name}", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            return True
+
+    def wait(self) -> None:
+        """Wait for all that was submitted before, well or not."""
+        with self._changed:
+            wanted = self._submitted
+            self._changed.wait_for(lambda: self._done >= wanted)
+
+    def flush(self) -> None:
+        """Wait for all that was submitted before; raises the first error since the last flush."""
+        self.wait()
+        with self._changed:
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Finish what is queued and end the thread; errors are logged, not raised."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._tasks) or self._closed)
+                if not self._tasks:
+                    return
+                task = self._tasks.popleft()
+            self._run(task)
+
+    def _run(self, task: _Task) -> None:
+        error: Exception | None = None
+        try:
+            task.run()
+        except Exception as raised:  # the worker's outermost loop: kept for `flush`, which raises it
+            error = raised
+            log.warning("a write behind failed", extra={"store": self._name}, exc_info=raised)
+        finally:
+            with self._changed:
+                self._queued_bytes -= task.nbytes
+                self._done += 1
+                self._error = self._error or error
+                self._changed.notify_all()

@@ -1,0 +1,240 @@
+"""The few calls that an object store needs, with typed errors and the retries that the client omits. Knows no blobs."""
+
+import errno
+import os
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import ObjectStore as Bucket
+
+from store.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
+
+T = TypeVar("T")
+
+_ATTEMPTS = 3  # where the client gives up at once although asking again is safe
+_PART_BYTES = 64 << 20  # a larger object travels in parts
+
+# What the client says in an error's text alone.
+_DENIED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", os.strerror(errno.EACCES), os.strerror(errno.EROFS))
+_FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_NO_RANGE = ("416 Range Not Satisfiable", "416 Requested Range Not Satisfiable", "Requested range was invalid")
+
+
+class _NotThere(StoreUnavailable):
+    """There is no such object. Who expects that catches it."""
+
+
+class _NoSuchRange(StoreUnavailable):
+    """The object ends before the range begins."""
+
+
+class _Unrepeated(StoreUnavailable):
+    """An exchange that failed, and that the client has not tried again by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One object of a listing; `modified` in seconds since 1970, by the server's clock."""
+
+    path: str
+    nbytes: int
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an object, and the size of the whole."""
+
+    data: memoryview
+    whole: int
+
+
+class ObjectClient:
+    """Reads, writes and lists below one bucket. Where the bucket is a folder, `folder` makes writes durable."""
+
+    def __init__(self, bucket: Bucket, label: str, *, folder: Path | None = None) -> None:
+        self._bucket = bucket
+        self.label = label  # what errors call the bucket; no credentials
+        self._folder = folder
+
+    def read(self, path: str, wanted: range) -> Piece | None:
+        """These bytes, or as many as there are; None where there is no object. An empty object reads as empty."""
+        try:
+            with self._typed():
+                answer = obstore.get(self._bucket, path, options={"range": (wanted.start, wanted.stop)})
+                piece = Piece(memoryview(answer.bytes()), answer.meta["size"])
+        except _NotThere:
+            return None
+        except _NoSuchRange:
+            there = self.head(path)
+            if there is not None and there.nbytes > wanted.start:
+                raise
+            return None if there is None else Piece(memoryview(b""), there.nbytes)
+        due = min(wanted.stop, piece.whole) - wanted.start
+        if len(piece.data) != due:  # the answer's fault: the object itself may be sound
+            raise StoreUnavailable(f"{self.label} answered with {len(piece.data)} of {due} bytes of {path}")
+        return piece
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write an object unless it is there; False where it is. After a lost answer it may be our own that is."""
+        if len(data) > _PART_BYTES:  # parts know no create-if-absent; two writers of one blob write equivalent bytes
+            if self.head(path) is not None:
+                return False
+            self.write(path, data)
+            return True
+        created = self._insist(lambda: self._create(path, data))
+        self._settle(path)
+        return created
+
+    def _create(self, path: str, data: bytes) -> bool:
+        try:
+            obstore.put(self._bucket, path, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write an object whatever is there."""
+        with self._typed():
+            obstore.put(self._bucket, path, data, use_multipart=len(data) > _PART_BYTES, chunk_size=_PART_BYTES // 4)
+        self._settle(path)
+
+    def head(self, path: str) -> Listed | None:
+        """Size and age of an object."""
+        try:
+            with self._typed():
+                meta = obstore.head(self._bucket, path)
+        except _NotThere:
+            return None
+        return Listed(path, meta["size"], meta["last_modified"].timestamp())
+
+    def listing(self, folder: str, after: str | None = None) -> Iterator[Listed]:
+        """All objects below a folder in path order, or those whose path is greater than `after`."""
+        left = _ATTEMPTS
+        while left:
+            try:
+                for row in self._rows(folder, after):
+                    yield row
+                    after, left = row.path, _ATTEMPTS
+                return
+            except _Unrepeated:
+                left -= 1
+                if not left:
+                    raise
+
+    def _rows(self, folder: str, after: str | None) -> Iterator[Listed]:
+        with self._typed():
+            pages = obstore.list(  # pyright: ignore[reportUnknownMemberType]  # of Arrow tables, if asked for
+                self._bucket, prefix=folder, offset=after, chunk_size=1000
+            )
+            rows = (
+                Listed(row["path"], row["size"], row["last_modified"].timestamp()) for page in pages for row in page
+            )
+            yield from sorted(rows, key=lambda row: row.path) if self._folder else rows
+
+    def folders(self, folder: str) -> list[str]:
+        """The last path segments of the folders right below."""
+        found = self._insist(
+            lambda: obstore.list_with_delimiter(  # pyright: ignore[reportUnknownMemberType]  # as above
+                self._bucket, prefix=folder
+            )["common_prefixes"]
+        )
+        return [path.rstrip("/").rpartition("/")[2] for path in found]
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete objects; absent ones are no error."""
+        wanted = list(paths)
+        if wanted:
+            self._insist(lambda: self._delete(wanted))
+
+    def _delete(self, paths: list[str]) -> None:
+        try:
+            with self._typed():
+                obstore.delete(self._bucket, paths)
+        except _NotThere:  # S3 does not mind; other media do, and leave the rest undone
+            for path in paths if len(paths) > 1 else ():
+                self._delete([path])
+
+    def copy(self, source: str, target: str) -> bool:
+        """Copy an object inside the bucket; whether it was there. The copy's age counts from now."""
+        try:
+            self._insist(lambda: obstore.copy(self._bucket, source, target))
+        except _NotThere:
+            return False
+        if self._folder is not None:  # a link there, as old as its source
+            with self._typed():
+                os.utime(self._folder / target)
+        return True
+
+    def _insist(self, attempt: Callable[[], T]) -> T:
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                with self._typed():
+                    return attempt()
+            except _Unrepeated:
+                continue
+        with self._typed():
+            return attempt()
+
+    def _settle(self, path: str) -> None:
+        """A folder's file survives a power cut only after it and its folder are synced."""
+        if self._folder is None:
+            return
+        for place in (self._folder / path, (self._folder / path).parent):
+            try:
+                with self._typed():
+                    _sync(place)
+            except _NotThere:  # somebody deleted it since
+                return
+
+    @contextmanager
+    def _typed(self) -> Generator[None]:
+        """Ours for the client's errors. Not chained: its dumps repeat what a server said, and that may be a token."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except (BaseError, OSError) as error:
+            raise self._type_of(error) from None
+
+    def _type_of(self, error: BaseError | OSError) -> StoreError:
+        text, brief = str(error), _brief(error)
+        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
+        if denied or any(words in text for words in _DENIED):
+            return StoreDenied(f"{self.label} denies access: check its credentials and permissions ({brief})")
+        if any(words in text for words in _FULL):
+            return StoreFull(
+                f"the disk behind {self.label} is full: free some space, or give the store a smaller budget"
+            )
+        if any(words in text for words in _NO_BUCKET):
+            return StoreUnavailable(f"{self.label} is not there: create its bucket, or correct the name")
+        kind = _NotThere if isinstance(error, FileNotFoundError) else _Unrepeated
+        if any(words in text for words in _NO_RANGE):
+            kind = _NoSuchRange
+        elif re.search(r"after \d+ retries", text):
+            kind = StoreUnavailable
+        return kind(f"{self.label} does not answer as it should: {brief}")
+
+
+def _sync(place: Path) -> None:
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _brief(error: Exception) -> str:
+    """What the client says, and of the server's own words the code alone."""
+    text = str(error).strip()
+    said, _, server = text.partition("<")
+    code = re.search(r"<Code>(\w{1,60})</Code>", server)
+    first = (said.strip().splitlines() or [type(error).__name__])[0].rstrip(" :")
+    return f"{first[:300]}: {code[1]}" if code else first[:300]

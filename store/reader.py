@@ -1,0 +1,59 @@
+"""A blob being read frame by frame, every frame verified before anyone sees it. Knows no codec and no medium."""
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from store.blob import Blob, Buffer, Head, verified
+from store.codec.table import Table
+from store.errors import MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """The blob cannot be had, and why."""
+
+    reason: MissReason
+    detail: str = ""
+
+
+Fetch = Callable[[int], AbstractContextManager[Buffer]]
+
+
+class BlobReader:
+    """An open blob. Threads may share it; nothing needs to be closed.
+
+    `source` names the medium that answered, for reports: ram, lmdb or object. `table` is the fitted table that the
+    codec refers to, if it does.
+    """
+
+    def __init__(self, head: Head, raw_head: bytes, *, fetch: Fetch, source: str, table: Table | None = None) -> None:
+        self.head = head
+        self.raw_head = raw_head
+        self.source = source
+        self.table = table
+        self._fetch = fetch
+
+    @contextmanager
+    def frame(self, number: int) -> Generator[Buffer]:
+        """The verified bytes of one frame, dead when the block ends. Raises `BadBlob` or what the medium raises."""
+        with self._fetch(number) as data:
+            yield verified(data, self.head, number=number)
+
+    def blob(self) -> Blob:
+        """The whole blob, copied into memory."""
+        frames: list[bytes] = []
+        for number in range(len(self.head.frames)):
+            with self.frame(number) as data:
+                frames.append(bytes(data))
+        return Blob(self.head, self.raw_head, tuple(frames))
+
+
+def read(blob: Blob, table: Table | None = None, *, source: str = "ram") -> BlobReader:
+    """A reader of a blob that is in memory."""
+
+    @contextmanager
+    def fetch(number: int) -> Generator[Buffer]:
+        yield blob.frames[number]
+
+    return BlobReader(blob.head, blob.head_bytes, fetch=fetch, source=source, table=table)

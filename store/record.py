@@ -1,0 +1,176 @@
+"""One chunk's keys and values for one model, plain or packed. Knows shapes and dtypes, no codec and no medium.
+
+Letters: `L` layers, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a channel's `T` codes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.errors import RecordError
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+Array = NDArray[np.float32 | np.float16 | np.uint16]  # uint16 holds bfloat16's bits
+Codes = NDArray[np.uint8]
+Scales = NDArray[np.float32]
+
+STORAGE: dict[Dtype, np.dtype[np.float32 | np.float16 | np.uint16]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """Plain keys (H, T, D) and values (H, T, D) of one layer; heads and dims may differ between the two."""
+
+    keys: Array
+    values: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Plain arrays for every layer; None for a layer that shares another one's cache."""
+
+    dtype: Dtype
+    layers: tuple[LayerKV | None, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(Dtype):
+            raise RecordError(f"dtype must be one of {', '.join(get_args(Dtype))}, got {self.dtype!r}")
+        if not any(self.layers):
+            raise RecordError("a record needs at least one layer with keys and values")
+        for index, layer in enumerate(self.layers):
+            if layer is not None:
+                self._check(index, layer)
+
+    def _check(self, index: int, layer: LayerKV) -> None:
+        for name, array in (("keys", layer.keys), ("values", layer.values)):
+            if array.dtype != STORAGE[self.dtype]:
+                raise RecordError(
+                    f"layer {index} {name}: a {self.dtype} record holds {STORAGE[self.dtype]} arrays, got {array.dtype}"
+                )
+            if array.ndim != 3 or 0 in array.shape:
+                raise RecordError(f"layer {index} {name}: want (H, T, D) with no zero in it, got {array.shape}")
+            if array.shape[1] != self.tokens:
+                raise RecordError(f"layer {index} {name}: {array.shape[1]} tokens where others have {self.tokens}")
+
+    @property
+    def tokens(self) -> int:
+        """T, the same in every layer."""
+        return next(int(layer.keys.shape[1]) for layer in self.layers if layer is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the plain arrays."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """Quantized codes, channel-major, several to a byte along T, with their step sizes.
+
+    `value = (code - (2**bits - 1) / 2) * scale + center`, computed in float32 and rounded once to the dtype.
+    `scales` is (H, 1, D) for keys and (H, T, 1) for values, so that it multiplies an (H, T, D) tensor as it is.
+    Every scale is exact in bfloat16. Byte p of a channel holds the codes of tokens `p*n ... p*n + n-1`, lowest bits
+    first, where n is `per_byte`; codes behind the last token are padding.
+    """
+
+    codes: Codes  # (H, D, P)
+    scales: Scales
+    center: NDArray[np.float32] | None  # (H, 1, D), fitted once per model
+    bits: int
+    tokens: int
+
+    @property
+    def per_byte(self) -> int:
+        """Codes in one byte."""
+        return codes_per_byte(self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTile:
+    """Tokens `start` to `start + keys.tokens` of one layer."""
+
+    start: int
+    keys: PackedTensor
+    values: PackedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """One layer; a long chunk is cut into several tiles along T, in order and without gaps."""
+
+    tiles: tuple[PackedTile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRecord:
+    """Codes and scales as they lie in the blob; `blend` unpacks them on its device."""
+
+    spec: str
+    dtype: Dtype
+    tokens: int
+    layers: tuple[PackedLayer | None, ...]
+
+
+def codes_per_byte(bits: int) -> int:
+    """How many codes of `bits` share a byte: 4, 2 or 1. What 3, 5, 6 and 7 bits leave unused, zstd takes back."""
+    return 4 if bits <= 2 else 2 if bits <= 4 else 1
+
+
+def widen(array: Array, dtype: Dtype) -> NDArray[np.float32]:
+    """Plain storage to float32, exactly."""
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array.astype(np.float32)
+
+
+def all_finite(array: Array, dtype: Dtype) -> bool:
+    """No NaN and no infinity."""
+    if dtype == "bfloat16":
+        return int((array.view(np.uint16) & np.uint16(0x7FFF)).max()) < 0x7F80
+    return bool(np.isfinite(array).all())
+
+
+def largest(dtype: Dtype) -> float:
+    """The largest finite number."""
+    return _LARGEST[dtype]
+
+
+def clip(wide: NDArray[np.float32], dtype: Dtype) -> None:
+    """Bring numbers beyond the dtype, and infinities, back to its largest, in place."""
+    np.clip(wide, -_LARGEST[dtype], _LARGEST[dtype], out=wide)
+
+
+def round_into(out: Array, wide: NDArray[np.float32], *, dtype: Dtype) -> None:
+    """Float32 within the dtype's range to plain storage, rounded to nearest even. `wide` is used up."""
+    if dtype != "bfloat16":
+        out[...] = wide
+        return
+    bits = wide.view(np.uint32)
+    odd = bits >> np.uint32(16)
+    odd &= np.uint32(1)
+    odd += np.uint32(0x7FFF)
+    bits += odd
+    bits >>= np.uint32(16)
+    out[...] = bits
+
+
+def narrow(wide: NDArray[np.float32], dtype: Dtype) -> Array:
+    """Float32 to plain storage, rounded to nearest even and never to infinity."""
+    out = np.empty(wide.shape, STORAGE[dtype])
+    inside = wide.copy()
+    clip(inside, dtype)
+    round_into(out, inside, dtype=dtype)
+    return out
+
+
+_LARGEST: dict[Dtype, float] = {
+    "float32": float(np.finfo(np.float32).max),
+    "float16": 65504.0,
+    "bfloat16": float(np.array(0x7F7F0000, dtype=np.uint32).view(np.float32)),
+}

@@ -1,0 +1,291 @@
+"""The rules of the code: numbers, directions, habits. Reads sources as text and imports nothing of what it checks.
+
+A rule is a function from a source file to the lines that break it.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = ("store", "retriever", "blend", "service", "clients")
+
+DYNAMIC_IMPORTS = ("__import__", "import_module", "importlib.import_module")
+
+FILE_LINES, FUNCTION_LINES = 400, 50
+PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
+
+RECORDS = ("store.record", "store.errors")  # what blend may know of store: pure data, no medium
+CONTRACTS = (
+    "store.base",
+    "store.blob",
+    "store.codec",
+    "store.key",
+    "store.reader",
+    "store.scrub",
+)  # what all of service may know of it besides
+
+# Who may import what. The longest name that fits governs; what is not named is free.
+IMPORTERS: dict[str, tuple[str, ...]] = {
+    "service": ("service", "tests"),
+    "retriever": ("retriever", "service", "tests"),
+    "retriever.encoder": ("service.composition", "tests"),
+    "blend": ("blend", "service", "tests"),
+    "store": ("store", "service.composition", "tests"),
+    **dict.fromkeys(RECORDS, ("store", "blend", "service", "tests")),
+    **dict.fromkeys(CONTRACTS, ("store", "service", "tests")),
+    "tests": ("tests",),
+    "faiss": ("retriever", "tests"),
+    **dict.fromkeys(["torch", "transformers"], ("blend", "retriever.encoder", "service", "tests")),
+    **dict.fromkeys(["lmdb", "obstore"], ("store", "tests")),
+    **dict.fromkeys(["fastapi", "pydantic_settings", "typer", "uvicorn"], ("service", "tests")),
+}
+
+# Exceptions by rule and place ("store/base.py:Store.put"), each with its reason.
+EXCUSED: dict[str, dict[str, str]] = {
+    "broad_handlers": {
+        "store/behind.py:Behind._run": "the outermost loop of a worker: flush raises what it kept",
+        "tests/store/test_object_faults.py:outcome.run": "a panic of the client is no Exception, and must not pass",
+        "store/flight.py:SingleFlight.do": "whoever waits gets the same exception as the caller",
+    },
+    "long_signatures": {"service/settings.py:Settings.settings_customise_sources": "pydantic-settings decides"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported name, absolute; `where` is top, typing (never executed) or deferred."""
+
+    target: str
+    where: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """`positional` leaves out self or cls; `others` are taken by keyword, or are *args and **kwargs."""
+
+    name: str  # qualified by class and function around it
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    positional: list[ast.arg]
+    others: list[ast.arg]
+
+    @property
+    def lines(self) -> range:
+        return range(self.node.lineno, (self.node.end_lineno or self.node.lineno) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    path: PurePosixPath  # relative to the root of the repository
+    text: str
+    tree: ast.Module
+
+    @property
+    def module(self) -> str:
+        parts = self.path.with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def imports(self) -> Iterator[Import]:
+        top = self.tree.body
+        branches = [node for node in top if isinstance(node, ast.If)]
+        guarded = [branch for branch in branches if ast.unparse(branch.test).endswith("TYPE_CHECKING")]
+        typing = [node for branch in guarded for node in branch.body]
+        for node in ast.walk(self.tree):
+            where = "top" if node in top else "typing" if node in typing else "deferred"
+            for target in self._targets(node):
+                yield Import(target, where, getattr(node, "lineno", 0))
+
+    def _targets(self, node: ast.AST) -> Iterator[str]:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = self.path.parts[: len(self.path.parts) - node.level] if node.level else ()
+            base = [*package, *([node.module] if node.module else [])]
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in DYNAMIC_IMPORTS and node.args:
+            yield ast.unparse(node.args[0]).strip("'\"")
+
+    def functions(self) -> Iterator[Function]:
+        """Outer ones before the ones inside."""
+        yield from _functions(self.tree, "")
+
+    def place(self, line: int) -> str:
+        around = [function.name for function in self.functions() if line in function.lines]
+        return f"{self.path}:{around[-1] if around else ''}"
+
+
+Finding = tuple[int, str]  # line and message
+Rule = Callable[[Source], Iterator[Finding]]
+
+
+def _functions(node: ast.AST, prefix: str) -> Iterator[Function]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            static = any(ast.unparse(decorator) == "staticmethod" for decorator in child.decorator_list)
+            receiver = isinstance(node, ast.ClassDef) and not static
+            positional = [*child.args.posonlyargs, *child.args.args][1 if receiver else 0 :]
+            rest = [each for each in (child.args.vararg, child.args.kwarg) if each]
+            yield Function(f"{prefix}{child.name}", child, positional, [*child.args.kwonlyargs, *rest])
+        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        yield from _functions(child, f"{prefix}{child.name}." if named else prefix)
+
+
+@cache
+def load(root: Path) -> tuple[Source, ...]:
+    """The Python files below the product's folders and tests, in order."""
+    sources: list[Source] = []
+    for folder in (*PRODUCT, "tests"):
+        for file in sorted((root / folder).rglob("*.py")):
+            path = PurePosixPath(file.relative_to(root).as_posix())
+            if not any(part.startswith(".") or part == "build" for part in path.parts):
+                text = file.read_text(encoding="utf-8")
+                sources.append(Source(path, text, ast.parse(text, str(path))))
+    return tuple(sources)
+
+
+def within(module: str, names: tuple[str, ...]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def long_files(source: Source) -> Iterator[Finding]:
+    lines = len(source.text.splitlines())
+    if lines > FILE_LINES:
+        yield lines, f"{lines} lines, at most {FILE_LINES}"
+
+
+def long_functions(source: Source) -> Iterator[Finding]:
+    for function in source.functions():
+        lines = len(function.lines)
+        if lines > FUNCTION_LINES:
+            yield function.lines[0], f"{function.name} has {lines} lines, at most {FUNCTION_LINES}"
+
+
+def import_directions(source: Source) -> Iterator[Finding]:
+    for found in source.imports():
+        named = max((name for name in IMPORTERS if within(found.target, (name,))), key=len, default="")
+        if named and not within(source.module, IMPORTERS[named]):
+            yield found.line, f"imports {found.target}, allowed in {', '.join(IMPORTERS[named])}"
+
+
+def impure_records(source: Source) -> Iterator[Finding]:
+    """Whoever imports a record also executes what it imports, and the packages around it."""
+    if within(source.module, RECORDS) or any(within(record, (source.module,)) for record in RECORDS):
+        for found in source.imports():
+            ours = within(found.target, PRODUCT) and not within(found.target, RECORDS)
+            if ours and found.where != "typing":
+                yield found.line, f"imports {found.target}, but blend imports this file"
+
+
+def prints(source: Source) -> Iterator[Finding]:
+    if not within(source.module, ("service.cli", "tests.bench")):
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
+                yield node.lineno, "prints; only the command line and the benchmarks may"
+
+
+def broad_handlers(source: Source) -> Iterator[Finding]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = ast.unparse(node.type) if node.type else "BaseException"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            caught = " ".join(ast.unparse(argument) for argument in node.args)
+        else:
+            continue
+        if re.search(r"\b(Base)?Exception\b", caught):
+            yield node.lineno, "catches everything; name the exceptions"
+
+
+def missing_docstrings(source: Source) -> Iterator[Finding]:
+    if source.tree.body and ast.get_docstring(source.tree) is None:
+        yield 1, "has no docstring that says what it is and what it refuses to know"
+
+
+def unfinished_work(source: Source) -> Iterator[Finding]:
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        if token.type == tokenize.COMMENT and re.search(r"\b(TODO|FIXME|XXX)\b", token.string):
+            yield token.start[0], "unfinished work is an issue, not a comment"
+
+
+def environment_readers(source: Source) -> Iterator[Finding]:
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    imported = [(found.line, found.target.rpartition(".")[2]) for found in source.imports()]
+    used = [(node.lineno, node.attr) for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
+    for line, name in (*imported, *used):
+        if name in names and source.module != "service.settings":
+            yield line, "only service/settings.py may touch the environment"
+
+
+def deferred_imports(source: Source) -> Iterator[Finding]:
+    for found in source.imports():
+        if found.where == "deferred" and source.module != "service.composition":
+            yield found.line, f"imports {found.target} below the top of the file"
+
+
+def long_signatures(source: Source) -> Iterator[Finding]:
+    """Others decide about double-underscore methods, and about the number of a command's options."""
+    for function in source.functions():
+        count = len(function.positional) + len(function.others)
+        command = any(".command" in ast.unparse(each) for each in function.node.decorator_list)
+        if re.fullmatch(r"__(?!init__)\w+__", function.node.name):
+            continue
+        if count > PARAMETERS and not command:
+            yield function.lines[0], f"{function.name} takes {count} parameters, at most {PARAMETERS}"
+        for extra in function.positional[POSITIONAL_PARAMETERS:]:
+            yield function.lines[0], f"{function.name} must take {extra.arg} by keyword only"
+
+
+def missing_annotations(source: Source) -> Iterator[Finding]:
+    for function in source.functions():
+        bare = [each.arg for each in (*function.positional, *function.others) if each.annotation is None]
+        if bare or function.node.returns is None:
+            yield function.lines[0], f"{function.name} lacks types: {', '.join(bare) or 'its result'}"
+
+
+def any_in_signatures(source: Source) -> Iterator[Finding]:
+    for function in source.functions():
+        annotations = [each.annotation for each in (*function.positional, *function.others)]
+        for annotation in (*annotations, function.node.returns):
+            if annotation and re.search(r"\bAny\b", ast.unparse(annotation)):
+                yield function.lines[0], f"{function.name} has Any in its signature"
+
+
+# The rules that bind all code, and those that bind the product alone.
+EVERYWHERE: tuple[Rule, ...] = (long_files, long_functions, import_directions, impure_records)
+EVERYWHERE += (prints, broad_handlers, missing_docstrings, unfinished_work)
+IN_PRODUCT: tuple[Rule, ...] = (environment_readers, deferred_imports)
+IN_PRODUCT += (long_signatures, missing_annotations, any_in_signatures)
+RULES = {rule.__name__: rule for rule in (*EVERYWHERE, *IN_PRODUCT)}
+
+
+def broken(rule: Rule, sources: tuple[Source, ...]) -> dict[str, str]:
+    """What breaks the rule, by place."""
+    places: dict[str, str] = {}
+    for source in sources:
+        if rule in EVERYWHERE or within(source.module, PRODUCT):
+            for line, message in rule(source):
+                place = source.place(line)
+                places[place] = f"{places.get(place, '')}\n{source.path}:{line}: {message}"
+    return places
+
+
+def import_cycle(sources: tuple[Source, ...]) -> list[str]:
+    """Modules that import each other when they are loaded; empty where there are none."""
+    modules = {source.module for source in sources}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for source in sources:
+        for found in source.imports():
+            executed = {module for module in modules if within(found.target, (module,))}
+            if found.where == "top":
+                graph[source.module] |= {each for each in executed if not within(source.module, (each,))}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []

@@ -1,0 +1,134 @@
+"""Measures the codec: sizes for every spec, and speed on one core. Random keys and values, no model and no store.
+
+`python -m tests.bench.codec` prints one JSON object. `sizes` compares whole blobs with the same record in fp16; `lost`
+is the share of the ratio at 512 tokens that 64 tokens do not reach. `speed` is in bytes of fp16 that go in or come out,
+per second of wall time and of the thread's own CPU time, medians over `--runs`. `packed` is the way of a store in
+memory: every frame verified once, unpacked by zstd, codes and scales laid out as views. `plain` goes on to bfloat16
+(H, T, D). Both drop a group of layers before they read the next, so that no run waits for fresh pages of the kernel.
+`alone` has the parts in the same run, in bytes that they read (blake3, zstd: of the blob's frames) or write (memcpy).
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import zstandard
+
+from store.blob import Blob, Terms, digest
+from store.codec.codec import decode_group, encode, packed_group
+from store.key import CacheKey
+from store.reader import BlobReader, read
+from store.record import LayerKV, Record, narrow
+
+SPECS = ("lossless", "q8", "q7", "q6", "q5", "q4", "q3", "q2")
+TOKENS = (64, 256, 512)
+LAYERS, HEADS, DIM = 32, 8, 128
+TERMS = Terms(0, precomputed=True)
+
+Source = Literal["normal", "channels"]
+Row = dict[str, float]
+
+
+def record(source: Source, tokens: int, layers: int = LAYERS) -> Record:
+    """Normal numbers; `channels` gives each channel a scale of its own, a factor of e apart at one sigma."""
+    random = np.random.default_rng(tokens)
+
+    def tensor() -> np.ndarray:
+        wide = random.standard_normal((HEADS, tokens, DIM), dtype=np.float32)
+        if source == "channels":
+            wide *= np.exp(random.standard_normal((HEADS, 1, DIM), dtype=np.float32))
+        return narrow(wide, "bfloat16")
+
+    return Record("bfloat16", tuple(LayerKV(tensor(), tensor()) for _ in range(layers)))
+
+
+def pack(plain: Record, spec: str) -> Blob:
+    return encode(plain, CacheKey("acme", "chunk-0123456789abcdef", "0123456789abcdef" * 2, spec), terms=TERMS)
+
+
+def sizes(source: Source) -> dict[str, dict[str, object]]:
+    """Spec -> what its blobs take at each length."""
+    ratios: dict[str, dict[int, float]] = {spec: {} for spec in SPECS}
+    for tokens in TOKENS:
+        plain = record(source, tokens)
+        for spec in SPECS:
+            ratios[spec][tokens] = plain.nbytes / pack(plain, spec).nbytes
+    return {
+        spec: {
+            "ratio": {str(tokens): round(ratio, 3) for tokens, ratio in found.items()},
+            "bits_per_value": {str(tokens): round(16 / ratio, 3) for tokens, ratio in found.items()},
+            "lost": round(1 - found[64] / found[512], 4),
+        }
+        for spec, found in ratios.items()
+    }
+
+
+def rate(work: Callable[[], object], nbytes: int, runs: int) -> Row:
+    """Gigabytes per second, by the clock and by the thread's CPU time; one run before it is not counted."""
+    work()
+    wall: list[float] = []
+    thread: list[float] = []
+    for _ in range(runs):
+        clock, spent = time.perf_counter(), time.thread_time()
+        work()
+        wall.append(time.perf_counter() - clock)
+        thread.append(time.thread_time() - spent)
+    return {
+        "wall_gb_s": round(nbytes / statistics.median(wall) / 1e9, 3),
+        "thread_gb_s": round(nbytes / statistics.median(thread) / 1e9, 3),
+    }
+
+
+def speed(spec: str, plain: Record, runs: int) -> dict[str, Row]:
+    blob = pack(plain, spec)
+    rows = {"encode": rate(lambda: pack(plain, spec), plain.nbytes, runs)}
+    if spec != "lossless":
+        rows["packed"] = rate(lambda: each_group(blob, packed_group), plain.nbytes, runs)
+    rows["plain"] = rate(lambda: each_group(blob, decode_group), plain.nbytes, runs)
+    return rows
+
+
+def each_group(blob: Blob, decode: Callable[[BlobReader, int], object]) -> None:
+    reader = read(blob)
+    for group in range(len(blob.head.groups)):
+        decode(reader, group)
+
+
+def alone(plain: Record, runs: int) -> dict[str, Row]:
+    """What no codec can beat: the parts by themselves, on the frames of a q4 blob."""
+    blob = pack(plain, "q4")
+    unzip = zstandard.ZstdDecompressor()
+    source = np.concatenate([layer.keys.reshape(-1) for layer in plain.layers if layer])
+    target = np.empty_like(source)
+    size = blob.head.body_bytes
+    return {
+        "memcpy": rate(lambda: np.copyto(target, source), source.nbytes, runs),
+        "blake3": rate(lambda: [digest(frame) for frame in blob.frames], size, runs),
+        "zstd": rate(lambda: [unzip.decompress(frame) for frame in blob.frames], size, runs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=9, help="runs of each measurement, at least 7 (default 9)")
+    parser.add_argument(
+        "--layers", type=int, default=8, help="layers of the record that speed is measured on (default 8)"
+    )
+    parser.add_argument("--only", choices=("sizes", "speed"), help="one half of the report (default both)")
+    options = parser.parse_args()
+    report: dict[str, object] = {"shape": {"layers": LAYERS, "heads": HEADS, "dim": DIM, "dtype": "bfloat16"}}
+    if options.only != "speed":
+        report["sizes"] = {"normal": sizes("normal"), "channels": sizes("channels")}
+    if options.only != "sizes":
+        plain, runs = record("channels", 256, options.layers), max(7, options.runs)
+        report["speed"] = {spec: speed(spec, plain, runs) for spec in SPECS}
+        report["alone"] = alone(plain, runs)
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Writes the golden blobs of this format: `python -m tests.store.golden.make`. What is there is never written again.
+
+A new format gets new names beside the old ones, and a line in `test_golden.py`.
+"""
+
+import json
+from pathlib import Path
+
+from blake3 import blake3
+
+from store.blob import Blob, Terms
+from store.codec.codec import decode, encode
+from store.codec.table import Table, fit, named
+from store.key import CacheKey
+from store.reader import read
+from store.record import Dtype, Record, widen
+from tests.store import samples
+from tests.store.test_blob import small
+
+FOLDER = Path(__file__).parent
+TERMS = Terms(3, precomputed=True, expires_at=4102444800.0)
+
+
+def source(dtype: Dtype = "bfloat16") -> Record:
+    """Two layers with a shared one between them, 130 tokens in two spans."""
+    return samples.record(layers=3, tokens=130, heads=1, dim=4, dtype=dtype)
+
+
+def key(spec: str) -> CacheKey:
+    return CacheKey("Acme GmbH", "Verträge/2024", "fp", spec)
+
+
+def pack(plain: Record, spec: str, table: Table | None = None) -> Blob:
+    return encode(plain, key(f"{spec}@{table.id}" if table else spec), terms=TERMS, table=table)
+
+
+def checksum(plain: Record) -> str:
+    """Dtype, shapes and bytes of everything that a record holds."""
+    told = blake3(plain.dtype.encode())
+    for layer in plain.layers:
+        for array in (layer.keys, layer.values) if layer else ():
+            told.update(f"{array.shape}".encode() + array.tobytes())
+        told.update(b"|")
+    return told.hexdigest(16)
+
+
+def described(blob: Blob, table: Table | None) -> dict[str, object]:
+    """What must be read from this blob for ever. The first numbers are there for human eyes."""
+    plain = decode(read(blob, table))
+    (first, *_) = [layer for layer in plain.layers if layer]
+    return {
+        "codec": blob.head.codec,
+        "frames": len(blob.frames),
+        "checksum": checksum(plain),
+        "first_keys": widen(first.keys, plain.dtype)[0, 0].tolist(),
+        "last_values": widen(first.values, plain.dtype)[-1, -1].tolist(),
+    }
+
+
+def write(name: str, content: bytes) -> None:
+    with (FOLDER / name).open("xb") as file:
+        file.write(content)
+
+
+def main() -> None:
+    raw_table = fit([samples.record(9, layers=3, tokens=64, heads=1, dim=4)])
+    table = named(raw_table)
+    blobs = {spec: pack(source(), spec) for spec in ("lossless", "q8", "q4", "q3", "q2")}
+    blobs |= {f"lossless-{dtype}": pack(source(dtype), "lossless") for dtype in ("float16", "float32")}
+    blobs |= {"table": pack(source(), "q4", table), "three-frames": small()}
+    expected = {name: described(blob, table if name == "table" else None) for name, blob in blobs.items()}
+    write("v1.json", json.dumps(expected, indent=1).encode() + b"\n")
+    write("v1.fitted", raw_table)
+    for name, blob in blobs.items():
+        write(f"v1-{name}.blob", bytes(blob))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Writers are killed at random instants. What they had acknowledged is there, and nothing half-written is seen."""
+
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from store.base import BlobStore
+from store.lmdb_store import LmdbStore
+from store.reader import BlobReader
+from store.scrub import verify
+from store.url import open_store
+from tests.store.crash_writer import KEPT, NAMES, bulk
+from tests.store.samples import key
+
+ROOT = Path(__file__).resolve().parents[2]
+LMDB = "lmdb://{0}/store?budget=4MB"
+TIERED = "tiered:mem://?budget=200kB|lmdb://{0}/cache?budget=2MB|file://{0}/low"
+THERE, GONE = "there", "gone"
+FORGETTING = ("delete", "wipe", "discard")
+
+
+class Acknowledged:
+    """What writers said of each blob: there, gone, or nothing that binds."""
+
+    def __init__(self, *, evicts: bool) -> None:
+        self.names: dict[int, str | None] = dict.fromkeys(range(NAMES), GONE)
+        self._evicts = evicts  # whether fills may vanish
+
+    def hear(self, line: str) -> None:
+        """One line of a writer, whole."""
+        when, work, number, *said = line.split()
+        numbers = range(NAMES) if work == "wipe" else [int(number)]
+        if when == "begin":
+            self._before = {number: self.names[number] for number in numbers}
+            self.names |= {number: self._meanwhile(work, number) for number in numbers}
+        else:
+            self.names |= {number: self._after(work, said[0], number) for number in numbers}
+
+    def _meanwhile(self, work: str, number: int) -> str | None:
+        """A put never takes away what is there; whether anything else has happened is open."""
+        return THERE if self.names[number] == THERE and work not in FORGETTING else None
+
+    def _after(self, work: str, said: str, number: int) -> str | None:
+        if work in FORGETTING:
+            return GONE
+        if said in ("STORED", "PRESENT"):
+            return None if self._evicts and number >= KEPT else THERE
+        return self._before[number]  # refused, late or over budget: as if it had not been asked
+
+    def numbers(self, state: str) -> set[int]:
+        """The blobs of which a writer said so."""
+        return {number for number, known in self.names.items() if known == state}
+
+
+@contextmanager
+def writing(url: str, seed: int, *, work: str = "mixed") -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.store.crash_writer", url, str(seed), work]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            yield writer
+        finally:
+            writer.kill()
+
+
+def run_and_kill(url: str, seed: int, said: Acknowledged) -> int:
+    """Kill a writer at a random instant; returns the number of changes it finished."""
+    chance = random.Random(seed)
+    with writing(url, seed) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        lines = [writer.stdout.readline() for _ in range(chance.randrange(60))]
+        threading.Event().wait(chance.random() / 100)  # chooses the instant, nothing waits for it
+        writer.kill()
+        lines += writer.stdout.readlines()
+    whole = [line for line in lines if line.endswith("\n")]
+    for line in whole:
+        said.hear(line)
+    return sum(line.startswith("done") for line in whole)
+
+
+def check(store: BlobStore, said: Acknowledged) -> None:
+    """Acknowledged blobs are served, deleted ones are not, every frame verifies, and totals equal listings."""
+    readers = {number: store.open(key(number)) for number in range(NAMES)}
+    served = {number for number, reader in readers.items() if isinstance(reader, BlobReader)}
+    assert said.numbers(THERE) <= served
+    assert not said.numbers(GONE) & served
+    for number in served:
+        reader = readers[number]
+        assert isinstance(reader, BlobReader)
+        assert reader.blob().head.key == key(number)
+    assert {key(number) for number in said.numbers(THERE)} <= {entry.key for entry in store.entries()}
+    store.flush()
+    reports = [report for _, report in verify(store)]
+    assert not reports or (reports[-1].bad, reports[-1].strays) == ([], [])
+    store.finish_deletes()
+    assert [sum(usage.blobs for usage in tier.usage()) for tier in store.tiers] == [
+        len(list(tier.entries())) for tier in store.tiers
+    ]
+
+
+def kill_often(url: str, times: int, *, evicts: bool) -> Acknowledged:
+    """One store, many writers, all of them killed."""
+    said = Acknowledged(evicts=evicts)
+    finished = 0
+    for seed in range(times):
+        finished += run_and_kill(url, seed, said)
+        with open_store(url) as store:
+            check(store, said)
+    assert finished > times, "the writers were killed before they did anything"
+    return said
+
+
+def test_a_killed_writer_leaves_lmdb_whole(tmp_path: Path) -> None:
+    kill_often(LMDB.format(tmp_path), 8, evicts=True)
+
+
+def test_a_killed_writer_leaves_tiers_whole(tmp_path: Path) -> None:
+    kill_often(TIERED.format(tmp_path), 7, evicts=False)
+
+
+@pytest.mark.long
+def test_200_killed_writers_leave_lmdb_whole(tmp_path: Path) -> None:
+    kill_often(LMDB.format(tmp_path), 200, evicts=True)
+
+
+@pytest.mark.long
+def test_200_killed_writers_leave_tiers_whole(tmp_path: Path) -> None:
+    kill_often(TIERED.format(tmp_path), 200, evicts=False)
+
+
+def test_a_cache_tier_that_is_lost_with_its_writer_loses_no_blob(tmp_path: Path) -> None:
+    url = TIERED.format(tmp_path)
+    said = Acknowledged(evicts=False)
+    for seed in (1001, 1002):
+        run_and_kill(url, seed, said)
+    shutil.rmtree(tmp_path / "cache")
+    assert said.numbers(THERE)
+    with open_store(url) as store:
+        check(store, said)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_killed_compaction_leaves_the_store_whole(seed: int, tmp_path: Path) -> None:
+    with writing(f"lmdb://{tmp_path}", seed, work="compact") as writer:
+        assert writer.stdout is not None
+        assert [writer.stdout.readline() for _ in range(2)] == ["ready\n", "begin compact 0\n"]
+        threading.Event().wait(random.Random(seed).random() / 50)  # chooses the instant, nothing waits for it
+        writer.kill()
+    with LmdbStore(tmp_path) as store:
+        for number in range(KEPT):
+            reader = store.open(key(number))
+            assert isinstance(reader, BlobReader)
+            assert bytes(reader.blob()) == bytes(bulk(number, 50_000, precomputed=True))
+        reports = [report for _, report in verify(store)]
+        assert reports[-1].bad == []
+        assert store.usage()[0].blobs == len(list(store.entries()))
+        assert not (tmp_path / "compacting").exists()
+
+
+def test_what_a_killed_compaction_left_is_removed_at_the_next_open(tmp_path: Path) -> None:
+    with LmdbStore(tmp_path) as store:
+        store.put(bulk(1, 9000))
+    (tmp_path / "compacting").mkdir()
+    (tmp_path / "compacting" / "data.mdb").write_bytes(b"half a copy")
+    with LmdbStore(tmp_path) as store:
+        assert not (tmp_path / "compacting").exists()
+        assert isinstance(store.open(key(1)), BlobReader)

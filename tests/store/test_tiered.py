@@ -1,0 +1,276 @@
+"""What is special to tiers: copies upwards, shared reads, healing, and deletes that other machines made."""
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from store.base import BlobStore, Found, Put
+from store.behind import Behind
+from store.blob import Blob, Buffer, Head
+from store.codec.table import fit, named
+from store.errors import MissReason, StoreUnavailable
+from store.key import CacheKey, Scope
+from store.memory import MemoryStore
+from store.reader import BlobReader, Fetch, Miss
+from store.tiered import TieredStore
+from store.url import open_store
+from tests.store.contract import flipped, stored, why
+from tests.store.samples import blob, key, record
+
+
+class Slow(MemoryStore):
+    """A lowest tier whose frames wait for `gate`, that counts what it is asked, and that can be out of reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.finds = 0
+        self.frames_read = 0
+        self.is_down = False
+
+    def _find(self, wanted: CacheKey) -> Found | None:
+        if self.is_down:
+            raise StoreUnavailable("out of reach")
+        self.finds += 1
+        found = super()._find(wanted)
+        return None if found is None else _SlowBlob(self, found)
+
+    def put(self, blob: Blob) -> Put:
+        if self.is_down:
+            raise StoreUnavailable("out of reach")
+        return super().put(blob)
+
+
+class _SlowBlob:
+    def __init__(self, store: Slow, found: Found) -> None:
+        self._store = store
+        self._found = found
+        self.raw_head = found.raw_head
+
+    def frames(self, head: Head) -> Fetch:
+        inner = self._found.frames(head)
+
+        @contextmanager
+        def fetch(number: int) -> Generator[Buffer]:
+            self._store.gate.wait(30)
+            self._store.frames_read += 1
+            with inner(number) as data:
+                yield data
+
+        return fetch
+
+
+@pytest.fixture
+def lowest() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def near() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def store(near: MemoryStore, lowest: Slow) -> Generator[TieredStore]:
+    with TieredStore([near, lowest]) as store:
+        yield store
+
+
+def test_a_hit_below_is_nearer_the_next_time(store: TieredStore, lowest: Slow) -> None:
+    lowest.put(blob())
+    assert bytes(stored(store, key())) == bytes(blob())
+    store.flush()
+    asked = lowest.finds
+    assert bytes(stored(store, key())) == bytes(blob())
+    assert lowest.finds == asked
+
+
+def test_a_put_goes_to_the_lowest_tier_alone(store: TieredStore, near: MemoryStore, lowest: Slow) -> None:
+    store.put(blob())
+    assert why(near, key()) is MissReason.ABSENT
+    assert why(lowest, key()) is None
+
+
+def test_a_fill_goes_into_every_tier(store: TieredStore, near: MemoryStore, lowest: Slow) -> None:
+    assert store.put_behind(blob(precomputed=False))
+    store.flush()
+    assert why(near, key()) is None
+    assert why(lowest, key()) is None
+
+
+def test_prefetch_brings_blobs_up(store: TieredStore, near: MemoryStore, lowest: Slow) -> None:
+    lowest.put(blob(1))
+    assert store.prefetch([key(1), key(2)]) == 1
+    store.flush()
+    assert why(near, key(1)) is None
+
+
+def test_concurrent_misses_share_one_read(store: TieredStore, lowest: Slow) -> None:
+    lowest.put(blob())
+    lowest.gate.clear()
+    found: list[bytes] = []
+    threads = [threading.Thread(target=lambda: found.append(bytes(stored(store, key())))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    lowest.gate.set()
+    for thread in threads:
+        thread.join()
+    store.flush()
+    assert found == [bytes(blob())] * 8
+    assert store.open(key()) is not None
+    assert lowest.finds <= len(threads)
+
+
+def test_a_blob_on_its_way_up_is_not_opened_below_again(store: TieredStore, lowest: Slow) -> None:
+    lowest.put(blob())
+    lowest.gate.clear()
+    readers = [store.open(key()) for _ in range(8)]
+    assert lowest.finds == 1
+    lowest.gate.set()
+    assert {bytes(reader.blob()) for reader in readers if isinstance(reader, BlobReader)} == {bytes(blob())}
+
+
+def test_a_bad_frame_in_a_cache_is_read_below(tmp_path: Path) -> None:
+    with open_store(f"tiered:file://{tmp_path}/near|file://{tmp_path}/low") as store:
+        store.put(blob())
+        stored(store, key())
+        store.flush()
+        copy = tmp_path / "near/blobs" / key().text
+        copy.write_bytes(flipped(copy.read_bytes(), -1))
+        assert bytes(stored(store, key())) == bytes(blob())
+        assert not copy.exists()
+
+
+def test_a_bad_head_in_a_cache_is_read_below(tmp_path: Path) -> None:
+    with open_store(f"tiered:file://{tmp_path}/near|file://{tmp_path}/low") as store:
+        store.put(blob())
+        stored(store, key())
+        store.flush()
+        copy = tmp_path / "near/blobs" / key().text
+        copy.write_bytes(b"")
+        assert bytes(stored(store, key())) == bytes(blob())
+
+
+def test_a_corrupt_lowest_tier_is_a_miss_with_its_reason(tmp_path: Path) -> None:
+    with open_store(f"tiered:mem://|file://{tmp_path}/low") as store:
+        store.put(blob())
+        (tmp_path / "low/blobs" / key().text).write_bytes(b"noise")
+        assert why(store, key()) is MissReason.CORRUPT
+        assert store.replace(blob()) is Put.STORED
+        assert bytes(stored(store, key())) == bytes(blob())
+
+
+def test_replace_makes_caches_forget_their_copy(store: TieredStore, lowest: Slow) -> None:
+    lowest.put(blob(seed=1))
+    stored(store, key())
+    store.flush()
+    store.replace(blob(seed=2))
+    assert bytes(stored(store, key())) == bytes(blob(seed=2))
+
+
+def test_caches_answer_while_the_lowest_tier_is_out_of_reach(store: TieredStore, lowest: Slow) -> None:
+    lowest.put(blob(1))
+    stored(store, key(1))
+    store.flush()
+    lowest.is_down = True
+    assert bytes(stored(store, key(1))) == bytes(blob(1))
+    with pytest.raises(StoreUnavailable):
+        store.open(key(2))
+
+
+def test_a_write_behind_that_fails_is_raised_by_flush_once(store: TieredStore, lowest: Slow) -> None:
+    lowest.is_down = True
+    store.put_behind(blob(precomputed=False))
+    with pytest.raises(StoreUnavailable):
+        store.flush()
+    store.flush()
+
+
+def test_a_copy_that_was_read_before_a_delete_does_not_come_back(store: TieredStore, lowest: Slow) -> None:
+    lowest.put(blob())
+    lowest.gate.clear()
+    assert isinstance(store.open(key()), BlobReader)
+    deleting = threading.Thread(target=store.delete, args=(Scope("acme", "chunk-0"),))
+    deleting.start()
+    lowest.gate.set()
+    deleting.join()
+    store.flush()
+    assert all(isinstance(tier.open(key()), Miss) for tier in store.tiers)
+
+
+def test_a_delete_by_another_machine_reaches_this_ones_caches(tmp_path: Path) -> None:
+    def machine(name: str) -> BlobStore:
+        return open_store(f"tiered:mem://|lmdb://{tmp_path}/{name}|file://{tmp_path}/shared")
+
+    with machine("here") as here, machine("there") as there:
+        assert isinstance(here, TieredStore)
+        here._sync_s = 0.0
+        here.put(blob())
+        stored(here, key())
+        here.flush()
+        there.delete(Scope("acme", "chunk-0"))
+        assert why(here, key()) is MissReason.ABSENT
+        assert [why(tier, key()) for tier in here.tiers] == [MissReason.ABSENT] * 3
+
+
+def test_a_restarted_cache_learns_what_was_deleted_meanwhile(tmp_path: Path) -> None:
+    url = f"tiered:lmdb://{tmp_path}/cache|file://{tmp_path}/shared"
+    with open_store(url) as store:
+        store.delete(Scope("acme", "chunk-9"))
+        store.put(blob(epoch=1))
+        stored(store, key())
+        store.flush()
+    with open_store(f"file://{tmp_path}/shared") as lowest:
+        lowest.delete(Scope("acme", "chunk-0"))
+    with open_store(url) as store:
+        assert why(store, key()) is MissReason.ABSENT
+        assert why(store.tiers[0], key()) is MissReason.ABSENT
+
+
+def test_a_lost_cache_loses_nothing(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        with open_store(f"tiered:lmdb://{tmp_path}/{name}|file://{tmp_path}/shared") as store:
+            store.put(blob())
+            assert bytes(stored(store, key())) == bytes(blob())
+
+
+def test_a_table_travels_up_with_the_blobs_that_need_it(tmp_path: Path) -> None:
+    data = fit([record(seed) for seed in range(3)])
+    codec = f"q4@{named(data).id}"
+    with open_store(f"file://{tmp_path}/shared") as lowest:
+        lowest.publish_table("acme", data)
+        lowest.put(blob(codec=codec, table=named(data)))
+    with open_store(f"tiered:mem://|lmdb://{tmp_path}/cache|file://{tmp_path}/shared") as store:
+        stored(store, key(codec=codec))
+        store.flush()
+        assert [why(tier, key(codec=codec)) for tier in store.tiers] == [None, None, None]
+
+
+def test_a_full_queue_refuses_and_never_waits() -> None:
+    gate = threading.Event()
+
+    def work() -> None:
+        gate.wait()
+
+    behind = Behind("test", limit_bytes=100)
+    assert behind.submit(1000, work)
+    assert not behind.submit(1, work)
+    gate.set()
+    behind.wait()
+    assert behind.submit(1, work)
+    behind.close()
+
+
+def test_a_failing_task_does_not_stop_the_queue() -> None:
+    behind = Behind("test")
+    done: list[int] = []
+    behind.submit(1, lambda: done.append(1 // 0))
+    behind.submit(1, lambda: done.append(2))
+    with pytest.raises(ZeroDivisionError):
+        behind.flush()
+    behind.close()
+    assert done == [2]

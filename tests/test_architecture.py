@@ -1,0 +1,125 @@
+"""Guards the numbers and directions of the code. `BROKEN` and `OBEYED` prove that each rule can fail and pass."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.architecture import EXCUSED, ROOT, RULES, Source, broken, import_cycle, load
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_code_has_no(name: str) -> None:
+    places = broken(RULES[name], load(ROOT))
+    found = "".join(places[place] for place in places if place not in EXCUSED.get(name, {}))
+    assert not found, found
+
+
+def test_the_code_has_no_import_cycle() -> None:
+    assert import_cycle(load(ROOT)) == []
+
+
+def test_every_excuse_has_a_reason_and_is_needed() -> None:
+    for name, excused in EXCUSED.items():
+        needed = broken(RULES[name], load(ROOT))
+        assert {place: reason for place, reason in excused.items() if not reason or place not in needed} == {}
+
+
+def test_no_file_names_a_folder_of_somebodys_machine() -> None:
+    """All files that git holds or would add. Folders that exist everywhere are fine."""
+    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    files = [ROOT / name for name in listed if (ROOT / name).is_file()]
+    assert Path(__file__).resolve() in files
+    assert {file.name: found for file in files if (found := machine_paths(file.read_bytes()))} == {}
+
+
+def machine_paths(content: bytes) -> list[bytes]:
+    return re.findall(rb"(?<![\w.*<>{}-])/(?:work|root|home/\w+|Users/\w+)/[\w./-]*", content)
+
+
+BROKEN = [
+    ("long_files", "tests/a.py", "x = 1\n" * 401),
+    ("long_functions", "tests/a.py", "class A:\n  async def f(self):\n" + "    x = 1\n" * 50),
+    ("import_directions", "store/a.py", "import torch.nn"),
+    ("import_directions", "store/a.py", "from blend import fuse"),
+    ("import_directions", "retriever/a.py", "import store.record"),
+    ("import_directions", "retriever/a.py", "if TYPE_CHECKING:\n  from transformers import AutoModel"),
+    ("import_directions", "retriever/a.py", "from retriever.encoder import Encoder"),
+    ("import_directions", "blend/a.py", "from store import lmdb"),
+    ("import_directions", "blend/a.py", "from ..service.settings import Settings"),
+    ("import_directions", "service/a.py", "def f():\n  from store.lmdb import LmdbStore"),
+    ("import_directions", "service/a.py", "importlib.import_module('store.lmdb')"),
+    ("import_directions", "clients/sdk/src/a.py", "import store.record"),
+    ("impure_records", "store/record.py", "from . import lmdb"),
+    ("impure_records", "store/__init__.py", "from store.lmdb import LmdbStore"),
+    ("prints", "service/a.py", "def f(): print(1)"),
+    ("broad_handlers", "tests/a.py", "try: pass\nexcept: pass"),
+    ("broad_handlers", "store/a.py", "try: pass\nexcept (ValueError, Exception): pass"),
+    ("broad_handlers", "tests/a.py", "with suppress(BaseException): pass"),
+    ("missing_docstrings", "tests/__init__.py", "x = 1"),
+    ("unfinished_work", "tests/a.py", "x = 1  # " + "TODO: more"),
+    ("environment_readers", "service/a.py", "x = os.environ.get('X')"),
+    ("environment_readers", "store/a.py", "from os import getenv"),
+    ("deferred_imports", "service/a.py", "def f(): import json"),
+    ("deferred_imports", "store/a.py", "try: import json\nexcept ImportError: pass"),
+    ("long_signatures", "store/a.py", "def f(a, b, c): pass"),
+    ("long_signatures", "store/a.py", "class A:\n  def __init__(self, a, b, c): pass"),
+    ("long_signatures", "store/a.py", "def f(a, *, b, c, d, e, f): pass"),
+    ("missing_annotations", "store/a.py", "class A:\n  def f(self): pass"),
+    ("any_in_signatures", "store/a.py", "def f(a: 'dict[str, typing.Any]') -> None: pass"),
+]
+OBEYED = [
+    ("long_files", "tests/a.py", "x = 1\n" * 400),
+    ("long_functions", "tests/a.py", "def f():\n" + "    x = 1\n" * 49),
+    ("import_directions", "retriever/encoder.py", "import torch"),
+    ("import_directions", "blend/a.py", "import torch\nfrom store import record"),
+    ("import_directions", "service/composition.py", "from store.lmdb import LmdbStore"),
+    ("impure_records", "store/lmdb.py", "from store.base import Store"),
+    ("prints", "service/cli.py", "print(1)"),
+    ("broad_handlers", "store/a.py", "try: pass\nexcept (KeyError, OSError): pass"),
+    ("missing_docstrings", "store/__init__.py", ""),
+    ("unfinished_work", "store/a.py", "x = '# " + "TODO'  # done"),
+    ("environment_readers", "service/settings.py", "import os\nx = os.environ"),
+    ("deferred_imports", "service/composition.py", "def f(): import json"),
+    ("deferred_imports", "store/a.py", "if TYPE_CHECKING:\n  import json"),
+    ("long_signatures", "store/a.py", "class A:\n  def f(self, a, b, *, c, d, e): pass"),
+    ("long_signatures", "service/cli.py", "@app.command()\ndef ask(a, *, b, c, d, e, f, g): pass"),
+    ("missing_annotations", "store/a.py", "class A:\n  def f(self, *, a: int) -> None: pass"),
+    ("any_in_signatures", "store/a.py", "def f(a: AnyStr) -> AnyStr: pass"),
+]
+
+
+def written(root: Path, files: dict[str, str]) -> tuple[Source, ...]:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+    return load(root)
+
+
+@pytest.mark.parametrize(("name", "path", "text"), BROKEN)
+def test_a_broken_rule_is_found(name: str, path: str, text: str, tmp_path: Path) -> None:
+    assert broken(RULES[name], written(tmp_path, {path: text}))
+
+
+@pytest.mark.parametrize(("name", "path", "text"), OBEYED)
+def test_an_obeyed_rule_is_silent(name: str, path: str, text: str, tmp_path: Path) -> None:
+    assert broken(RULES[name], written(tmp_path, {path: text})) == {}
+
+
+def test_every_rule_is_proved_both_ways() -> None:
+    assert {name for name, *_ in BROKEN} == {name for name, *_ in OBEYED} == set(RULES)
+
+
+def test_a_cycle_is_found_also_through_a_package(tmp_path: Path) -> None:
+    files = {
+        "store/__init__.py": "import store.b",
+        "store/b.py": "import blend.a",
+        "blend/a.py": "import store.d",
+    }
+    assert {"store", "store.b", "blend.a"} <= set(import_cycle(written(tmp_path, files)))
+
+
+def test_a_machine_path_is_found_and_a_part_of_one_is_not() -> None:
+    assert machine_paths(b"see /%s/main, not teams/work/ or /var/lib/" % b"work") == [b"/%s/main" % b"work"]
