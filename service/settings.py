@@ -1,0 +1,72 @@
+"""All settings, from the environment and one optional TOML file. The only module that reads the environment."""
+
+import os
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+PREFIX = "KVWEAVE_"
+CONFIG = f"{PREFIX}CONFIG"
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown or malformed; the text says which, and what would do."""
+
+
+def _default_store() -> str:
+    return f"lmdb://{Path.home()}/.local/share/kvweave/store"
+
+
+class Settings(BaseSettings):
+    """What can be set. Each has a sentence in the README."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    store: Annotated[str, Field(description="URL of the store", default_factory=_default_store)]
+    host: Annotated[str, Field(description="address that the service binds", min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(description="port that the service binds", ge=0, le=65535)] = 8000
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment, then the file."""
+        file = os.environ.get(CONFIG)
+        return init_settings, env_settings, *([TomlConfigSettingsSource(settings_cls, file)] if file else [])
+
+
+def load_settings() -> Settings:
+    """The settings in force; raises `SettingsError` with the sentence that mends it."""
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG}
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    if unknown:
+        raise SettingsError(f"unknown setting {unknown[0]}: there are {_listed(known)}")
+    file = os.environ.get(CONFIG)
+    if file and not Path(file).is_file():
+        raise SettingsError(f"{CONFIG} names {file}, which is no file")
+    try:
+        return Settings()  # pyright: ignore[reportCallIssue] (its fields come from the sources)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise SettingsError("; ".join(_sentence(each["loc"], each["msg"]) for each in error.errors())) from None
+
+
+def _sentence(place: Iterable[int | str], message: str) -> str:
+    name = ".".join(str(part) for part in place)
+    if name.partition(".")[0] not in Settings.model_fields:
+        return f"unknown setting {name!r}: there are {_listed(Settings.model_fields)}"
+    return f"{name} ({PREFIX}{name.upper()}): {message}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,75 @@
+"""The command line over a real store in a folder of its own."""
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from service import cli
+from store.errors import MissReason
+from store.url import open_store
+from tests.store.contract import flipped
+from tests.store.samples import blob, key
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    with open_store(f"file://{tmp_path}/store") as store:
+        for name in range(3):
+            store.put(blob(name))
+    return f"file://{tmp_path}/store"
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def test_stats_counts_blobs(url: str) -> None:
+    assert json.loads(run("stats", "--store", url, "--json"))[0]["blobs"] == 3
+    assert "object" in run("stats", "--store", url)
+
+
+def test_verify_fails_for_a_corrupt_blob_once(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "store/blobs" / key(1).text
+    path.write_bytes(flipped(path.read_bytes(), -1))
+    report = json.loads(run("verify", "--store", url, "--json", code=1))
+    assert [(row["key"], row["reason"]) for row in report["bad"]] == [(key(1).text, MissReason.CORRUPT)]
+    assert "2 blobs" in run("verify", "--store", url)
+
+
+def test_gc_takes_a_fingerprint_only_when_named(url: str) -> None:
+    assert json.loads(run("gc", "--store", url, "--json"))["fingerprint"] == 0
+    assert json.loads(run("gc", "--store", url, "--json", "--fingerprint", "fp"))["fingerprint"] == 3
+
+
+def test_gc_compacts_an_lmdb_store(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/store"
+    with open_store(url) as store:
+        for name in range(20):
+            store.put(blob(name, tokens=600))
+        for name in range(20):
+            store.discard(key(name))
+    assert json.loads(run("gc", "--store", url, "--json", "--compact"))["compacted"] > 100_000
+
+
+def test_demo_shows_every_codec() -> None:
+    rows = json.loads(run("demo", "--json"))
+    assert [row["codec"] for row in rows] == ["lossless", "q8", "q6", "q4", "q3", "q2"]
+    assert rows[0]["rms_error"] == 0
+    assert all(better["rms_error"] < worse["rms_error"] for better, worse in pairwise(rows))
+    assert all(larger["nbytes"] > smaller["nbytes"] for larger, smaller in pairwise(rows))
+
+
+def test_an_expected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["kvweave", "stats", "--store", "nfs://here"])
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    assert raised.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kvweave: 'nfs://here' names no store")
+    assert error.count("\n") == 1

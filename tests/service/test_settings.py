@@ -1,0 +1,45 @@
+"""Settings: what is unknown or malformed stops the start with a sentence that mends it."""
+
+from pathlib import Path
+
+import pytest
+
+from service.settings import Settings, SettingsError, load_settings
+
+
+def test_defaults_bind_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVWEAVE_HOST", raising=False)
+    assert load_settings().host == "127.0.0.1"
+    assert load_settings().store.startswith("lmdb:///")
+
+
+def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "k.toml").write_text('store = "mem://"\nport = 9001\n')
+    monkeypatch.setenv("KVWEAVE_CONFIG", str(tmp_path / "k.toml"))
+    monkeypatch.setenv("KVWEAVE_PORT", "9002")
+    assert load_settings() == Settings(store="mem://", port=9002)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("KVWEAVE_STOER", "mem://", "KVWEAVE_STORE"),
+        ("KVWEAVE_PORT", "eighty", "KVWEAVE_PORT"),
+        ("KVWEAVE_PORT", "70000", "65535"),
+        ("KVWEAVE_CONFIG", "/nowhere.toml", "/nowhere.toml"),
+    ],
+)
+def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=words):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("stoer = 1\n", "stoer"), ("store = \n", "valid TOML"), ("port = 'x'\n", "port")]
+)
+def test_a_wrong_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "k.toml").write_text(text)
+    monkeypatch.setenv("KVWEAVE_CONFIG", str(tmp_path / "k.toml"))
+    with pytest.raises(SettingsError, match=words):
+        load_settings()

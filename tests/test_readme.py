@@ -1,0 +1,167 @@
+"""Compares the documentation with the code: what exists is documented, what is documented exists."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from service.app import create_app
+from service.cli import app as cli
+from service.settings import CONFIG, Settings
+from store.memory import MemoryStore
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+MOST_SETTINGS = 30
+WORDS_OF_A_SENTENCE = 4
+
+
+def code_in(markdown: str) -> str:
+    """What stands in fenced blocks and between backticks, line by line."""
+    fenced = re.findall(r"^```[^\n]*\n(.*?)^```", markdown, re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    return "\n".join([*fenced, *re.findall(r"`([^`\n]+)`", prose)])
+
+
+def commands_in(markdown: str) -> set[str]:
+    return set(re.findall(r"\bkvweave ([a-z][a-z-]*)", code_in(markdown)))
+
+
+def targets_in(markdown: str) -> set[str]:
+    return set(re.findall(r"^\W*make ([a-z][a-z-]*)", code_in(markdown), re.MULTILINE))
+
+
+def settings_in(markdown: str) -> set[str]:
+    return set(re.findall(r"\bKVWEAVE_[A-Z0-9_]*[A-Z0-9]", markdown))
+
+
+def paths_in(markdown: str) -> set[str]:
+    return set(re.findall(r"/v1/[\w{}./-]*[\w}]", code_in(markdown)))
+
+
+def shape(path: str) -> str:
+    """A path with its parameters' names left out: the reader need not see ours."""
+    return re.sub(r"\{\w+\}", "{}", path)
+
+
+def is_served(path: str, endpoints: set[str]) -> bool:
+    """Whether a template or an example such as /v1/documents/handbook leads to an endpoint."""
+    examples = (re.escape(endpoint).replace(r"\{\}", r"[^/]+") for endpoint in endpoints)
+    return any(re.fullmatch(example, shape(path)) for example in examples)
+
+
+def environment_names(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        candidates = (field.annotation, *get_args(field.annotation))
+        nested = [each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)]
+        for inner in nested:
+            yield from environment_names(inner, f"{prefix}{name.upper()}__")
+        if not nested:
+            yield f"{prefix}{name.upper()}"
+
+
+@pytest.fixture(scope="module")
+def settings() -> set[str]:
+    names = environment_names(Settings, str(Settings.model_config.get("env_prefix", "")).upper())
+    return {CONFIG, *names}
+
+
+@pytest.fixture(scope="module")
+def commands() -> set[str]:
+    return set(getattr(typer.main.get_command(cli), "commands", {}))
+
+
+@pytest.fixture(scope="module")
+def endpoints() -> set[str]:
+    return {shape(path) for path in create_app(MemoryStore).openapi()["paths"]}
+
+
+@pytest.fixture(scope="module")
+def targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    rules = re.findall(r"^([a-z][a-z -]*):(?!=)", makefile, re.MULTILINE)
+    return {target for rule in rules for target in rule.split()}
+
+
+def test_the_commands_are_the_documented_ones(commands: set[str]) -> None:
+    assert commands
+    assert commands_in(README) == commands
+
+
+def test_the_settings_are_the_documented_ones(settings: set[str]) -> None:
+    assert settings
+    assert settings_in(README) == settings
+
+
+def test_the_settings_stay_few(settings: set[str]) -> None:
+    assert len(settings) <= MOST_SETTINGS
+
+
+def test_each_setting_is_described_in_the_line_that_names_it(settings: set[str]) -> None:
+    described: set[str] = set()
+    for line in README.splitlines():
+        words = re.findall(r"[A-Za-z]+", re.sub(r"`[^`]*`", "", line))
+        described |= settings_in(line) if len(words) >= WORDS_OF_A_SENTENCE else set()
+    assert settings - described == set()
+
+
+def test_every_endpoint_is_documented(endpoints: set[str]) -> None:
+    assert endpoints
+    documented = {shape(path) for path in re.findall(r"/[\w{}./-]*", code_in(README))}
+    assert endpoints - documented == set()
+
+
+def test_every_documented_endpoint_is_served(endpoints: set[str]) -> None:
+    assert {path for path in paths_in(README) if not is_served(path, endpoints)} == set()
+
+
+def test_the_make_targets_are_the_documented_ones(targets: set[str]) -> None:
+    assert targets
+    assert targets_in(README) == targets
+
+
+def test_contributors_are_sent_to_targets_that_exist(targets: set[str]) -> None:
+    assert targets_in(CONTRIBUTING)
+    assert targets_in(CONTRIBUTING) <= targets
+
+
+SAMPLE = """
+kvweave is a service; make sure it runs. See `KVWEAVE_STORE`, `GET /v1/jobs/{id}` and `kvweave ask "why"`.
+
+```
+$ make test ARGS=-x
+kvweave serve --json
+curl localhost:8000/v1/documents/handbook
+```
+"""
+
+
+def test_prose_is_not_read_as_code() -> None:
+    assert commands_in(SAMPLE) == {"ask", "serve"}
+    assert targets_in(SAMPLE) == {"test"}
+    assert settings_in(SAMPLE) == {"KVWEAVE_STORE"}
+    assert paths_in(SAMPLE) == {"/v1/jobs/{id}", "/v1/documents/handbook"}
+
+
+def test_an_example_leads_to_an_endpoint_and_a_stale_one_does_not() -> None:
+    endpoints = {"/v1/documents/{}", "/v1/jobs/{}"}
+    assert is_served("/v1/jobs/{job_id}", endpoints)
+    assert is_served("/v1/documents/handbook", endpoints)
+    assert not is_served("/v1/documents/handbook/pages", endpoints)
+
+
+def test_nested_settings_are_named_in_full() -> None:
+    class Inner(BaseModel):
+        ratio: float = 0.15
+
+    class Outer(BaseModel):
+        store: str = ""
+        blend: Inner | None = None
+
+    assert set(environment_names(Outer, "X_")) == {"X_STORE", "X_BLEND__RATIO"}
