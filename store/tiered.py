@@ -8,14 +8,14 @@ the blob.
 import logging
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
 from store.base import BlobStore, Deletion, Entry, Put, Usage
 from store.behind import Behind
-from store.blob import Blob, Buffer, verified
+from store.blob import Blob, Buffer, Head, verified
 from store.errors import BadBlob, MissReason, StoreError
 from store.flight import SingleFlight
 from store.key import CacheKey, Scope
@@ -44,8 +44,10 @@ class TieredStore(BlobStore):
         super().__init__()
         self._tiers = list(tiers)
         self._sync_s = sync_s
-        self._opening: SingleFlight[CacheKey, _Lower | Miss] = SingleFlight()
-        self._lock = Lock()
+        self._opening: SingleFlight[tuple[CacheKey, int], _Lower | Miss] = SingleFlight()
+        self._moving = Lock()  # held while a blob is put into the caches, and while blobs are taken out of all tiers
+        self._takings = 0  # a reader that was opened before one of them is not copied, nor shared, after it
+        self._lock = Lock()  # of the dict below
         self._rising: dict[CacheKey, _Lower] = {}  # open readers whose copies are on their way up
         self._copying = Behind("tiered-copies", PREFETCH_BYTES)
         self._synced: dict[str, tuple[float, int]] = {}  # when a tenant's deletions were read, and up to which
@@ -67,16 +69,22 @@ class TieredStore(BlobStore):
             return self._guarded(near)
         with self._lock:
             rising = self._rising.get(key)
-        below = rising or self._opening.do(key, lambda: self._open_below(key))
+        below = rising or self._open_once(key)
         if isinstance(below, _Lower):
             return self._guarded(below)
         return near if below.reason is MissReason.ABSENT else below
 
-    def _open_below(self, key: CacheKey) -> _Lower | Miss:
-        found = self._open_from(key, 1, stop=len(self._tiers))
-        if isinstance(found, _Lower) and found.tier > 0:
-            self._raise(key, found)
-        return found
+    def _open_once(self, key: CacheKey) -> _Lower | Miss:
+        """Open below the top; callers that come meanwhile share the answer."""
+        takings = self._takings
+
+        def open_below() -> _Lower | Miss:
+            found = self._open_from(key, 1, stop=len(self._tiers))
+            if isinstance(found, _Lower):
+                self._raise(key, found, takings=takings)
+            return found
+
+        return self._opening.do((key, takings), open_below)
 
     def _open_from(self, key: CacheKey, first: int, *, stop: int) -> _Lower | Miss:
         miss = Miss(MissReason.ABSENT)
@@ -99,26 +107,51 @@ class TieredStore(BlobStore):
             log.warning("a cache tier does not answer", extra={"tier": self._tiers[tier].name, "error": str(error)})
             return Miss(MissReason.ABSENT, str(error))
 
-    def _raise(self, key: CacheKey, found: _Lower) -> None:
+    def _raise(self, key: CacheKey, found: _Lower, *, takings: int) -> None:
         """Copy a blob into all tiers above the one that has it; readers that come meanwhile share the read."""
-        with self._lock:
+        with self._lock:  # whoever takes counts first and looks into the dict after that
+            if self._takings != takings:
+                return
             self._rising[key] = found
 
         def copy() -> None:
             try:
                 blob = found.reader.blob()
-                for tier in reversed(self._tiers[: found.tier]):
-                    self._carry_table(blob, tier)
-                    tier.put(blob)
+                with self._moving:
+                    if self._is_rising(key, found):
+                        self._put_above(blob, found.tier)
             except BadBlob:
                 return  # whoever reads it learns so too
             finally:
-                with self._lock:
-                    self._rising.pop(key, None)
+                self._arrived(key, found)
 
         if not self._copying.submit(found.reader.head.body_bytes, copy):
+            self._arrived(key, found)
+
+    def _is_rising(self, key: CacheKey, found: _Lower) -> bool:
+        with self._lock:
+            return self._rising.get(key) is found
+
+    def _arrived(self, key: CacheKey, found: _Lower) -> None:
+        with self._lock:
+            if self._rising.get(key) is found:
+                del self._rising[key]
+
+    def _put_above(self, blob: Blob, tier: int) -> None:
+        for above in reversed(self._tiers[:tier]):
+            self._carry_table(blob, above)
+            above.put(blob)
+
+    @contextmanager
+    def _taking(self, goes: Callable[[CacheKey, Head], bool]) -> Generator[None]:
+        """Nothing is copied upwards inside the block, and nothing of what goes after it that was opened before."""
+        with self._moving:
+            self._takings += 1
             with self._lock:
-                self._rising.pop(key, None)
+                for key, rising in list(self._rising.items()):
+                    if goes(key, rising.reader.head):
+                        del self._rising[key]
+            yield
 
     def _carry_table(self, blob: Blob, tier: BlobStore) -> None:
         """A blob is of no use above without the table that it was packed with."""
@@ -160,25 +193,24 @@ class TieredStore(BlobStore):
         for key in keys:
             self._learn_deletions(key.tenant)
             if len(self._tiers) > 1 and isinstance(self._tiers[0].open(key), Miss):
-                begun += isinstance(self._opening.do(key, lambda key=key: self._open_below(key)), _Lower)
+                begun += isinstance(self._open_once(key), _Lower)
         return begun
 
     def put(self, blob: Blob) -> Put:
         return self.lowest.put(blob)
 
     def replace(self, blob: Blob) -> Put:
-        outcome = self.lowest.replace(blob)
-        for tier in self._tiers[:-1]:
-            tier.discard(blob.head.key)
-        return outcome
+        with self._taking(lambda key, _: key == blob.head.key):
+            outcome = self.lowest.replace(blob)
+            for tier in self._tiers[:-1]:
+                tier.discard(blob.head.key)
+            return outcome
 
     def _settle(self, blob: Blob) -> None:
         """A fill at query time will be asked for again soon: it goes into every tier."""
-        if self.put(blob) in (Put.DELETED,):
-            return
-        for tier in reversed(self._tiers[:-1]):
-            self._carry_table(blob, tier)
-            tier.put(blob)
+        with self._moving:
+            if self.put(blob) is not Put.DELETED:
+                self._put_above(blob, len(self._tiers) - 1)
 
     def flush(self) -> None:
         super().flush()
@@ -199,12 +231,9 @@ class TieredStore(BlobStore):
         return number
 
     def _bury_copies(self, deletion: Deletion) -> None:
-        for tier in self._tiers[:-1]:
-            tier.delete(deletion.scope, epoch=deletion.epoch)
-        with self._lock:
-            for key, rising in list(self._rising.items()):
-                if deletion.kills(key, rising.reader.head.terms.epoch):
-                    del self._rising[key]
+        with self._taking(lambda key, head: deletion.kills(key, head.terms.epoch)):
+            for tier in self._tiers[:-1]:
+                tier.delete(deletion.scope, epoch=deletion.epoch)
 
     def _learn_deletions(self, tenant: str) -> None:
         """Deletions that another process or machine told the lowest tier reach the caches here."""
@@ -239,13 +268,15 @@ class TieredStore(BlobStore):
         return max([tier.trim(tenant, before) for tier in self._tiers], default=0)
 
     def discard(self, key: CacheKey) -> bool:
-        return sum(tier.discard(key) for tier in reversed(self._tiers)) > 0
+        with self._taking(lambda other, _: other == key):
+            return sum(tier.discard(key) for tier in reversed(self._tiers)) > 0
 
     def quarantine(self, key: CacheKey) -> bool:
         """Caches hold copies: only the lowest tier's blob is worth keeping for a look."""
-        moved = self.lowest.quarantine(key)
-        copies = sum(tier.discard(key) for tier in self._tiers[:-1])
-        return moved or copies > 0
+        with self._taking(lambda other, _: other == key):
+            moved = self.lowest.quarantine(key)
+            copies = sum(tier.discard(key) for tier in self._tiers[:-1])
+            return moved or copies > 0
 
     def forget_quarantined(self, before: float) -> int:
         return sum(tier.forget_quarantined(before) for tier in self._tiers)

@@ -4,7 +4,7 @@
 #     tests/servers/rgw.sh .venv/bin/pytest tests/servers
 #
 # One monitor, one OSD in memory and one gateway start in a temporary folder, on loopback alone. The command finds
-# KVWEAVE_TEST_S3 in its environment; when it ends, everything stops and the folder goes. Exit 77: packages are missing.
+# TEST_S3_URL in its environment; when it ends, everything stops and the folder goes. Exit 77: packages are missing.
 set -euo pipefail
 
 if [ $# -eq 0 ]; then
@@ -143,4 +143,4 @@ request = urllib.request.Request(f"http://127.0.0.1:{port}/kvweave-tests", metho
 urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
 EOF
 
-KVWEAVE_TEST_S3="s3://kvweave-tests/run?endpoint=http://127.0.0.1:$rgw_port&access_key=$access_key&secret_key=$secret_key" "$@"
+TEST_S3_URL="s3://kvweave-tests/run?endpoint=http://127.0.0.1:$rgw_port&access_key=$access_key&secret_key=$secret_key" "$@"

@@ -1,4 +1,4 @@
-"""An S3 server with an empty bucket, for tests: moto's on loopback, or the one that `KVWEAVE_TEST_S3` names.
+"""An S3 server with an empty bucket, for tests: moto's on loopback, or the one that `TEST_S3_URL` names.
 
 Knows nothing of what is stored. The variable holds `s3://bucket/prefix?endpoint=…&access_key=…&secret_key=…&region=…`.
 """
@@ -21,7 +21,7 @@ from obstore.store import S3Store
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-VARIABLE = "KVWEAVE_TEST_S3"
+VARIABLE = "TEST_S3_URL"
 
 
 @dataclass(frozen=True, slots=True)

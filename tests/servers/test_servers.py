@@ -167,7 +167,7 @@ class TestServerUrl:
         ],
     )
     def test_an_incomplete_or_misspelt_url_is_an_error(self, url: str) -> None:
-        with pytest.raises(ValueError, match="KVWEAVE_TEST_S3"):
+        with pytest.raises(ValueError, match="TEST_S3_URL"):
             parse_server(url)
 
 
