@@ -20,7 +20,7 @@ from obstore.store import S3Store
 
 from tests.servers.faults import Fault
 from tests.servers.faulty import FaultyProxy, Request, faulty_proxy
-from tests.servers.s3 import S3Server, parse_server, s3_server
+from tests.servers.s3 import S3Server, parse_server
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -35,12 +35,6 @@ QUICK: RetryConfig = {
         "base": 2,
     },
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture

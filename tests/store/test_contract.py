@@ -1,6 +1,5 @@
 """The contract, for each of the stores. What is special to one has a file of its own."""
 
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from store.lmdb_store import LmdbStore
 from store.memory import MemoryStore
 from store.tiered import TieredStore
 from store.url import open_store
-from tests.servers.s3 import S3Server, s3_server
+from tests.servers.s3 import S3Server
 from tests.store.contract import BlobStoreContract
 
 
@@ -102,18 +101,12 @@ class TestFolder(BlobStoreContract):
         (self.folder / "blobs" / wanted.text).write_bytes(data)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
 class TestS3(BlobStoreContract):
     @pytest.fixture
     def store(self, server: S3Server) -> Iterator[BlobStore]:
         prefix = uuid.uuid4().hex
         self.bucket = server.connect(prefix)
-        with open_store(s3_url(server, prefix)) as store:
+        with open_store(server.url(prefix)) as store:
             yield store
 
     def raw(self, store: BlobStore, wanted: CacheKey) -> bytes | None:
@@ -124,12 +117,6 @@ class TestS3(BlobStoreContract):
 
     def overwrite(self, store: BlobStore, wanted: CacheKey, data: bytes) -> None:
         self.bucket.put(f"blobs/{wanted.text}", data)
-
-
-def s3_url(server: S3Server, prefix: str) -> str:
-    whole = os.path.join(server.prefix, prefix)  # noqa: PTH118 (keys of objects, not paths)
-    login = f"access_key={server.access_key}&secret_key={server.secret_key}&region={server.region}"
-    return f"s3://{server.bucket}/{whole}?endpoint={server.endpoint}&{login}"
 
 
 class TestTieredOverLmdb(TestLmdb):

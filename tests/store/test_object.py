@@ -18,41 +18,17 @@ from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from store.url import open_store
 from tests.servers.faults import Answer, Fault
-from tests.servers.faulty import FaultyProxy, faulty_proxy
-from tests.servers.s3 import VARIABLE, S3Server, s3_server
-from tests.store.media import Medium, folder_medium, is_blob, read, s3_medium, sized
+from tests.servers.faulty import FaultyProxy
+from tests.servers.s3 import VARIABLE, S3Server
+from tests.store.media import Medium, is_blob, read, s3_medium, sized
 from tests.store.samples import blob, key
 
 MB = 1_000_000
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultyProxy]:
-    with faulty_proxy(server.endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def s3(server: S3Server, proxy: FaultyProxy) -> Iterator[Medium]:
-    with s3_medium(server, proxy) as medium:
-        yield medium
-
-
 @pytest.fixture
 def impatient(server: S3Server, proxy: FaultyProxy) -> Iterator[Medium]:
     with s3_medium(server, proxy, timeout_s=0.3) as medium:
-        yield medium
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Medium]:
-    with folder_medium(tmp_path) as medium:
         yield medium
 
 

@@ -12,8 +12,8 @@ from store.key import Scope
 from store.reader import BlobReader, Miss
 from store.url import open_store
 from tests.servers.faults import Fault
-from tests.servers.faulty import FaultyProxy, faulty_proxy
-from tests.servers.s3 import S3Server, s3_server
+from tests.servers.faulty import FaultyProxy
+from tests.servers.s3 import S3Server
 from tests.store.media import Medium, read, s3_medium, sized
 from tests.store.samples import blob, key
 
@@ -22,18 +22,6 @@ WATCHDOG_S = 60.0  # a hang fails the test instead of the run
 ACME, GONE = Scope("acme"), Scope("acme", "chunk-gone")
 LARGE = sized([400_000] * 4)  # two ranges: its last frame is not in the first
 PRESENT = [blob("a", precomputed=False), LARGE]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def proxy(server: S3Server) -> Iterator[FaultyProxy]:
-    with faulty_proxy(server.endpoint) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """Deletions and evictions in object storage: what concurrent, late and killed operations leave behind."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
@@ -12,38 +11,13 @@ from store.base import Deletion, Put
 from store.errors import MissReason, StoreDenied
 from store.key import CacheKey, Scope
 from tests.servers.faults import Answer, Fault
-from tests.servers.faulty import FaultyProxy, Request, faulty_proxy
-from tests.servers.s3 import S3Server, s3_server
-from tests.store.media import Medium, folder_medium, is_blob, read, s3_medium
+from tests.servers.faulty import FaultyProxy, Request
+from tests.store.media import Medium, is_blob, read
 from tests.store.samples import blob, key
 
 SIZE = blob().nbytes
 TWO_FIT = f"budget={SIZE * 5 // 2}"
 ACME = Scope("acme")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultyProxy]:
-    with faulty_proxy(server.endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def s3(server: S3Server, proxy: FaultyProxy) -> Iterator[Medium]:
-    with s3_medium(server, proxy) as medium:
-        yield medium
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Medium]:
-    with folder_medium(tmp_path) as medium:
-        yield medium
 
 
 @pytest.fixture(params=["s3", "folder"])

@@ -14,7 +14,7 @@ from store.errors import BadBlob
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from store.url import open_store
-from tests.servers.s3 import S3Server, s3_server
+from tests.servers.s3 import S3Server
 from tests.store.samples import blob
 
 THREADS, CHUNKS = 8, 6
@@ -28,12 +28,6 @@ URLS = {
     "tiers": "tiered:mem://?budget=60kB|lmdb://{folder}/a?budget=1MB|file://{folder}/b",
     "tiers over s3": "tiered:mem://?budget=60kB|lmdb://{folder}/a?budget=1MB|{s3}",
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Generator[S3Server]:
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture(params=URLS)
