@@ -10,7 +10,8 @@ import numpy as np
 from service.composition import compose_store
 from service.settings import Settings
 from store.blob import Terms
-from store.codec.codec import decode, decode_packed, encode
+from store.codec.decode import decode, decode_packed
+from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader
 from store.record import LayerKV, Record, narrow, widen

@@ -5,7 +5,7 @@ lossless    the bytes of (H, D, T) as planes, first byte of every number first: 
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from store.codec.quantize import Steps, quantize
 from store.errors import RecordError
 from store.record import STORAGE, Array, Codes, Dtype, PackedTensor, codes_per_byte, widen
 
+MAX_FRAME_BYTES = 32 << 20  # no frame of ours unpacks to more; a head that says so was not written here
 GROUP_TOKENS = 64  # tokens that share a key's step: fewer cost more step bytes, more make the step coarser
 
 _TOP = struct.Struct("<h")
@@ -53,6 +54,10 @@ class Packing:
         """Bytes of one layer's keys and of its values in one span."""
         keys = self.tensor_bytes(shape.key_heads, tokens, dim=shape.key_dim, axis=KEYS)
         return keys, self.tensor_bytes(shape.value_heads, tokens, dim=shape.value_dim, axis=VALUES)
+
+    def frame_bytes(self, shapes: Sequence[Shape | None], tokens: int) -> int:
+        """Bytes of these layers' keys and values, before zstd."""
+        return sum(self.layer_bytes(shape, tokens) for shape in shapes if shape)
 
     def layer_bytes(self, shape: Shape, tokens: int) -> int:
         """Bytes of one layer's keys and values."""

@@ -12,6 +12,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from store.blob import Shape
 from store.errors import BadBlob, MissReason, RecordError
 from store.record import LayerKV, Record, widen
 
@@ -31,6 +32,12 @@ class Table:
 
     id: str
     layers: tuple[tuple[Center, Center] | None, ...]
+
+    def row(self, index: int, shape: Shape) -> tuple[Center, Center] | None:
+        """The centers of a layer; None where the table was fitted on other shapes."""
+        row = self.layers[index] if index < len(self.layers) else None
+        wanted = (shape.key_heads, 1, shape.key_dim), (shape.value_heads, 1, shape.value_dim)
+        return row if row is not None and (row[0].shape, row[1].shape) == wanted else None
 
     @classmethod
     def parse(cls, data: bytes, table_id: str) -> Self:

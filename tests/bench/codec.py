@@ -19,7 +19,8 @@ import numpy as np
 import zstandard
 
 from store.blob import Blob, Terms, digest
-from store.codec.codec import decode_group, encode, packed_group
+from store.codec.decode import decode_group, packed_group
+from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader, read
 from store.record import LayerKV, Record, narrow

@@ -14,7 +14,8 @@ import numpy as np
 
 from store.blob import Blob, Terms
 from store.budget import Budget
-from store.codec.codec import decode_packed, encode
+from store.codec.decode import decode_packed
+from store.codec.encode import encode
 from store.key import CacheKey
 from store.lmdb_store import LmdbStore
 from store.reader import BlobReader

@@ -9,7 +9,7 @@ import pytest
 
 from store.base import BlobStore, Put
 from store.blob import Blob
-from store.codec.codec import decode
+from store.codec.decode import decode
 from store.codec.table import fit, named
 from store.errors import BadBlob, MissReason
 from store.key import CacheKey, Scope

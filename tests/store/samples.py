@@ -3,7 +3,7 @@
 import numpy as np
 
 from store.blob import Blob, Terms
-from store.codec.codec import encode
+from store.codec.encode import encode
 from store.codec.table import Table
 from store.key import CacheKey
 from store.record import Dtype, LayerKV, Record, narrow

@@ -25,7 +25,9 @@ from store.blob import (
     read_head,
     write_head,
 )
-from store.codec.codec import MAX_FRAME_BYTES, decode, decode_packed, encode
+from store.codec.decode import decode, decode_packed
+from store.codec.encode import encode
+from store.codec.frame import MAX_FRAME_BYTES
 from store.errors import BadBlob, MissReason, RecordError
 from store.reader import read
 from store.record import LayerKV, Record

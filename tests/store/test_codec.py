@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.blob import Blob, Terms
-from store.codec.codec import FRAME_BYTES, decode, decode_group, decode_packed, encode, packed_group
+from store.codec.decode import decode, decode_group, decode_packed, packed_group
+from store.codec.encode import FRAME_BYTES, encode
 from store.codec.spec import Spec
 from store.errors import RecordError
 from store.reader import read

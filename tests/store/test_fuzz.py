@@ -12,7 +12,9 @@ import pytest
 import zstandard
 
 from store.blob import FORMAT, MAX_HEAD_BYTES, Blob, Frame, Head, Shape, digest, read_head, write_head
-from store.codec.codec import MAX_FRAME_BYTES, decode, decode_packed, encode
+from store.codec.decode import decode, decode_packed
+from store.codec.encode import encode
+from store.codec.frame import MAX_FRAME_BYTES
 from store.errors import BadBlob
 from store.reader import read
 from store.record import Record

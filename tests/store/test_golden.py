@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 
 from store.blob import Blob
-from store.codec.codec import decode
+from store.codec.decode import decode
 from store.codec.quantize import Steps
 from store.codec.spec import Spec
 from store.codec.table import Table, named

@@ -8,7 +8,8 @@ import pytest
 from blake3 import blake3
 
 from store.blob import Blob, Terms
-from store.codec.codec import decode, decode_packed, encode
+from store.codec.decode import decode, decode_packed
+from store.codec.encode import encode
 from store.codec.table import Table, fit, named
 from store.errors import BadBlob, MissReason, RecordError
 from store.reader import read

@@ -9,7 +9,8 @@ from pathlib import Path
 from blake3 import blake3
 
 from store.blob import Blob, Terms
-from store.codec.codec import decode, encode
+from store.codec.decode import decode
+from store.codec.encode import encode
 from store.codec.table import Table, fit, named
 from store.key import CacheKey
 from store.reader import read

@@ -1,0 +1,163 @@
+"""Blobs to records, whole or one layer group alone. Takes frames from a reader and knows no medium."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import zstandard
+
+from store.blob import Head, Shape
+from store.codec.frame import KEYS, MAX_FRAME_BYTES, VALUES, Packing, read_lossless, read_packed
+from store.codec.quantize import dequantize
+from store.codec.spec import Spec
+from store.errors import BadBlob, MissReason, RecordError, SpecError
+from store.reader import BlobReader
+from store.record import Dtype, LayerKV, PackedLayer, PackedRecord, PackedTile, Record
+
+_local = threading.local()  # zstd's contexts belong to one thread each
+
+T = TypeVar("T")
+ReadTile = Callable[[BlobReader, "Part"], T]
+
+
+def decode(reader: BlobReader) -> Record:
+    """The plain record: exact for `lossless`, else within the spec's bound. Raises `BadBlob`."""
+    layers = [kv for group in range(len(reader.head.groups)) for kv in decode_group(reader, group)]
+    return Record(reader.head.dtype, tuple(layers))
+
+
+def decode_packed(reader: BlobReader) -> PackedRecord:
+    """Codes and scales of a quantized blob, nothing unpacked. Raises `BadBlob`."""
+    layers = [kv for group in range(len(reader.head.groups)) for kv in packed_group(reader, group)]
+    head = reader.head
+    return PackedRecord(head.codec, head.dtype, head.tokens, tuple(layers))
+
+
+def decode_group(reader: BlobReader, group: int) -> list[LayerKV | None]:
+    """Plain keys and values of the layers of one group, in layer order."""
+    if _packing(reader.head).bits is None:
+        return [_join(tiles) if tiles else None for tiles in _layers(reader, group, read=_read_plain)]
+    return [layer and _unpack(layer, reader.head.dtype) for layer in packed_group(reader, group)]
+
+
+def packed_group(reader: BlobReader, group: int) -> list[PackedLayer | None]:
+    """Codes and scales of the layers of one group, in layer order."""
+    if _packing(reader.head).bits is None:
+        raise RecordError("a lossless blob holds no codes: decode it plain")
+    _refuse_other_table(reader)
+    return [PackedLayer(tuple(tiles)) if tiles else None for tiles in _layers(reader, group, read=_read_packed)]
+
+
+def _layers(reader: BlobReader, group: int, *, read: ReadTile[T]) -> list[list[T] | None]:
+    """The tiles of every layer of a group; None for a layer without a cache."""
+    head = reader.head
+    numbers = head.groups[group]
+    found: dict[int, list[T]] = {}
+    for number in numbers:
+        for part in _parts(reader, number):
+            found.setdefault(part.layer, []).append(read(reader, part))
+    frame = head.frames[numbers.start]
+    return [found.get(layer) for layer in range(frame.layer, frame.layer + frame.layers)]
+
+
+def _decompress(reader: BlobReader, number: int) -> bytes:
+    expected = _unpacked_bytes(reader.head, number)
+    with reader.frame(number) as data:
+        try:
+            told = zstandard.get_frame_parameters(data).content_size
+            if told != expected:
+                raise BadBlob(MissReason.CORRUPT, f"frame {number} unpacks to {told} bytes, its shapes need {expected}")
+            return _decompressor().decompress(data, max_output_size=expected)
+        except zstandard.ZstdError as error:
+            raise BadBlob(MissReason.CORRUPT, f"frame {number}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One span of one layer, as it lies in a frame."""
+
+    layer: int
+    shape: Shape
+    start: int
+    tokens: int
+    keys: memoryview
+    values: memoryview
+
+
+def _parts(reader: BlobReader, number: int) -> Iterator[Part]:
+    head, frame = reader.head, reader.head.frames[number]
+    packing = _packing(head)
+    raw, position = memoryview(_decompress(reader, number)), 0
+    for layer in range(frame.layer, frame.layer + frame.layers):
+        shape = head.shapes[layer]
+        if shape is None:
+            continue
+        for span in packing.spans(frame.tokens):
+            key_bytes, value_bytes = packing.span_bytes(shape, len(span))
+            middle, end = position + key_bytes, position + key_bytes + value_bytes
+            yield Part(layer, shape, frame.start + span.start, len(span), raw[position:middle], raw[middle:end])
+            position = end
+
+
+def _unpacked_bytes(head: Head, number: int) -> int:
+    """What the shapes need, told without a walk through the spans: a head may claim any number of tokens."""
+    frame, packing = head.frames[number], _packing(head)
+    size = packing.frame_bytes(head.shapes[frame.layer : frame.layer + frame.layers], frame.tokens)
+    if size > MAX_FRAME_BYTES:
+        raise BadBlob(MissReason.CORRUPT, f"frame {number} claims {size} bytes, more than {MAX_FRAME_BYTES}")
+    return size
+
+
+def _packing(head: Head) -> Packing:
+    try:
+        return Packing(Spec.parse(head.codec).bits, head.dtype)
+    except SpecError as error:
+        raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
+
+
+def _refuse_other_table(reader: BlobReader) -> None:
+    wanted, given = Spec.parse(reader.head.codec).table, reader.table.id if reader.table else None
+    if wanted != given:
+        raise BadBlob(MissReason.NO_TABLE, f"codec {reader.head.codec!r} needs table {wanted}, got {given}")
+
+
+def _read_packed(reader: BlobReader, part: Part) -> PackedTile:
+    packing, shape = _packing(reader.head), part.shape
+    keys = read_packed(part.keys, (shape.key_heads, part.tokens, shape.key_dim), packing=packing, axis=KEYS)
+    values = read_packed(part.values, (shape.value_heads, part.tokens, shape.value_dim), packing=packing, axis=VALUES)
+    if reader.table is not None:
+        row = reader.table.row(part.layer, shape)
+        if row is None:
+            raise BadBlob(MissReason.NO_TABLE, f"table {reader.table.id} has another shape in layer {part.layer}")
+        keys, values = replace(keys, center=row[0]), replace(values, center=row[1])
+    return PackedTile(part.start, keys, values)
+
+
+def _read_plain(reader: BlobReader, part: Part) -> LayerKV:
+    dtype, shape = reader.head.dtype, part.shape
+    return LayerKV(
+        read_lossless(part.keys, (shape.key_heads, part.tokens, shape.key_dim), dtype=dtype),
+        read_lossless(part.values, (shape.value_heads, part.tokens, shape.value_dim), dtype=dtype),
+    )
+
+
+def _join(tiles: list[LayerKV]) -> LayerKV:
+    if len(tiles) == 1:
+        return tiles[0]
+    keys, values = [tile.keys for tile in tiles], [tile.values for tile in tiles]
+    return LayerKV(np.concatenate(keys, axis=1), np.concatenate(values, axis=1))
+
+
+def _unpack(layer: PackedLayer, dtype: Dtype) -> LayerKV:
+    return LayerKV(
+        dequantize([tile.keys for tile in layer.tiles], dtype),
+        dequantize([tile.values for tile in layer.tiles], dtype),
+    )
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_FRAME_BYTES)
+    return _local.decompressor

@@ -1,0 +1,134 @@
+"""Records to blobs. The codec is named by the key, the terms by the caller; no medium is known here."""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import zstandard
+
+from store.blob import Blob, Frame, Head, Shape, Terms, digest, write_head
+from store.codec.frame import KEYS, MAX_FRAME_BYTES, VALUES, Packing, cut_evenly, write_lossless, write_packed
+from store.codec.spec import Spec
+from store.codec.table import Center, Table
+from store.errors import RecordError
+from store.key import CacheKey
+from store.record import LayerKV, Record, all_finite
+
+# LMDB's file stays within 5 % of its content with values of this size, and a layer of a large model fills one.
+FRAME_BYTES = 320 << 10
+_OWN_BLOCK_BYTES = 16 << 10
+_ZSTD_LEVEL = 1  # higher levels win less than 0.1 %: quantized codes repeat nothing, only their frequencies help
+
+_local = threading.local()  # zstd's contexts belong to one thread each
+
+
+def encode(record: Record, key: CacheKey, *, terms: Terms, table: Table | None = None) -> Blob:
+    """Pack a record as `key.codec` says."""
+    spec = Spec.parse(key.codec)
+    if (table.id if table else None) != spec.table:
+        raise RecordError(f"codec {spec.text!r} needs table {spec.table}, got {table.id if table else None}")
+    _refuse_non_finite(record)
+    packing = Packing(spec.bits, record.dtype)
+    shapes = tuple(layer and _shape(layer) for layer in record.layers)
+    rows: list[Frame] = []
+    frames: list[bytes] = []
+    for tile in plan_tiles(shapes, record.tokens, packing=packing):
+        _refuse_oversized(packing, shapes, tile=tile)
+        data = _compress(_write_tile(record, tile, packing=packing, table=table))
+        rows.append(Frame(tile.layers.start, len(tile.layers), tile.start, tile.tokens, len(data), digest(data)))
+        frames.append(data)
+    head = Head(
+        key.tenant, key.chunk, key.fingerprint, key.codec, terms, record.dtype, record.tokens, shapes, tuple(rows)
+    )  # fmt: skip
+    return Blob(head, write_head(head), tuple(frames))
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one frame holds: some layers, whole, or some tokens of a layer that is too large for a frame."""
+
+    layers: range
+    start: int
+    tokens: int
+
+
+def plan_tiles(shapes: Sequence[Shape | None], tokens: int, *, packing: Packing) -> list[Tile]:
+    """Cut a record into frames of about `FRAME_BYTES`, in layer order; a layer without a cache joins its neighbour."""
+    tiles: list[Tile] = []
+    first, held = 0, 0
+    for layer, shape in enumerate(shapes):
+        size = packing.layer_bytes(shape, tokens) if shape else 0
+        if held and held + size > FRAME_BYTES:
+            tiles += _cut(range(first, layer), tokens, size=held, packing=packing)
+            first, held = layer, 0
+        held += size
+    return tiles + _cut(range(first, len(shapes)), tokens, size=held, packing=packing)
+
+
+def _cut(layers: range, tokens: int, *, size: int, packing: Packing) -> list[Tile]:
+    """One tile, or several along the tokens where one layer alone is too large."""
+    pieces = min(-(-size // FRAME_BYTES), tokens // packing.shortest)
+    return [Tile(layers, span.start, len(span)) for span in cut_evenly(tokens, pieces)]
+
+
+def _write_tile(record: Record, tile: Tile, *, packing: Packing, table: Table | None) -> Iterator[bytes]:
+    for index in tile.layers:
+        layer = record.layers[index]
+        if layer is None:
+            continue
+        key_center, value_center = _centers(table, index, layer=layer)
+        for span in packing.spans(tile.tokens):
+            rows = slice(tile.start + span.start, tile.start + span.stop)
+            if packing.bits is None:
+                yield from write_lossless(layer.keys[:, rows])
+                yield from write_lossless(layer.values[:, rows])
+            else:
+                yield from write_packed(layer.keys[:, rows], packing, axis=KEYS, center=key_center)
+                yield from write_packed(layer.values[:, rows], packing, axis=VALUES, center=value_center)
+
+
+def _centers(table: Table | None, index: int, *, layer: LayerKV) -> tuple[Center | None, Center | None]:
+    if table is None:
+        return None, None
+    row = table.row(index, _shape(layer))
+    if row is None:
+        raise RecordError(f"table {table.id} was fitted on another model: its layer {index} has another shape")
+    return row
+
+
+def _refuse_oversized(packing: Packing, shapes: Sequence[Shape | None], *, tile: Tile) -> None:
+    size = packing.frame_bytes([shapes[layer] for layer in tile.layers], tile.tokens)
+    if size > MAX_FRAME_BYTES:
+        raise RecordError(f"layer {tile.layers.start}: one frame takes {size} bytes, more than {MAX_FRAME_BYTES}")
+
+
+def _shape(layer: LayerKV) -> Shape:
+    keys, values = layer.keys.shape, layer.values.shape
+    return Shape(keys[0], keys[2], values[0], values[2])
+
+
+def _refuse_non_finite(record: Record) -> None:
+    for index, layer in enumerate(record.layers):
+        for name, array in (("keys", layer.keys), ("values", layer.values)) if layer else ():
+            if not all_finite(array, record.dtype):
+                raise RecordError(
+                    f"layer {index} {name}: NaN or infinity is no cache; was the model run in a dtype that overflows?"
+                )
+
+
+def _compress(pieces: Iterable[bytes]) -> bytes:
+    """One zstd frame. A large piece is a block of its own: planes of exponents and mantissas share no statistics."""
+    whole = list(pieces)
+    stream = _compressor().compressobj(size=sum(map(len, whole)))
+    out: list[bytes] = []
+    for piece in whole:
+        out.append(stream.compress(piece))
+        if len(piece) >= _OWN_BLOCK_BYTES:
+            out.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+    return b"".join((*out, stream.flush()))
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    if not hasattr(_local, "compressor"):
+        _local.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+    return _local.compressor
