@@ -13,6 +13,9 @@ from service.app import create_app
 from service.cli import app as cli
 from service.settings import CONFIG, Settings
 from store.memory import MemoryStore
+from store.record import PackedRecord
+from store.url import open_store
+from tests.store.samples import record
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -165,3 +168,13 @@ def test_nested_settings_are_named_in_full() -> None:
         blend: Inner | None = None
 
     assert set(environment_names(Outer, "X_")) == {"X_STORE", "X_BLEND__RATIO"}
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    example = example.replace("/var/lib/kvweave", f"{tmp_path}/store")
+    known: dict[str, object] = {"chunk_id": "c", "fingerprint": "f", "record": record()}
+    exec(compile(example, "README.md", "exec"), known)
+    assert isinstance(known["codes"], PackedRecord)
+    with open_store(f"lmdb://{tmp_path}/store") as store:
+        assert list(store.entries()) == []
