@@ -24,36 +24,43 @@ ReadTile = Callable[[BlobReader, "Part"], T]
 
 def decode(reader: BlobReader) -> Record:
     """The plain record: exact for `lossless`, else within the spec's bound. Raises `BadBlob`."""
-    layers = [kv for group in range(len(reader.head.groups)) for kv in decode_group(reader, group)]
+    layers = [kv for numbers in reader.head.groups for kv in _plain(reader, numbers)]
     return Record(reader.head.dtype, tuple(layers))
 
 
 def decode_packed(reader: BlobReader) -> PackedRecord:
     """Codes and scales of a quantized blob, nothing unpacked. Raises `BadBlob`."""
-    layers = [kv for group in range(len(reader.head.groups)) for kv in packed_group(reader, group)]
     head = reader.head
+    layers = [kv for numbers in head.groups for kv in _packed(reader, numbers)]
     return PackedRecord(head.codec, head.dtype, head.tokens, tuple(layers))
 
 
 def decode_group(reader: BlobReader, group: int) -> list[LayerKV | None]:
     """Plain keys and values of the layers of one group, in layer order."""
-    if _packing(reader.head).bits is None:
-        return [_join(tiles) if tiles else None for tiles in _layers(reader, group, read=_read_plain)]
-    return [layer and _unpack(layer, reader.head.dtype) for layer in packed_group(reader, group)]
+    return _plain(reader, reader.head.groups[group])
 
 
 def packed_group(reader: BlobReader, group: int) -> list[PackedLayer | None]:
     """Codes and scales of the layers of one group, in layer order."""
+    return _packed(reader, reader.head.groups[group])
+
+
+def _plain(reader: BlobReader, numbers: range) -> list[LayerKV | None]:
+    if _packing(reader.head).bits is None:
+        return [_join(tiles) if tiles else None for tiles in _layers(reader, numbers, read=_read_plain)]
+    return [layer and _unpack(layer, reader.head.dtype) for layer in _packed(reader, numbers)]
+
+
+def _packed(reader: BlobReader, numbers: range) -> list[PackedLayer | None]:
     if _packing(reader.head).bits is None:
         raise RecordError("a lossless blob holds no codes: decode it plain")
     _refuse_other_table(reader)
-    return [PackedLayer(tuple(tiles)) if tiles else None for tiles in _layers(reader, group, read=_read_packed)]
+    return [PackedLayer(tuple(tiles)) if tiles else None for tiles in _layers(reader, numbers, read=_read_packed)]
 
 
-def _layers(reader: BlobReader, group: int, *, read: ReadTile[T]) -> list[list[T] | None]:
-    """The tiles of every layer of a group; None for a layer without a cache."""
+def _layers(reader: BlobReader, numbers: range, *, read: ReadTile[T]) -> list[list[T] | None]:
+    """The tiles of every layer in the frames of one group; None for a layer without a cache."""
     head = reader.head
-    numbers = head.groups[group]
     found: dict[int, list[T]] = {}
     for number in numbers:
         for part in _parts(reader, number):
@@ -78,6 +85,7 @@ def _decompress(reader: BlobReader, number: int) -> bytes:
 class Part:
     """One span of one layer, as it lies in a frame."""
 
+    packing: Packing
     layer: int
     shape: Shape
     start: int
@@ -97,7 +105,8 @@ def _parts(reader: BlobReader, number: int) -> Iterator[Part]:
         for span in packing.spans(frame.tokens):
             key_bytes, value_bytes = packing.span_bytes(shape, len(span))
             middle, end = position + key_bytes, position + key_bytes + value_bytes
-            yield Part(layer, shape, frame.start + span.start, len(span), raw[position:middle], raw[middle:end])
+            start, tokens = frame.start + span.start, len(span)
+            yield Part(packing, layer, shape, start, tokens, raw[position:middle], raw[middle:end])
             position = end
 
 
@@ -124,7 +133,7 @@ def _refuse_other_table(reader: BlobReader) -> None:
 
 
 def _read_packed(reader: BlobReader, part: Part) -> PackedTile:
-    packing, shape = _packing(reader.head), part.shape
+    packing, shape = part.packing, part.shape
     keys = read_packed(part.keys, (shape.key_heads, part.tokens, shape.key_dim), packing=packing, axis=KEYS)
     values = read_packed(part.values, (shape.value_heads, part.tokens, shape.value_dim), packing=packing, axis=VALUES)
     if reader.table is not None:
@@ -136,7 +145,8 @@ def _read_packed(reader: BlobReader, part: Part) -> PackedTile:
 
 
 def _read_plain(reader: BlobReader, part: Part) -> LayerKV:
-    dtype, shape = reader.head.dtype, part.shape
+    del reader
+    dtype, shape = part.packing.dtype, part.shape
     return LayerKV(
         read_lossless(part.keys, (shape.key_heads, part.tokens, shape.key_dim), dtype=dtype),
         read_lossless(part.values, (shape.value_heads, part.tokens, shape.value_dim), dtype=dtype),
