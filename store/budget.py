@@ -36,9 +36,6 @@ class Ledger:
         # A tenant at its limit gives up its own: asking `everyone` for them would walk past all others.
         self._own: defaultdict[str, Evictor[str]] = defaultdict(Evictor)
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def keys(self) -> set[str]:
         """All keys."""
         return set(self._kept)

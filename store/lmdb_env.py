@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import lmdb
 
+from store.disk import sync
 from store.errors import StoreBusy, StoreClosed, StoreDenied, StoreError, StoreFull, StoreUnavailable
 
 T = TypeVar("T")
@@ -241,10 +242,10 @@ class Environment:
     def _rewrite(self) -> None:
         self._scratch.mkdir()
         self._env.copy(str(self._scratch), compact=True)
-        _sync(self._scratch / "data.mdb")
+        sync(self._scratch / "data.mdb")
         self._env.close()
         (self._scratch / "data.mdb").replace(self.path / "data.mdb")
-        _sync(self.path)
+        sync(self.path)
 
     def _reopen(self) -> None:
         """Needed after a refusal too: asking gave up the shared lock, and another process may have compacted."""
@@ -333,11 +334,3 @@ def open_environment(path: Path, map_bytes: int) -> Environment:
             known = _open[path] = Environment(path, map_bytes)
         known.users += 1
         return known
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

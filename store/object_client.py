@@ -13,6 +13,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import ObjectStore as Bucket
 
+from store.disk import sync
 from store.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 
 T = TypeVar("T")
@@ -190,7 +191,7 @@ class ObjectClient:
         for place in (self._folder / path, (self._folder / path).parent):
             try:
                 with self._typed():
-                    _sync(place)
+                    sync(place)
             except _NotThere:  # somebody deleted it since
                 return
 
@@ -221,14 +222,6 @@ class ObjectClient:
         elif re.search(r"after \d+ retries", text):
             kind = StoreUnavailable
         return kind(f"{self.label} does not answer as it should: {brief}")
-
-
-def _sync(place: Path) -> None:
-    handle = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _brief(error: Exception) -> str:
