@@ -104,7 +104,7 @@ def collect(store: BlobStore, rules: GcRules | None = None, *, now: float | None
     rules = rules or GcRules()
     now = time.time() if now is None else now
     report = GcReport()
-    for tier in store.tiers:
+    for tier in reversed(store.tiers):  # the lowest first, so that a read copies nothing upwards that goes
         tier.finish_deletes()
         for entry in tier.entries():
             if _collect_entry(tier, entry, rules=rules, now=now, report=report):
