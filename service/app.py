@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -57,7 +58,7 @@ def create_app(open_store: Callable[[], BlobStore]) -> FastAPI:
         finally:
             await run_in_threadpool(app.state.store.close)
 
-    app = FastAPI(title="kvweave", version="0.1.0", lifespan=lifespan)
+    app = FastAPI(title="kvweave", version=version("kvweave"), lifespan=lifespan)
     app.add_exception_handler(StoreError, _store_problem)
     app.get("/healthz", summary="Whether the process lives")(healthz)
     app.get("/readyz", summary="Whether the store answers", responses=UNAVAILABLE)(readyz)

@@ -22,7 +22,7 @@ LAYERS, HEADS, TOKENS, DIM = 8, 8, 256, 128
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one codec made of the chunk; `packed_gb_s` counts the bytes that stand unpacked in 16 bits."""
+    """What one codec made of the chunk; `read_gb_s` counts the bytes that stand unpacked in 16 bits."""
 
     codec: str
     nbytes: int
