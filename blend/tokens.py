@@ -1,0 +1,287 @@
+"""Text to token ids and back, so that a text can never become control. Knows no messages and no model.
+
+Two copies of the model's tokenizer do it. The trusted one is as the model brought it. The plain one, for users' text,
+matches no control token and prepends no space: a piece of a prompt follows other pieces, it does not begin a line.
+Nothing is switched between calls, so threads may share a `Tokenizer`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import TypedDict, cast
+
+from blake3 import blake3
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Backend
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from blend.errors import TokenizerError
+
+Json = dict[str, object]
+
+
+class _Added(TypedDict):
+    """An entry of tokenizer.json's added tokens; there is more in it than is read here."""
+
+    id: int
+    content: str
+    special: bool
+
+
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
+_CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\}", re.DOTALL)
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+
+
+class Tokenizer:
+    """`control` are the ids that only a template may write: special ones, turn markers, `<tool_call>` and the like.
+
+    `special` are those that the model itself declares so. `stop_ids` end an answer, `digest` changes with anything that
+    decides ids, `source` renders chat templates.
+    """
+
+    def __init__(self, source: PreTrainedTokenizerBase, generation: GenerationConfig | None = None) -> None:
+        spec = _specification(source)
+        template = cast(object, source.chat_template)  # pyright: ignore[reportUnknownMemberType]
+        self.source = source
+        self.stop_ids = _ids(source.eos_token_id) | _ids(getattr(generation, "eos_token_id", None))
+        self._trusted = _load(spec)
+        self._added = {token["id"]: token["content"] for token in _added(spec)}
+        written = written_text(template)
+        self.special = _ids(source.all_special_ids) | {token["id"] for token in _added(spec) if token["special"]}
+        spelled = {token for token, name in self._added.items() if _MARKER.fullmatch(name) or name in written}
+        stops = {token for token in self.stop_ids if token in self._added or _MARKER.fullmatch(self._piece(token))}
+        self.control = frozenset(token for token in self.special | spelled | stops if _separable(self._piece(token)))
+        self._plain = _load(_without_prefix(_harmless(spec, self.control)))
+        self._plain.encode_special_tokens = True  # "special" here means: matched by nobody
+        self._literal = self._literals(spec, kept=self.stop_ids | _ids(source.bos_token_id), written=written)
+        self._suspects = self.control | frozenset(self._literal)
+        self._bytes = _Spelling(self._trusted, spec, control=self.control)
+        decisive = (spec, template, sorted(self.control), sorted(self.stop_ids))
+        self.digest = blake3(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+    def encode_text(self, text: str) -> list[int]:
+        """A user's text, without a prefix of any kind. No id is in `control`, but for characters the model lacks.
+
+        Where a control token would appear all the same, the text is cut inside its spelling.
+        """
+        _refuse_surrogates(text)
+        ids: list[int] = []
+        pending = [(0, len(text))] if text else []
+        while pending:
+            start, stop = pending.pop()
+            encoding = self._plain.encode(text[start:stop], add_special_tokens=False)
+            if self._suspects.isdisjoint(encoding.ids):
+                ids += encoding.ids
+                continue
+            cuts = {start + cut for cut in self._cuts(text[start:stop], encoding)}
+            if not cuts:
+                ids += encoding.ids
+            else:
+                pending += reversed([*pairwise([start, *sorted(cuts), stop])])
+        return ids
+
+    def encode_template(self, text: str) -> list[int]:
+        """Trusted text that follows other text: control tokens count, and nothing is put in front."""
+        _refuse_surrogates(text)
+        encoding = self._trusted.encode(text, add_special_tokens=False)
+        first = next((i for i, token in enumerate(encoding.ids) if token in self._added), len(encoding.ids))
+        start = encoding.offsets[first][0] if first < len(encoding.ids) else len(text)
+        if start == 0:
+            return encoding.ids
+        return self._plain.encode(text[:start], add_special_tokens=False).ids + encoding.ids[first:]
+
+    def encode_opening(self, text: str) -> list[int]:
+        """Trusted text that a prompt begins with, exactly as the model's own tokenizer has it."""
+        _refuse_surrogates(text)
+        return self._trusted.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Every token as it stands in a text, control tokens by their names; bytes that are no character as U+FFFD."""
+        return b"".join(self._bytes.of(token) for token in ids).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to a text: UTF-8, possibly a part of a character. Empty for an id without a meaning."""
+        return self._bytes.of(token)
+
+    def round_trips(self, text: str, ids: Sequence[int]) -> bool:
+        """Do these ids say all of this text?"""
+        return self.decode(ids) == text
+
+    def _piece(self, token: int) -> str:
+        return self._trusted.id_to_token(token) or ""
+
+    def _literals(self, spec: Json, *, kept: frozenset[int], written: str) -> dict[int, str]:
+        """Tokens that a text may contain, but not by spelling their names: single bytes, and the unknown character."""
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        unknown = _unknown(spec)
+        if unknown and unknown not in written:
+            names.append(unknown)
+        found = {self._trusted.token_to_id(name): name for name in names}
+        return {token: name for token, name in found.items() if token is not None and token not in kept}
+
+    def _cuts(self, text: str, encoding: Encoding) -> Iterator[int]:
+        for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token not in self._suspects:
+                continue
+            if token in self._literal and text[start:stop] != self._literal[token]:
+                continue
+            if stop - start < 2:
+                raise TokenizerError(
+                    f"the character {text[start:stop]!r} becomes the control token {self._piece(token)!r} "
+                    "in this model's tokenizer: remove it from the text"
+                )
+            yield start + 1
+
+
+class _Spelling:
+    """The bytes of every token, found once each."""
+
+    def __init__(self, backend: Backend, spec: Json, *, control: frozenset[int]) -> None:
+        self._backend = backend
+        self._known = {token: (backend.id_to_token(token) or "").encode() for token in control}
+        self._byte_of = _byte_alphabet() if "ByteLevel" in _types(spec["decoder"]) else None
+        if self._byte_of is not None:
+            vocabulary = backend.get_vocab(with_added_tokens=False)
+            outside = (token for token in _added(spec) if token["content"] not in vocabulary)
+            self._known |= {token["id"]: token["content"].encode() for token in outside}
+        self._anchor = None if self._byte_of is not None else self._find_anchor()
+
+    def of(self, token: int) -> bytes:
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self._find(token)
+        return known
+
+    def _find(self, token: int) -> bytes:
+        piece = self._backend.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._byte_of is not None:
+            found = [self._byte_of.get(letter) for letter in piece]
+            return piece.encode() if None in found else bytes(byte for byte in found if byte is not None)
+        text = self._decode(token)
+        return bytes([int(piece[3:5], 16)]) if _BYTE.fullmatch(piece) and text != piece else text.encode()
+
+    def _decode(self, token: int) -> str:
+        """Behind another token, because many decoders drop the space that a text begins with."""
+        if self._anchor is None:
+            return self._backend.decode([token], skip_special_tokens=False)
+        front = self._backend.decode([self._anchor], skip_special_tokens=False)
+        return self._backend.decode([self._anchor, token], skip_special_tokens=False).removeprefix(front)
+
+    def _find_anchor(self) -> int | None:
+        for token in range(self._backend.get_vocab_size()):
+            piece = self._backend.id_to_token(token)
+            if token not in self._known and piece and piece.isascii() and piece.isalnum():
+                return token
+        return None
+
+
+def written_text(template: object) -> str:
+    """What a chat template can write by itself: its text outside of code, and the strings inside it."""
+    if isinstance(template, dict):
+        return "\0".join(written_text(each) for each in cast(Json, template).values())
+    if not isinstance(template, str):
+        return ""
+    strings = (quoted[1:-1] for code in _CODE.findall(template) for quoted in _QUOTED.findall(code))
+    return "\0".join([*_CODE.split(template), *strings])
+
+
+def _specification(source: PreTrainedTokenizerBase) -> Json:
+    """All of the tokenizer that decides ids; what pads, truncates, adds tokens or rolls dice is left out."""
+    backend = getattr(source, "backend_tokenizer", None)
+    if not isinstance(backend, Backend):
+        raise TokenizerError(
+            f"{type(source).__name__} has no tokenizer.json, by which a text's tokens can be told from control tokens: "
+            "convert it to one, and save it in the model's folder"
+        )
+    spec = cast(Json, json.loads(backend.to_str()))
+    model = cast(Json, spec["model"])
+    if "dropout" in model:
+        model["dropout"] = None
+    return {**spec, "truncation": None, "padding": None, "post_processor": None}
+
+
+def _load(spec: Json) -> Backend:
+    return Backend.from_str(json.dumps(spec, ensure_ascii=False))
+
+
+def _added(spec: Json) -> list[_Added]:
+    return cast(list[_Added], spec["added_tokens"])
+
+
+def _harmless(spec: Json, control: frozenset[int]) -> Json:
+    return {**spec, "added_tokens": [{**token, "special": token["id"] in control} for token in _added(spec)]}
+
+
+def _without_prefix(spec: Json) -> Json:
+    """No step puts a space in front or strips one: a text has the same ids wherever it stands."""
+    return {**spec, **{name: _still(spec[name]) for name in ("normalizer", "pre_tokenizer")}}
+
+
+def _still(step: object) -> object:
+    if isinstance(step, list):
+        return [_still(each) for each in cast(list[object], step)]
+    if not isinstance(step, dict):
+        return step
+    known = cast(Json, step)
+    match known["type"]:
+        case "Prepend" | "Strip":
+            return {"type": "Sequence", "normalizers": []}
+        case "Metaspace":
+            return {**known, "prepend_scheme": "never"}
+        case "ByteLevel" if "add_prefix_space" in known:
+            return {**known, "add_prefix_space": False}
+        case "Sequence":
+            return {key: _still(value) for key, value in known.items()}
+        case _:
+            return known
+
+
+def _types(step: object) -> set[str]:
+    """The kinds of all steps in a pipeline."""
+    if isinstance(step, list):
+        return {kind for each in cast(list[object], step) for kind in _types(each)}
+    if not isinstance(step, dict):
+        return set()
+    known = cast(Json, step)
+    return {str(known["type"])} | _types(known.get("decoders"))
+
+
+def _unknown(spec: Json) -> str | None:
+    """What the vocabulary answers for a character that it lacks; None for one that lacks none."""
+    model = cast(Json, spec["model"])
+    if isinstance(model.get("unk_id"), int):
+        return cast(list[tuple[str, float]], model["vocab"])[cast(int, model["unk_id"])][0]
+    return cast(str | None, model.get("unk_token"))
+
+
+def _separable(name: str) -> bool:
+    """Can a text hold this name without meaning the token? Whitespace, single letters and bytes are only themselves."""
+    return len(name) > 1 and not name.isspace() and not _BYTE.fullmatch(name)
+
+
+def _ids(given: object) -> frozenset[int]:
+    """The ids of a setting that may hold none, one or several."""
+    each = cast(Sequence[object], given) if isinstance(given, list | tuple) else [given]
+    return frozenset(token for token in each if isinstance(token, int))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The letters that byte-level vocabularies write bytes with: printable Latin-1 as it is, others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"the text holds {text[error.start]!r} at position {error.start}, a lone surrogate, which is no character: "
+            "decode the document again from its bytes, or take text.encode(errors='ignore').decode()"
+        ) from None
