@@ -1,0 +1,128 @@
+"""Keys and values out of a store's record, on the device of the model. Knows tensors and records, no blob and no codec.
+
+Packed codes become numbers as `PackedTensor` says, in float32 and rounded once: the same bits on every device.
+Letters: `N` tiles, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a channel's `T` codes.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from store.record import Array, Codes, Dtype, LayerKV, PackedLayer, PackedTensor, largest
+
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_LARGEST = {DTYPES[name]: largest(name) for name in DTYPES}
+_TOGETHER = 1 << 20  # numbers at a time on a CPU: 4 MiB in float32 stay in its cache, fewer cost more calls than work
+
+
+def unpack(layer: LayerKV | PackedLayer, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Keys (H, T, D) and values (H, T, D) in `dtype`, which must be the record's.
+
+    On a CPU the tensors of a plain layer are its arrays, not copies: they are for reading. Copies to another device
+    are not waited for where the layer lies in pinned memory: leave it as it is until the device is done.
+    """
+    if isinstance(layer, LayerKV):
+        keys, values = _plain(layer.keys, dtype), _plain(layer.values, dtype)
+        return keys.to(device, non_blocking=True), values.to(device, non_blocking=True)
+    first, tokens = layer.tiles[0], sum(tile.keys.tokens for tile in layer.tiles)
+    keys, values = (
+        torch.empty(each.codes.shape[0], tokens, each.codes.shape[1], dtype=dtype, device=device)
+        for each in (first.keys, first.values)
+    )
+    unpack_into(layer, keys=keys, values=values)
+    return keys, values
+
+
+def unpack_into(layer: LayerKV | PackedLayer, *, keys: Tensor, values: Tensor) -> None:
+    """The same, written to tensors (H, T, D) of the caller: any strides, any device, the record's dtype."""
+    if isinstance(layer, LayerKV):
+        _fill(keys, _plain(layer.keys, keys.dtype))
+        _fill(values, _plain(layer.values, values.dtype))
+    else:
+        _decode(keys, [tile.keys for tile in layer.tiles])
+        _decode(values, [tile.values for tile in layer.tiles])
+
+
+def _plain(array: Array, dtype: torch.dtype) -> Tensor:
+    tensor = torch.from_dlpack(array)
+    plain = tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+    assert plain.dtype == dtype, f"a record of {plain.dtype} for a model of {dtype}"
+    return plain
+
+
+def _fill(out: Tensor, plain: Tensor) -> None:
+    assert out.shape == plain.shape, f"{tuple(plain.shape)} for {tuple(out.shape)}"
+    out.copy_(plain, non_blocking=True)
+
+
+def _decode(out: Tensor, tensors: Sequence[PackedTensor]) -> None:
+    start = 0
+    for tiles in _alike(tensors, device=out.device):
+        stop = start + len(tiles) * tiles[0].tokens
+        rows = out[:, start:stop].view(out.shape[0], len(tiles), -1, out.shape[2])
+        _decode_tiles(rows.transpose(0, 1), tiles)
+        start = stop
+    assert start == out.shape[1], f"{start} tokens for {out.shape[1]}"
+
+
+def _alike(tensors: Sequence[PackedTensor], *, device: torch.device) -> Iterator[list[PackedTensor]]:
+    """Neighbours of one form, to be decoded together: a call costs as much as some ten thousand numbers."""
+    for _, group in groupby(tensors, key=lambda each: (each.codes.shape, each.tokens, each.bits)):
+        tiles = list(group)
+        numbers = tiles[0].codes.size * tiles[0].per_byte
+        step = max(1, _TOGETHER // numbers) if device.type == "cpu" else len(tiles)
+        for first in range(0, len(tiles), step):
+            yield tiles[first : first + step]
+
+
+def _decode_tiles(out: Tensor, tiles: list[PackedTensor]) -> None:
+    """Write tiles of one form to (N, H, T, D). One model's tiles share their center."""
+    bits, center = tiles[0].bits, tiles[0].center
+    scales = np.stack([tile.scales for tile in tiles])
+    reach = float(scales.max()) * 2 ** (bits - 1)  # no number is larger
+    wide = _spread(tiles, out.device)
+    wide -= (2**bits - 1) / 2
+    wide *= _send(scales, out.device)
+    if center is not None:
+        wide += _send(center, out.device)
+        reach += float(np.abs(center).max())
+    limit = _LARGEST[out.dtype]
+    if reach > limit:
+        wide.clamp_(-limit, limit)
+    assert out.shape == wide.shape, f"{tuple(wide.shape)} for {tuple(out.shape)}"
+    out.copy_(wide)
+
+
+def _spread(tiles: list[PackedTensor], device: torch.device) -> Tensor:
+    """The codes (N, H, T, D) in float32. Bytes are transposed while packed: later there is more to move."""
+    heads, dim, packed = tiles[0].codes.shape
+    shape, numbers = (len(tiles), heads, packed, dim), len(tiles) * tiles[0].codes.size
+    words = torch.empty(-(-numbers // 8), dtype=torch.int64, device=device)  # to shift and mask eight bytes at once
+    turned = words.view(torch.uint8)[:numbers].view(shape)
+    for index, tile in enumerate(tiles):
+        turned[index] = _send(tile.codes, device).transpose(1, 2)
+    count = tiles[0].per_byte
+    wide = torch.empty(len(tiles), heads, packed, count, dim, device=device)
+    if count == 1:
+        wide[:, :, :, 0] = turned
+    else:
+        shifted = torch.empty_like(words)
+        codes = shifted.view(torch.uint8)[:numbers].view(shape)
+        width = 8 // count
+        for place in range(count):
+            torch.bitwise_right_shift(words, place * width, out=shifted)
+            shifted &= (2**width - 1) * 0x0101010101010101
+            wide[:, :, :, place] = codes
+    return wide.view(len(tiles), heads, packed * count, dim)[:, :, : tiles[0].tokens]
+
+
+def _send(array: Array | Codes, device: torch.device) -> Tensor:
+    """An array's memory as a tensor. By DLPack, for most arrays are views of bytes that `from_numpy` warns of."""
+    return torch.from_dlpack(array).to(device, non_blocking=True)
