@@ -50,11 +50,23 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
 # Exceptions by rule and place ("store/base.py:Store.put"), each with its reason.
 EXCUSED: dict[str, dict[str, str]] = {
     "broad_handlers": {
+        "blend/feed.py:Feed._read": "the outermost loop of a reader: whoever waits for a layer gets the exception",
+        "blend/local.py:LocalEngine._advance": "what one request's sampling raises ends that request alone",
+        "blend/local.py:LocalEngine._run_capture": "whoever asked gets the exception",
+        "blend/local.py:LocalEngine._start": "what one request's fuse raises ends that request alone",
+        "blend/local.py:LocalEngine._step": "the outermost loop of a worker: every request in it gets the exception",
         "store/behind.py:Behind._run": "the outermost loop of a worker: flush raises what it kept",
         "tests/store/test_object_faults.py:outcome.run": "a panic of the client is no Exception, and must not pass",
         "store/flight.py:SingleFlight.do": "whoever waits gets the same exception as the caller",
     },
-    "long_signatures": {"service/settings.py:Settings.settings_customise_sources": "pydantic-settings decides"},
+    "long_signatures": {
+        "blend/anatomy.py:Probe.update": "transformers decides",
+        "blend/attention.py:attend": "transformers decides",
+        "blend/attention.py:attend_dense": "transformers decides",
+        "blend/attention.py:see": "transformers decides",
+        "blend/step.py:Step.update": "transformers decides",
+        "service/settings.py:Settings.settings_customise_sources": "pydantic-settings decides",
+    },
 }
 
 

@@ -1,0 +1,159 @@
+"""Refuses what cannot work, with the reason, before anything is served or stored. Runs the model; trusts no name."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from blend.anatomy import angles
+from blend.capture import capture
+from blend.context import scattered, span
+from blend.decoder import Decoder
+from blend.errors import UnsupportedModel
+from blend.fingerprint import Fingerprint
+from blend.fuse import Order, fuse
+from blend.gate import text_config
+from blend.prompt import Chunk, Prompt, Source, lay_out
+from blend.step import Segment
+from blend.unpack import unpack
+from store.record import LayerKV, PackedLayer, Record
+
+TOKENS = 48
+PARTS = (12, 24, 12)  # prefix, chunk, question
+AGAIN = (2, 3, 17, 30, 31, 47)  # rows computed a second time, each at its own place
+AGREES = {torch.float32: 1e-3}  # of the largest logit; half precision is compared as a whole
+AGREES_HALF = 0.1
+
+
+def refuse_structure(model: PreTrainedModel) -> None:
+    """What a configuration and a class say about themselves."""
+    name = type(model).__name__
+    text = text_config(model)
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(f"{name} is an encoder-decoder: its keys depend on more than the tokens before them")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(f"{name} keeps a recurrent state, not keys and values for each token")
+    kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=text).layers if _is_state(layer)})
+    if kinds:
+        raise UnsupportedModel(f"{name} has linear-attention, convolution or state layers ({', '.join(kinds)})")
+    if getattr(model, "_tp_size", None) or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        raise UnsupportedModel(f"{name} is spread over several devices: load it on one (device='cuda:0')")
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise UnsupportedModel(f"{name} carries an adapter: merge it into the weights first")
+    if _mentions(getattr(text, "rope_parameters", None), "mrope_section"):
+        raise UnsupportedModel(f"{name} has positions of several axes (multi-axis RoPE)")
+    if not getattr(text, "max_position_embeddings", None):
+        raise UnsupportedModel(f"{name} states no window (max_position_embeddings)")
+
+
+def _is_state(layer: object) -> bool:
+    return any("LinearAttention" in kind.__name__ for kind in type(layer).__mro__)
+
+
+def _mentions(value: object, word: str) -> bool:
+    return isinstance(value, dict) and (word in value or any(_mentions(each, word) for each in value.values()))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def refuse_moving_angles(model: PreTrainedModel, decoder: Decoder) -> None:
+    """Angles that depend on how long the prompt is: keys of a short prompt would be wrong in a long one."""
+    tables = sorted({rule.table for rule in decoder.anatomy.rules if rule and (rule.keys or rule.values)})
+    last = len(decoder.anatomy.shapes) - 1
+    near = torch.arange(8, device=decoder.device)
+    beyond = torch.tensor([4 * decoder.window], device=decoder.device)
+    alone = angles(model, near, tables=tables, last=last)
+    longer = angles(model, torch.cat([near, beyond]), tables=tables, last=last)
+    for table in tables:
+        if not torch.equal(alone[table].cos, longer[table].cos[:8]):
+            raise UnsupportedModel("the RoPE frequencies depend on the prompt's length (dynamic NTK, longrope)")
+
+
+def disagreement(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> str | None:
+    """Where our passes over 48 tokens differ from the model's own logits (T, V), computed densely; None if nowhere."""
+    context = decoder.context(TOKENS + 1)
+    tokens = torch.tensor(ids, device=decoder.device)
+    everything = span(0, TOKENS, device=decoder.device)
+    whole = decoder.advance([Segment(context, everything, 0)], tokens)
+    again = scattered(AGAIN, device=decoder.device)
+    rows = decoder.advance([Segment(context, again, 0)], tokens[again.index])
+    last = [everything.part(place, place + 1) for place in (TOKENS - 2, TOKENS - 1)]
+    lone = [Segment(context, slots, row) for row, slots in enumerate(last)]
+    steps = decoder.advance(lone, tokens[-2:])
+    assert whole is not None and rows is not None and steps is not None
+    found = {
+        "a prefill": _agree(whole, plain),
+        "scattered rows": _agree(rows, plain[again.index]),
+        "decoding": _agree(steps, plain[-2:]),
+        "a chunk behind its prefix": _agree(_exact_hit(decoder, ids)[None], plain[-1:]),
+    }
+    return next((name for name, agrees in found.items() if not agrees), None)
+
+
+def _agree(ours: Tensor, theirs: Tensor) -> bool:
+    a, b = ours.float(), theirs.float()
+    if not bool(torch.isfinite(a).all()):
+        return False
+    limit = AGREES.get(ours.dtype)
+    if limit is not None:
+        return bool((a - b).abs().max() <= limit * b.abs().max())
+    return bool(_size(a - b) <= AGREES_HALF * _size(b))
+
+
+def _size(x: Tensor) -> Tensor:
+    return x.square().sum().sqrt()
+
+
+def _exact_hit(decoder: Decoder, ids: Sequence[int]) -> Tensor:
+    prefix, chunk, question = (tuple(part) for part in _cut(ids))
+    print_ = Fingerprint("", "", "", "", "", "", "")
+    [record] = capture(decoder, prefix, chunks=[chunk])
+    source = Held(record, print_)
+    prompt = Prompt(prefix, (Chunk(chunk, source),), question)
+    layout = lay_out(prompt, fingerprint=print_, window=decoder.window, vocabulary=decoder.vocabulary)
+    with ThreadPoolExecutor(1) as readers:
+        context = decoder.context(len(layout.ids))
+        return fuse(decoder, layout, context=context, order=Order("reuse"), readers=readers).logits
+
+
+def _cut(ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    first, second = PARTS[0], PARTS[0] + PARTS[1]
+    return ids[:first], ids[first:second], ids[second:]
+
+
+class Held:
+    """A record in memory as a source."""
+
+    def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
+        self._record = record
+        self.fingerprint = fingerprint
+
+    @property
+    def tokens(self) -> int:
+        """Of the record."""
+        return self._record.tokens
+
+    def layer(self, index: int) -> LayerKV:
+        """Of the record."""
+        layer = self._record.layers[index]
+        assert layer is not None
+        return layer
+
+
+def stored_agrees(decoder: Decoder, source: Source, *, prefix: Sequence[int], ids: Sequence[int]) -> bool:
+    """Whether a stored record still is what a capture computes now, within what its codec may lose."""
+    [fresh] = capture(decoder, prefix, chunks=[ids])
+    held = Held(fresh, source.fingerprint)
+    return source.tokens == held.tokens and all(
+        _close(source.layer(layer), held.layer(layer), decoder=decoder) for layer in decoder.anatomy.keeping
+    )
+
+
+def _close(stored: LayerKV | PackedLayer, fresh: LayerKV, *, decoder: Decoder) -> bool:
+    """By direction: a codec loses a little of each number, another model or rotation loses everything."""
+    pairs = zip(
+        unpack(stored, dtype=decoder.dtype, device=decoder.device),
+        unpack(fresh, dtype=decoder.dtype, device=decoder.device),
+        strict=True,
+    )
+    return all(a.shape == b.shape and bool(_size(a.float() - b.float()) <= 0.5 * _size(b.float())) for a, b in pairs)

@@ -1,0 +1,101 @@
+"""The keys and values of one request, layer by layer, in buffers made once. Knows slots and shapes, no model.
+
+Letters: `H` kv heads, `C` capacity in tokens, `T` tokens, `D` head dim.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What a layer keeps for a token; heads and dims may differ between keys and values."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """Numbers for each token."""
+        return self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Ascending places in a context. A slot is also the token's position in its prompt."""
+
+    index: Tensor  # (T,) int64
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return int(self.index.shape[0])
+
+    @property
+    def adjoining(self) -> bool:
+        """No hole between the first and the last."""
+        return self.last - self.first + 1 == len(self)
+
+    @property
+    def where(self) -> slice | Tensor:
+        """For indexing: a slice where one will do."""
+        return slice(self.first, self.last + 1) if self.adjoining else self.index
+
+    def part(self, start: int, stop: int) -> "Slots":
+        """The slots `start` to `stop` of these, counted along them."""
+        if self.adjoining:
+            return Slots(self.index[start:stop], self.first + start, self.first + stop - 1)
+        part = self.index[start:stop]
+        return Slots(part, int(part[0]), int(part[-1]))
+
+
+def span(start: int, stop: int, *, device: torch.device) -> Slots:
+    """All slots from `start` up to but without `stop`."""
+    return Slots(torch.arange(start, stop, device=device), start, stop - 1)
+
+
+def scattered(places: Sequence[int], *, device: torch.device) -> Slots:
+    """Any ascending slots."""
+    return Slots(torch.tensor(places, dtype=torch.int64, device=device), places[0], places[-1])
+
+
+class Context:
+    """Buffers (H, C, D) for each layer that keeps keys and values. What was never written is never read."""
+
+    def __init__(
+        self, shapes: Sequence[LayerShape | None], *, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def room(heads: int, dim: int) -> Tensor:
+            return torch.empty(heads, capacity, dim, dtype=dtype, device=device)
+
+        self.capacity = capacity
+        self.exact = 0  # first slots that hold a full prefill's keys and values already
+        self._keys = [room(each.key_heads, each.key_dim) if each else None for each in shapes]
+        self._values = [room(each.value_heads, each.value_dim) if each else None for each in shapes]
+
+    def keys(self, layer: int) -> Tensor:
+        """The buffer (H, C, D) of a layer's keys, rotated to their slots."""
+        keys = self._keys[layer]
+        assert keys is not None, f"layer {layer} keeps nothing of its own"
+        return keys
+
+    def values(self, layer: int) -> Tensor:
+        """The buffer (H, C, D) of a layer's values."""
+        values = self._values[layer]
+        assert values is not None, f"layer {layer} keeps nothing of its own"
+        return values
+
+    def write(self, layer: int, slots: Slots, *, keys: Tensor, values: Tensor) -> None:
+        """Put (H, T, D) at their slots."""
+        self.keys(layer)[:, slots.where] = keys
+        self.values(layer)[:, slots.where] = values
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that keep something."""
+        return [index for index, keys in enumerate(self._keys) if keys is not None]

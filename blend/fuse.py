@@ -1,0 +1,248 @@
+"""Fuses a prompt: cached rows from records, chosen rows computed anew, exact attention for each. No queue, no store.
+
+A fuse is a row of stages. Each runs some rows from one layer to the keys and values of another, in pieces of bounded
+size; where a stage ends, deviation from the cache decides which rows the next one still runs. The last layer with keys
+of its own is the end for all rows but the last token's, which alone goes on to the logits.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from blend.context import Context, Slots, scattered
+from blend.decoder import Decoder
+from blend.errors import NotFinite
+from blend.feed import Damaged, Feed
+from blend.policy import Filter, Selection, select
+from blend.prompt import Layout, Span
+from blend.step import Course, Watch
+
+
+@dataclass(frozen=True, slots=True)
+class FuseReport:
+    """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens."""
+
+    policy: str
+    ratio: float
+    reused: int
+    recomputed: int
+    fresh: int
+    recomputed_slots: tuple[int, ...]
+    misses: tuple[tuple[int, str], ...]
+    bytes: int
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The context holds all of the prompt; `logits` (V,) are those of its last token."""
+
+    context: Context
+    logits: Tensor
+    report: FuseReport
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How to fuse. `between` is called before each layer of each piece, so that others may compute meanwhile."""
+
+    policy: str = "hybrid"
+    ratio: float = 0.15
+    piece_rows: int = 1024
+    between: Callable[[], None] = lambda: None
+
+    def check(self) -> None:
+        """Raise PromptError for a policy or a ratio that does not exist."""
+        select(Layout((), 0, (), ()), policy=self.policy, ratio=self.ratio, keeping=(0,))
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds by stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """Add the time inside to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@torch.inference_mode()
+def fuse(decoder: Decoder, layout: Layout, *, context: Context, order: Order, readers: ThreadPoolExecutor) -> Fused:
+    """Compute the layout into the context, but for the slots that are exact there already."""
+    clock = Clock()
+    moved = 0
+    while True:
+        selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=decoder.anatomy.keeping)
+        work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
+        feed = Feed(decoder, context, wanted=work.wanted, readers=readers)
+        try:
+            logits = work.run(feed)
+        except Damaged as error:
+            layout = layout.without(error.span.chunk, f"corrupt: {error.reason}")
+            continue
+        finally:
+            feed.close()
+            moved += feed.bytes
+        clock.seconds["read"] = clock.seconds.get("read", 0.0) + feed.read_s
+        clock.seconds["wait"] = clock.seconds.get("wait", 0.0) + feed.waited_s
+        if not bool(torch.isfinite(logits).all()):
+            raise NotFinite("the model's first logits are not finite: its weights, or a record, are damaged")
+        return Fused(context, logits, work.report(layout, moved))
+
+
+class _Fuse:
+    """One attempt. Slots in `self._rows` are ascending; those of exact spans and the known prefix never among them."""
+
+    def __init__(self, decoder: Decoder, selection: Selection, *, context: Context, order: Order, clock: Clock) -> None:
+        self._decoder = decoder
+        self._context = context
+        self._order = order
+        self._clock = clock
+        self._selection = selection
+        layout = selection.layout
+        self._ids = torch.tensor(layout.ids, device=decoder.device)
+        self._cached = torch.zeros(len(layout.ids), dtype=torch.bool)
+        self._exact = torch.zeros(len(layout.ids), dtype=torch.bool)
+        self._exact[: context.exact] = True
+        for span in layout.spans:
+            (self._exact if span.exact else self._cached)[span.start : span.stop] = True
+        self._forced = torch.zeros_like(self._cached)
+        self._forced[list(selection.forced)] = True
+        self._feed: Feed | None = None
+
+    def wanted(self, layer: int) -> Sequence[Span]:
+        """Before the first filter every row that is not exact is computed, so nothing else is read."""
+        layout = self._selection.layout
+        filters = self._selection.filters
+        if filters and layer < filters[0].layer:
+            return [span for span in layout.spans if span.exact]
+        return layout.spans
+
+    def run(self, feed: Feed) -> Tensor:
+        """The last token's logits."""
+        self._feed = feed
+        rows = ~self._exact
+        start, hidden = 0, None
+        if not self._selection.filters:
+            rows &= ~self._cached | self._forced
+        for each in self._selection.filters:
+            with self._clock.stage("select"):
+                rows, hidden = self._filter(each, rows, start=start, hidden=hidden)
+            start = self._decoder.anatomy.resume(each.layer)
+        self._computed = rows
+        with self._clock.stage("compute"):
+            return self._finish(rows, start=start, hidden=hidden)
+
+    def _filter(self, to: Filter, rows: Tensor, *, start: int, hidden: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Run the rows to the filter's layer; those that stay, and their hidden states (1, T, E) as they enter it."""
+        keep = self._decoder.anatomy.resume(to.layer)
+        deviation = Deviation(len(rows))
+        pieces: list[tuple[Tensor, Tensor]] = []
+        for slots, entering in self._pieces(rows, hidden):
+            compare = self._comparison(deviation, to.layer, slots=slots)
+            course = Course(start, entering, keep=keep, stop=to.layer)
+            _, kept = self._pass(slots, course, compare=compare)
+            assert kept is not None
+            pieces.append((slots.index, kept))
+        free = rows & self._cached & ~self._forced
+        scores = deviation.scores().masked_fill_(~free, -1.0)
+        staying = rows & ~free
+        staying[scores.topk(min(to.keep, int(free.sum()))).indices] = True
+        chosen = staying.to(self._decoder.device)
+        return staying, torch.cat([kept[:, chosen[index]] for index, kept in pieces], dim=1)
+
+    def _comparison(self, deviation: "Deviation", layer: int, *, slots: Slots) -> Callable[[Tensor, Tensor], None]:
+        cached = self._cached.to(self._decoder.device)[slots.index]
+        places = slots.index[cached]
+
+        def compare(keys: Tensor, values: Tensor) -> None:
+            old = (self._context.keys(layer)[:, places], self._context.values(layer)[:, places])
+            deviation.add(places, fresh=(keys[:, cached], values[:, cached]), old=old)
+
+        return compare
+
+    def _finish(self, rows: Tensor, *, start: int, hidden: Tensor | None) -> Tensor:
+        anatomy = self._decoder.anatomy
+        last = anatomy.keeping[-1]
+        resume = max(start, anatomy.resume(last))
+        kept: Tensor | None = None
+        slots: Slots | None = None
+        for slots, entering in self._pieces(rows, hidden):
+            _, kept = self._pass(slots, Course(start, entering, keep=resume, stop=last))
+        assert slots is not None and kept is not None
+        logits, _ = self._pass(slots.part(len(slots) - 1, len(slots)), Course(resume, kept[:, -1:]))
+        assert logits is not None
+        return logits
+
+    def _pass(
+        self, slots: Slots, course: Course, *, compare: Callable[[Tensor, Tensor], None] | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        watch = Watch(self._before, compare)
+        return self._decoder.prefill(self._context, slots, ids=self._ids[slots.index], course=course, watch=watch)
+
+    def _before(self, layer: int) -> None:
+        assert self._feed is not None
+        with self._clock.stage("others"):
+            self._order.between()
+        self._feed.wait(layer)
+
+    def _pieces(self, rows: Tensor, hidden: Tensor | None) -> Iterator[tuple[Slots, Tensor | None]]:
+        places = _numbers(rows)
+        for start in range(0, len(places), self._order.piece_rows):
+            part = places[start : start + self._order.piece_rows]
+            entering = None if hidden is None else hidden[:, start : start + len(part)]
+            yield scattered(part, device=self._decoder.device), entering
+
+    def report(self, layout: Layout, moved: int) -> FuseReport:
+        """Counted after `run`."""
+        again = self._computed & self._cached
+        reused = int((self._exact | self._cached).sum()) - int(again.sum())
+        seconds = dict(self._clock.seconds)
+        return FuseReport(
+            policy=self._order.policy,
+            ratio=self._order.ratio,
+            reused=reused,
+            recomputed=int(again.sum()),
+            fresh=len(layout.ids) - reused - int(again.sum()),
+            recomputed_slots=tuple(_numbers(again)),
+            misses=layout.misses,
+            bytes=moved,
+            seconds=seconds,
+        )
+
+
+def _numbers(chosen: Tensor) -> list[int]:
+    return cast("list[int]", chosen.nonzero()[:, 0].tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
+class Deviation:
+    """How far fresh keys and values are from the cached ones, in float32, each relative to the layer's scale."""
+
+    def __init__(self, slots: int) -> None:
+        self._off = [torch.zeros(slots), torch.zeros(slots)]
+        self._scale = [torch.zeros(()), torch.zeros(())]
+
+    def add(self, places: Tensor, *, fresh: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
+        """Keys and values (H, T, D) of some slots."""
+        for part in range(2):
+            was = old[part].float()
+            self._off[part][places.cpu()] = (fresh[part].float() - was).square().sum((0, 2)).cpu()
+            self._scale[part] += was.square().sum().cpu()
+
+    def scores(self) -> Tensor:
+        """One number for each slot; 0 where nothing was cached."""
+        tiny = torch.finfo(torch.float32).tiny
+        relative = [off / scale.clamp(min=tiny) for off, scale in zip(self._off, self._scale, strict=True)]
+        return relative[0] + relative[1]

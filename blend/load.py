@@ -1,0 +1,167 @@
+# transformers types its loaders loosely:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""From a hub name, a folder or a model in memory to a decoder that passed its checks."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from huggingface_hub import snapshot_download
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from blend.anatomy import examine
+from blend.attention import DENSE, NAME
+from blend.capture import VERSION
+from blend.checks import TOKENS, disagreement, refuse_moving_angles, refuse_structure
+from blend.decoder import Decoder
+from blend.errors import TokenizerError, UnsupportedModel
+from blend.fingerprint import Fingerprint, architecture_digest, rope_digest, stored_digest, weights_digest
+from blend.gate import find_layers, install, text_config
+from blend.tokens import Tokenizer
+from blend.unpack import DTYPES
+
+# What a forward pass that was written for something else raises when it meets scattered rows.
+MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A decoder with its tokenizer. The fingerprint's prefix is empty: each collection fills in its own."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    fingerprint: Fingerprint
+
+
+def load(
+    name: str,
+    *,
+    device: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    digests: Path | None = None,
+) -> Model:
+    """A causal model by hub name or folder, as transformers loads it; no remote code. Raises UnsupportedModel.
+
+    `digests` is a file that remembers the digests of weight files.
+    """
+    target = _device(device)
+    if dtype not in ("auto", *DTYPES):
+        raise UnsupportedModel(f"dtype {dtype!r} is none of auto, {', '.join(DTYPES)}")
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision)
+        kind = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+        # Quantizers place their own weights, by way of accelerate; others need no such package.
+        placed = {"device_map": target} if getattr(config, "quantization_config", None) else {}
+        model = kind.from_pretrained(name, config=config, dtype=dtype, revision=revision, **placed)
+    except (OSError, ValueError, ImportError) as error:
+        raise UnsupportedModel(
+            f"{name!r}, revision {revision or 'default'}, is neither a checkpoint's folder nor a hub name that loads: "
+            f"{error}"
+        ) from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError, ImportError) as error:
+        raise TokenizerError(f"the tokenizer of {name!r} does not load: {error}") from error
+    if tokenizer.vocab_size <= len(tokenizer.added_tokens_decoder):
+        raise TokenizerError(f"{name!r} holds no tokenizer: save the model's tokenizer.json beside its weights")
+    if not placed:
+        cast(torch.nn.Module, model).to(target)
+    return adopt(model, tokenizer, weights=stored_digest(_folder(name, revision), cache=digests))
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UnsupportedModel(f"there is no such device as {name!r} here: {error}") from error
+    return device
+
+
+def _folder(name: str, revision: str | None) -> Path:
+    """Where the checkpoint's files are: by name or by path, the same files give the same digest."""
+    path = Path(name)
+    return path if path.is_dir() else Path(snapshot_download(name, revision=revision, local_files_only=True))
+
+
+def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, weights: str | None = None) -> Model:
+    """Check a model in memory and make it ours: its attention is replaced, its layers get gates."""
+    model.eval()
+    refuse_structure(model)
+    if model.dtype not in DTYPES.values():
+        raise UnsupportedModel(f"the model computes in {model.dtype}: load it with dtype float32, bfloat16 or float16")
+    with _explained(model):
+        decoder = _decoder(model)
+    wrapped = Tokenizer(tokenizer, generation=model.generation_config)
+    print_ = Fingerprint(
+        weights=weights or weights_digest(model),
+        architecture=architecture_digest(text_config(model)),
+        tokenizer=wrapped.digest,
+        rope=rope_digest(text_config(model)),
+        dtype=str(model.dtype).removeprefix("torch."),
+        prefix="",
+        capture=VERSION,
+    )
+    return Model(decoder, wrapped, print_)
+
+
+@contextmanager
+def _explained(model: PreTrainedModel) -> Generator[None]:
+    try:
+        yield
+    except UnsupportedModel:
+        raise
+    except MISFITS as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot compute scattered rows: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _decoder(model: PreTrainedModel) -> Decoder:
+    window: int = text_config(model).max_position_embeddings
+    install(find_layers(model))
+    ids = [3 + (7 * place) % 89 for place in range(TOKENS)]
+    plain = _plain_logits(model, ids)
+    reasons: list[str] = []
+    for name in (NAME, DENSE) if getattr(model, "_supports_sdpa", False) else (DENSE,):
+        _attend_by(model, name)
+        decoder = Decoder(model, examine(model, window=window), window=window)
+        refuse_moving_angles(model, decoder)
+        reason = disagreement(decoder, plain, ids=ids)
+        if reason is None:
+            return decoder
+        reasons.append(f"{reason} with {name}")
+    raise UnsupportedModel(
+        f"{type(model).__name__} computes something else in scattered rows than densely: {', '.join(reasons)}"
+    )
+
+
+def _plain_logits(model: PreTrainedModel, ids: list[int]) -> Tensor:
+    """The model's own, by its own plain attention."""
+    _attend_by(model, "eager")
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0]
+    if not bool(torch.isfinite(logits).all()):
+        raise UnsupportedModel("the model's own logits are not finite: its weights are damaged")
+    return logits
+
+
+def _attend_by(model: PreTrainedModel, name: str) -> None:
+    model.set_attn_implementation(name)
+    if text_config(model)._attn_implementation != name:  # pyright: ignore[reportPrivateUsage]
+        raise UnsupportedModel(f"{type(model).__name__} does not take its attention from transformers' registry")

@@ -1,0 +1,187 @@
+"""What a fuse must compute, by stock transformers alone: dense attention, explicit masks, caches filled by hand.
+
+Nothing of blend is used here. Keys at a place come from a native prefill at that place, so nothing is ever rotated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+Ids = Sequence[int]
+Layers = list[tuple[Tensor, Tensor] | None]
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A chunk that was captured behind a prefix and stands at `start` now."""
+
+    start: int
+    prefix: Ids
+    ids: Ids
+
+    @property
+    def slots(self) -> range:
+        return range(self.start, self.start + len(self.ids))
+
+
+class Placed(DynamicCache):
+    """A stock cache of full-length layers that knows where the fresh rows stand (Llama-4 asks it)."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self._offsets = rows - torch.arange(len(rows))
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._offsets  # type: ignore[return-value]
+
+
+def masks(model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Tensor | dict[str, Tensor]:
+    """Additive masks for rows that see columns, by their positions, as the configuration describes each layer type."""
+    config = model.config
+    ahead = columns[None, :] > rows[:, None]
+    window = getattr(config, "sliding_window", None) or 10**9
+    chunk = getattr(config, "attention_chunk_size", None) or 10**9
+    hidden = {
+        "full_attention": ahead,
+        "sliding_attention": ahead | (columns[None, :] <= rows[:, None] - window),
+        "chunked_attention": ahead | (columns[None, :] // chunk != rows[:, None] // chunk),
+    }
+    shown = {
+        kind: torch.zeros(mask.shape).masked_fill(mask, torch.finfo(torch.float32).min)[None, None]
+        for kind, mask in hidden.items()
+    }
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if len(kinds) > 1 or kinds & {"chunked_attention"} or takes_dict(model):
+        return shown
+    return shown["sliding_attention" if config.model_type == "mistral" else (kinds or {"full_attention"}).pop()]
+
+
+def takes_dict(model: PreTrainedModel) -> bool:
+    """Models that could mix layer types take a mask for each."""
+    return model.config.model_type in ("qwen2", "qwen3", "smollm3")
+
+
+def prefill(model: PreTrainedModel, ids: Ids) -> Tensor:
+    """Logits (T, V) of a full prefill."""
+    with torch.inference_mode():
+        return model(torch.tensor([list(ids)]), use_cache=False).logits[0]
+
+
+def greedy(model: PreTrainedModel, ids: Ids, count: int) -> tuple[list[int], list[float]]:
+    """Tokens chosen one by one, each by a full prefill, and by how much the first beat the second."""
+    chosen: list[int] = []
+    leads: list[float] = []
+    for _ in range(count):
+        best = prefill(model, [*ids, *chosen])[-1].topk(2)
+        chosen.append(int(best.indices[0]))
+        leads.append(float(best.values[0] - best.values[1]) / float(best.values[0].abs()))
+    return chosen, leads
+
+
+def native_kv(model: PreTrainedModel, ids: Ids, *, first: int = 0) -> Layers:
+    """Keys and values (H, T, D) of a native prefill whose first token stands at position `first`, masks as from 0."""
+    own = torch.arange(len(ids))
+    cache = DynamicCache()
+    with torch.inference_mode():
+        model(
+            torch.tensor([list(ids)]),
+            position_ids=(own + first)[None],
+            past_key_values=cache,
+            attention_mask=masks(model, own, own),
+            use_cache=True,
+        )
+    return stored(cache)
+
+
+def stored(cache: DynamicCache) -> Layers:
+    """(H, T, D) of each layer; None where nothing was stored."""
+    layers = cast("list[DynamicLayer]", cache.layers)
+    return [(each.keys[0], each.values[0]) if each.is_initialized else None for each in layers]  # pyright: ignore[reportOptionalSubscript]
+
+
+def chunk_kv(model: PreTrainedModel, chunk: Cached) -> Layers:
+    """A chunk's keys and values, captured behind its prefix, as they are where the chunk stands now."""
+    behind = len(chunk.prefix)
+    whole = native_kv(model, [*chunk.prefix, *chunk.ids], first=chunk.start - behind)
+    return [None if kv is None else (kv[0][:, behind:], kv[1][:, behind:]) for kv in whole]
+
+
+def slots_kv(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached]) -> Layers:
+    """One (H, N, D) for each layer with the chunks in their slots and nothing elsewhere."""
+    whole = native_kv(model, ids)
+    for layer, kv in enumerate(whole):
+        if kv is not None:
+            whole[layer] = (torch.full_like(kv[0], 7.0), torch.full_like(kv[1], 7.0))
+    for chunk in chunks:
+        for to, kv in zip(whole, chunk_kv(model, chunk), strict=True):
+            if to is not None and kv is not None:
+                to[0][:, list(chunk.slots)], to[1][:, list(chunk.slots)] = kv
+    return whole
+
+
+def rows_through(model: PreTrainedModel, ids: Ids, rows: Sequence[int], cached: Layers) -> tuple[Tensor, Layers]:
+    """Compute some rows; every other slot holds what `cached` has. Logits of the rows, and their keys and values."""
+    places = torch.tensor(rows)
+    rest = torch.tensor([slot for slot in range(len(ids)) if slot not in set(rows)], dtype=torch.int64)
+    cache = Placed(places)
+    for layer, kv in enumerate(cached):
+        if kv is not None:
+            cache.update(kv[0][None, :, rest], kv[1][None, :, rest], layer)
+    with torch.inference_mode():
+        logits = model(
+            torch.tensor([[ids[row] for row in rows]]),
+            position_ids=places[None],
+            past_key_values=cache,
+            attention_mask=masks(model, places, torch.cat([rest, places])),
+            use_cache=True,
+        ).logits[0]
+    behind = len(rest)
+    return logits, [kv if kv is None else (kv[0][:, behind:], kv[1][:, behind:]) for kv in stored(cache)]
+
+
+def blended(
+    model: PreTrainedModel,
+    ids: Ids,
+    chunks: Sequence[Cached],
+    *,
+    rows: Sequence[int],
+    filters: Sequence[tuple[int, int]],
+) -> tuple[Tensor, list[int]]:
+    """Last logits of a fuse, and the cached slots that were recomputed.
+
+    `rows` are computed in any case. Each filter (layer, keep) ends a stage: all rows of the stage have fresh keys up to
+    its layer, and besides `rows` those stay that deviate most there.
+    """
+    store = slots_kv(model, ids, chunks)
+    cached = {slot for chunk in chunks for slot in chunk.slots}
+    free = [slot for slot in sorted(cached) if slot not in set(rows)] if filters else []
+    for layer, keep in filters:
+        stage = sorted({*rows, *free})
+        _, fresh = rows_through(model, ids, stage, store)
+        scores = deviation(store, fresh, layer=layer, stage=stage, cached=sorted(cached & set(stage)))
+        free = sorted(sorted(free, key=lambda slot: -scores[slot])[:keep])
+        for index in range(layer + 1):
+            held, kv = store[index], fresh[index]
+            if held is not None and kv is not None:
+                held[0][:, stage], held[1][:, stage] = kv
+    final = sorted({*rows, *free})
+    logits, _ = rows_through(model, ids, final, store)
+    return logits[-1], sorted(cached & set(final))
+
+
+def deviation(store: Layers, fresh: Layers, *, layer: int, stage: list[int], cached: list[int]) -> dict[int, float]:
+    """Squared distance of each cached slot's fresh keys and values, each relative to the sum of squares."""
+    held, new = store[layer], fresh[layer]
+    assert held is not None and new is not None
+    scores = dict.fromkeys(cached, 0.0)
+    for part in range(2):
+        norm = held[part][:, cached].square().sum()
+        for slot in cached:
+            off = (new[part][:, stage.index(slot)] - held[part][:, slot]).square().sum()
+            scores[slot] += float(off / norm)
+    return scores

@@ -1,0 +1,180 @@
+"""Tiny random models of many families, each built from its config class. Weights are a function of the seed."""
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+from transformers import (
+    ArceeConfig,
+    AutoModelForCausalLM,
+    Cohere2Config,
+    DeepseekV3Config,
+    Ernie4_5Config,
+    Exaone4Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    Glm4Config,
+    GPTNeoXConfig,
+    GptOssConfig,
+    GraniteConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    NanoChatConfig,
+    NemotronConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+    StableLmConfig,
+)
+
+from blend.load import Model, adopt
+
+VOCABULARY = 128
+WINDOW = 24  # shorter than most chunks of the tests
+BASE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ALTERNATING = ["sliding_attention", "full_attention"] * 2
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"factor": 64.0, "original_max_position_embeddings": 64}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**BASE),
+    "llama3-rope": lambda: LlamaConfig(
+        **BASE, rope_parameters={"rope_type": "llama3", "rope_theta": 10000.0, **LLAMA3}
+    ),
+    "llama-yarn": lambda: LlamaConfig(**BASE, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, **YARN}),
+    "mistral-window": lambda: MistralConfig(**BASE, sliding_window=WINDOW),
+    "qwen2": lambda: Qwen2Config(**BASE),
+    "qwen3": lambda: Qwen3Config(**BASE),
+    "gemma2": lambda: Gemma2Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING, query_pre_attn_scalar=8),
+    "gemma3": lambda: Gemma3TextConfig(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING, query_pre_attn_scalar=8),
+    "gemma4": lambda: Gemma4TextConfig(
+        **{**BASE, "num_hidden_layers": 6, "global_head_dim": 16},
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCABULARY,
+    ),
+    "phi3-partial": lambda: Phi3Config(**BASE, rope_parameters=PARTIAL),
+    "olmo2": lambda: Olmo2Config(**BASE),
+    "gpt-oss": lambda: GptOssConfig(
+        **BASE, sliding_window=WINDOW, layer_types=ALTERNATING, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "granite": lambda: GraniteConfig(**BASE, attention_multiplier=0.4, residual_multiplier=0.3, embedding_multiplier=3),
+    "mixtral": lambda: MixtralConfig(**BASE, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **BASE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=1
+    ),
+    "cohere2": lambda: Cohere2Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING),
+    "smollm3": lambda: SmolLM3Config(**BASE, no_rope_layers=[1, 1, 0, 1]),
+    "glm4": lambda: Glm4Config(**BASE, rope_parameters=PARTIAL),
+    "deepseek-v3": lambda: DeepseekV3Config(
+        **{**BASE, "num_key_value_heads": 4},
+        moe_intermediate_size=24,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        n_shared_experts=1,
+        q_lora_rank=12,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    ),
+    "llama4": lambda: Llama4TextConfig(
+        **BASE,
+        intermediate_size_mlp=48,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        attention_chunk_size=WINDOW,
+        no_rope_layers=[1, 1, 1, 0],
+        floor_scale=16,
+        attn_scale=0.5,
+    ),
+}
+
+# Families that nobody named, of the same kind.
+OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "arcee": lambda: ArceeConfig(**BASE),
+    "ernie4.5": lambda: Ernie4_5Config(**BASE),
+    "exaone4": lambda: Exaone4Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING),
+    "gpt-neox": lambda: GPTNeoXConfig(**BASE),
+    "nanochat": lambda: NanoChatConfig(**BASE),
+    "nemotron": lambda: NemotronConfig(**BASE),
+    "olmo3": lambda: Olmo3Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING),
+    "stablelm": lambda: StableLmConfig(**BASE),
+}
+
+
+def build(config: PreTrainedConfig, *, seed: int = 0, spread: float = 0.3) -> PreTrainedModel:
+    """A float32 model whose attention is not flat: weights are wide enough that positions and chunks matter."""
+    torch.manual_seed(seed)
+    config.initializer_range = spread
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim < 2:
+                parameter.normal_(1.0 if "norm" in name else 0.0, 0.1)
+    return model.eval()
+
+
+@cache
+def native(name: str) -> PreTrainedModel:
+    """The model as transformers made it: the reference."""
+    model = build({**FAMILIES, **OTHERS}[name]())
+    model.set_attn_implementation("eager")
+    return model
+
+
+@cache
+def ours(name: str) -> Model:
+    """The same weights, made ours."""
+    return adopt(copy.deepcopy(native(name)), words())
+
+
+def words() -> PreTrainedTokenizerFast:
+    """A tokenizer in which token i is the word `wi`."""
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{number}": number for number in range(3, VOCABULARY)}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="</s>", pad_token="<pad>", bos_token="<s>", unk_token="<pad>"
+    )
+
+
+def draw(seed: int, *counts: int) -> list[tuple[int, ...]]:
+    """Runs of random token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return [tuple(torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()) for count in counts]

@@ -1,0 +1,111 @@
+"""Capture against a native prefill, and its bits against its companions."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from blend import capture as module
+from blend.capture import batches, bucket, capture
+from blend.checks import Held, stored_agrees
+from blend.errors import NotFinite, PromptError
+from blend.load import Model, adopt
+from store.record import Record, widen
+from tests.blend import dense
+from tests.blend.families import BASE, build, draw, native, ours, words
+
+PREFIX = draw(8, 10)[0]
+LENGTHS = (1, 31, 32, 33, 64, 100, 300, 512, 513, 700)
+
+
+@pytest.fixture(scope="module")
+def bfloat16() -> Model:
+    config = Qwen3Config(**{**BASE, "hidden_size": 64, "head_dim": 16})
+    return adopt(build(config).bfloat16(), words())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3"])
+def test_a_record_is_what_a_native_prefill_computes_behind_the_prefix(name: str) -> None:
+    """At its own place: placing what was lifted must give the native keys back."""
+    decoder, chunks = ours(name).decoder, draw(9, *LENGTHS)
+
+    for ids, record in zip(chunks, capture(decoder, PREFIX, chunks=chunks), strict=True):
+        context, slots = decoder.context(len(PREFIX) + len(ids)), slice(len(PREFIX), len(PREFIX) + len(ids))
+        expected = dense.chunk_kv(native(name), dense.Cached(len(PREFIX), PREFIX, ids))
+        for layer in decoder.anatomy.keeping:
+            stored, right = record.layers[layer], expected[layer]
+            assert stored is not None and right is not None
+            keys, values = torch.from_numpy(stored.keys), torch.from_numpy(stored.values)
+            decoder.place(context, layer, slots=slots, keys=keys, values=values)
+            assert torch.allclose(context.keys(layer)[:, slots], right[0], atol=2e-4 * float(right[0].abs().max()))
+            assert torch.allclose(context.values(layer)[:, slots], right[1], atol=2e-4 * float(right[1].abs().max()))
+
+
+def same(one: Record, other: Record) -> bool:
+    return all(
+        np.array_equal(a.keys, b.keys) and np.array_equal(a.values, b.values)
+        for a, b in zip(one.layers, other.layers, strict=True)
+        if a is not None and b is not None
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bits_of_a_record_do_not_depend_on_its_companions(dtype: str, bfloat16: Model) -> None:
+    decoder = (ours("llama") if dtype == "float32" else bfloat16).decoder
+    chunks = draw(10, *LENGTHS, 60, 50, 40, 64, 33)
+    together = capture(decoder, PREFIX, chunks=chunks)
+    backwards = capture(decoder, PREFIX, chunks=chunks[::-1])[::-1]
+
+    for ids, one, other in zip(chunks, together, backwards, strict=True):
+        assert same(one, other)
+        assert same(one, capture(decoder, PREFIX, chunks=[ids])[0])
+
+
+def test_passes_have_one_shape() -> None:
+    for rows in (512, 4096):
+        chunks = draw(11, *(1 + (37 * number) % 600 for number in range(80)))
+        seen = sorted(number for group in batches(chunks, rows=rows) for number in group)
+        assert seen == list(range(80))
+        for group in batches(chunks, rows=rows):
+            sizes = {bucket(len(chunks[number]), rows=rows) for number in group}
+            assert len(sizes) == 1
+            assert len(group) * sizes.pop() <= rows
+
+
+def test_others_may_compute_between_the_layers_of_a_capture() -> None:
+    calls: list[int] = []
+
+    capture(ours("llama").decoder, PREFIX, chunks=draw(12, 40, 700), between=lambda: calls.append(1))
+
+    assert len(calls) == 4 * (1 + 1 + 2)  # layers, and passes: the prefix, 40 tokens, 700
+
+
+def test_what_cannot_be_captured_says_so() -> None:
+    decoder = ours("llama").decoder
+    with pytest.raises(PromptError, match="chunk 1 has no tokens"):
+        capture(decoder, PREFIX, chunks=[(5,), ()])
+    with pytest.raises(PromptError, match="4090 tokens behind a prefix of 10, the model's window is 4096: cut it"):
+        capture(decoder, PREFIX, chunks=draw(13, 4090))
+    with pytest.raises(PromptError, match="token id 999"):
+        capture(decoder, PREFIX, chunks=[(5, 999)])
+
+
+def test_numbers_that_are_not_finite_are_never_stored() -> None:
+    model = adopt(build(Qwen3Config(**BASE)), words())
+    with torch.no_grad():
+        next(p for name, p in model.decoder.model.named_parameters() if "layers.2.self_attn.v_proj" in name)[0] = np.inf
+    with pytest.raises(NotFinite, match="layer 2"):
+        capture(model.decoder, PREFIX, chunks=draw(14, 20))
+
+
+def test_a_stored_record_is_recognised_and_a_foreign_one_is_not(bfloat16: Model) -> None:
+    decoder, ids = bfloat16.decoder, draw(15, 90)[0]
+    [own] = capture(decoder, PREFIX, chunks=[ids])
+    [foreign] = capture(decoder, PREFIX, chunks=draw(16, 90))
+    print_ = bfloat16.fingerprint
+
+    assert stored_agrees(decoder, Held(own, print_), prefix=PREFIX, ids=ids)
+    assert not stored_agrees(decoder, Held(foreign, print_), prefix=PREFIX, ids=ids)
+    assert own.dtype == "bfloat16"
+    assert widen(own.layers[0].keys, "bfloat16").any()  # type: ignore[union-attr]
+    assert print_.capture == module.VERSION

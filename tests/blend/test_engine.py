@@ -1,0 +1,333 @@
+"""The engine against transformers, and against itself one request at a time."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from blend.engine import Ready, Request, Token
+from blend.errors import BlendError, Busy, NotFinite, PromptError, Unreadable
+from blend.load import adopt
+from blend.local import Limits
+from blend.prompt import Chunk, Prompt, Text
+from blend.sampling import Sampling
+from store.record import LayerKV
+from tests.blend import dense
+from tests.blend.asking import Asked, Broken, Held, engine
+from tests.blend.families import FAMILIES, OTHERS, VOCABULARY, draw, native, ours, words
+from tests.blend.fusing import Case, close, fused, layout, source
+
+PREFIX, A, B, C, GAP, SUFFIX, LONG = draw(5, 9, 40, 33, 21, 5, 11, 1500)
+MIXED = Case(PREFIX, PREFIX, "hthmh", (A, GAP, B, C, C), SUFFIX)
+PLAIN = Prompt(PREFIX, (Text(A),), SUFFIX)
+GREEDY = Sampling(max_tokens=16, ignore_eos=True)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
+def test_sixteen_greedy_tokens_are_those_of_transformers(name: str) -> None:
+    prompt = MIXED.prompt(ours(name))
+    tokens, leads = dense.greedy(native(name), prompt.ids, 16)
+    certain = next((count for count, lead in enumerate(leads) if lead < 1e-4), 16)
+
+    with engine(ours(name)) as to:
+        full = Asked(to, Request(prompt, GREEDY, policy="full")).wait()
+        all_again = Asked(to, Request(prompt, GREEDY, policy="hybrid", ratio=1.0)).wait()
+
+    assert full.ids[:certain] == tokens[:certain]
+    assert all_again.ids[:certain] == tokens[:certain]
+    assert full.done.reason == "length"
+    assert full.done.generated == 16
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
+def test_eight_requests_at_once_answer_as_one_after_the_other(name: str) -> None:
+    cached = MIXED.prompt(ours(name))
+    questions = draw(6, *range(3, 11))
+    requests = [
+        Request(
+            dataclasses.replace(cached, suffix=question),
+            dataclasses.replace(GREEDY, max_tokens=6 + 2 * number),
+            policy=("hybrid", "full", "reuse", "heads")[number % 4],
+            ratio=0.3,
+        )
+        for number, question in enumerate(questions)
+    ]
+    with engine(ours(name)) as to:
+        alone = [Asked(to, request).wait() for request in requests]
+        together = [asked.wait() for asked in [Asked(to, request) for request in requests]]
+
+    for one, other in zip(alone, together, strict=True):
+        assert other.ids == one.ids
+        assert other.ready.report.recomputed_slots == one.ready.report.recomputed_slots
+
+
+def test_a_request_joins_and_leaves_at_any_step() -> None:
+    model = ours("llama")
+    first, second = Request(PLAIN, GREEDY), Request(MIXED.prompt(model), dataclasses.replace(GREEDY, max_tokens=4))
+    with engine(model) as to:
+        alone = [Asked(to, each).wait().ids for each in (first, second)]
+        for step in (0, 1, 5, 11):
+            running = Asked(to, first)
+            while len(running.ids) < step:
+                running.next()
+            joining = Asked(to, second)
+            assert [running.wait().ids, joining.wait().ids] == alone
+
+
+def test_a_seed_gives_the_same_tokens_in_any_company() -> None:
+    drawn = Request(PLAIN, Sampling(max_tokens=12, temperature=1.0, top_p=0.9, top_k=40, seed=7, ignore_eos=True))
+    with engine(ours("qwen2")) as to:
+        alone = Asked(to, drawn).wait()
+        crowd = [
+            Asked(to, dataclasses.replace(drawn, sampling=dataclasses.replace(drawn.sampling, seed=seed)))
+            for seed in (1, 7, 2, 3)
+        ]
+        ids = [asked.wait().ids for asked in crowd]
+
+    assert ids[1] == alone.ids
+    assert ids[0] != alone.ids
+
+
+def test_streams_go_on_while_a_long_prompt_is_fused() -> None:
+    endless = Request(PLAIN, Sampling(max_tokens=2000, ignore_eos=True))
+    with engine(ours("llama"), Limits(piece_rows=64)) as to:
+        running = Asked(to, endless)
+        running.next()
+        long = Asked(to, Request(Prompt(PREFIX, (Text(LONG),), SUFFIX), GREEDY, policy="full"))
+        long.wait()
+        running.ticket.cancel()
+        running.wait()
+
+    assert long.ready.report.seconds["others"] > 0
+    assert long.ready.report.seconds["others"] < 0.9 * long.done.seconds
+    assert running.done.reason == "cancelled"
+
+
+def test_cancelling_frees_the_place_at_the_next_step() -> None:
+    room = ours("llama").decoder.token_bytes * 2500
+    endless = Request(PLAIN, Sampling(max_tokens=2000, ignore_eos=True))
+    with engine(ours("llama"), Limits(kv_bytes=room)) as to:
+        running = Asked(to, endless)
+        running.next()
+        waiting = Asked(to, endless)
+        gone = Asked(to, endless)
+        gone.ticket.cancel()
+        running.ticket.cancel()
+        assert isinstance(waiting.next(), Ready)
+        waiting.ticket.cancel()
+        waiting.wait()
+        gone.wait()
+        running.wait()
+        after = Asked(to, Request(PLAIN, GREEDY)).wait()
+
+    assert [asked.done.reason for asked in (running, waiting, gone, after)] == [*["cancelled"] * 3, "length"]
+    assert running.done.generated < 2000
+    assert gone.events == [gone.done]
+
+
+def test_a_client_that_leaves_during_its_fuse_ends_it() -> None:
+    held = Held()
+    with engine(ours("llama"), Limits(piece_rows=16)) as to:
+        first = Asked(to, Request(PLAIN, Sampling(max_tokens=1, processor=held)))
+        assert held.reached.wait(60)
+        leaving = Asked(to, Request(Prompt(PREFIX, (Text(LONG),), SUFFIX), GREEDY))
+        leaving.ticket.cancel()
+        held.release.set()
+        first.wait()
+        leaving.wait()
+
+    assert leaving.done.reason == "cancelled"
+    assert leaving.done.generated == 0
+
+
+def test_a_full_queue_says_busy_and_takes_nothing() -> None:
+    held = Held()
+    with engine(ours("llama"), Limits(waiting=2)) as to:
+        blocking = Asked(to, Request(PLAIN, Sampling(max_tokens=1, processor=held)))
+        assert held.reached.wait(60)
+        queued = [Asked(to, Request(PLAIN, GREEDY)) for _ in range(2)]
+        with pytest.raises(Busy, match="2 requests are waiting"):
+            Asked(to, Request(PLAIN, GREEDY))
+        held.release.set()
+        for asked in [blocking, *queued]:
+            asked.wait()
+        assert Asked(to, Request(PLAIN, GREEDY)).wait().done.reason == "length"
+
+
+def test_requests_go_before_captures() -> None:
+    held, order = Held(), list[str]()
+    with engine(ours("llama")) as to:
+        blocking = Asked(to, Request(PLAIN, Sampling(max_tokens=1, processor=held)))
+        assert held.reached.wait(60)
+        records = to.capture(PREFIX, [A])
+        records.add_done_callback(lambda _: order.append("capture"))
+        asked = Asked(
+            to, Request(PLAIN, dataclasses.replace(GREEDY, processor=lambda ids, logits: note(order, logits)))
+        )
+        held.release.set()
+        blocking.wait()
+        asked.wait()
+        assert records.result(60)[0].tokens == len(A)
+
+    assert order == [*["token"] * 16, "capture"]
+
+
+def note(order: list[str], logits: torch.Tensor) -> torch.Tensor:
+    order.append("token")
+    return logits
+
+
+def test_what_does_not_fit_waits_and_what_never_fits_is_refused() -> None:
+    model = ours("llama")
+    room = model.decoder.token_bytes * (len(PLAIN.ids) + 16)
+    with engine(model, Limits(kv_bytes=room)) as to:
+        asked = [Asked(to, Request(PLAIN, GREEDY)) for _ in range(3)]
+        assert len({tuple(each.wait().ids) for each in asked}) == 1
+        with pytest.raises(PromptError, match="lower max_tokens"):
+            to.submit(Request(PLAIN, Sampling(max_tokens=17)), print)
+
+
+def test_prompts_that_cannot_be_are_refused_with_the_remedy() -> None:
+    with engine(ours("llama")) as to:
+        with pytest.raises(PromptError, match="question is empty"):
+            to.submit(Request(Prompt(PREFIX, (Text(A),), ())), print)
+        with pytest.raises(PromptError, match="window 4096: leave out chunks"):
+            to.submit(Request(Prompt(PREFIX, (Text(LONG * 3),), SUFFIX)), print)
+        with pytest.raises(PromptError, match="unknown policy 'best'"):
+            to.submit(Request(PLAIN, policy="best"), print)
+        for ratio in (-0.1, 1.5, float("nan")):
+            with pytest.raises(PromptError, match="ratio must be in"):
+                to.submit(Request(PLAIN, ratio=ratio), print)
+        with pytest.raises(PromptError, match="token id 128"):
+            to.submit(Request(Prompt((VOCABULARY,), (), SUFFIX)), print)
+
+
+def test_a_prompt_without_chunks_and_without_prefix_is_answered() -> None:
+    tokens, _ = dense.greedy(native("llama"), SUFFIX, 16)
+    with engine(ours("llama")) as to:
+        asked = Asked(to, Request(Prompt((), (), SUFFIX), GREEDY)).wait()
+
+    assert asked.ids == tokens
+    assert (asked.ready.report.reused, asked.ready.report.fresh) == (0, len(SUFFIX))
+
+
+def test_a_prompt_as_long_as_the_window_gets_one_token() -> None:
+    window = ours("llama").decoder.window
+    prompt = Prompt((), (Text(tuple(LONG * 3)[: window - 5]),), SUFFIX[:5])
+    with engine(ours("llama")) as to:
+        assert Asked(to, Request(prompt, GREEDY)).wait().done.generated == 1
+
+
+def test_a_processor_that_fails_ends_its_own_request_only() -> None:
+    with engine(ours("llama")) as to:
+        alone = Asked(to, Request(PLAIN, GREEDY)).wait()
+        running = Asked(to, Request(PLAIN, GREEDY))
+        failing = Asked(to, Request(PLAIN, dataclasses.replace(GREEDY, processor=Broken()))).wait()
+
+        assert running.wait().ids == alone.ids
+        assert isinstance(failing.error, BlendError)
+
+
+def test_numbers_that_are_not_finite_end_a_request_and_not_the_engine() -> None:
+    model = adopt(copy.deepcopy(native("llama")), words())
+    weight = next(parameter for name, parameter in model.decoder.model.named_parameters() if "layers.3.mlp" in name)
+    kept = weight.detach().clone()
+    with engine(model) as to:
+        with torch.no_grad():
+            weight[0, 0] = float("nan")
+        assert isinstance(Asked(to, Request(PLAIN, GREEDY)).wait().error, NotFinite)
+        with torch.no_grad():
+            weight.copy_(kept)
+        assert Asked(to, Request(PLAIN, GREEDY)).wait().done.generated == 16
+
+
+def test_a_prefix_is_computed_once_and_stays_exact() -> None:
+    model = ours("llama")
+    prompt = MIXED.prompt(model)
+    reference = dense.greedy(native("llama"), prompt.ids, 16)[0]
+    with engine(model) as to:
+        first = Asked(to, Request(prompt, GREEDY, ratio=0.3)).wait()
+        second = Asked(to, Request(prompt, GREEDY, ratio=0.3)).wait()
+        assert Asked(to, Request(prompt, GREEDY, policy="hybrid", ratio=1.0)).wait().ids == reference
+
+    assert second.ready.report.reused == first.ready.report.reused + len(PREFIX)
+    assert second.ids == first.ids
+
+
+class Spoiled:
+    """A source whose record fails at one layer."""
+
+    def __init__(self, source: object, at: int) -> None:
+        self._source = source
+        self._at = at
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._source, name)
+
+    def layer(self, index: int) -> LayerKV:
+        if index == self._at:
+            raise Unreadable("digest of frame 1 differs")
+        return self._source.layer(index)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_a_record_that_fails_at_a_layer_becomes_text(layer: int) -> None:
+    model = ours("llama")
+    good, bad = source(model, PREFIX, A), Spoiled(source(model, PREFIX, B), layer)
+    with_bad = Prompt(PREFIX, (Chunk(C), Chunk(A, good), Chunk(B, bad)), SUFFIX)  # type: ignore[arg-type]
+    as_text = Prompt(PREFIX, (Chunk(C), Chunk(A, good), Chunk(B)), SUFFIX)
+
+    found = fused(model, with_bad, policy="reuse")
+
+    assert close(found.logits, fused(model, as_text, policy="reuse").logits)
+    assert found.report.misses == ((0, "absent"), (2, "corrupt: digest of frame 1 differs"))
+    assert found.report.reused == len(A)
+
+
+@pytest.mark.parametrize("field", ["weights", "tokenizer", "rope", "dtype", "capture"])
+def test_a_record_of_another_fingerprint_is_a_miss_that_names_the_field(field: str) -> None:
+    model = ours("llama")
+    record = source(model, PREFIX, A)
+    record.fingerprint = dataclasses.replace(record.fingerprint, **{field: "other"})
+    prompt = Prompt(PREFIX, (Chunk(A, record),), SUFFIX)
+
+    assert layout(model, prompt).misses == ((0, field),)
+    assert close(fused(model, prompt, policy="reuse").logits, dense.prefill(native("llama"), prompt.ids)[-1])
+
+
+def test_a_record_of_other_tokens_is_a_miss() -> None:
+    prompt = Prompt(PREFIX, (Chunk(A[:-1], source(ours("llama"), PREFIX, A)),), SUFFIX)
+
+    assert layout(ours("llama"), prompt).misses == ((0, "tokens"),)
+
+
+def test_a_stop_string_ends_the_answer_and_does_not_come_out() -> None:
+    with engine(ours("llama")) as to:
+        whole = Asked(to, Request(PLAIN, GREEDY)).wait()
+        word = ours("llama").tokenizer.decode([whole.ids[5]])
+        stopped = Asked(to, Request(PLAIN, dataclasses.replace(GREEDY, stop=(word,)))).wait()
+
+    assert stopped.text == whole.text[: whole.text.index(word)]
+    assert stopped.done.reason == "stop"
+
+
+def test_logprobs_are_the_models_own() -> None:
+    with engine(ours("llama")) as to:
+        asked = Asked(to, Request(PLAIN, Sampling(max_tokens=3, logprobs=5, ignore_eos=True))).wait()
+    tokens = [event for event in asked.events if isinstance(event, Token)]
+    for place, token in enumerate(tokens):
+        logits = dense.prefill(native("llama"), [*PLAIN.ids, *asked.ids[:place]])[-1]
+        expected = torch.log_softmax(logits, -1).topk(5)
+        assert [id_ for id_, _ in token.top] == expected.indices.tolist()
+        assert [each for _, each in token.top] == pytest.approx(expected.values.tolist(), abs=1e-4)
+        assert token.logprob == pytest.approx(float(expected.values[0]), abs=1e-4)
+
+
+def test_closing_finishes_what_runs_and_takes_nothing_more() -> None:
+    with engine(ours("llama")) as to:
+        asked = [Asked(to, Request(PLAIN, GREEDY)) for _ in range(3)]
+        to.close()
+        assert [each.wait().done.generated for each in asked] == [16] * 3
+        with pytest.raises(Busy, match="closing"):
+            to.submit(Request(PLAIN), print)
