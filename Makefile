@@ -8,10 +8,11 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -c constraints.txt
 INSTALLED := $(VENV)/.installed
 UNFINISHED := $(VENV).unfinished
+OLDEST := $(shell sed -n 's/.*transformers>=\([0-9.]*\),.*/\1.0/p' pyproject.toml)
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-rgw fuzz fmt bench demo serve clean
+.PHONY: help install check test test-long test-rgw test-oldest fuzz fmt bench demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -35,7 +36,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 	$(PY) -m pytest tests/test_architecture.py
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-long test-rgw fuzz bench: export OMP_WAIT_POLICY = PASSIVE
+test test-long test-rgw test-oldest fuzz bench: export OMP_WAIT_POLICY = PASSIVE
 
 test: $(INSTALLED) ## the tests, but for the long ones
 	$(PY) -m pytest $(ARGS)
@@ -46,6 +47,14 @@ test-long: $(INSTALLED) ## the long tests
 test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
 	tests/servers/rgw.sh $(PY) -m pytest -m "long or not long" tests/servers tests/store/test_object.py \
 		tests/store/test_object_races.py tests/store/test_object_faults.py tests/store/test_contract.py::TestS3 $(ARGS)
+
+# Beside $(VENV), with the same versions of all else.
+test-oldest: $(INSTALLED) ## the tests of blend with the oldest transformers that is supported
+	$(PYTHON) -m venv $(VENV)-oldest
+	grep -v '^transformers==' constraints.txt > $(VENV)-oldest/constraints.txt
+	$(VENV)-oldest/bin/pip install -q -c $(VENV)-oldest/constraints.txt $(TORCH)
+	$(VENV)-oldest/bin/pip install -q -c $(VENV)-oldest/constraints.txt -e '.[dev]' 'transformers==$(OLDEST)'
+	$(VENV)-oldest/bin/python -m pytest tests/blend $(ARGS)
 
 fuzz: $(INSTALLED) ## the decoder on millions of mangled blobs, and the stores against a dict for long
 	$(PY) -m pytest -m long tests/store/test_fuzz.py tests/store/test_model.py $(ARGS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import (
     AttentionMaskInterface,
     causal_mask_function,
@@ -18,10 +18,12 @@ from transformers.masking_utils import (
 )
 
 from blend.errors import UnsupportedModel
+from blend.flex import attend_flexibly
 from blend.step import ACTIVE, Segment
 
 NAME = "kvweave"
-DENSE = f"{NAME}_dense"  # the same, by the model's own plain attention
+DENSE = f"{NAME}_dense"  # the same, by the model's own plain attention: it knows soft caps and sinks
+FLEX = f"{NAME}_flex"  # the same, by FlexAttention
 
 ROWS = 256  # in one block: its mask and its keys stay in the cache
 DENSE_NUMBERS = 8 << 20  # scores of one block of plain attention
@@ -101,39 +103,31 @@ class Block:
 
 
 Kernel = Callable[[Call, Block], Tensor]  # to (1, T, Hq, D)
+AttentionFunction = Callable[..., tuple[Tensor, None]]
 
 
-def attend(  # noqa: PLR0917  # as transformers calls it
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Visibility | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: object,
-) -> tuple[Tensor, None]:
-    """The attention function with torch's fused kernels: query (1, Hq, T, D) to (1, T, Hq, D)."""
-    return _attend(_fused, Call(module, scaling, kwargs), query=query, seen=(key, value), visibility=attention_mask)
+def attention_by(kernel: Kernel) -> AttentionFunction:
+    """An attention function as transformers calls it: query (1, Hq, T, D) to (1, T, Hq, D)."""
 
+    def attend(  # noqa: PLR0917  # as transformers calls it
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Visibility | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: object,
+    ) -> tuple[Tensor, None]:
+        call = Call(module, scaling, kwargs)
+        return _attend(kernel, call, query=query, seen=(key, value), visibility=attention_mask), None
 
-def attend_dense(  # noqa: PLR0917  # as transformers calls it
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Visibility | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: object,
-) -> tuple[Tensor, None]:
-    """The same by the model's own plain attention, for what fused kernels lack: soft caps, sinks."""
-    return _attend(_plain, Call(module, scaling, kwargs), query=query, seen=(key, value), visibility=attention_mask)
+    return attend
 
 
 def _attend(
     kernel: Kernel, call: Call, *, query: Tensor, seen: tuple[Tensor, Tensor], visibility: Visibility | None
-) -> tuple[Tensor, None]:
+) -> Tensor:
     step = ACTIVE.get()
     if step is None or not isinstance(visibility, Visibility):
         raise UnsupportedModel(f"the attention {NAME!r} runs inside a step and with the masks that it made")
@@ -143,7 +137,7 @@ def _attend(
         if kernel is _fused and visibility.is_causal and segment.slots.first == 0 and segment.slots.adjoining:
             parts.append(_fused_causal(call, Block(rows, keys, values, None)))
             continue
-        size = ROWS if kernel is _fused else max(1, DENSE_NUMBERS // (query.shape[1] * segment.visible))
+        size = _rows_of_a_block(kernel, query, segment)
         for start in range(0, len(segment.slots), size):
             stop = min(start + size, len(segment.slots))
             seen_by_last = segment.slots.part(start, stop).last + 1
@@ -151,7 +145,13 @@ def _attend(
             mask = None if lone else visibility.mask(segment, start, stop=stop, dtype=query.dtype)
             block = Block(rows[:, :, start:stop], keys[:, :, :seen_by_last], values[:, :, :seen_by_last], mask)
             parts.append(kernel(call, block))
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), None
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _rows_of_a_block(kernel: Kernel, query: Tensor, segment: Segment) -> int:
+    if kernel is _plain:
+        return max(1, DENSE_NUMBERS // (query.shape[1] * segment.visible))
+    return len(segment.slots) if query.is_cuda else ROWS
 
 
 def _fused(call: Call, block: Block) -> Tensor:
@@ -171,16 +171,22 @@ def _fused_causal(call: Call, block: Block) -> Tensor:
 
 
 def _grouped(call: Call, block: Block, *, is_causal: bool) -> Tensor:
+    query, keys, values, mask = block.query, block.keys, block.values, block.mask
+    _, heads, rows, _ = query.shape
+    if query.is_cuda and mask is not None and heads != keys.shape[1]:
+        # Its kernel that takes a mask knows no groups: groups become heads of a batch, their keys one view.
+        query = query.view(keys.shape[1], -1, rows, query.shape[3])
+        keys, values = (each[0][:, None].expand(-1, query.shape[1], -1, -1) for each in (keys, values))
     out = nn.functional.scaled_dot_product_attention(
-        block.query,
-        block.keys,
-        block.values,
-        attn_mask=block.mask,
+        query,
+        keys,
+        values,
+        attn_mask=mask,
         is_causal=is_causal,
         scale=call.scaling,
-        enable_gqa=block.query.shape[1] != block.keys.shape[1],
+        enable_gqa=query.shape[1] != keys.shape[1],
     )
-    return out.transpose(1, 2)
+    return out.reshape(1, heads, rows, -1).transpose(1, 2)
 
 
 def _plain(call: Call, block: Block) -> Tensor:
@@ -194,11 +200,23 @@ def _plain(call: Call, block: Block) -> Tensor:
     return out
 
 
-def register() -> None:
-    """Make both names known to transformers."""
-    for name, function in ((NAME, attend), (DENSE, attend_dense)):
-        AttentionInterface.register(name, function)  # pyright: ignore[reportUnknownMemberType]
-        AttentionMaskInterface.register(name, see)  # pyright: ignore[reportUnknownMemberType]
+def _flexible(call: Call, block: Block) -> Tensor:
+    seen = (block.keys, block.values)
+    return attend_flexibly(block.query, seen, mask=block.mask, scaling=call.scaling, more=call.more)
 
 
-register()
+KERNELS: dict[str, Kernel] = {NAME: _fused, DENSE: _plain, FLEX: _flexible}
+
+
+def kernels(model: PreTrainedModel) -> list[str]:
+    """Those to try, best first; which one computes what the model computes is checked when it is loaded."""
+    if getattr(model, "_supports_sdpa", False):
+        return [NAME, DENSE]
+    if model.device.type == "cuda" and getattr(model, "_supports_flex_attn", False):
+        return [FLEX, DENSE]
+    return [DENSE]
+
+
+for _name, _kernel in KERNELS.items():
+    AttentionInterface.register(_name, attention_by(_kernel))  # pyright: ignore[reportUnknownMemberType]
+    AttentionMaskInterface.register(_name, see)  # pyright: ignore[reportUnknownMemberType]

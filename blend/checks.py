@@ -15,10 +15,10 @@ from blend.errors import UnsupportedModel
 from blend.fingerprint import Fingerprint
 from blend.fuse import Order, fuse
 from blend.gate import text_config
-from blend.prompt import Chunk, Prompt, Source, lay_out
+from blend.prompt import Chunk, Held, Prompt, Source, lay_out
 from blend.step import Segment
 from blend.unpack import unpack
-from store.record import LayerKV, PackedLayer, Record
+from store.record import LayerKV, PackedLayer
 
 TOKENS = 48
 PARTS = (12, 24, 12)  # prefix, chunk, question
@@ -119,25 +119,6 @@ def _exact_hit(decoder: Decoder, ids: Sequence[int]) -> Tensor:
 def _cut(ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     first, second = PARTS[0], PARTS[0] + PARTS[1]
     return ids[:first], ids[first:second], ids[second:]
-
-
-class Held:
-    """A record in memory as a source."""
-
-    def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
-        self._record = record
-        self.fingerprint = fingerprint
-
-    @property
-    def tokens(self) -> int:
-        """Of the record."""
-        return self._record.tokens
-
-    def layer(self, index: int) -> LayerKV:
-        """Of the record."""
-        layer = self._record.layers[index]
-        assert layer is not None
-        return layer
 
 
 def stored_agrees(decoder: Decoder, source: Source, *, prefix: Sequence[int], ids: Sequence[int]) -> bool:

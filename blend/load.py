@@ -22,7 +22,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from blend.anatomy import examine
-from blend.attention import DENSE, NAME
+from blend.attention import kernels
 from blend.capture import VERSION
 from blend.checks import TOKENS, disagreement, refuse_moving_angles, refuse_structure
 from blend.decoder import Decoder
@@ -138,7 +138,7 @@ def _decoder(model: PreTrainedModel) -> Decoder:
     ids = [3 + (7 * place) % 89 for place in range(TOKENS)]
     plain = _plain_logits(model, ids)
     reasons: list[str] = []
-    for name in (NAME, DENSE) if getattr(model, "_supports_sdpa", False) else (DENSE,):
+    for name in kernels(model):
         _attend_by(model, name)
         decoder = Decoder(model, examine(model, window=window), window=window)
         refuse_moving_angles(model, decoder)

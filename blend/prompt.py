@@ -6,7 +6,7 @@ from typing import Protocol
 
 from blend.errors import PromptError
 from blend.fingerprint import Fingerprint, prefix_digest
-from store.record import LayerKV, PackedLayer
+from store.record import LayerKV, PackedLayer, Record
 
 
 class Source(Protocol):
@@ -25,6 +25,25 @@ class Source(Protocol):
     def layer(self, index: int) -> LayerKV | PackedLayer:
         """A layer that keeps keys and values of its own. Raises Unreadable where the stored bytes cannot be trusted."""
         ...
+
+
+class Held:
+    """A record in memory, as a source."""
+
+    def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
+        self._record = record
+        self.fingerprint = fingerprint
+
+    @property
+    def tokens(self) -> int:
+        """Of the record."""
+        return self._record.tokens
+
+    def layer(self, index: int) -> LayerKV:
+        """Of the record."""
+        layer = self._record.layers[index]
+        assert layer is not None
+        return layer
 
 
 @dataclass(frozen=True, slots=True)

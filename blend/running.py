@@ -49,7 +49,7 @@ class Running:
         sampling = self.request.sampling
         self._sampler = Sampler(sampling, self.layout.ids, device=device)
         self._stops = StopStrings(sampling.stop)
-        self._text = Detokenizer(tokenizer)
+        self._text = Detokenizer(tokenizer, hidden=tokenizer.special)
         self._ends: Sequence[int] = () if sampling.ignore_eos else tuple(tokenizer.stop_ids)
         self._listen(ready)
 

@@ -61,8 +61,7 @@ EXCUSED: dict[str, dict[str, str]] = {
     },
     "long_signatures": {
         "blend/anatomy.py:Probe.update": "transformers decides",
-        "blend/attention.py:attend": "transformers decides",
-        "blend/attention.py:attend_dense": "transformers decides",
+        "blend/attention.py:attention_by.attend": "transformers decides",
         "blend/attention.py:see": "transformers decides",
         "blend/step.py:Step.update": "transformers decides",
         "service/settings.py:Settings.settings_customise_sources": "pydantic-settings decides",

@@ -44,6 +44,7 @@ from transformers import (
 from blend.load import Model, adopt
 
 VOCABULARY = 128
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WINDOW = 24  # shorter than most chunks of the tests
 BASE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -160,8 +161,14 @@ def native(name: str) -> PreTrainedModel:
 
 @cache
 def ours(name: str) -> Model:
-    """The same weights, made ours."""
-    return adopt(copy.deepcopy(native(name)), words())
+    """The same weights, made ours; on an accelerator where there is one."""
+    return adopt(put(copy.deepcopy(native(name))), words())
+
+
+def put(model: PreTrainedModel) -> PreTrainedModel:
+    """On the device that the tests compute on."""
+    torch.nn.Module.to(model, DEVICE)
+    return model
 
 
 def words() -> PreTrainedTokenizerFast:

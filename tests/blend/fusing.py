@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from blend.capture import capture
-from blend.checks import Held
 from blend.fingerprint import prefix_digest
 from blend.fuse import Fused, Order, fuse
 from blend.load import Model
 from blend.policy import select
-from blend.prompt import Chunk, Layout, Prompt, Text, lay_out
+from blend.prompt import Chunk, Held, Layout, Prompt, Text, lay_out
 from tests.blend.dense import Cached
 
 READERS = ThreadPoolExecutor(2)
@@ -78,7 +77,7 @@ def chosen(model: Model, prompt: Prompt, *, policy: str, ratio: float) -> tuple[
 
 def off(ours: Tensor, theirs: Tensor) -> float:
     """The largest difference of logits, relative to the largest logit."""
-    return float((ours - theirs).abs().max() / theirs.abs().max())
+    return float((ours.cpu() - theirs).abs().max() / theirs.abs().max())
 
 
 def close(ours: Tensor, theirs: Tensor) -> bool:

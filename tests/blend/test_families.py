@@ -44,7 +44,7 @@ def test_relocation_is_a_native_prefill_at_that_position(name: str, start: int) 
     for layer in decoder.anatomy.keeping:
         stored, right = record.layers[layer], expected[layer]
         assert stored is not None and right is not None
-        keys, values = torch.from_numpy(stored.keys), torch.from_numpy(stored.values)
+        keys, values = (torch.from_numpy(part).to(decoder.device) for part in (stored.keys, stored.values))
         decoder.place(context, layer, slots=slice(start, start + len(B)), keys=keys, values=values)
         assert off(context.keys(layer)[:, start:], right[0]) < 2e-4
         assert off(context.values(layer)[:, start:], right[1]) < 2e-4

@@ -1,0 +1,95 @@
+"""Fuses beside each other, reading beside computing, and every attention kernel."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+
+from blend import load
+from blend.attention import DENSE, FLEX, NAME
+from blend.fuse import Order, fuse
+from blend.load import adopt
+from blend.prompt import Chunk, Held, Prompt
+from store.record import LayerKV
+from tests.blend import dense
+from tests.blend.families import draw, native, ours, put, words
+from tests.blend.fusing import READERS, Case, chosen, close, fused, layout, source
+
+PREFIX, A, B, C, GAP, SUFFIX = draw(31, 9, 120, 75, 40, 5, 11)
+MIXED = Case(PREFIX, PREFIX, "hthmh", (A, GAP, B, C, C), SUFFIX)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma4", "llama4", "gpt-oss"])
+def test_fuses_in_many_threads_do_not_interfere(name: str) -> None:
+    model = ours(name)
+    prompts = [Case(PREFIX, PREFIX, "hh", (A[: 40 + n], B), SUFFIX).prompt(model) for n in range(8)]
+    alone = [fused(model, prompt, policy="hybrid", ratio=0.3, piece_rows=50) for prompt in prompts]
+
+    with ThreadPoolExecutor(8) as threads:
+        together = threads.map(
+            lambda prompt: fused(model, prompt, policy="hybrid", ratio=0.3, piece_rows=50), prompts * 2
+        )
+
+    for one, other in zip(alone * 2, together, strict=True):
+        assert close(other.logits, one.logits.cpu())
+        assert other.report.recomputed_slots == one.report.recomputed_slots
+
+
+class Gated(Held):
+    """Delivers its last layer only when allowed."""
+
+    def __init__(self, held: Held, allowed: Event) -> None:
+        super().__init__(held._record, held.fingerprint)  # pyright: ignore[reportPrivateUsage]
+        self._allowed = allowed
+
+    def layer(self, index: int) -> LayerKV:
+        if index == 3:
+            assert self._allowed.wait(60)
+        return super().layer(index)
+
+
+def test_a_layer_is_computed_while_the_next_is_still_being_read() -> None:
+    model, allowed, entered = ours("llama"), Event(), list[int]()
+    placed = layout(model, Prompt(PREFIX, (Chunk(A, Gated(source(model, PREFIX, A), allowed)),), SUFFIX))
+
+    def between() -> None:
+        entered.append(1)
+        if len(entered) == 4:  # before the last layer: the other three ran without it
+            allowed.set()
+
+    found = fuse(
+        model.decoder,
+        placed,
+        context=model.decoder.context(len(placed.ids)),
+        order=Order("reuse", between=between),
+        readers=READERS,
+    )
+
+    assert close(found.logits, dense.prefill(native("llama"), placed.ids)[-1])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("kernel", [NAME, DENSE, FLEX])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gpt-oss", "deepseek-v3", "llama4"])
+def test_every_attention_kernel_that_is_accepted_is_exact(
+    name: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == NAME and name in ("gemma2", "gpt-oss"):
+        pytest.skip("fused kernels have no soft cap and no sinks")
+    monkeypatch.setattr(load, "kernels", lambda model: [kernel])  # pyright: ignore[reportUnknownLambdaType]
+    model = adopt(put(copy.deepcopy(native(name))), words())
+    prompt = MIXED.prompt(model)
+    rows, filters = chosen(model, prompt, policy="hybrid", ratio=0.3)
+    logits, _ = dense.blended(native(name), prompt.ids, MIXED.cached, rows=rows, filters=filters)
+
+    assert close(fused(model, prompt, policy="hybrid", ratio=0.3, piece_rows=64).logits, logits)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])
+def test_a_kernel_that_computes_something_else_is_not_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "kernels", lambda model: [NAME, DENSE])  # pyright: ignore[reportUnknownLambdaType]
+
+    module = adopt(put(copy.deepcopy(native(name))), words()).decoder.model
+
+    assert module.config._attn_implementation == DENSE  # pyright: ignore[reportPrivateUsage]
