@@ -137,7 +137,7 @@ def _attend(
         if kernel is _fused and visibility.is_causal and segment.slots.first == 0 and segment.slots.adjoining:
             parts.append(_fused_causal(call, Block(rows, keys, values, None)))
             continue
-        size = _rows_of_a_block(kernel, query, segment)
+        size = _rows_of_a_block(kernel, query, segment=segment)
         for start in range(0, len(segment.slots), size):
             stop = min(start + size, len(segment.slots))
             seen_by_last = segment.slots.part(start, stop).last + 1
@@ -148,7 +148,7 @@ def _attend(
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _rows_of_a_block(kernel: Kernel, query: Tensor, segment: Segment) -> int:
+def _rows_of_a_block(kernel: Kernel, query: Tensor, *, segment: Segment) -> int:
     if kernel is _plain:
         return max(1, DENSE_NUMBERS // (query.shape[1] * segment.visible))
     return len(segment.slots) if query.is_cuda else ROWS

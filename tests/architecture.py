@@ -63,6 +63,8 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/anatomy.py:Probe.update": "transformers decides",
         "blend/attention.py:attention_by.attend": "transformers decides",
         "blend/attention.py:see": "transformers decides",
+        "blend/flex.py:_blocks.sees": "torch decides",
+        "blend/flex.py:_capped.score": "torch decides",
         "blend/step.py:Step.update": "transformers decides",
         "service/settings.py:Settings.settings_customise_sources": "pydantic-settings decides",
     },
