@@ -70,6 +70,8 @@ class Feed:
         self._stopped.set()
         if self._work is not None:
             self._work.result()
+        if self._stream:  # whoever gets the context's memory next must not meet a copy still on its way
+            torch.cuda.current_stream(self._decoder.device).wait_stream(self._stream)
 
     def _read(self) -> None:
         try:

@@ -48,7 +48,7 @@ def find_layers(model: PreTrainedModel) -> nn.ModuleList:
     lists = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) >= count]
     calls: list[nn.Module] = []
     with _listening(lists, calls), torch.inference_mode():
-        model(torch.tensor([PROBE_IDS], device=model.device), use_cache=False)
+        model(torch.tensor([PROBE_IDS], device=model.device) % text_config(model).vocab_size, use_cache=False)
     for each in lists:
         run = [module for module in calls if module in set(each)]
         if run == list(each)[:count]:

@@ -135,7 +135,8 @@ def _explained(model: PreTrainedModel) -> Generator[None]:
 def _decoder(model: PreTrainedModel) -> Decoder:
     window: int = text_config(model).max_position_embeddings
     install(find_layers(model))
-    ids = [3 + (7 * place) % 89 for place in range(TOKENS)]
+    vocabulary: int = text_config(model).vocab_size
+    ids = [(3 + (7 * place) % 89) % vocabulary for place in range(TOKENS)]
     plain = _plain_logits(model, ids)
     reasons: list[str] = []
     for name in kernels(model):

@@ -123,15 +123,27 @@ class LocalEngine:
 
     def _work(self) -> None:
         torch.set_num_threads(self._threads)
-        with torch.inference_mode():
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._waiting or self._running or self._captures or self._closing)
-                    if not (self._waiting or self._running or self._captures):
-                        return
-                self._serve()
-                if self._captures:
-                    self._run_capture(self._captures.popleft())
+        try:
+            with torch.inference_mode():
+                self._loop()
+        except Exception as error:
+            log.critical("the engine stopped", exc_info=error)
+            with self._changed:
+                self._closing = True
+                for entry in [*self._waiting, *self._running]:
+                    entry.fail(error)
+                for job in self._captures:
+                    job.result.set_exception(error)
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._running or self._captures or self._closing)
+                if not (self._waiting or self._running or self._captures):
+                    return
+            self._serve()
+            if self._captures:
+                self._run_capture(self._captures.popleft())
 
     def _serve(self) -> None:
         """Until no request wants anything. Runs inside a capture, too."""

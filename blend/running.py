@@ -1,5 +1,6 @@
 """One answer in the making: picks tokens, makes text of them, knows when to stop. Knows no other request."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,8 @@ from blend.prompt import Layout
 from blend.sampling import Sampler
 from blend.stops import StopStrings
 from blend.tokens import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class Running:
@@ -51,7 +54,7 @@ class Running:
         self._stops = StopStrings(sampling.stop)
         self._text = Detokenizer(tokenizer, hidden=tokenizer.special)
         self._ends: Sequence[int] = () if sampling.ignore_eos else tuple(tokenizer.stop_ids)
-        self._listen(ready)
+        self._tell(ready)
 
     def take(self, logits: Tensor) -> None:
         """Pick the next token from logits (V,), tell, and end where it ends."""
@@ -62,7 +65,7 @@ class Running:
             self.end("stop")
             return
         out = self._stops.push(self._text.push(picked.token))
-        self._listen(Token(picked.token, out.text, picked.logprob, picked.top))
+        self._tell(Token(picked.token, out.text, picked.logprob, picked.top))
         if out.stopped:
             self.end("stop")
         elif len(self._generated) >= self.request.sampling.max_tokens or self.position + 1 >= self.capacity:
@@ -76,10 +79,22 @@ class Running:
             rest = self._stops.push(self._text.finish()).text + self._stops.finish()
             reason = "stop" if self._stops.stopped else reason
         self.context = None
-        self._listen(Done(reason, rest, len(self._generated), self.age_s))
+        self._tell(Done(reason, rest, len(self._generated), self.age_s))
 
     def fail(self, error: Exception) -> None:
         """Tell that it is over."""
         self.over = True
         self.context = None
-        self._listen(Failed(error))
+        self._tell(Failed(error))
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self._listen(event)
+        except Exception as error:
+            log.warning("a listener failed: its request is cancelled", exc_info=error)
+            self.cancelled = True
+            self._listen = _nobody
+
+
+def _nobody(event: Event) -> None:
+    return None

@@ -229,6 +229,23 @@ def test_a_processor_that_fails_ends_its_own_request_only() -> None:
         assert isinstance(failing.error, BlendError)
 
 
+def test_a_listener_that_fails_ends_its_own_request_only() -> None:
+    told: list[object] = []
+
+    def listen(event: object) -> None:
+        told.append(event)
+        raise RuntimeError("gone")
+
+    with engine(ours("llama")) as to:
+        alone = Asked(to, Request(PLAIN, GREEDY)).wait()
+        running = Asked(to, Request(PLAIN, GREEDY))
+        to.submit(Request(PLAIN, GREEDY), listen)
+        assert running.wait().ids == alone.ids
+        assert Asked(to, Request(PLAIN, GREEDY)).wait().ids == alone.ids
+
+    assert len(told) == 1
+
+
 def test_numbers_that_are_not_finite_end_a_request_and_not_the_engine() -> None:
     model = adopt(copy.deepcopy(native("llama")), words())
     weight = next(parameter for name, parameter in model.decoder.model.named_parameters() if "layers.3.mlp" in name)

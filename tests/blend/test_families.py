@@ -1,13 +1,16 @@
 """Every family against transformers itself: prefill, exact hits, relocation, blending with an explicit mask."""
 
+import copy
 import dataclasses
 
 import pytest
 import torch
+from transformers import Gemma3TextConfig, LlamaConfig
 
 from blend.capture import capture
+from blend.load import adopt
 from tests.blend import dense
-from tests.blend.families import FAMILIES, OTHERS, WINDOW, draw, native, ours
+from tests.blend.families import BASE, FAMILIES, OTHERS, WINDOW, build, draw, native, ours, put, words
 from tests.blend.fusing import Case, chosen, close, fused, off
 
 ALL = [*FAMILIES, *OTHERS]
@@ -89,3 +92,36 @@ def test_a_record_behind_another_prefix_is_not_exact() -> None:
     report = fused(ours("llama"), case.prompt(ours("llama")), policy="hybrid", ratio=0.2).report
 
     assert report.recomputed == 8
+
+
+@pytest.mark.parametrize(("ratio", "rows"), [(0.1, 33), (0.4, 1024)])
+def test_a_deep_model_narrows_its_rows_in_steps(ratio: float, rows: int) -> None:
+    deep = build(Gemma3TextConfig(**{**BASE, "num_hidden_layers": 14}, query_pre_attn_scalar=8, sliding_window=WINDOW))
+    deep.set_attn_implementation("eager")
+    model = adopt(put(copy.deepcopy(deep)), words())
+    prompt = MIXED.prompt(model)
+    always, filters = chosen(model, prompt, policy="hybrid", ratio=ratio)
+    logits, recomputed = dense.blended(deep, prompt.ids, MIXED.cached, rows=always, filters=filters)
+
+    found = fused(model, prompt, policy="hybrid", ratio=ratio, piece_rows=rows)
+
+    assert len(filters) == 3
+    assert list(found.report.recomputed_slots) == recomputed
+    assert close(found.logits, logits)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_shallow_model_with_few_words_and_a_small_window_works(layers: int) -> None:
+    small = {"num_hidden_layers": layers, "vocab_size": 40, "max_position_embeddings": 200}
+    shallow = build(LlamaConfig(**{**BASE, **small}))
+    model = adopt(put(copy.deepcopy(shallow)), words())
+    parts = tuple(tuple(each % 40 for each in part) for part in (A, B, C))
+    case = Case(tuple(each % 40 for each in OTHER_PREFIX), (), "hhh", parts, (9, 8, 7))
+    prompt = case.prompt(model)
+
+    for policy in ("reuse", "deviation", "hybrid"):
+        always, filters = chosen(model, prompt, policy=policy, ratio=0.3)
+        logits, _ = dense.blended(shallow, prompt.ids, case.cached, rows=always, filters=filters)
+        assert close(fused(model, prompt, policy=policy, ratio=0.3).logits, logits)
+    if layers == 1:  # its keys know no context: a cache is exact
+        assert close(fused(model, prompt, policy="reuse").logits, dense.prefill(shallow, prompt.ids)[-1])
