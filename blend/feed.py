@@ -10,7 +10,6 @@ import torch
 
 from blend.context import Context
 from blend.decoder import Decoder
-from blend.errors import Unreadable
 from blend.prompt import Span
 from blend.unpack import unpack
 
@@ -97,7 +96,7 @@ class Feed:
         try:
             stored = span.source.layer(layer)
             keys, values = unpack(stored, dtype=decoder.dtype, device=decoder.device)
-        except Unreadable as error:
+        except OSError as error:  # Unreadable among them: whatever a medium does, the text is at hand
             raise Damaged(span, str(error)) from error
         shape = decoder.anatomy.shapes[layer]
         assert shape is not None

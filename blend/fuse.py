@@ -26,7 +26,11 @@ from blend.step import Course, Watch
 
 @dataclass(frozen=True, slots=True)
 class FuseReport:
-    """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens."""
+    """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens.
+
+    Seconds: `select` and `compute` are the fuse's own; `wait` (for records) and `others` (their steps) are parts of
+    them, and `read` went on beside them. `bytes` of keys and values came out of records.
+    """
 
     policy: str
     ratio: float
@@ -97,13 +101,15 @@ def fuse(decoder: Decoder, layout: Layout, *, context: Context, order: Order, re
             moved += feed.bytes
         clock.seconds["read"] = clock.seconds.get("read", 0.0) + feed.read_s
         clock.seconds["wait"] = clock.seconds.get("wait", 0.0) + feed.waited_s
-        if not bool(torch.isfinite(logits).all()):
-            raise NotFinite("the model's first logits are not finite: its weights, or a record, are damaged")
-        return Fused(context, logits, work.report(layout, moved))
+        if bool(torch.isfinite(logits).all()):
+            return Fused(context, logits, work.report(layout, moved))
+        if not selection.layout.spans:
+            raise NotFinite("the model's first logits are not finite: its weights are damaged, or overflow its dtype")
+        layout = layout.as_text("corrupt: not finite")
 
 
 class _Fuse:
-    """One attempt. Slots in `self._rows` are ascending; those of exact spans and the known prefix never among them."""
+    """One attempt. `rows` are those that a stage computes, one flag for each slot; exact slots are never among them."""
 
     def __init__(self, decoder: Decoder, selection: Selection, *, context: Context, order: Order, clock: Clock) -> None:
         self._decoder = decoder

@@ -70,7 +70,6 @@ class LocalEngine:
         self._captures: deque[_Capture] = deque()
         self._closing = False
         self._running: list[Running] = []
-        self._fusing: Running | None = None
         self._step_s = 0.0
         self._stepped = 0.0
         self._threads = torch.get_num_threads()
@@ -133,7 +132,8 @@ class LocalEngine:
                 for entry in [*self._waiting, *self._running]:
                     entry.fail(error)
                 for job in self._captures:
-                    job.result.set_exception(error)
+                    if job.result.set_running_or_notify_cancel():
+                        job.result.set_exception(error)
 
     def _loop(self) -> None:
         while True:
@@ -158,9 +158,12 @@ class LocalEngine:
 
     def _admit(self) -> Running | None:
         with self._changed:
-            for entry in [entry for entry in self._waiting if entry.cancelled]:
+            gone = [entry for entry in self._waiting if entry.cancelled]
+            for entry in gone:
                 self._waiting.remove(entry)
-                entry.end("cancelled")
+        for entry in gone:
+            entry.end("cancelled")
+        with self._changed:
             used = sum(entry.capacity for entry in self._running) * self._decoder.token_bytes
             if not self._waiting or len(self._running) >= self.limits.running:
                 return None

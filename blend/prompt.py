@@ -23,7 +23,7 @@ class Source(Protocol):
         ...
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
-        """A layer that keeps keys and values of its own. Raises Unreadable where the stored bytes cannot be trusted."""
+        """A layer that keeps keys and values of its own. Raises Unreadable, or another OSError, where it cannot."""
         ...
 
 
@@ -104,6 +104,11 @@ class Layout:
         """With one chunk as text."""
         spans = tuple(span for span in self.spans if span.chunk != chunk)
         return replace(self, spans=spans, misses=(*self.misses, (chunk, reason)))
+
+    def as_text(self, reason: str) -> "Layout":
+        """With all chunks as text."""
+        misses = tuple((span.chunk, reason) for span in self.spans)
+        return replace(self, spans=(), misses=(*self.misses, *misses))
 
     @property
     def blended(self) -> tuple[Span, ...]:

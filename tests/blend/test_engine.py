@@ -302,6 +302,30 @@ def test_a_record_that_fails_at_a_layer_becomes_text(layer: int) -> None:
     assert found.report.reused == len(A)
 
 
+def test_a_medium_that_fails_in_any_way_is_a_miss() -> None:
+    model = ours("llama")
+
+    class Away(Spoiled):
+        def layer(self, index: int) -> LayerKV:
+            raise ConnectionResetError("gone")
+
+    prompt = Prompt(PREFIX, (Chunk(A, Away(source(model, PREFIX, A), 0)),), SUFFIX)  # type: ignore[arg-type]
+    found = fused(model, prompt, policy="hybrid", ratio=0.2)
+
+    assert close(found.logits, dense.prefill(native("llama"), prompt.ids)[-1])
+    assert found.report.misses == ((0, "corrupt: gone"),)
+
+
+def test_a_record_with_numbers_that_are_not_finite_is_a_miss() -> None:
+    model, record = ours("llama"), source(ours("llama"), PREFIX, A)
+    record.layer(2).values[0, 3, 1] = float("nan")
+    prompt = Prompt(PREFIX, (Chunk(A, record), Chunk(B, source(model, PREFIX, B))), SUFFIX)
+    found = fused(model, prompt, policy="reuse")
+
+    assert close(found.logits, dense.prefill(native("llama"), prompt.ids)[-1])
+    assert found.report.misses == ((0, "corrupt: not finite"), (1, "corrupt: not finite"))
+
+
 @pytest.mark.parametrize("field", ["weights", "tokenizer", "rope", "dtype", "capture"])
 def test_a_record_of_another_fingerprint_is_a_miss_that_names_the_field(field: str) -> None:
     model = ours("llama")

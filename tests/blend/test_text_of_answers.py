@@ -1,0 +1,84 @@
+"""Answers as text: characters, stop strings and ends, through the engine, for tokenizers of several kinds."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from blend.engine import Done, Request, Token
+from blend.load import Model, adopt
+from blend.prompt import Prompt
+from blend.sampling import Sampling
+from tests.blend.asking import Asked, engine
+from tests.blend.families import BASE, build, put
+from tests.blend.tokenizers_made import end_of, made, token_of
+
+KINDS = ("bytes", "metaspace-first", "prepend", "unigram")
+WORDS = "Grüße 東京 👩‍🚀 café\nx"
+
+
+class Forced:
+    """A logits processor that makes the model say these tokens."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = ids
+
+    def __call__(self, ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        logits.fill_(float("-inf"))
+        logits[self._ids[len(ids)]] = 0.0
+        return logits
+
+
+def model(kind: str) -> Model:
+    tokenizer = made(kind)
+    return adopt(put(build(LlamaConfig(**{**BASE, "vocab_size": len(tokenizer)}))), tokenizer)
+
+
+def say(to: Model, ids: Sequence[int], *, count: int, stop: tuple[str, ...] = ()) -> Asked:
+    sampling = Sampling(max_tokens=count, stop=stop, processor=Forced(ids))
+    with engine(to) as running:
+        return Asked(running, Request(Prompt((), (), (5, 6, 7)), sampling)).wait()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_cut_anywhere_never_shows_half_a_character(kind: str) -> None:
+    speaker = model(kind)
+    ids = speaker.tokenizer.encode_text(WORDS)
+    for count in range(1, len(ids) + 1):
+        asked = say(speaker, ids, count=count)
+        assert WORDS.startswith(asked.text)
+        assert len(asked.text.encode()) > len(WORDS[: len(asked.text)].encode()) - 4
+        assert asked.done.reason == "length"
+    assert asked.text == WORDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_string_in_the_middle_of_a_tokens_text_cuts_there(kind: str) -> None:
+    speaker = model(kind)
+    ids = speaker.tokenizer.encode_text(WORDS)
+    for stop in ("ß", "京", "\u200d", "é\n", "ü"):
+        asked = say(speaker, ids, count=len(ids), stop=(stop,))
+        assert asked.text == WORDS[: WORDS.index(stop)]
+        assert asked.done.reason == "stop"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_end_token_ends_and_is_not_shown(kind: str) -> None:
+    speaker = model(kind)
+    ids = [*speaker.tokenizer.encode_text("done"), token_of(kind, end_of(kind)), 9, 9]
+    asked = say(speaker, ids, count=50)
+
+    assert asked.text == "done"
+    assert asked.done.reason == "stop"
+    assert asked.done.generated == len(ids) - 2
+
+
+def test_every_piece_of_text_is_final() -> None:
+    speaker = model("bytes")
+    ids = speaker.tokenizer.encode_text(WORDS)
+    seen = ""
+    for event in say(speaker, ids, count=len(ids)).events:
+        if isinstance(event, Token | Done):
+            seen += event.text
+            assert WORDS.startswith(seen)
