@@ -25,7 +25,7 @@ NAME = "kvweave"
 DENSE = f"{NAME}_dense"  # the same, by the model's own plain attention: it knows soft caps and sinks
 FLEX = f"{NAME}_flex"  # the same, by FlexAttention
 
-ROWS = 256  # in one block: its mask and its keys stay in the cache
+ROWS = (64, 256)  # of one block, at least and at most: fewer waste a kernel, more see keys for the last row alone
 DENSE_NUMBERS = 8 << 20  # scores of one block of plain attention
 
 
@@ -151,7 +151,8 @@ def _attend(
 def _rows_of_a_block(kernel: Kernel, query: Tensor, *, segment: Segment) -> int:
     if kernel is _plain:
         return max(1, DENSE_NUMBERS // (query.shape[1] * segment.visible))
-    return len(segment.slots) if query.is_cuda else ROWS
+    rows = len(segment.slots)
+    return rows if query.is_cuda else min(ROWS[1], max(ROWS[0], rows // 4))
 
 
 def _fused(call: Call, block: Block) -> Tensor:
