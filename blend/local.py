@@ -18,13 +18,13 @@ import torch
 from blend.capture import capture
 from blend.context import Slots
 from blend.decoder import Decoder
-from blend.engine import Event, Ready, Request
+from blend.engine import Event, Failed, Ready, Request
 from blend.errors import Busy, PromptError
 from blend.fingerprint import Fingerprint
 from blend.fuse import Order, fuse
 from blend.prefixes import Prefixes
 from blend.prompt import lay_out
-from blend.running import Running
+from blend.running import Answer, Entry
 from blend.step import Segment
 from blend.tokens import Tokenizer
 from store.record import Record
@@ -66,17 +66,17 @@ class LocalEngine:
         self._capture_prefixes = Prefixes(self.limits.prefix_bytes)
         self._readers = ThreadPoolExecutor(READERS, "kvweave-read")
         self._changed = Condition()
-        self._waiting: deque[Running] = deque()
+        self._waiting: deque[Entry] = deque()
         self._captures: deque[_Capture] = deque()
         self._closing = False
-        self._running: list[Running] = []
+        self._running: list[Answer] = []
         self._step_s = 0.0
         self._stepped = 0.0
         self._threads = torch.get_num_threads()
         self._thread = Thread(target=self._work, name="kvweave-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, listen: Callable[[Event], None]) -> Running:
+    def submit(self, request: Request, listen: Callable[[Event], None]) -> Entry:
         """See `Engine.submit`."""
         layout = lay_out(
             request.prompt,
@@ -92,7 +92,7 @@ class LocalEngine:
                 f"{len(layout.ids)} prompt tokens and up to {request.sampling.max_tokens} new ones need {needed} bytes "
                 f"of KV, the budget is {self.limits.kv_bytes}: leave out chunks, lower max_tokens or raise the budget"
             )
-        entry = Running(request, layout, listen=listen, capacity=capacity)
+        entry = Entry(request, layout, listen=listen, capacity=capacity)
         with self._changed:
             if self._closing:
                 raise Busy("the engine is closing and takes nothing more")
@@ -129,8 +129,8 @@ class LocalEngine:
             log.critical("the engine stopped", exc_info=error)
             with self._changed:
                 self._closing = True
-                for entry in [*self._waiting, *self._running]:
-                    entry.fail(error)
+                for entry in [*self._waiting, *(answer.entry for answer in self._running)]:
+                    entry.tell(Failed(error))
                 for job in self._captures:
                     if job.result.set_running_or_notify_cancel():
                         job.result.set_exception(error)
@@ -156,7 +156,7 @@ class LocalEngine:
             elif entry is None:
                 return
 
-    def _admit(self) -> Running | None:
+    def _admit(self) -> Entry | None:
         with self._changed:
             gone = [entry for entry in self._waiting if entry.cancelled]
             for entry in gone:
@@ -164,38 +164,40 @@ class LocalEngine:
         for entry in gone:
             entry.end("cancelled")
         with self._changed:
-            used = sum(entry.capacity for entry in self._running) * self._decoder.token_bytes
+            used = sum(answer.entry.capacity for answer in self._running) * self._decoder.token_bytes
             if not self._waiting or len(self._running) >= self.limits.running:
                 return None
             if used + self._waiting[0].capacity * self._decoder.token_bytes > self.limits.kv_bytes:
                 return None
             return self._waiting.popleft()
 
-    def _start(self, entry: Running) -> None:
+    def _start(self, entry: Entry) -> None:
         try:
-            self._fuse(entry)
+            answer = self._fuse(entry)
         except _Left:
             entry.end("cancelled")
         except Exception as error:
             log.info("request failed", exc_info=error)
-            entry.fail(error)
-        if not entry.over:
-            self._running.append(entry)
+            entry.tell(Failed(error))
+        else:
+            self._running += [] if entry.over else [answer]
 
-    def _fuse(self, entry: Running) -> None:
+    def _fuse(self, entry: Entry) -> Answer:
         request, prefix = entry.request, entry.request.prompt.prefix
         queued_s = entry.age_s
-        entry.context = self._decoder.context(entry.capacity)
+        context = self._decoder.context(entry.capacity)
         if request.policy != "full":
-            self._prefixes.restore(prefix, entry.context)
+            self._prefixes.restore(prefix, context)
         order = Order(request.policy, request.ratio, self.limits.piece_rows, lambda: self._let_others(entry))
-        fused = fuse(self._decoder, entry.layout, context=entry.context, order=order, readers=self._readers)
-        if not entry.context.exact:
-            self._prefixes.keep(prefix, entry.context)
-        entry.begin(Ready(fused.report, queued_s), self._tokenizer, device=self._decoder.device)
-        entry.take(fused.logits)
+        fused = fuse(self._decoder, entry.layout, context=context, order=order, readers=self._readers)
+        if not context.exact:
+            self._prefixes.keep(prefix, context)
+        entry.tell(Ready(fused.report, queued_s))
+        answer = Answer(entry, context, tokenizer=self._tokenizer, device=self._decoder.device)
+        answer.take(fused.logits)
+        return answer
 
-    def _let_others(self, entry: Running) -> None:
+    def _let_others(self, entry: Entry) -> None:
         """Between layers of a fuse: a step of the others, when the fuse had as much time as their last step took."""
         if entry.cancelled:
             raise _Left
@@ -204,41 +206,41 @@ class LocalEngine:
 
     def _step(self) -> None:
         """One token for each running request."""
-        for entry in self._running:
-            if entry.cancelled:
-                entry.end("cancelled")
-        self._running = [entry for entry in self._running if not entry.over]
+        for answer in self._running:
+            if answer.entry.cancelled:
+                answer.end("cancelled")
+        self._drop_finished()
         if not self._running:
             return
         start = time.perf_counter()
-        batch = list(self._running)
         try:
-            self._advance(batch)
+            self._advance(self._running)
         except Exception as error:
             log.error("a decoding step failed", exc_info=error)
-            for entry in batch:
-                if not entry.over:
-                    entry.fail(error)
-        self._running = [entry for entry in self._running if not entry.over]
+            for answer in self._running:
+                answer.entry.tell(Failed(error))
+        self._drop_finished()
         self._stepped = time.perf_counter()
         self._step_s = self._stepped - start
 
-    def _advance(self, batch: list[Running]) -> None:
+    def _drop_finished(self) -> None:
+        self._running = [answer for answer in self._running if not answer.entry.over]
+
+    def _advance(self, batch: Sequence[Answer]) -> None:
         device = self._decoder.device
-        places = torch.tensor([entry.position for entry in batch], device=device)
-        segments: list[Segment] = []
-        for row, entry in enumerate(batch):
-            assert entry.context is not None
-            segments.append(Segment(entry.context, Slots(places[row : row + 1], entry.position, entry.position), row))
-        ids = torch.tensor([entry.last_id for entry in batch], device=device)
-        logits = self._decoder.advance(segments, ids)
+        places = torch.tensor([answer.slot for answer in batch], device=device)
+        segments = [
+            Segment(answer.context, Slots(places[row : row + 1], answer.slot, answer.slot), row)
+            for row, answer in enumerate(batch)
+        ]
+        logits = self._decoder.advance(segments, torch.tensor([answer.last for answer in batch], device=device))
         assert logits is not None
-        for row, entry in enumerate(batch):
+        for row, answer in enumerate(batch):
             try:
-                entry.take(logits[row])
+                answer.take(logits[row])
             except Exception as error:
                 log.info("request failed", exc_info=error)
-                entry.fail(error)
+                answer.entry.tell(Failed(error))
 
     def _run_capture(self, job: _Capture) -> None:
         if not job.result.set_running_or_notify_cancel():

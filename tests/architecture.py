@@ -55,7 +55,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/local.py:LocalEngine._run_capture": "whoever asked gets the exception",
         "blend/local.py:LocalEngine._start": "what one request's fuse raises ends that request alone",
         "blend/local.py:LocalEngine._work": "the outermost loop of a worker: all who wait get the exception",
-        "blend/running.py:Running._tell": "a listener's fault must not reach the other requests",
+        "blend/running.py:Entry.tell": "a listener's fault must not reach the other requests",
         "blend/local.py:LocalEngine._step": "the outermost loop of a worker: every request in it gets the exception",
         "store/behind.py:Behind._run": "the outermost loop of a worker: flush raises what it kept",
         "tests/store/test_object_faults.py:outcome.run": "a panic of the client is no Exception, and must not pass",

@@ -1,0 +1,161 @@
+"""Measures the blending: time to the first token, how a fuse grows, decoding, and stalls. A random model, no store.
+
+`python -m tests.bench.blend` prints one JSON object. The model has Qwen2.5-0.5B's shape; chunks have 256 tokens, their
+records lie in memory, and none stands behind the prefix it was captured behind. `first_token` is timed from the layout
+to the logits; each round times `plain` (transformers' own prefill) and every case once, and the ratios compare times of
+one round. `ratio_to_plain` is how many times faster than plain a case is. `scaling` recomputes the same number of
+tokens in prompts of growing length; `beyond_reuse` is what that costs on top of computing only prefix and question.
+`decode` and `stall` are explained in tests/bench/decode.py. One round before those counted warms up.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from blend.fuse import FuseReport, Order
+from blend.load import Model
+from blend.prompt import Prompt
+from tests.bench.decode import decode, stall
+from tests.bench.model import CHUNK, Corpus, Shape, adopted, captured, fused, random_model
+
+CASES: dict[str, Order] = {
+    "full": Order("full"),
+    "prefix": Order("prefix"),
+    "reuse": Order("reuse"),
+    "heads 15 %": Order("heads", 0.15),
+    "deviation 5 %": Order("deviation", 0.05),
+    "deviation 15 %": Order("deviation", 0.15),
+    "hybrid 5 %": Order("hybrid", 0.05),
+    "hybrid 15 %": Order("hybrid", 0.15),
+}
+GROWING = ("reuse", "heads", "deviation")
+LENGTHS = (1024, 2048, 4096, 8192)
+RECOMPUTED = 154
+
+Rounds = Mapping[str, Sequence[float]]
+
+
+def plain_prefill(model: PreTrainedModel, prompt: Prompt) -> float:
+    """Seconds of transformers' own."""
+    start = time.perf_counter()
+    with torch.inference_mode():
+        model(torch.tensor([prompt.ids]), use_cache=True, logits_to_keep=1)
+    return time.perf_counter() - start
+
+
+def first_token(plain: PreTrainedModel, model: Model, *, prompt: Prompt, runs: int) -> dict[str, object]:
+    """All cases in turn, round by round."""
+    seconds: dict[str, list[float]] = {"plain": [], **{name: [] for name in CASES}}
+    reports: dict[str, list[FuseReport]] = {name: [] for name in CASES}
+    with ThreadPoolExecutor(2) as readers:
+        for number in range(runs + 1):
+            spent = {"plain": plain_prefill(plain, prompt)}
+            for name, order in CASES.items():
+                result, spent[name] = fused(model, prompt, order=order, readers=readers)
+                if number:
+                    reports[name].append(result.report)
+            for name, each in spent.items():
+                if number:
+                    seconds[name].append(each)
+    rows = {name: _case(name, seconds, reports=each) for name, each in reports.items()}
+    return {"prompt_tokens": len(prompt.ids), "plain": {"seconds": _median(seconds["plain"])}, **rows}
+
+
+def _case(name: str, seconds: Rounds, *, reports: Sequence[FuseReport]) -> dict[str, object]:
+    return {
+        "seconds": _median(seconds[name]),
+        "ratio_to_plain": _ratio(seconds["plain"], seconds[name]),
+        "ratio_to_full": _ratio(seconds["full"], seconds[name]),
+        "recomputed": reports[0].recomputed,
+        "fresh": reports[0].fresh,
+        "stages": {stage: _median([each.seconds[stage] for each in reports]) for stage in reports[0].seconds},
+    }
+
+
+def _median(values: Sequence[float]) -> float:
+    return round(statistics.median(values), 4)
+
+
+def _ratio(slower: Sequence[float], faster: Sequence[float]) -> float:
+    return round(statistics.median(a / b for a, b in zip(slower, faster, strict=True)), 3)
+
+
+def scaling(model: Model, corpus: Corpus, *, lengths: Sequence[int], runs: int) -> dict[str, object]:
+    """The same number of recomputed tokens, more and more cached ones."""
+    seconds: dict[str, dict[int, list[float]]] = {name: {tokens: [] for tokens in lengths} for name in GROWING}
+    recomputed: set[int] = set()
+    with ThreadPoolExecutor(2) as readers:
+        for number in range(runs + 1):
+            for tokens in lengths:
+                for name in GROWING:
+                    order = Order(name, (RECOMPUTED - 0.5) / tokens)
+                    result, spent = fused(model, corpus.prompt(tokens), order=order, readers=readers)
+                    if name == "heads":
+                        recomputed.add(result.report.recomputed)
+                    if number:
+                        seconds[name][tokens].append(spent)
+    assert recomputed == {RECOMPUTED}, f"recomputed {recomputed} tokens"
+    medians = {name: {n: statistics.median(each) for n, each in rows.items()} for name, rows in seconds.items()}
+    floor = medians["reuse"]
+    return {"recomputed": RECOMPUTED, **{name: _growth(rows, floor) for name, rows in medians.items()}}
+
+
+def _growth(rows: Mapping[int, float], floor: Mapping[int, float]) -> dict[str, object]:
+    """With the straight line through all lengths, and the largest distance from it as a share of the longest time."""
+    lengths, spent = np.array(list(rows), float), np.array(list(rows.values()))
+    slope, start = np.polyfit(lengths, spent, 1) if len(rows) > 1 else (0.0, spent[0])
+    off = np.abs(slope * lengths + start - spent).max() / spent.max()
+    return {
+        "seconds": {str(tokens): round(each, 4) for tokens, each in rows.items()},
+        "beyond_reuse": {str(tokens): round(each - floor[tokens], 4) for tokens, each in rows.items()},
+        "line": {"start_s": round(float(start), 4), "s_per_1k": round(float(slope) * 1024, 4), "off": round(off, 4)},
+    }
+
+
+def measure(options: argparse.Namespace) -> dict[str, object]:
+    shape = Shape(layers=options.layers)
+    source = random_model(shape, dtype=options.dtype)
+    plain = copy.deepcopy(source) if options.only in (None, "first") else None
+    model = adopted(source)
+    corpus = captured(model)
+    report: dict[str, object] = {
+        "model": "Qwen2.5-0.5B's shape, random",
+        "layers": shape.layers,
+        "dtype": options.dtype,
+        "threads": torch.get_num_threads(),
+    }
+    if plain is not None:
+        prompt = corpus.prompt(options.tokens)
+        report["first_token"] = first_token(plain, model, prompt=prompt, runs=options.runs)
+        del plain
+    if options.only in (None, "scaling"):
+        lengths = [tokens for tokens in LENGTHS if tokens <= options.longest]
+        report["scaling"] = scaling(model, corpus, lengths=lengths, runs=options.runs)
+    if options.only in (None, "decode"):
+        report["decode"] = decode(model, runs=options.runs)
+    if options.only in (None, "stall"):
+        report["stall"] = stall(model, corpus, tokens=min(4096, options.longest))
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--tokens", type=int, default=2048, help=f"of all chunks, a multiple of {CHUNK} (default 2048)")
+    parser.add_argument("--runs", type=int, default=5, help="rounds that count (default 5)")
+    parser.add_argument("--layers", type=int, default=24, help="fewer make a quick try (default 24)")
+    parser.add_argument("--longest", type=int, default=8192, help="prompt of scaling and stall (default 8192)")
+    parser.add_argument("--only", choices=("first", "scaling", "decode", "stall"), help="one part (default all)")
+    print(json.dumps(measure(parser.parse_args()), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Measures the engine's streams: tokens per second, alone and together, and how long a joining prompt makes them wait.
+
+`decode`: requests of 256 tokens of text each; tokens are counted from the first one of the request that joined last,
+while all run. `stall`: four requests stream while a long prompt is fused. `gaps` are the seconds between two tokens of
+a stream, of those that overlap the fuse, or none of it (`quiet`); `fuse_s` is the time until the prompt is ready, of
+which the streams took `others_s`. Called by tests/bench/blend.py.
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from threading import Condition
+
+import numpy as np
+
+from blend.engine import Done, Event, Failed, Ready, Request, Ticket, Token
+from blend.load import Model
+from blend.local import Limits, LocalEngine
+from blend.prompt import Prompt
+from blend.sampling import Sampling
+from tests.bench.model import Corpus, text_prompt
+
+PROMPT = 256  # tokens
+COUNTED = 48  # tokens of each request, while all run
+ENDLESS = 8192  # tokens; cancelled long before
+TOGETHER = 8
+STREAMS = 4
+QUIET = 48  # tokens of each stream before a prompt joins
+PIECES = (1024, 256, 8192)  # rows; the last one takes the whole prompt in one piece
+JOINING = ("full", "hybrid")
+
+
+class Heard:
+    """What one request was told, and when."""
+
+    def __init__(self) -> None:
+        self.tokens: list[float] = []
+        self.ready: Ready | None = None
+        self.ready_at = 0.0
+        self._over: Event | None = None
+        self._changed = Condition()
+
+    def __call__(self, event: Event) -> None:
+        """Called from the engine's thread."""
+        now = time.perf_counter()
+        with self._changed:
+            if isinstance(event, Ready):
+                self.ready, self.ready_at = event, now
+            elif isinstance(event, Token):
+                self.tokens.append(now)
+            else:
+                self._over = event
+            self._changed.notify_all()
+
+    def wait_for(self, holds: Callable[["Heard"], bool]) -> None:
+        """Return once it holds. Raises the error that ended the request before."""
+        with self._changed:
+            self._changed.wait_for(lambda: holds(self) or self._over is not None)
+            if isinstance(self._over, Failed):
+                raise self._over.error
+            assert holds(self), f"over too early: {self._over}"
+
+    def finish(self) -> None:
+        """Wait for its end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over is not None)
+            assert isinstance(self._over, Done), self._over
+
+
+class Streams:
+    """Requests that generate without an end, until they are left."""
+
+    def __init__(self, engine: LocalEngine, count: int) -> None:
+        self.heard = [Heard() for _ in range(count)]
+        self._tickets: list[Ticket] = [
+            engine.submit(_endless(text_prompt(PROMPT, 20 + number)), each) for number, each in enumerate(self.heard)
+        ]
+
+    def begin(self) -> float:
+        """Wait until all run; the moment of the last one's first token."""
+        for each in self.heard:
+            each.wait_for(lambda heard: bool(heard.tokens))
+        return max(each.tokens[0] for each in self.heard)
+
+    def leave(self) -> None:
+        """Return when the last is gone."""
+        for ticket, each in zip(self._tickets, self.heard, strict=True):
+            ticket.cancel()
+            each.finish()
+
+    def after(self, moment: float, count: int) -> None:
+        """Wait until each has generated so many tokens since then."""
+        for each in self.heard:
+            each.wait_for(lambda heard: sum(token > moment for token in heard.tokens) >= count)
+
+
+def _endless(prompt: Prompt) -> Request:
+    return Request(prompt, Sampling(max_tokens=ENDLESS, ignore_eos=True), policy="full")
+
+
+def decode(model: Model, *, runs: int) -> dict[str, object]:
+    """Tokens per second of one request and of several, in turn."""
+    rates: dict[int, list[float]] = {1: [], TOGETHER: []}
+    for number, count in itertools.product(range(runs + 1), rates):
+        rate = _rate(model, count)
+        if number:
+            rates[count].append(rate)
+    alone, together = rates.values()
+    return {
+        "prompt_tokens": PROMPT,
+        "tokens_per_s": {str(count): round(statistics.median(each), 2) for count, each in rates.items()},
+        "ratio": round(statistics.median(b / a for a, b in zip(alone, together, strict=True)), 3),
+    }
+
+
+def _rate(model: Model, count: int) -> float:
+    engine = LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint)
+    streams = Streams(engine, count)
+    start = streams.begin()
+    streams.after(start, COUNTED)
+    streams.leave()
+    engine.close()
+    times = [[token for token in each.tokens if token > start][:COUNTED] for each in streams.heard]
+    return count * COUNTED / (max(each[-1] for each in times) - start)
+
+
+def stall(model: Model, corpus: Corpus, *, tokens: int) -> dict[str, object]:
+    """For each size of pieces, what the streams notice of each policy's fuse."""
+    prompt = corpus.prompt(tokens)
+    found: dict[str, object] = {"prompt_tokens": len(prompt.ids), "streams": STREAMS}
+    for rows in PIECES:
+        limits = Limits(piece_rows=rows)
+        engine = LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint, limits=limits)
+        streams = Streams(engine, STREAMS)
+        streams.after(streams.begin(), 1)  # the step before still reaches into the last one's fuse
+        begun = time.perf_counter()
+        streams.after(begun, QUIET)
+        row: dict[str, object] = {"quiet": _gaps(streams, begun, time.perf_counter())}
+        for policy in JOINING:
+            row[policy] = _join(engine, streams, request=Request(prompt, Sampling(max_tokens=1), policy=policy))
+        streams.leave()
+        engine.close()
+        found[f"piece_rows {rows}"] = row
+    return found
+
+
+def _join(engine: LocalEngine, streams: Streams, *, request: Request) -> dict[str, object]:
+    heard = Heard()
+    start = time.perf_counter()
+    engine.submit(request, heard)
+    heard.finish()
+    streams.after(heard.ready_at, 2)  # then the gap around the end is complete
+    assert heard.ready is not None
+    spent = heard.ready_at - start - heard.ready.queued_s
+    others = heard.ready.report.seconds.get("others", 0.0)
+    return {"fuse_s": round(spent, 3), "others_s": round(others, 3), "gaps": _gaps(streams, start, heard.ready_at)}
+
+
+def _gaps(streams: Streams, start: float, stop: float) -> dict[str, float]:
+    """Between tokens, of the pairs that lie in this time or reach into it."""
+    gaps = [
+        after - before
+        for each in streams.heard
+        for before, after in itertools.pairwise(list(each.tokens))
+        if after > start and before < stop
+    ]
+    return {"tokens": len(gaps), **_quantiles(gaps)}
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "p50": round(float(np.percentile(values, 50)), 4),
+        "p99": round(float(np.percentile(values, 99)), 4),
+        "max": round(max(values), 4),
+    }

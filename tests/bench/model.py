@@ -1,0 +1,108 @@
+"""Random models of a real one's shape, prompts of chunks whose records lie in memory, and a timed fuse of them."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
+
+from blend.capture import capture
+from blend.fingerprint import prefix_digest
+from blend.fuse import Fused, Order, fuse
+from blend.load import Model, adopt
+from blend.prompt import Chunk, Held, Prompt, Text, lay_out
+from blend.unpack import DTYPES
+
+CHUNK = 256  # tokens
+PREFIX, QUESTION = 32, 32  # tokens of them; the prefix is not the one of the capture, so that no chunk is exact
+DISTINCT = 4  # chunks that are captured; longer prompts repeat them
+LISTED = 97  # ids in use, far fewer than a vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a Qwen2 model; as it stands, that of Qwen2.5-0.5B."""
+
+    layers: int = 24
+    hidden: int = 896
+    intermediate: int = 4864
+    heads: int = 14
+    kv_heads: int = 2
+    vocabulary: int = 151936
+
+
+def random_model(shape: Shape, *, dtype: str) -> PreTrainedModel:
+    """As transformers makes it, with its default attention; the seed is fixed."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()  # pyright: ignore[reportArgumentType]
+
+
+def adopted(model: PreTrainedModel) -> Model:
+    """Made ours. The tokenizer knows single bytes only: ids beyond them have no text."""
+    return adopt(model, _bytes(), weights="random")
+
+
+def _bytes() -> PreTrainedTokenizerFast:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: token for token, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def words(count: int, seed: int) -> tuple[int, ...]:
+    """Token ids; others for another seed."""
+    return tuple(3 + (place * (7 + 2 * seed) + seed) % LISTED for place in range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Captured chunks, as parts of a prompt."""
+
+    chunks: Sequence[Chunk]
+
+    def prompt(self, tokens: int) -> Prompt:
+        """Prefix, chunks of so many tokens together, question."""
+        count, rest = divmod(tokens, CHUNK)
+        assert rest == 0, f"{tokens} is no multiple of {CHUNK}"
+        chunks = tuple(self.chunks[number % len(self.chunks)] for number in range(count))
+        return Prompt(words(PREFIX, 1), chunks, words(QUESTION, 2))
+
+
+def captured(model: Model) -> Corpus:
+    """Records of a few chunks, behind a prefix that the prompts do not have."""
+    behind = words(PREFIX, 3)
+    texts = [words(CHUNK, 10 + number) for number in range(DISTINCT)]
+    records = capture(model.decoder, behind, chunks=texts)
+    fingerprint = replace(model.fingerprint, prefix=prefix_digest(behind))
+    pairs = zip(texts, records, strict=True)
+    return Corpus([Chunk(text, Held(record, fingerprint)) for text, record in pairs])
+
+
+def text_prompt(tokens: int, seed: int) -> Prompt:
+    """Nothing cached."""
+    return Prompt((), (Text(words(tokens - QUESTION, seed)),), words(QUESTION, 2))
+
+
+def fused(model: Model, prompt: Prompt, *, order: Order, readers: ThreadPoolExecutor) -> tuple[Fused, float]:
+    """A prompt from its layout to its logits, in a context of its own, and the seconds of all that."""
+    start = time.perf_counter()
+    decoder = model.decoder
+    layout = lay_out(prompt, fingerprint=model.fingerprint, window=decoder.window, vocabulary=decoder.vocabulary)
+    result = fuse(decoder, layout, context=decoder.context(len(layout.ids)), order=order, readers=readers)
+    return result, time.perf_counter() - start

@@ -1,0 +1,103 @@
+"""How much memory a fuse and a decoding step take, beyond the keys and values that a prompt has to keep.
+
+The model is so small that masks and scores would outweigh all else. What torch's allocator hands out is the same in
+every run; what stays resident is more, as freed blocks leave holes.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+
+from blend.context import Context, span
+from blend.fuse import Order
+from blend.load import Model
+from blend.step import Segment
+from tests.bench.model import Corpus, Shape, adopted, captured, fused, random_model
+from tests.bench.prefill_memory import RESET, limit_bytes, peak_bytes
+
+SMALL = Shape(layers=3, hidden=256, intermediate=512, heads=4, kv_heads=2, vocabulary=1000)
+LONGEST = 16384
+ALL_SEE_ALL = LONGEST * LONGEST  # bytes of the smallest mask of all rows for all tokens: 256 MiB
+SLACK_BYTES = 64 << 20
+RESIDENT_SLACK_BYTES = 160 << 20
+
+
+@cache
+def model(dtype: str) -> Model:
+    return adopted(random_model(SMALL, dtype=dtype))
+
+
+@cache
+def corpus() -> Corpus:
+    return captured(model("bfloat16"))
+
+
+@pytest.fixture
+def readers() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as readers:
+        yield readers
+
+
+@pytest.mark.parametrize("tokens", [4096, LONGEST])
+@pytest.mark.parametrize("policy", ["hybrid", "full"])
+def test_a_fuse_takes_little_more_than_the_prompts_keys_and_values(
+    policy: str, tokens: int, readers: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    small, prompt = model("bfloat16"), corpus().prompt(tokens)
+
+    sizes = _allocated(lambda: fused(small, prompt, order=Order(policy, 0.15), readers=readers), tmp_path / "trace")
+
+    assert max(accumulate(sizes)) <= limit_bytes(len(prompt.ids) * small.decoder.token_bytes, SLACK_BYTES)
+
+
+@pytest.mark.skipif(not RESET.exists(), reason="the peak of resident memory is read from Linux's /proc")
+def test_a_fuse_keeps_little_more_resident(readers: ThreadPoolExecutor) -> None:
+    small, prompt = model("bfloat16"), corpus().prompt(LONGEST)
+    limit = limit_bytes(len(prompt.ids) * small.decoder.token_bytes, RESIDENT_SLACK_BYTES)
+
+    peak = peak_bytes(lambda: fused(small, prompt, order=Order("hybrid", 0.15), readers=readers))
+    with_mask = peak_bytes(lambda: torch.ones(ALL_SEE_ALL, dtype=torch.bool))
+
+    assert peak <= limit < with_mask
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_decoding_step_makes_no_copy_of_a_layers_keys(dtype: str, requests: int, tmp_path: Path) -> None:
+    decoder = model(dtype).decoder
+    contexts = [_filled(model(dtype)) for _ in range(requests)]
+    last = span(LONGEST - 1, LONGEST, device=decoder.device)
+    segments = [Segment(context, last, row) for row, context in enumerate(contexts)]
+
+    sizes = _allocated(lambda: decoder.advance(segments, torch.arange(requests)), tmp_path / "trace")
+
+    assert max(sizes) < contexts[0].keys(0).nbytes / 4
+
+
+def test_a_copy_of_a_layers_keys_would_be_noticed(tmp_path: Path) -> None:
+    keys = _filled(model("bfloat16")).keys(0)
+
+    assert _allocated(keys.clone, tmp_path / "trace")[0] == keys.nbytes
+
+
+def _filled(small: Model) -> Context:
+    context = small.decoder.context(LONGEST)
+    for layer in context.layers:
+        context.keys(layer).normal_()
+        context.values(layer).normal_()
+    return context
+
+
+def _allocated(work: Callable[[], object], trace: Path) -> list[int]:
+    """Bytes that torch's allocator hands out meanwhile, inside kernels and in other threads too; negative: freed."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    profile.export_chrome_trace(str(trace))
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "[memory]"]
+    return [event["args"]["Bytes"] for event in sorted(events, key=lambda event: event["ts"])]
