@@ -24,7 +24,7 @@ from blend.fuse import FuseReport, Order
 from blend.load import Model
 from blend.prompt import Prompt
 from tests.bench.decode import decode, stall
-from tests.bench.model import CHUNK, Corpus, Shape, adopted, captured, fused, random_model
+from tests.bench.model import CHUNK, Corpus, Shape, adopted, best_device, captured, fused, random_model
 
 CASES: dict[str, Order] = {
     "full": Order("full"),
@@ -47,7 +47,8 @@ def plain_prefill(model: PreTrainedModel, prompt: Prompt) -> float:
     """Seconds of transformers' own."""
     start = time.perf_counter()
     with torch.inference_mode():
-        model(torch.tensor([prompt.ids]), use_cache=True, logits_to_keep=1)
+        out = model(torch.tensor([prompt.ids], device=model.device), use_cache=True, logits_to_keep=1)
+        out.logits[0, 0, 0].item()  # on an accelerator nothing is done before it is read
     return time.perf_counter() - start
 
 
@@ -122,7 +123,7 @@ def _growth(rows: Mapping[int, float], floor: Mapping[int, float]) -> dict[str, 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
     shape = Shape(layers=options.layers)
-    source = random_model(shape, dtype=options.dtype)
+    source = random_model(shape, dtype=options.dtype, device=options.device)
     plain = copy.deepcopy(source) if options.only in (None, "first") else None
     model = adopted(source)
     corpus = captured(model)
@@ -130,6 +131,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "model": "Qwen2.5-0.5B's shape, random",
         "layers": shape.layers,
         "dtype": options.dtype,
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
     }
     if plain is not None:
@@ -149,6 +151,9 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default=best_device(), help="default: cuda if there is one"
+    )
     parser.add_argument("--tokens", type=int, default=2048, help=f"of all chunks, a multiple of {CHUNK} (default 2048)")
     parser.add_argument("--runs", type=int, default=5, help="rounds that count (default 5)")
     parser.add_argument("--layers", type=int, default=24, help="fewer make a quick try (default 24)")

@@ -34,7 +34,12 @@ class Shape:
     vocabulary: int = 151936
 
 
-def random_model(shape: Shape, *, dtype: str) -> PreTrainedModel:
+def best_device() -> str:
+    """The accelerator, where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def random_model(shape: Shape, *, dtype: str, device: str = "cpu") -> PreTrainedModel:
     """As transformers makes it, with its default attention; the seed is fixed."""
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -49,7 +54,9 @@ def random_model(shape: Shape, *, dtype: str) -> PreTrainedModel:
         bos_token_id=1,
         eos_token_id=2,
     )
-    return AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()  # pyright: ignore[reportArgumentType]
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()  # pyright: ignore[reportArgumentType]
+    torch.nn.Module.to(model, device)
+    return model
 
 
 def adopted(model: PreTrainedModel) -> Model:

@@ -1,8 +1,9 @@
 """Measures the memory of a fuse: the peak of the process above where it stood before. A random model, no store.
 
 `python -m tests.bench.prefill_memory` prints one JSON object: cases of Qwen2.5-0.5B's shape, each in a process of its
-own, so that none finds pages that another one left. `peak_bytes` is of resident memory, context included; `kv_bytes` is
-what the prompt keeps in it; `limit_bytes` is 1.3 times that and 256 MiB. Linux only: it reads /proc.
+own, so that none finds pages that another one left. `peak_bytes` is of resident memory, or of an accelerator's, with
+the context; `kv_bytes` is what the prompt keeps in it; `limit_bytes` is 1.3 times that and 256 MiB. Linux only: it
+reads /proc.
 """
 
 import argparse
@@ -15,8 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
 from blend.fuse import Order
-from tests.bench.model import Shape, adopted, captured, fused, random_model
+from tests.bench.model import Shape, adopted, best_device, captured, fused, random_model
 
 POLICIES = ("hybrid", "full")
 LENGTHS = (4096, 16384)
@@ -33,8 +36,13 @@ def limit_bytes(kv_bytes: int, slack_bytes: int = SLACK_BYTES) -> int:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """How far resident memory rises while the work runs. Freed pages go back to the system first."""
+    """How far the process's memory rises while the work runs. Freed pages go back to the system first."""
     gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        work()
+        return torch.cuda.max_memory_allocated() - start
     ctypes.CDLL(None).malloc_trim(0)
     RESET.write_text("5")
     before = _status_bytes("VmRSS")
@@ -49,7 +57,7 @@ def _status_bytes(name: str) -> int:
 
 def measure(policy: str, *, tokens: int, dtype: str, layers: int) -> dict[str, object]:
     """One fuse in this process. Nothing of that size ran before: the capture has passes of 512 rows."""
-    model = adopted(random_model(Shape(layers=layers), dtype=dtype))
+    model = adopted(random_model(Shape(layers=layers), dtype=dtype, device=best_device()))
     prompt = captured(model).prompt(tokens)
     seconds: list[float] = []
     with ThreadPoolExecutor(2) as readers:
