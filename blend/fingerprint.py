@@ -6,7 +6,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Self, cast
 
@@ -52,6 +52,10 @@ class Fingerprint:
     def digest(self) -> str:
         """All fields in 32 letters."""
         return _digest([[name, value] for name, value in self.to_dict().items()])
+
+    def behind(self, prefix: Sequence[int]) -> Self:
+        """Of records that are captured behind these ids."""
+        return replace(self, prefix=prefix_digest(prefix))
 
     def differs(self, other: Self) -> str | None:
         """The first field that is not the same in both."""

@@ -3,14 +3,13 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
 
 from blend.capture import capture
-from blend.fingerprint import prefix_digest
 from blend.fuse import Fused, Order, fuse
 from blend.load import Model, adopt
 from blend.prompt import Chunk, Held, Prompt, Text, lay_out
@@ -96,7 +95,7 @@ def captured(model: Model) -> Corpus:
     behind = words(PREFIX, 3)
     texts = [words(CHUNK, 10 + number) for number in range(DISTINCT)]
     records = capture(model.decoder, behind, chunks=texts)
-    fingerprint = replace(model.fingerprint, prefix=prefix_digest(behind))
+    fingerprint = model.fingerprint.behind(behind)
     pairs = zip(texts, records, strict=True)
     return Corpus([Chunk(text, Held(record, fingerprint)) for text, record in pairs])
 

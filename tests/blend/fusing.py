@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from blend.capture import capture
-from blend.fingerprint import prefix_digest
 from blend.fuse import Fused, Order, fuse
 from blend.load import Model
 from blend.policy import select
@@ -21,7 +20,7 @@ READERS = ThreadPoolExecutor(2)
 def source(model: Model, behind: Sequence[int], ids: Sequence[int]) -> Held:
     """A fresh record of a chunk."""
     [record] = capture(model.decoder, behind, chunks=[ids])
-    return Held(record, replace(model.fingerprint, prefix=prefix_digest(behind)))
+    return Held(record, model.fingerprint.behind(behind))
 
 
 @dataclass(frozen=True)
