@@ -3,7 +3,7 @@
 `python -m tests.bench.blend` prints one JSON object. The model has Qwen2.5-0.5B's shape; chunks have 256 tokens, their
 records lie in memory, and none stands behind the prefix it was captured behind. `first_token` is timed from the layout
 to the logits; each round times `plain` (transformers' own prefill) and every case once, and the ratios compare times of
-one round. `ratio_to_plain` is how many times faster than plain a case is. `scaling` recomputes the same number of
+one round. `ratio_to_plain` is how many times faster than plain a case is: median, smallest, largest. `scaling` recomputes the same number of
 tokens in prompts of growing length; `beyond_reuse` is what that costs on top of computing only prefix and question.
 `decode` and `stall` are explained in tests/bench/decode.py. One round before those counted warms up.
 """
@@ -85,8 +85,10 @@ def _median(values: Sequence[float]) -> float:
     return round(statistics.median(values), 4)
 
 
-def _ratio(slower: Sequence[float], faster: Sequence[float]) -> float:
-    return round(statistics.median(a / b for a, b in zip(slower, faster, strict=True)), 3)
+def _ratio(slower: Sequence[float], faster: Sequence[float]) -> list[float]:
+    """The median, the smallest and the largest."""
+    ratios = [a / b for a, b in zip(slower, faster, strict=True)]
+    return [round(each, 2) for each in (statistics.median(ratios), min(ratios), max(ratios))]
 
 
 def scaling(model: Model, corpus: Corpus, *, lengths: Sequence[int], runs: int) -> dict[str, object]:
