@@ -3,8 +3,8 @@
 `python -m tests.bench.blend` prints one JSON object. The model has Qwen2.5-0.5B's shape; chunks have 256 tokens, their
 records lie in memory, and none stands behind the prefix it was captured behind. `first_token` is timed from the layout
 to the logits; each round times `plain` (transformers' own prefill) and every case once, and the ratios compare times of
-one round. `ratio_to_plain` is how many times faster than plain a case is: median, smallest, largest. `scaling` recomputes the same number of
-tokens in prompts of growing length; `beyond_reuse` is what that costs on top of computing only prefix and question.
+one round. `ratio_to_plain` is how many times faster than plain a case is: median, smallest, largest. `scaling`
+recomputes the same number of tokens in prompts of growing length; `beyond_reuse` is what that costs on top of computing only prefix and question.
 `decode` and `stall` are explained in tests/bench/decode.py. One round before those counted warms up.
 """
 
