@@ -30,6 +30,11 @@ class LayerRule:
     values: Rotation | None
     table: int
 
+    @property
+    def turns(self) -> bool:
+        """Whether anything of the layer depends on the position."""
+        return self.keys is not None or self.values is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
@@ -39,6 +44,11 @@ class Anatomy:
     rules: tuple[LayerRule | None, ...]
     direct: frozenset[int]
     shared: frozenset[int]
+
+    @property
+    def tables(self) -> list[int]:
+        """The first layers of all tables of angles in use."""
+        return sorted({rule.table for rule in self.rules if rule and rule.turns})
 
     @property
     def keeping(self) -> list[int]:

@@ -19,7 +19,8 @@ from blend.step import Course, Segment, Watch
 from store.record import Dtype, LayerKV, Record
 
 VERSION = "1"  # of what a record means
-ROWS = {"cpu": 512, "cuda": 4096}  # of one pass
+ROWS = {"cuda": 4096}  # of one pass, on a device that computes many at once
+FEW_ROWS = 512  # on any other
 SMALLEST = 32
 
 Ids = Sequence[int]
@@ -55,7 +56,7 @@ def capture(
 
     `prefixes` remembers capture prefixes, and nothing that was computed in another shape.
     """
-    rows = ROWS[decoder.device.type]
+    rows = ROWS.get(decoder.device.type, FEW_ROWS)
     check_ids(prefix, vocabulary=decoder.vocabulary)
     for number, ids in enumerate(chunks):
         check_ids(ids, vocabulary=decoder.vocabulary)

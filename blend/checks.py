@@ -58,7 +58,7 @@ def _mentions(value: object, word: str) -> bool:
 
 def refuse_moving_angles(model: PreTrainedModel, decoder: Decoder) -> None:
     """Angles that depend on how long the prompt is: keys of a short prompt would be wrong in a long one."""
-    tables = sorted({rule.table for rule in decoder.anatomy.rules if rule and (rule.keys or rule.values)})
+    tables = decoder.anatomy.tables
     last = len(decoder.anatomy.shapes) - 1
     near = torch.arange(8, device=decoder.device)
     beyond = torch.tensor([4 * decoder.window], device=decoder.device)

@@ -13,6 +13,7 @@ from blend.rotary import Angles, rotate_into, unrotate
 from blend.step import Course, Segment, Step, Watch
 
 TABLE_ROWS = 1024  # positions asked for at once
+UNTURNED = Angles(torch.empty(0, 0), torch.empty(0, 0))  # for layers without positions
 
 
 class Decoder:
@@ -26,6 +27,7 @@ class Decoder:
         self.dtype: torch.dtype = model.dtype
         self.vocabulary: int = text_config(model).vocab_size
         self._tables: dict[int, Angles] = {}
+        self._known = 0  # positions in each table
         self._growing = Lock()
 
     @property
@@ -56,37 +58,42 @@ class Decoder:
     def place(self, context: Context, layer: int, *, slots: slice, keys: Tensor, values: Tensor) -> None:
         """Write position-free keys and values (H, T, D) of a layer to their slots, turned as the layer would."""
         rule = self._rule(layer)
-        turned = self.angles(rule.table, slots.stop).at(slots)
+        turned = self._angles(rule, slots)
         rotate_into(context.keys(layer)[:, slots], keys, rotation=rule.keys, angles=turned)
         rotate_into(context.values(layer)[:, slots], values, rotation=rule.values, angles=turned)
 
     def lift(self, context: Context, layer: int, *, slots: slice) -> tuple[Tensor, Tensor]:
         """The inverse of `place`: position-free copies of what stands at the slots."""
         rule = self._rule(layer)
-        turned = self.angles(rule.table, slots.stop).at(slots)
+        turned = self._angles(rule, slots)
         return (
             unrotate(context.keys(layer)[:, slots], rule.keys, angles=turned),
             unrotate(context.values(layer)[:, slots], rule.values, angles=turned),
         )
 
-    def angles(self, table: int, count: int) -> Angles:
-        """Angles of at least the positions up to `count`, in the layers of one table."""
+    def prepare(self, count: int) -> None:
+        """Have the angles of that many positions ready, before other threads or streams ask for them."""
         with self._growing:
-            known = self._tables.get(table)
-            if known is None or known.cos.shape[0] < count:
+            if self._known < count:
                 self._grow(max(TABLE_ROWS, 1 << (count - 1).bit_length()))
-            return self._tables[table]
+
+    def _angles(self, rule: LayerRule, slots: slice) -> Angles:
+        if not rule.turns:
+            return UNTURNED
+        self.prepare(slots.stop)
+        return self._tables[rule.table].at(slots)
 
     def _grow(self, count: int) -> None:
-        tables = sorted({rule.table for rule in self.anatomy.rules if rule})
+        tables = self.anatomy.tables
         found: dict[int, list[Angles]] = {table: [] for table in tables}
-        for start in range(0, count, TABLE_ROWS):
+        for start in range(0, count if tables else 0, TABLE_ROWS):
             positions = torch.arange(start, min(start + TABLE_ROWS, count), device=self.device)
             part = angles(self.model, positions, tables=tables, last=len(self.anatomy.shapes) - 1)
             for table in tables:
-                found[table].append(part.get(table) or Angles(torch.empty(len(positions), 0), torch.empty(0)))
+                found[table].append(part[table])
         for table, parts in found.items():
             self._tables[table] = Angles(torch.cat([p.cos for p in parts]), torch.cat([p.sin for p in parts]))
+        self._known = count
 
     def _rule(self, layer: int) -> LayerRule:
         rule = self.anatomy.rules[layer]

@@ -85,6 +85,7 @@ class Clock:
 @torch.inference_mode()
 def fuse(decoder: Decoder, layout: Layout, *, context: Context, order: Order, readers: ThreadPoolExecutor) -> Fused:
     """Compute the layout into the context, but for the slots that are exact there already."""
+    decoder.prepare(len(layout.ids))
     clock = Clock()
     moved = 0
     while True:

@@ -86,8 +86,8 @@ def rotate_into(out: Tensor, x: Tensor, *, rotation: Rotation | None, angles: An
 
 def unrotate(x: Tensor, rotation: Rotation | None, *, angles: Angles) -> Tensor:
     """The inverse of `rotate`."""
-    square = angles.cos.square() + angles.sin.square()
     out = torch.empty_like(x)
+    square = angles.cos.square() + angles.sin.square()
     _turn(out, x, rotation=rotation, cos=angles.cos / square, sin=-angles.sin / square)
     return out
 

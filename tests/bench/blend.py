@@ -4,8 +4,9 @@
 records lie in memory, and none stands behind the prefix it was captured behind. `first_token` is timed from the layout
 to the logits; each round times `plain` (transformers' own prefill) and every case once, and the ratios compare times of
 one round. `ratio_to_plain` is how many times faster than plain a case is: median, smallest, largest. `scaling`
-recomputes the same number of tokens in prompts of growing length; `beyond_reuse` is what that costs on top of computing only prefix and question.
-`decode` and `stall` are explained in tests/bench/decode.py. One round before those counted warms up.
+recomputes the same number of tokens in prompts of growing length; `beyond_reuse` is what that costs on top of
+computing only prefix and question. `decode` and `stall` are explained in tests/bench/decode.py. One round before those
+counted warms up.
 """
 
 import argparse

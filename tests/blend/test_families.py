@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 
+from blend.anatomy import LayerRule
 from blend.capture import capture
 from blend.load import adopt
 from tests.blend import dense
@@ -125,3 +126,27 @@ def test_a_shallow_model_with_few_words_and_a_small_window_works(layers: int) ->
         assert close(fused(model, prompt, policy=policy, ratio=0.3).logits, logits)
     if layers == 1:  # its keys know no context: a cache is exact
         assert close(fused(model, prompt, policy="reuse").logits, dense.prefill(shallow, prompt.ids)[-1])
+
+
+def test_layers_without_positions_need_no_angles() -> None:
+    """Some models hand such layers none."""
+    plain = native("smollm3")
+    module = put(copy.deepcopy(plain))
+
+    def hand_nothing(
+        layer: torch.nn.Module, args: tuple[object, ...], given: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        return args, {**given, "position_embeddings": None}
+
+    module.get_submodule("model.layers.2").register_forward_pre_hook(hand_nothing, with_kwargs=True)
+    attention = module.get_submodule("model.layers.2.self_attn")
+    inner = attention.forward
+    ones = (torch.ones(1, 1, 8), torch.zeros(1, 1, 8))
+    attention.forward = lambda *args, **given: inner(*args, **{**given, "position_embeddings": ones})
+    model = adopt(module, words())
+    prompt = MIXED.prompt(model)
+
+    assert model.decoder.anatomy.rules[2] == LayerRule(None, None, 2)
+    rows, filters = chosen(model, prompt, policy="reuse", ratio=0.0)
+    logits, _ = dense.blended(plain, prompt.ids, MIXED.cached, rows=rows, filters=filters)
+    assert close(fused(model, prompt, policy="reuse").logits, logits)
