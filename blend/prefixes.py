@@ -39,11 +39,6 @@ class Prefixes:
         while sum(_size(each) for each in self._kept.values()) > self._room:
             self._kept.popitem(last=False)
 
-    @property
-    def bytes(self) -> int:
-        """What is kept now."""
-        return sum(_size(rows) for rows in self._kept.values())
-
 
 def _size(rows: list[tuple[int, Tensor, Tensor]]) -> int:
     return sum(keys.nbytes + values.nbytes for _, keys, values in rows)

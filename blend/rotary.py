@@ -72,20 +72,16 @@ def candidates(dim: int, pairs: int) -> Iterator[Rotation | None]:
         yield Rotation("neighbours", start, pairs, sign)
 
 
-def rotate(x: Tensor, rotation: Rotation | None, *, angles: Angles) -> Tensor:
-    """Position-free (H, T, D) to where `angles` (T, n) stand, in float32, rounded once to x's dtype."""
-    out = torch.empty_like(x)
-    rotate_into(out, x, rotation=rotation, angles=angles)
-    return out
-
-
 def rotate_into(out: Tensor, x: Tensor, *, rotation: Rotation | None, angles: Angles) -> None:
-    """As `rotate`, into an (H, T, D) that may be part of a larger buffer; never the memory of `x`."""
+    """Position-free (H, T, D) to where `angles` (T, n) stand, in float32, rounded once to out's dtype.
+
+    `out` may be part of a larger buffer; it is never the memory of `x`.
+    """
     _turn(out, x, rotation=rotation, cos=angles.cos, sin=angles.sin)
 
 
 def unrotate(x: Tensor, rotation: Rotation | None, *, angles: Angles) -> Tensor:
-    """The inverse of `rotate`."""
+    """The inverse of `rotate_into`."""
     out = torch.empty_like(x)
     square = angles.cos.square() + angles.sin.square()
     _turn(out, x, rotation=rotation, cos=angles.cos / square, sin=-angles.sin / square)

@@ -173,6 +173,19 @@ def test_requests_go_before_captures() -> None:
     assert order == [*["token"] * 16, "capture"]
 
 
+def test_a_request_passes_a_capture_that_is_under_way() -> None:
+    many = draw(17, *[500] * 60)
+    with engine(ours("llama")) as to:
+        records = to.capture(PREFIX, many)
+        asked = Asked(to, Request(PLAIN, GREEDY)).wait()
+        under_way = not records.done()
+        alone = Asked(to, Request(PLAIN, GREEDY)).wait()
+
+        assert under_way
+        assert asked.ids == alone.ids
+        assert [record.tokens for record in records.result(60)] == [500] * 60
+
+
 def note(order: list[str], logits: torch.Tensor) -> torch.Tensor:
     order.append("token")
     return logits
