@@ -144,19 +144,35 @@ def rows_through(model: PreTrainedModel, ids: Ids, rows: Sequence[int], cached: 
     return logits, [kv if kv is None else (kv[0][:, behind:], kv[1][:, behind:]) for kv in stored(cache)]
 
 
-def blended(
-    model: PreTrainedModel,
-    ids: Ids,
-    chunks: Sequence[Cached],
-    *,
-    rows: Sequence[int],
-    filters: Sequence[tuple[int, int]],
-) -> tuple[Tensor, list[int]]:
+@dataclass(frozen=True)
+class Choice:
+    """What a fuse computes: `rows` in any case, and what each filter (layer, keep) leaves.
+
+    Where tokens deviate alike but for rounding, as those whose window ends inside their chunk, any of them may stay:
+    then those that `found` names do.
+    """
+
+    rows: Sequence[int]
+    filters: Sequence[tuple[int, int]]
+    found: Sequence[int] = ()
+
+    def keep(self, scores: dict[int, float], free: Sequence[int], *, count: int) -> list[int]:
+        """The slots of `free` that deviate most."""
+        if count >= len(free):
+            return list(free)
+        last = sorted(scores[slot] for slot in free)[-count]
+        band = 1e-3 * last + 1e-10
+        sure = [slot for slot in free if scores[slot] > last + band]
+        alike = sorted((slot for slot in free if abs(scores[slot] - last) <= band), key=lambda s: s not in self.found)
+        return sorted([*sure, *alike[: count - len(sure)]])
+
+
+def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choice: Choice) -> tuple[Tensor, list[int]]:
     """Last logits of a fuse, and the cached slots that were recomputed.
 
-    `rows` are computed in any case. Each filter (layer, keep) ends a stage: all rows of the stage have fresh keys up to
-    its layer, and besides `rows` those stay that deviate most there.
+    Each filter ends a stage: all rows of the stage have fresh keys up to its layer.
     """
+    rows, filters = choice.rows, choice.filters
     store = slots_kv(model, ids, chunks)
     cached = {slot for chunk in chunks for slot in chunk.slots}
     free = [slot for slot in sorted(cached) if slot not in set(rows)] if filters else []
@@ -164,7 +180,7 @@ def blended(
         stage = sorted({*rows, *free})
         _, fresh = rows_through(model, ids, stage, store)
         scores = deviation(store, fresh, layer=layer, stage=stage, cached=sorted(cached & set(stage)))
-        free = sorted(sorted(free, key=lambda slot: -scores[slot])[:keep])
+        free = choice.keep(scores, free, count=keep)
         for index in range(layer + 1):
             held, kv = store[index], fresh[index]
             if held is not None and kv is not None:

@@ -12,7 +12,7 @@ from blend.fuse import Fused, Order, fuse
 from blend.load import Model
 from blend.policy import select
 from blend.prompt import Chunk, Held, Layout, Prompt, Text, lay_out
-from tests.blend.dense import Cached
+from tests.blend.dense import Cached, Choice
 
 READERS = ThreadPoolExecutor(2)
 
@@ -65,13 +65,14 @@ def fused(model: Model, prompt: Prompt, *, policy: str, ratio: float = 0.0, piec
     return fuse(model.decoder, placed, context=context, order=Order(policy, ratio, piece_rows), readers=READERS)
 
 
-def chosen(model: Model, prompt: Prompt, *, policy: str, ratio: float) -> tuple[list[int], list[tuple[int, int]]]:
+def chosen(model: Model, prompt: Prompt, *, policy: str, ratio: float, found: Sequence[int] = ()) -> Choice:
     """What a policy forces and filters: the input of `dense.blended`."""
     placed = layout(model, prompt)
     selection = select(placed, policy=policy, ratio=ratio, keeping=model.decoder.anatomy.keeping)
     spans = {slot for span in selection.layout.spans for slot in range(span.start, span.stop)}
     always = [slot for slot in range(len(placed.ids)) if slot not in spans]
-    return sorted({*always, *selection.forced}), [(each.layer, each.keep) for each in selection.filters]
+    filters = [(each.layer, each.keep) for each in selection.filters]
+    return Choice(sorted({*always, *selection.forced}), filters, found)
 
 
 def off(ours: Tensor, theirs: Tensor) -> float:

@@ -80,10 +80,11 @@ def test_every_attention_kernel_that_is_accepted_is_exact(
     monkeypatch.setattr(load, "kernels", lambda model: [kernel])  # pyright: ignore[reportUnknownLambdaType]
     model = adopt(put(copy.deepcopy(native(name))), words())
     prompt = MIXED.prompt(model)
-    rows, filters = chosen(model, prompt, policy="hybrid", ratio=0.3)
-    logits, _ = dense.blended(native(name), prompt.ids, MIXED.cached, rows=rows, filters=filters)
+    found = fused(model, prompt, policy="hybrid", ratio=0.3, piece_rows=64)
 
-    assert close(fused(model, prompt, policy="hybrid", ratio=0.3, piece_rows=64).logits, logits)
+    choice = chosen(model, prompt, policy="hybrid", ratio=0.3, found=found.report.recomputed_slots)
+    logits, _ = dense.blended(native(name), prompt.ids, MIXED.cached, choice=choice)
+    assert close(found.logits, logits)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])

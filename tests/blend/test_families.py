@@ -58,10 +58,10 @@ def test_relocation_is_a_native_prefill_at_that_position(name: str, start: int) 
 @pytest.mark.parametrize(("policy", "ratio"), [("reuse", 0.0), ("heads", 0.2), ("deviation", 0.3), ("hybrid", 0.25)])
 def test_hits_and_misses_equal_dense_attention_with_an_explicit_mask(name: str, policy: str, ratio: float) -> None:
     prompt = MIXED.prompt(ours(name))
-    rows, filters = chosen(ours(name), prompt, policy=policy, ratio=ratio)
-    logits, recomputed = dense.blended(native(name), prompt.ids, MIXED.cached, rows=rows, filters=filters)
-
     found = fused(ours(name), prompt, policy=policy, ratio=ratio)
+
+    choice = chosen(ours(name), prompt, policy=policy, ratio=ratio, found=found.report.recomputed_slots)
+    logits, recomputed = dense.blended(native(name), prompt.ids, MIXED.cached, choice=choice)
 
     assert list(found.report.recomputed_slots) == recomputed
     assert close(found.logits, logits)
@@ -101,12 +101,11 @@ def test_a_deep_model_narrows_its_rows_in_steps(ratio: float, rows: int) -> None
     deep.set_attn_implementation("eager")
     model = adopt(put(copy.deepcopy(deep)), words())
     prompt = MIXED.prompt(model)
-    always, filters = chosen(model, prompt, policy="hybrid", ratio=ratio)
-    logits, recomputed = dense.blended(deep, prompt.ids, MIXED.cached, rows=always, filters=filters)
-
     found = fused(model, prompt, policy="hybrid", ratio=ratio, piece_rows=rows)
 
-    assert len(filters) == 3
+    choice = chosen(model, prompt, policy="hybrid", ratio=ratio, found=found.report.recomputed_slots)
+    logits, recomputed = dense.blended(deep, prompt.ids, MIXED.cached, choice=choice)
+    assert len(choice.filters) == 3
     assert list(found.report.recomputed_slots) == recomputed
     assert close(found.logits, logits)
 
@@ -121,9 +120,10 @@ def test_a_shallow_model_with_few_words_and_a_small_window_works(layers: int) ->
     prompt = case.prompt(model)
 
     for policy in ("reuse", "deviation", "hybrid"):
-        always, filters = chosen(model, prompt, policy=policy, ratio=0.3)
-        logits, _ = dense.blended(shallow, prompt.ids, case.cached, rows=always, filters=filters)
-        assert close(fused(model, prompt, policy=policy, ratio=0.3).logits, logits)
+        found = fused(model, prompt, policy=policy, ratio=0.3)
+        choice = chosen(model, prompt, policy=policy, ratio=0.3, found=found.report.recomputed_slots)
+        logits, _ = dense.blended(shallow, prompt.ids, case.cached, choice=choice)
+        assert close(found.logits, logits)
     if layers == 1:  # its keys know no context: a cache is exact
         assert close(fused(model, prompt, policy="reuse").logits, dense.prefill(shallow, prompt.ids)[-1])
 
@@ -147,6 +147,5 @@ def test_layers_without_positions_need_no_angles() -> None:
     prompt = MIXED.prompt(model)
 
     assert model.decoder.anatomy.rules[2] == LayerRule(None, None, 2)
-    rows, filters = chosen(model, prompt, policy="reuse", ratio=0.0)
-    logits, _ = dense.blended(plain, prompt.ids, MIXED.cached, rows=rows, filters=filters)
+    logits, _ = dense.blended(plain, prompt.ids, MIXED.cached, choice=chosen(model, prompt, policy="reuse", ratio=0.0))
     assert close(fused(model, prompt, policy="reuse").logits, logits)

@@ -1,6 +1,7 @@
 """Any prompt, any policy: against dense attention with an explicit mask, and against a full prefill."""
 
 import math
+from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
@@ -33,7 +34,6 @@ RATIOS = st.one_of(st.sampled_from((0.0, 1.0)), st.floats(0, 1))
 @given(cases(), st.sampled_from(FAMILIES), st.sampled_from(("reuse", "heads", "deviation", "hybrid")), RATIOS)
 def test_a_fuse_is_dense_attention_over_what_was_cached(case: Case, name: str, policy: str, ratio: float) -> None:
     model, prompt = ours(name), case.prompt(ours(name))
-    rows, filters = chosen(model, prompt, policy=policy, ratio=ratio)
     found = fused(model, prompt, policy=policy, ratio=ratio, piece_rows=97)
     report = found.report
 
@@ -46,8 +46,9 @@ def test_a_fuse_is_dense_attention_over_what_was_cached(case: Case, name: str, p
         assert close(found.logits, dense.prefill(native(name), prompt.ids)[-1])
         return
     computed = [slot for chunk in case.cached[: int(exact)] for slot in chunk.slots]  # exact: as good as computed
-    stored, first = case.cached[int(exact) :], sorted({*rows, *computed})
-    logits, recomputed = dense.blended(native(name), prompt.ids, stored, rows=first, filters=filters)
+    choice = chosen(model, prompt, policy=policy, ratio=ratio, found=report.recomputed_slots)
+    choice = replace(choice, rows=sorted({*choice.rows, *computed}))
+    logits, recomputed = dense.blended(native(name), prompt.ids, case.cached[int(exact) :], choice=choice)
     assert close(found.logits, logits)
     assert list(report.recomputed_slots) == recomputed
 
