@@ -100,9 +100,7 @@ class _Capture:
         longest = max(len(ids) for ids in chunks)
         contexts = [self._decoder.context(behind + -(-longest // size) * size) for _ in range(self._rows // size)]
         for context in contexts:
-            for layer in context.layers:
-                context.keys(layer)[:, :behind] = before.keys(layer)[:, :behind]
-                context.values(layer)[:, :behind] = before.values(layer)[:, :behind]
+            context.copy_first(behind, before)
         for start in range(0, longest, size):
             parts = [ids[start : start + size] for ids in chunks]
             self._pass(contexts, behind + start, ids=parts, size=size)

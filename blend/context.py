@@ -64,6 +64,11 @@ def scattered(places: Sequence[int], *, device: torch.device) -> Slots:
     return Slots(torch.tensor(places, dtype=torch.int64, device=device), places[0], places[-1])
 
 
+def token_bytes(shapes: Sequence[LayerShape | None], dtype: torch.dtype) -> int:
+    """What one token keeps in all layers."""
+    return sum(shape.numbers for shape in shapes if shape) * dtype.itemsize
+
+
 class Context:
     """Buffers (H, C, D) for each layer that keeps keys and values. What was never written is never read."""
 
@@ -73,6 +78,8 @@ class Context:
         def room(heads: int, dim: int) -> Tensor:
             return torch.empty(heads, capacity, dim, dtype=dtype, device=device)
 
+        self._shapes = shapes
+        self.token_bytes = token_bytes(shapes, dtype)
         self.capacity = capacity
         self.exact = 0  # first slots that hold a full prefill's keys and values already
         self._keys = [room(each.key_heads, each.key_dim) if each else None for each in shapes]
@@ -94,6 +101,19 @@ class Context:
         """Put (H, T, D) at their slots."""
         self.keys(layer)[:, slots.where] = keys
         self.values(layer)[:, slots.where] = values
+
+    def copy_first(self, tokens: int, source: "Context") -> None:
+        """Take over the first slots of another context of the same model."""
+        for layer in self.layers:
+            self.keys(layer)[:, :tokens] = source.keys(layer)[:, :tokens]
+            self.values(layer)[:, :tokens] = source.values(layer)[:, :tokens]
+
+    def first(self, tokens: int) -> "Context":
+        """A copy of the first slots, with room for no more."""
+        some = self.keys(self.layers[0])
+        copy = Context(self._shapes, capacity=tokens, dtype=some.dtype, device=some.device)
+        copy.copy_first(tokens, self)
+        return copy
 
     @property
     def layers(self) -> list[int]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from blend.anatomy import Anatomy, LayerRule, angles, run
-from blend.context import Context, Slots
+from blend.context import Context, Slots, token_bytes
 from blend.gate import text_config
 from blend.rotary import Angles, rotate_into, unrotate
 from blend.step import Course, Segment, Step, Watch
@@ -33,7 +33,7 @@ class Decoder:
     @property
     def token_bytes(self) -> int:
         """What one token keeps in a context."""
-        return sum(shape.numbers for shape in self.anatomy.shapes if shape) * self.dtype.itemsize
+        return token_bytes(self.anatomy.shapes, self.dtype)
 
     def context(self, capacity: int) -> Context:
         """Buffers for that many tokens."""

@@ -63,7 +63,7 @@ class Order:
 
     def check(self) -> None:
         """Raise PromptError for a policy or a ratio that does not exist."""
-        select(Layout((), 0, (), ()), policy=self.policy, ratio=self.ratio, keeping=(0,))
+        select(Layout((), (), ()), policy=self.policy, ratio=self.ratio, keeping=(0,))
 
 
 @dataclass(slots=True)

@@ -92,7 +92,6 @@ class Layout:
     """A prompt's tokens with the records that may stand in for some. `misses`: why a chunk's record may not."""
 
     ids: tuple[int, ...]
-    prefix: int  # tokens of it
     spans: tuple[Span, ...]
     misses: tuple[tuple[int, str], ...]
 
@@ -148,7 +147,7 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
                 misses.append((number, reason))
         number += isinstance(segment, Chunk)
         place = stop
-    return Layout(ids, len(prompt.prefix), tuple(spans), tuple(misses))
+    return Layout(ids, tuple(spans), tuple(misses))
 
 
 def _why_not(chunk: Chunk, fingerprint: Fingerprint) -> str | None:
