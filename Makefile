@@ -12,7 +12,7 @@ OLDEST := $(shell sed -n 's/.*transformers>=\([0-9.]*\),.*/\1.0/p' pyproject.tom
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-rgw test-oldest fuzz fmt bench demo serve clean
+.PHONY: help install check test test-long test-rgw test-oldest fuzz fmt bench eval model demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -36,7 +36,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 	$(PY) -m pytest tests/test_architecture.py
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-long test-rgw test-oldest fuzz bench: export OMP_WAIT_POLICY = PASSIVE
+test test-long test-rgw test-oldest fuzz bench eval model: export OMP_WAIT_POLICY = PASSIVE
 
 test: $(INSTALLED) ## the tests, but for the long ones
 	$(PY) -m pytest $(ARGS)
@@ -66,10 +66,17 @@ fmt: $(INSTALLED) ## format, and fix what can be fixed
 bench: $(INSTALLED) ## the benchmarks, as JSON; `make bench ARGS="--trace FILE"` replays a block trace too
 	@$(PY) -m tests.bench $(ARGS)
 
+# About an hour on two cores, minutes on a GPU; run again, it goes on where it stopped.
+model: $(INSTALLED) ## train the built-in model again, into build/model
+	$(PY) -m service.builtin.train build/model $(ARGS)
+
+eval: $(INSTALLED) ## the quality figures of tests/bench/LOG.md, as JSON into build/eval
+	tests/bench/quality.sh $(VENV)/bin/kvweave build/eval
+
 demo serve: $(INSTALLED)
 	@$(VENV)/bin/kvweave $@ $(ARGS)
 
-demo: ## what each codec makes of a chunk's cache
+demo: ## answers from stored chunks, and what each codec makes of a chunk's cache
 serve: ## the service, on this machine only
 
 clean: ## remove what tools leave behind; the environment stays

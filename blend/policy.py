@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from blend.errors import PromptError
 from blend.prompt import Layout, Span
 
-HEAD = 32  # beyond these first tokens of a chunk, deviation chooses better
-DEEP = 12  # layers that keep keys, from which on narrowing in steps pays
-NARROWING = ((1, 1.3), (2, 1.15), (4, None))  # (n-th keeping layer, share of the budget); None: what the mean leaves
+HEADS = 8  # one of so many is a chunk's first token: the prefix of a capture holds the sink already
+FIRST_SIGHT = 1  # the first layer whose keys and values know other chunks
+REFERENCES = 2  # the first whose keys and values know what a name from another chunk refers to: that takes two layers
+DEEP = 12  # layers that keep keys, from which on narrowing takes several steps
+NARROWING = ((0, 1.3), (1, 1.15), (3, None))  # (layers behind the check, share of the budget); None: what is left
+SECOND_LOOK = 2  # with fewer layers, so many times the budget is kept for one layer, which shows better what changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,15 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Tokens to recompute, and the layers that keep keys of their own."""
+    """Tokens to recompute, of how many, and the layers that keep keys of their own."""
 
     tokens: int
+    cached: int
     keeping: Sequence[int]
+
+    def without(self, tokens: int) -> "Budget":
+        """What is left when so many are chosen already."""
+        return Budget(self.tokens - tokens, self.cached - tokens, self.keeping)
 
 
 Policy = Callable[[Layout, Budget], Selection]
@@ -60,13 +68,13 @@ def _heads(layout: Layout, budget: Budget) -> Selection:
 
 
 def _deviation(layout: Layout, budget: Budget) -> Selection:
-    return Selection(layout, (), _narrowing(budget.tokens, budget.keeping))
+    return Selection(layout, (), _narrowing(budget, check=FIRST_SIGHT))
 
 
 def _hybrid(layout: Layout, budget: Budget) -> Selection:
     spans = layout.blended
-    heads = _first_tokens(spans, min(budget.tokens // 2, HEAD * len(spans)))
-    return Selection(layout, heads, _narrowing(budget.tokens - len(heads), budget.keeping))
+    heads = _first_tokens(spans, budget.tokens // HEADS)
+    return Selection(layout, heads, _narrowing(budget.without(len(heads)), check=REFERENCES))
 
 
 POLICIES: dict[str, Policy] = {
@@ -86,11 +94,11 @@ def select(layout: Layout, *, policy: str, ratio: float, keeping: Sequence[int])
     if not 0 <= ratio <= 1:
         raise PromptError(f"ratio must be in [0, 1], got {ratio!r}")
     blended = sum(span.stop - span.start for span in layout.blended)
-    budget = Budget(math.ceil(ratio * blended), keeping)
+    budget = Budget(math.ceil(ratio * blended), blended, keeping)
     if policy in ("heads", "deviation", "hybrid") and budget.tokens == blended:
         return _prefix(layout, budget)  # all of them: nothing blended is left
     if len(keeping) == 1:
-        budget = Budget(0, keeping)  # its keys depend on the token alone, so cached ones are exact
+        budget = Budget(0, blended, keeping)  # its keys depend on the token alone, so cached ones are exact
     return POLICIES[policy](layout, budget)
 
 
@@ -109,17 +117,25 @@ def _first_tokens(spans: Sequence[Span], budget: int) -> tuple[int, ...]:
     return tuple(slots)
 
 
-def _narrowing(budget: int, keeping: Sequence[int]) -> tuple[Filter, ...]:
-    """Keep more at first, as early deviation is a rough guess, and fewer later: on average the budget."""
-    if budget == 0:
+def _narrowing(budget: Budget, *, check: int) -> tuple[Filter, ...]:
+    """Keep more at first, as early deviation is a rough guess, and fewer later: in a deep model on average the budget.
+
+    The check is at the `check`-th layer that keeps keys, or at the last.
+    """
+    if budget.tokens == 0:
         return ()
-    if len(keeping) < DEEP:
-        return (Filter(keeping[1], budget),)
+    behind = budget.keeping[min(check, len(budget.keeping) - 1) :]
+    if len(behind) < 3:
+        return (Filter(behind[0], budget.tokens),)
+    if len(budget.keeping) < DEEP:
+        first = min(SECOND_LOOK * budget.tokens, budget.cached)
+        return (Filter(behind[0], first), Filter(behind[1], budget.tokens))
     filters: list[Filter] = []
-    spent, last = 0.0, len(keeping)
-    for index, (layer, share) in enumerate(NARROWING):
-        following = NARROWING[index + 1][0] if index + 1 < len(NARROWING) else last
-        mean = share if share is not None else ((last - NARROWING[0][0]) - spent) / (last - layer)
-        spent += mean * (following - layer)
-        filters.append(Filter(keeping[layer], round(budget * mean)))
+    spent = 0.0
+    for index, (place, wanted) in enumerate(NARROWING):
+        following = NARROWING[index + 1][0] if index + 1 < len(NARROWING) else len(behind)
+        share = (len(behind) - spent) / (len(behind) - place) if wanted is None else wanted
+        share = min(share, budget.cached / budget.tokens)
+        spent += share * (following - place)
+        filters.append(Filter(behind[place], round(budget.tokens * share)))
     return tuple(filters)

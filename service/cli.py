@@ -10,9 +10,12 @@ import uvicorn
 from rich.console import Console
 from rich.table import Table
 
+from blend.errors import BlendError
 from service.app import create_app
 from service.composition import compose_store
-from service.demo import Outcome, show_codecs
+from service.demo import PASSAGES, POLICIES, Outcome, show_answers, show_codecs
+from service.evaluate.cases import SuiteError
+from service.evaluate.command import evaluate
 from service.settings import Settings, SettingsError, load_settings
 from store.errors import StoreError
 from store.scrub import GRACE_S, GcRules, ScrubReport, collect
@@ -21,6 +24,8 @@ from store.scrub import verify as scrub
 app = typer.Typer(
     name="kvweave", help="A RAG chunk-cache service.", no_args_is_help=True, pretty_exceptions_enable=False
 )  # fmt: skip
+
+app.command("eval")(evaluate)
 
 StoreUrl = Annotated[
     str, typer.Option("--store", help="URL of the store; KVWEAVE_STORE by default.", show_default=False)
@@ -116,10 +121,19 @@ def gc(
 
 @app.command()
 def demo(*, as_json: Json = False) -> None:
-    """Show what each codec makes of one chunk's cache: size, error, speed. Needs no model."""
+    """Ask the built-in model from stored chunks, and show what each codec makes of a chunk's cache."""
     if as_json:
-        _print_json([asdict(row) for row in show_codecs()])
+        answers = [asdict(row) for row in show_answers()]
+        _print_json({"answers": answers, "codecs": [asdict(row) for row in show_codecs()]})
         return
+    for passage in PASSAGES:
+        typer.echo(f"{passage.title}: {passage.text}")
+    asked = Table("question", "policy", "answer", "first token ms", "reused", "recomputed", "prompt tokens")
+    for row in show_answers():
+        numbers = (f"{row.first_token_ms:.1f}", str(row.reused), str(row.recomputed), str(row.prompt))
+        asked.add_row(row.question, row.policy, row.answer, *numbers, end_section=row.policy == POLICIES[-1])
+    Console().print(asked)
+    typer.echo("Every answer is the built-in model's own: full reads all text, the others reuse chunks stored as q4.\n")
     table = Table("codec", "bytes", "ratio", "bits per value", "rms error", "GB/s read")
     for row in show_codecs():
         table.add_row(*_cells(row))
@@ -151,6 +165,6 @@ def main() -> None:
     """Run the command; an expected error is one line with the remedy."""
     try:
         app()
-    except (SettingsError, StoreError) as error:
+    except (BlendError, SettingsError, StoreError, SuiteError) as error:
         typer.echo(f"kvweave: {error}", err=True)
         sys.exit(2)

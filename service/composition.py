@@ -1,5 +1,7 @@
 """The composition root: the one place that chooses concrete classes."""
 
+from blend.load import Model, load
+from service.builtin import CHECKPOINT
 from service.settings import Settings
 from store.base import BlobStore
 from store.url import open_store
@@ -8,3 +10,9 @@ from store.url import open_store
 def compose_store(settings: Settings) -> BlobStore:
     """The store that the settings name."""
     return open_store(settings.store)
+
+
+def compose_model(settings: Settings) -> Model:
+    """The model that the settings name; `builtin` is the one that comes with kvweave."""
+    name = str(CHECKPOINT) if settings.model == "builtin" else settings.model
+    return load(name, device=None if settings.device == "auto" else settings.device, dtype=settings.dtype)

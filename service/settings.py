@@ -29,6 +29,12 @@ class Settings(BaseSettings):
     store: Annotated[str, Field(description="URL of the store", default_factory=_default_store)]
     host: Annotated[str, Field(description="address that the service binds", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(description="port that the service binds", ge=0, le=65535)] = 8000
+    model: Annotated[str, Field(description="hub name or folder of the model", min_length=1)] = "builtin"
+    device: Annotated[str, Field(description="where the model computes, such as cpu or cuda:0")] = "auto"
+    dtype: Annotated[str, Field(description="what the model computes in")] = "auto"
+    policy: Annotated[str, Field(description="which cached tokens are recomputed")] = "hybrid"
+    ratio: Annotated[float, Field(description="the share of cached tokens that are recomputed", ge=0, le=1)] = 0.15
+    codec: Annotated[str, Field(description="how the keys and values of chunks are packed")] = "q4"
 
     @classmethod
     def settings_customise_sources(

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from service import cli
+from service.demo import QUESTIONS
 from store.errors import MissReason
 from store.url import open_store
 from tests.store.contract import flipped
@@ -57,8 +58,13 @@ def test_gc_compacts_an_lmdb_store(tmp_path: Path) -> None:
     assert json.loads(run("gc", "--store", url, "--json", "--compact"))["compacted"] > 100_000
 
 
-def test_demo_shows_every_codec() -> None:
-    rows = json.loads(run("demo", "--json"))
+def test_demo_answers_from_stored_chunks_and_shows_every_codec() -> None:
+    shown = json.loads(run("demo", "--json"))
+    answers = {(row["question"], row["policy"]): row["answer"] for row in shown["answers"]}
+    assert [answers[question, "full"] for question in QUESTIONS] == ["badger", "Belford", "Corina", "Rosen"]
+    assert [answers[question, "hybrid"] for question in QUESTIONS] == ["badger", "Belford", "Corina", "Rosen"]
+    assert all(row["reused"] > 0 for row in shown["answers"] if row["policy"] != "full")
+    rows = shown["codecs"]
     assert [row["codec"] for row in rows] == ["lossless", "q8", "q6", "q4", "q3", "q2"]
     assert rows[0]["rms_error"] == 0
     assert all(better["rms_error"] < worse["rms_error"] for better, worse in pairwise(rows))

@@ -1,0 +1,1 @@
+"""Quality against full prefill: suites of questions, run over policies, ratios and codecs, and what to choose."""

@@ -1,0 +1,184 @@
+"""Questions with the passages of their prompts, from the made-up world or from a user's file. Knows no model."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import cast
+
+from service.prompts import Titled
+from service.world.scene import Scene, Shape, draw
+
+Json = dict[str, object]
+
+MULTIHOP = "multihop"
+KINDS = ("topic", "role", "code")
+LEVELS = {
+    1: Shape((3, 4), (1, 3), (2, 2), KINDS, values=0.3),
+    2: Shape((3, 6), (2, 5), (2, 3), KINDS, values=0.4, asides=(0, 3)),
+    3: Shape((5, 8), (3, 6), (2, 4), (*KINDS, "renaming"), values=0.5, asides=(1, 4), rare=0.1),
+}
+TEXTS = ("text", "content", "paragraph_text", "passage")
+LISTS = ("ctxs", "passages", "paragraphs", "contexts", "context", "documents")
+
+
+class SuiteError(ValueError):
+    """A suite that cannot be used; the message names the place and what is wanted there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question. No `answers`: only agreement can be measured. `needs`: how many passages answer it, if known."""
+
+    question: str
+    passages: tuple[Titled, ...]
+    answers: tuple[str, ...] = ()
+    needs: int | None = None
+
+
+def multihop(*, seed: int, size: int, level: int) -> list[Case]:
+    """Questions on the made-up world; every second one needs two passages. A longer suite begins with the shorter."""
+    if level not in LEVELS:
+        raise SuiteError(f"difficulty is one of {', '.join(map(str, LEVELS))}, got {level}")
+    return [_drawn(Random(f"{seed}/{level}/{number}"), LEVELS[level], needs=1 + number % 2) for number in range(size)]
+
+
+def _drawn(random: Random, shape: Shape, *, needs: int) -> Case:
+    while True:
+        scene = draw(random, shape)
+        fitting = [question for question in scene.questions if len(question.needs) == needs]
+        if fitting:
+            question = random.choice(fitting)
+            return Case(question.text, passages(scene), (question.answer,), needs)
+
+
+def passages(scene: Scene) -> tuple[Titled, ...]:
+    """As they go into a prompt."""
+    return tuple(Titled(passage.text, passage.title) for passage in scene.passages)
+
+
+def read_cases(path: Path) -> list[Case]:
+    """A JSON list, an object that holds one, or JSON lines: each with a question, passages and, if known, answers."""
+    entries = _placed(read_text(path), path)
+    return _some([replace(_asked(entry, place), passages=_shown(entry, place)) for place, entry in entries], path)
+
+
+def read_questions(path: Path) -> list[Case]:
+    """The same without passages, or a text with one question in each line."""
+    text = read_text(path)
+    if path.suffix.startswith(".json") or text.lstrip().startswith(("{", "[")):
+        return _some([_asked(entry, place) for place, entry in _placed(text, path)], path)
+    return _some([Case(line.strip(), ()) for line in text.split("\n") if line.strip()], path)
+
+
+def read_text(path: Path) -> str:
+    """What a user's file holds."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise SuiteError(f"{path}, line {line} cannot be read: save the file as UTF-8 ({error.reason})") from error
+    except (OSError, ValueError) as error:
+        raise SuiteError(f"{str(path)!r} cannot be read: name a file that exists ({error})") from error
+
+
+def _some(cases: list[Case], path: Path) -> list[Case]:
+    if not cases:
+        raise SuiteError(f"the suite {str(path)!r} holds no questions")
+    return cases
+
+
+def _placed(text: str, path: Path) -> Iterator[tuple[str, Json]]:
+    for number, entry in enumerate(_entries(text, path), 1):
+        yield f"{path}, entry {number}", entry
+
+
+def _entries(text: str, path: Path) -> Iterator[Json]:
+    try:
+        whole = cast(object, json.loads(text))
+    except json.JSONDecodeError as error:
+        if text.lstrip().startswith("["):
+            raise SuiteError(f"{path}, line {error.lineno} is no JSON: {error}") from error
+        yield from _lines(text, path)
+        return
+    if isinstance(whole, dict):
+        found = cast(Json, whole)
+        lists = [cast(object, value) for value in found.values() if isinstance(value, list)]
+        whole = [found] if "question" in found or "query" in found or len(lists) != 1 else lists[0]
+    if not isinstance(whole, list):
+        raise SuiteError(f"{path} holds no list of questions")
+    for number, entry in enumerate(cast(list[object], whole), 1):
+        yield _object(entry, place=f"{path}, entry {number}")
+
+
+def _lines(text: str, path: Path) -> Iterator[Json]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield _object(json.loads(line), place=f"{path}, line {number}")
+            except json.JSONDecodeError as error:
+                raise SuiteError(f"{path}, line {number} is no JSON: {error}") from error
+
+
+def _object(entry: object, *, place: str) -> Json:
+    if not isinstance(entry, dict):
+        raise SuiteError(f"{place}: an object with a question is wanted, got {type(entry).__name__}")
+    return cast(Json, entry)
+
+
+def _asked(entry: Json, place: str) -> Case:
+    question = entry.get("question", entry.get("query"))
+    if not isinstance(question, str) or not question.strip():
+        raise SuiteError(f"{place}: 'question' must be a text, got {question!r}")
+    return Case(question, (), _answers(entry, place=place))
+
+
+def _shown(entry: Json, place: str) -> tuple[Titled, ...]:
+    name = next((name for name in LISTS if name in entry), None)
+    if name is None:
+        raise SuiteError(f"{place}: no passages; give them as {LISTS[0]!r}: [{{title, text}}], or name a corpus")
+    given = entry[name]
+    if not isinstance(given, list):
+        raise SuiteError(f"{place}: {name!r} must be a list, got {type(given).__name__}")
+    return tuple(_passage(each, place=f"{place}, {name}[{i}]") for i, each in enumerate(cast(list[object], given)))
+
+
+def _passage(given: object, *, place: str) -> Titled:
+    found = _titled(given)
+    if found is None:
+        raise SuiteError(f"{place}: a text, or an object with 'text', is wanted, got {str(given)[:60]!r}")
+    return found
+
+
+def _titled(given: object) -> Titled | None:
+    """A text, a pair of a title and its sentences, or an object."""
+    match given:
+        case str():
+            return Titled(given)
+        case [str() as title, str() as text]:
+            return Titled(text, title)
+        case [str() as title, list()] if (sentences := _texts(cast(list[object], given)[1])) is not None:
+            return Titled(" ".join(sentence.strip() for sentence in sentences), title)
+        case dict():
+            found = cast(Json, given)
+            text = next((text for name in TEXTS if isinstance(text := found.get(name), str)), None)
+            return None if text is None else Titled(text, str(found.get("title") or ""))
+        case _:
+            return None
+
+
+def _answers(entry: Json, *, place: str) -> tuple[str, ...]:
+    given = entry.get("answers", entry.get("answer"))
+    found = [given] if isinstance(given, str) else [] if given is None else _texts(given)
+    if found is None:
+        raise SuiteError(f"{place}: 'answers' must be a list of texts, got {given!r}")
+    return tuple(found)
+
+
+def _texts(given: object) -> list[str] | None:
+    """None where it is something else than a list of texts."""
+    if not isinstance(given, list):
+        return None
+    texts = [each for each in cast(list[object], given) if isinstance(each, str)]
+    return texts if len(texts) == len(cast(list[object], given)) else None

@@ -1,0 +1,67 @@
+"""Numbers from answers: exact match and F1 as the question-answering field counts them, and intervals by bootstrap."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Where the mean lies, with 95 % confidence."""
+
+    low: float
+    high: float
+
+
+def words(text: str) -> list[str]:
+    """Lower case, without punctuation and articles: what SQuAD's and MuSiQue's scores compare."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def exact_match(answer: str, wanted: Sequence[str]) -> float:
+    """1 where the answer says what one of the wanted answers says."""
+    return float(any(words(answer) == words(each) for each in wanted))
+
+
+def f1(answer: str, wanted: Sequence[str]) -> float:
+    """The harmonic mean of precision and recall of words, against the wanted answer that is nearest."""
+    return max((_f1(words(answer), words(each)) for each in wanted), default=0.0)
+
+
+def _f1(got: list[str], wanted: list[str]) -> float:
+    if not got or not wanted:
+        return float(got == wanted)
+    common = (Counter(got) & Counter(wanted)).total()
+    return 2 * common / (len(got) + len(wanted))
+
+
+def interval(values: NDArray[np.float64]) -> Interval:
+    """Of the mean, by bootstrap over questions; the same numbers give the same interval."""
+    if len(values) == 0:
+        return Interval(float("nan"), float("nan"))
+    random = np.random.default_rng(0)
+    means = [float(values[random.integers(0, len(values), len(values))].mean()) for _ in range(RESAMPLES)]
+    tail = (1 - CONFIDENCE) / 2 * 100
+    low, high = np.percentile(means, [tail, 100 - tail])
+    return Interval(float(low), float(high))
+
+
+def verdict(difference: NDArray[np.float64]) -> str:
+    """What a paired difference, point minus reference, says: equal, noise, worse or better."""
+    if not difference.any():
+        return "equal"
+    found = interval(difference)
+    if found.low <= 0 <= found.high:
+        return "noise"
+    return "worse" if found.high < 0 else "better"

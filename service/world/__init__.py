@@ -1,0 +1,1 @@
+"""A made-up world: documents and questions drawn from a seed, for the built-in model and for measuring quality."""

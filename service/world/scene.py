@@ -1,0 +1,258 @@
+"""Scenes: a few passages in the order of a prompt, and all questions that they answer. Every draw comes from one seed.
+
+A passage may give something another name, and a later one may use it: then the question needs both.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from service.world.phrases import ASIDES, BOOKS, NAMINGS, RELATIONS, THINGS, Naming, Relation
+from service.world.words import Drawer, Entity
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A chunk of a document; passages of one title stand in their document's order."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`about`: the name it holds. `needs`: what passages answer it together. `kind`: plain, naming, or the link's."""
+
+    text: str
+    about: str
+    answer: str
+    kind: str
+    needs: tuple[int, ...]
+    relation: int | None = None  # its number in RELATIONS; None where a name is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What a sentence of a passage says, other names resolved. `relation` is its number in RELATIONS."""
+
+    sentence: str
+    subject: str
+    value: str
+    relation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """`facts` are those of each passage."""
+
+    passages: tuple[Passage, ...]
+    questions: tuple[Question, ...]
+    facts: tuple[tuple[Fact, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How hard a scene is. Pairs are the least and the most of something; shares lie in [0, 1]."""
+
+    passages: tuple[int, int]
+    facts: tuple[int, int]  # told in each passage
+    links: tuple[int, int] = (0, 0)  # other names
+    kinds: tuple[str, ...] = ()  # of other names
+    values: float = 0.0  # share of linked facts whose value has the other name, not the subject
+    asides: tuple[int, int] = (0, 0)  # sentences that tell nothing, in each passage
+    restated: float = 0.0  # share of other names with their meaning in parentheses
+    ways: int = 9  # at most so many ways to tell and to ask the same
+    rare: float = 0.0  # share of rare names
+    relations: int = 4  # different kinds of facts
+
+
+@dataclass(slots=True)
+class _Page:
+    """A passage that is being written: what must stand first, what anywhere, what last."""
+
+    first: list[str] = field(default_factory=list[str])
+    body: list[str] = field(default_factory=list[str])
+    last: list[str] = field(default_factory=list[str])
+    facts: list[Fact] = field(default_factory=list[Fact])
+
+    @property
+    def sentences(self) -> int:
+        return len(self.first) + len(self.body) + len(self.last)
+
+    def text(self, random: Random) -> str:
+        random.shuffle(self.body)
+        return " ".join((*self.first, *self.body, *self.last))
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """From passage `page` on, `word` means the entity."""
+
+    naming: Naming
+    word: str
+    entity: Entity
+    page: int
+
+
+def draw(random: Random, shape: Shape) -> Scene:
+    """One scene. Every question has exactly one answer in it."""
+    return _Writer(random, shape).write()
+
+
+class _Writer:
+    def __init__(self, random: Random, shape: Shape) -> None:
+        self._random = random
+        self._shape = shape
+        self._draw = Drawer(random, rare=shape.rare)
+        self._pages = [_Page() for _ in range(random.randint(*shape.passages))]
+        self._relations = random.sample(RELATIONS, shape.relations)
+        self._theme = random.choice(self._relations)  # links are told of in the same way, or one could guess
+        self._joined: set[int] = set()  # pages that go on on the next one
+        self._known: list[Entity] = []
+        self._told: set[tuple[Entity, Relation]] = set()
+        self._questions: list[Question] = []
+
+    def write(self) -> Scene:
+        for link in self._links():
+            self._use(link)
+        for number, page in enumerate(self._pages):
+            for _ in range(self._random.randint(*self._shape.facts) - page.sentences):
+                self._tell(number)
+            page.body += self._random.sample(ASIDES, self._random.randint(*self._shape.asides))
+        titles = self._titles()
+        passages = tuple(
+            Passage(title, page.text(self._random)) for title, page in zip(titles, self._pages, strict=True)
+        )
+        return Scene(passages, tuple(self._questions), tuple(tuple(page.facts) for page in self._pages))
+
+    def _links(self) -> Iterator[_Link]:
+        free = list(range(len(self._pages) - 1))  # a page border holds one topic
+        for _ in range(self._random.randint(*self._shape.links) if free else 0):
+            kinds = [kind for kind in self._shape.kinds if kind != "topic" or free]
+            if not kinds:
+                return
+            naming = NAMINGS[self._random.choice(kinds)]
+            entity = self._subject(self._linked_kind(naming))
+            if naming.name == "topic":
+                page = free.pop(self._random.randrange(len(free)))
+                self._joined.add(page)
+                word = self._random.choice(("She", "He")) if entity.kind == "person" else "It"
+            else:
+                page = self._random.randrange(len(self._pages) - 1)
+                word = (
+                    self._draw.entity(entity.kind).name if naming.name == "renaming" else self._draw.fresh(naming.name)
+                )
+            yield _Link(naming, word, entity, page)
+
+    def _use(self, link: _Link) -> None:
+        says = self._random.choice(link.naming.says).format(X=link.word, E=link.entity.name)
+        page = self._pages[link.page]
+        (page.last if link.naming.name == "topic" else page.body).append(says)
+        if link.naming.asks:
+            ask = self._random.choice(link.naming.asks).format(X=link.word)
+            self._questions.append(Question(ask, link.word, link.entity.name, "naming", (link.page,)))
+        if link.naming.name == "topic":
+            self._tell_of(link, link.page + 1)
+            return
+        later = self._random.randrange(link.page + 1, len(self._pages))
+        if self._random.random() < self._shape.values and self._valued(link, later):
+            return
+        self._tell_of(link, later)
+
+    def _tell_of(self, link: _Link, number: int) -> None:
+        """A fact about what the link names, in its other name: the theme, if it can be, as with its rivals."""
+        fits = self._theme.subject == link.entity.kind and (link.entity, self._theme) not in self._told
+        relation = self._theme if fits else self._untold(link.entity)
+        if relation is None:
+            return
+        value = self._value(relation)
+        says = self._random.choice(relation.says[:2] if link.naming.name in ("topic", "role") else relation.says)
+        sentence = says.format(S=self._mention(link), V=value)
+        page = self._pages[number]
+        sentence = sentence[0].upper() + sentence[1:]
+        (page.first if link.naming.name == "topic" else page.body).append(sentence)
+        self._ask(relation, link.entity, value=value, kind=link.naming.name, needs=(link.page, number))
+        self._note(sentence, number)
+
+    def _valued(self, link: _Link, number: int) -> bool:
+        """A fact whose value has the link's other name."""
+        fitting = [relation for relation in self._relations if relation.value == link.entity.kind]
+        if not fitting:
+            return False
+        relation = self._random.choice(fitting)
+        subject = self._subject(relation.subject)
+        if (subject, relation) in self._told or subject == link.entity:
+            return False
+        sentence = self._random.choice(relation.says).format(S=subject.name, V=self._mention(link))
+        self._pages[number].body.append(sentence)
+        self._ask(relation, subject, value=link.entity.name, kind=link.naming.name, needs=(link.page, number))
+        self._note(sentence, number)
+        return True
+
+    def _mention(self, link: _Link) -> str:
+        word = f"the {link.word}" if link.naming.name == "role" else link.word
+        return f"{word} ({link.entity.name})" if self._random.random() < self._shape.restated else word
+
+    def _tell(self, number: int) -> None:
+        """A plain fact."""
+        relation = self._random.choice(self._relations)
+        subject = self._subject(relation.subject)
+        if (subject, relation) in self._told:
+            subject = self._draw.entity(relation.subject)
+            self._known.append(subject)
+        value = self._value(relation)
+        sentence = self._random.choice(relation.says[: self._shape.ways]).format(S=subject.name, V=value)
+        self._pages[number].body.append(sentence)
+        self._ask(relation, subject, value=value, kind="plain", needs=(number,))
+        self._note(sentence, number)
+
+    def _ask(self, relation: Relation, subject: Entity, *, value: str, kind: str, needs: tuple[int, ...]) -> None:
+        self._told.add((subject, relation))
+        ask = self._random.choice(relation.asks[: self._shape.ways]).format(S=subject.name)
+        self._questions.append(Question(ask, subject.name, value, kind, needs, RELATIONS.index(relation)))
+
+    def _note(self, sentence: str, number: int) -> None:
+        """The fact that was just asked for stands in this sentence."""
+        asked = self._questions[-1]
+        assert asked.relation is not None
+        self._pages[number].facts.append(Fact(sentence, asked.about, asked.answer, asked.relation))
+
+    def _linked_kind(self, naming: Naming) -> str:
+        """Of what the naming can name, mostly what the theme is about, else what this scene's facts tell about."""
+        if self._theme.subject in naming.kinds and self._random.random() < 0.8:
+            return self._theme.subject
+        told = [relation.subject for relation in self._relations if relation.subject in naming.kinds]
+        return self._random.choice(told or [kind for kind in THINGS if kind in naming.kinds])
+
+    def _subject(self, kind: str) -> Entity:
+        """Often somebody who is known already."""
+        known = [entity for entity in self._known if entity.kind == kind]
+        if known and self._random.random() < 0.3:
+            return self._random.choice(known)
+        self._known.append(entity := self._draw.entity(kind))
+        return entity
+
+    def _untold(self, entity: Entity) -> Relation | None:
+        """What was not told of it yet: one of the scene's relations, or else any."""
+        for relations in (self._relations, RELATIONS):
+            left = [each for each in relations if each.subject == entity.kind and (entity, each) not in self._told]
+            if left:
+                return self._random.choice(left)
+        return None
+
+    def _value(self, relation: Relation) -> str:
+        if relation.value not in THINGS:
+            return self._draw.noun(relation.value)
+        known = [entity.name for entity in self._known if entity.kind == relation.value]
+        if known and self._random.random() < 0.2:
+            return self._random.choice(known)
+        return self._draw.entity(relation.value).name
+
+    def _titles(self) -> list[str]:
+        """Of each page; a page that goes on has the title of the next one."""
+        numbers = self._random.sample(range(11, 100), len(self._pages))
+        titles: list[str] = []
+        for page, number in enumerate(numbers):
+            goes_on = page > 0 and (page - 1 in self._joined or self._random.random() < 0.6)
+            titles.append(titles[-1] if goes_on else f"{self._random.choice(BOOKS)} {number}")
+        return titles

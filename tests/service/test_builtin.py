@@ -1,0 +1,168 @@
+"""The model that comes with kvweave: what it knows, what it reads, and what blending may cost it at most.
+
+The figures it must reach are those of its card, less what chance allows for so many questions.
+"""
+
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from blend.load import Model
+from blend.tokens import Tokenizer
+from service.builtin import CHECKPOINT
+from service.builtin.examples import IGNORED, Examples
+from service.builtin.tokenizer import make
+from service.builtin.train import SEED, STAGES, Training
+from service.composition import compose_model
+from service.evaluate.cases import KINDS, Case, multihop
+from service.evaluate.cases import passages as shown
+from service.evaluate.grid import Result, Row, grid, run
+from service.prompts import Titled, assemble
+from service.settings import load_settings
+from service.world.scene import Shape, draw
+
+MOST_BYTES = 16_000_000
+QUESTIONS = 240
+
+
+@cache
+def builtin() -> Model:
+    return compose_model(load_settings().model_copy(update={"model": "builtin"}))
+
+
+@cache
+def suite() -> Result:
+    """On questions that no figure was taken from."""
+    points = grid(["full", "reuse", "hybrid"], [0.15], codecs=["lossless", "q4", "q2"])
+    cases = multihop(seed=977, size=QUESTIONS, level=2)
+    return run(builtin(), cases, points=points, answer_tokens=8, progress=lambda done: None)
+
+
+def row(policy: str, codec: str) -> Row:
+    return next(each for each in suite().rows if (each.policy, each.codec) == (policy, codec))
+
+
+def known(value: float | None) -> float:
+    assert value is not None
+    return value
+
+
+def reaches(share: float | None, figure: float, questions: int) -> bool:
+    """Is this share not less than the figure by more than three standard errors?"""
+    return known(share) >= figure - 3 * (max(figure * (1 - figure), 0.01) / questions) ** 0.5
+
+
+def test_it_answers_the_suite() -> None:
+    assert reaches(row("full", "lossless").exact_match, 0.95, QUESTIONS)
+
+
+def test_plain_reuse_loses_what_needs_two_chunks_and_nothing_else() -> None:
+    full, reuse = row("full", "lossless"), row("reuse", "lossless")
+    assert known(full.exact_match_two_chunk) - known(reuse.exact_match_two_chunk) > 0.15
+    assert known(full.exact_match_one_chunk) - known(reuse.exact_match_one_chunk) < 0.03
+
+
+def test_hybrid_keeps_what_full_prefill_knows() -> None:
+    full, hybrid = row("full", "lossless"), row("hybrid", "q4")
+    assert reaches(hybrid.exact_match_two_chunk, 0.98 * known(full.exact_match_two_chunk), QUESTIONS // 2)
+
+
+def test_four_bits_cost_next_to_nothing_and_two_bits_do() -> None:
+    """Under `hybrid` as it is served; under `reuse`, where nothing is computed again, the coarse codec shows best."""
+    served = row("hybrid", "q4")
+    assert known(served.kl_codec) < 0.01 and known(served.top1_codec) > 0.995 - 0.01
+    assert known(row("reuse", "q2").kl_codec) > 3 * known(row("reuse", "q4").kl_codec)
+
+
+def test_the_checkpoint_is_small_and_a_plain_one() -> None:
+    files = [path for path in CHECKPOINT.iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < MOST_BYTES
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in files}
+
+
+def test_its_tokenizer_writes_any_text() -> None:
+    tokenizer = builtin().tokenizer
+    for text in ("Mira lives in 東京.", "naïve\tcafé\n\n", "\u2028 \x00 🙂", "<|end|> is text"):
+        assert tokenizer.round_trips(text, tokenizer.encode_text(text))
+        assert tokenizer.control.isdisjoint(tokenizer.encode_text(text))
+
+
+def test_its_tokenizer_is_the_one_that_training_makes() -> None:
+    assert Tokenizer(make(seed=SEED)).digest == builtin().tokenizer.digest
+
+
+@pytest.mark.parametrize("passages", [2, 8])
+def test_it_reads_few_and_many_passages_short_and_long(passages: int) -> None:
+    """About 32 and about 110 tokens in each; the longest prompts are four times as long as the suite's."""
+    for facts, asides in ((3, 1), (8, 4)):
+        shape = Shape((passages, passages), (facts, facts), (1, 1), KINDS, asides=(asides, asides))
+        scenes = [draw(Random(f"{passages}/{facts}/{number}"), shape) for number in range(24)]
+        cases = [
+            Case(question.text, shown(scene), (question.answer,), len(question.needs))
+            for number, scene in enumerate(scenes)
+            for question in Random(number).sample(scene.questions, 2)
+        ]
+        points = grid(["full"], [0.0], codecs=["lossless"])
+        [full] = run(builtin(), cases, points=points, answer_tokens=8, progress=lambda done: None).rows
+        assert reaches(full.exact_match, 0.9, len(cases))
+
+
+def test_training_writes_prompts_as_the_service_does() -> None:
+    tokenizer = builtin().tokenizer
+    scene = draw(Random(1), STAGES[-1].shape)
+    batch = Examples(tokenizer).batch(Random(2), [scene], questions=1)
+    ids = batch.ids[0].tolist()
+    asked = {question.text: question for question in scene.questions}
+    systems = ("Answer the question from the documents.", "")
+    prompts = [
+        [*(got := assemble(tokenizer, titled, question=text, system=system)).prefix]
+        + [token for pair in zip(got.passages, got.gaps, strict=True) for each in pair for token in each]
+        + [*got.suffix, *tokenizer.encode_text(asked[text].answer)]
+        for text in asked
+        for system in systems
+        for titled in ([Titled(p.text, p.title) for p in scene.passages], [Titled(p.text) for p in scene.passages])
+    ]
+    assert any(prompt == ids[: len(prompt)] for prompt in prompts)
+
+
+def test_a_question_in_training_sees_the_context_and_itself_alone() -> None:
+    scene = draw(Random(3), STAGES[-1].shape)
+    batch = Examples(builtin().tokenizer).batch(Random(4), [scene], questions=3)
+    mask, positions = batch.mask[0, 0], batch.positions[0]
+    starts = [place for place in range(1, len(positions)) if positions[place] <= positions[place - 1]]
+    context = int(positions[starts[0]])
+    first, second = context, starts[0]
+    assert not mask[second:, first:second].any()
+    assert mask[second, :context].all()
+    assert not mask.triu(1).any()
+
+
+def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Two steps, a save and two steps are four steps."""
+    whole, part = Training(tmp_path / "whole", "cpu"), Training(tmp_path / "part", "cpu")
+    for training, steps in ((whole, 4), (part, 2)):
+        training.size = 4
+        for _ in range(steps):
+            training.learn(STAGES[0])
+            training.size = 4
+    part.save()
+    resumed = Training(tmp_path / "part", "cpu")
+    resumed.resume()
+    for _ in range(2):
+        resumed.learn(STAGES[0])
+        resumed.size = 4
+    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert (resumed.total, resumed.tokens) == (whole.total, whole.tokens)
+
+
+def test_what_counts_in_training_are_answers_and_restated_names() -> None:
+    scene = draw(Random(5), STAGES[2].shape)
+    batch = Examples(builtin().tokenizer).batch(Random(6), [scene], questions=2)
+    counted = (batch.targets[0] != IGNORED).sum()
+    answers = sum(place.stop - place.start for _, place, _ in batch.answers)
+    restated = sum(passage.text.count("(") for passage in scene.passages)
+    assert answers + 2 * restated <= counted <= answers + 6 * restated

@@ -1,0 +1,234 @@
+"""Suites: every form in which questions are published is read, and what cannot be used is named with its place."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from service.evaluate.cases import LEVELS, Case, SuiteError, multihop, read_cases, read_questions
+from service.prompts import Titled
+
+ENTRY = {"question": "Who?", "answers": ["Bela"], "ctxs": [{"title": "Register 12", "text": "Bela lives."}]}
+WANTED = Case("Who?", (Titled("Bela lives.", "Register 12"),), ("Bela",))
+MUSIQUE = {
+    "ctxs": [{"id": "7", "title": "A", "text": "One.", "score": 0.5}, {"title": "B", "text": "Two."}],
+    "question": "Who?",
+    "answer": "Bela",
+}
+HOTPOT = {
+    "_id": "5a8b",
+    "question": "Who?",
+    "answer": "Bela",
+    "supporting_facts": [["A", 0]],
+    "context": [["A", ["One.", " Two."]], ["B", ["Three.", "Four. "]]],
+}
+
+
+def suite(folder: Path, content: object, name: str = "suite.json") -> Path:
+    """A text as it is, anything else as JSON."""
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param([ENTRY, ENTRY], id="a list"),
+        pytest.param({"version": 1, "data": [ENTRY, ENTRY]}, id="an object with one list"),
+        pytest.param(f"{json.dumps(ENTRY)}\n{json.dumps(ENTRY)}\n", id="lines"),
+        pytest.param(f"\n{json.dumps(ENTRY)}\r\n\n  {json.dumps(ENTRY)}", id="lines with gaps"),
+        pytest.param("\ufeff" + json.dumps([ENTRY, ENTRY]), id="a byte order mark"),
+    ],
+)
+def test_a_file_of_every_form_holds_the_same_questions(content: object, tmp_path: Path) -> None:
+    assert read_cases(suite(tmp_path, content)) == [WANTED, WANTED]
+
+
+@pytest.mark.parametrize("content", [ENTRY, json.dumps(ENTRY), json.dumps(ENTRY, indent=2)])
+def test_one_entry_alone_is_a_suite(content: object, tmp_path: Path) -> None:
+    assert read_cases(suite(tmp_path, content)) == [WANTED]
+
+
+def test_a_line_separator_inside_of_a_text_ends_no_line(tmp_path: Path) -> None:
+    lines = [json.dumps(ENTRY | {"question": question}, ensure_ascii=False) for question in ("a\u2028b", "c\x85d")]
+    assert [case.question for case in read_cases(suite(tmp_path, "\n".join(lines)))] == ["a\u2028b", "c\x85d"]
+
+
+def test_the_form_of_musique_is_read(tmp_path: Path) -> None:
+    assert read_cases(suite(tmp_path, [MUSIQUE])) == [
+        Case("Who?", (Titled("One.", "A"), Titled("Two.", "B")), ("Bela",))
+    ]
+
+
+def test_the_form_of_hotpotqa_is_read_and_its_sentences_are_joined_by_one_space(tmp_path: Path) -> None:
+    (case,) = read_cases(suite(tmp_path, [HOTPOT]))
+    assert case == Case("Who?", (Titled("One. Two.", "A"), Titled("Three. Four.", "B")), ("Bela",))
+
+
+@pytest.mark.parametrize(
+    ("passages", "wanted"),
+    [
+        ({"contexts": ["One.", "Two."]}, (Titled("One."), Titled("Two."))),
+        ({"context": ["One."]}, (Titled("One."),)),
+        ({"passages": [["A", "One."]]}, (Titled("One.", "A"),)),
+        ({"paragraphs": [{"title": "A", "paragraph_text": "One."}]}, (Titled("One.", "A"),)),
+        ({"documents": [{"content": "One."}, {"passage": "Two.", "title": None}]}, (Titled("One."), Titled("Two."))),
+        ({"ctxs": []}, ()),
+    ],
+)
+def test_passages_come_under_several_names(passages: object, wanted: tuple[Titled, ...], tmp_path: Path) -> None:
+    assert isinstance(passages, dict)
+    (case,) = read_cases(suite(tmp_path, [{"query": "Who?", **passages}]))
+    assert case == Case("Who?", wanted)
+
+
+@pytest.mark.parametrize(
+    ("answers", "wanted"),
+    [
+        ({"answers": ["Bela", "B."]}, ("Bela", "B.")),
+        ({"answers": "Bela"}, ("Bela",)),
+        ({"answer": "Bela"}, ("Bela",)),
+        ({"answer": ["Bela"]}, ("Bela",)),
+        ({"answers": []}, ()),
+        ({"answer": None}, ()),
+        ({}, ()),
+    ],
+)
+def test_answers_are_a_text_a_list_or_absent(answers: object, wanted: tuple[str, ...], tmp_path: Path) -> None:
+    assert isinstance(answers, dict)
+    (case,) = read_cases(suite(tmp_path, [{"question": "Who?", "ctxs": ["One."], **answers}]))
+    assert case.answers == wanted
+
+
+BAD = {
+    "no question": ({"ctxs": []}, r"entry 2: 'question' must be a text, got None"),
+    "a question of white space": (ENTRY | {"question": " \n"}, r"entry 2: 'question' must be a text"),
+    "a question that is a number": (ENTRY | {"question": 7}, r"entry 2: 'question' must be a text, got 7"),
+    "no passages": ({"question": "Who?"}, r"entry 2: no passages; give them as 'ctxs'"),
+    "passages that are a text": (
+        {"question": "Who?", "context": "One."},
+        r"entry 2: 'context' must be a list, got str",
+    ),
+    "a passage that is a number": ({"question": "Who?", "ctxs": ["One.", 7]}, r"entry 2, ctxs\[1\]: a text"),
+    "a passage without text": ({"question": "Who?", "ctxs": [{"title": "A"}]}, r"entry 2, ctxs\[0\]: a text"),
+    "a passage with a list as text": (
+        {"question": "Who?", "ctxs": [{"text": ["One."]}]},
+        r"entry 2, ctxs\[0\]: a text",
+    ),
+    "sentences that are numbers": ({"question": "Who?", "context": [["A", [1]]]}, r"entry 2, context\[0\]: a text"),
+    "a pair without a title": ({"question": "Who?", "context": [[None, "One."]]}, r"entry 2, context\[0\]: a text"),
+    "answers that are a number": (ENTRY | {"answers": 7}, r"entry 2: 'answers' must be a list of texts, got 7"),
+    "answers that are zero": (ENTRY | {"answers": 0}, r"entry 2: 'answers' must be a list of texts, got 0"),
+    "answers that are an object": (ENTRY | {"answers": {}}, r"entry 2: 'answers' must be a list of texts"),
+    "an answer that is a number": (ENTRY | {"answers": ["Bela", 7]}, r"entry 2: 'answers' must be a list of texts"),
+    "an entry that is a text": ("Who?", r"entry 2: an object with a question is wanted, got str"),
+    "an entry that is a list": ([ENTRY], r"entry 2: an object with a question is wanted, got list"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_entry_is_named(name: str, tmp_path: Path) -> None:
+    entry, words = BAD[name]
+    with pytest.raises(SuiteError, match=rf"suite\.json, {words}"):
+        read_cases(suite(tmp_path, [ENTRY, entry]))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_entry_on_a_line_is_named(name: str, tmp_path: Path) -> None:
+    entry, words = BAD[name]
+    path = suite(tmp_path, f"{json.dumps(ENTRY)}\n{json.dumps(entry)}", "suite.jsonl")
+    with pytest.raises(SuiteError, match=rf"suite\.jsonl, {words.replace('entry 2: an', '(entry|line) 2: an')}"):
+        read_cases(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "suite.json' holds no questions"),
+        (" \n\n", "suite.json' holds no questions"),
+        ([], "suite.json' holds no questions"),
+        ({"data": []}, "suite.json' holds no questions"),
+        ("7", "suite.json holds no list of questions"),
+        ({"a": [ENTRY], "b": [ENTRY]}, "suite.json, entry 1: 'question' must be a text"),
+        ({"data": 7}, "suite.json, entry 1: 'question' must be a text"),
+        (f"{json.dumps(ENTRY)}\n{{'question'", "suite.json, line 2 is no JSON"),
+        ("Who?\n", "suite.json, line 1 is no JSON"),
+        ('[\n{"question": "Who?",\n}]', "suite.json, line 3 is no JSON"),
+    ],
+)
+def test_a_bad_file_is_named(content: object, words: str, tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match=words):
+        read_cases(suite(tmp_path, content))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match=r"nowhere\.json' cannot be read: name a file that exists"):
+        read_cases(tmp_path / "nowhere.json")
+    with pytest.raises(SuiteError, match="cannot be read: name a file that exists"):
+        read_cases(tmp_path)
+    (tmp_path / "latin.json").write_bytes(b'[{"question":\n"\xe9t\xe9?"}]')
+    with pytest.raises(SuiteError, match=r"latin\.json, line 2 cannot be read: save the file as UTF-8"):
+        read_cases(tmp_path / "latin.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ("Who?\r\n\n  Where? \n", "questions.txt"),
+        ("\ufeffWho?\nWhere?", "questions"),
+        ([{"question": "Who?"}, {"query": "Where?", "ctxs": 7}], "questions.json"),
+        ([{"question": "Who?"}, {"question": "Where?"}], "questions.txt"),
+        ('{"question": "Who?"}\n{"question": "Where?"}', "questions.jsonl"),
+    ],
+)
+def test_questions_need_no_passages(content: object, name: str, tmp_path: Path) -> None:
+    assert read_questions(suite(tmp_path, content, name)) == [Case("Who?", ()), Case("Where?", ())]
+
+
+def test_questions_keep_their_answers(tmp_path: Path) -> None:
+    path = suite(tmp_path, [{"question": "Who?", "answers": ["Bela"]}])
+    assert read_questions(path) == [Case("Who?", (), ("Bela",))]
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "words"),
+    [
+        ("\n \n", "questions.txt", "holds no questions"),
+        ("Who?\n", "questions.json", "line 1 is no JSON"),
+        ('["Who?"]', "questions.json", "entry 1: an object with a question is wanted"),
+        ([{"answer": "Bela"}], "questions.json", "entry 1: 'question' must be a text"),
+    ],
+)
+def test_bad_questions_are_named(content: object, name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match=words) as raised:
+        read_questions(suite(tmp_path, content, name))
+    assert name in str(raised.value)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_longer_suite_begins_with_the_shorter(level: int) -> None:
+    longer = multihop(seed=3, size=20, level=level)
+    assert len(longer) == 20
+    assert multihop(seed=3, size=7, level=level) == longer[:7]
+    assert multihop(seed=3, size=0, level=level) == []
+
+
+def test_seed_and_level_decide_the_suite() -> None:
+    first = multihop(seed=0, size=10, level=1)
+    assert multihop(seed=0, size=10, level=1) == first
+    assert not set(multihop(seed=1, size=10, level=1)) & set(first)
+    assert not set(multihop(seed=0, size=10, level=2)) & set(first)
+    assert len(set(first)) == 10
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_second_question_needs_two_passages(level: int) -> None:
+    suite = multihop(seed=0, size=20, level=level)
+    assert [case.needs for case in suite] == [1, 2] * 10
+    assert all(len(case.answers) == 1 and len(case.passages) > 1 for case in suite)
+
+
+def test_a_level_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(SuiteError, match="difficulty is one of 1, 2, 3, got 4"):
+        multihop(seed=0, size=1, level=4)

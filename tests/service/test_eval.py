@@ -1,0 +1,262 @@
+"""`kvweave eval` on a tiny random model: its numbers against transformers' own, its options, what it saves."""
+
+import copy
+import json
+import tomllib
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedModel
+from typer.testing import CliRunner
+
+from blend.load import Model, adopt
+from service import cli
+from service.evaluate.cases import Case, SuiteError
+from service.evaluate.choice import choose, save
+from service.evaluate.grid import Row, grid, run
+from service.evaluate.probe import FULL, Measured, Point, Probe, divergence
+from service.evaluate.score import Interval
+from service.prompts import Titled, assemble
+from service.settings import load_settings
+from tests.blend import dense
+from tests.blend.families import BASE, build, put
+from tests.blend.tokenizers_made import fresh, made
+
+CASE = Case(
+    "Where is it?",
+    (Titled("The fox is in Tokyo.", "One"), Titled("It sleeps for a while."), Titled("print(double(21))")),
+    ("Tokyo",),
+    2,
+)
+ANSWER_TOKENS = 6
+WANTED = {
+    *("policy", "ratio", "codec", "n", "exact_match", "exact_match_one_chunk", "exact_match_two_chunk", "f1"),
+    *("agreement", "kl", "ttft_ms", "ttft_speedup", "reused_tokens", "recomputed_tokens", "bytes_per_token"),
+}
+
+
+@cache
+def native() -> PreTrainedModel:
+    return build(LlamaConfig(**{**BASE, "vocab_size": len(made("bytes")), "eos_token_id": made("bytes").eos_token_id}))
+
+
+@cache
+def tiny() -> Model:
+    return adopt(put(copy.deepcopy(native())), made("bytes"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    native().save_pretrained(path)
+    fresh("bytes").save_pretrained(path)
+    return path
+
+
+def measured(*points: Point, case: Case = CASE) -> Measured:
+    probe = Probe(tiny(), answer_tokens=ANSWER_TOKENS)
+    try:
+        return probe.measure(case, points)
+    finally:
+        probe.close()
+
+
+def row(**changes: object) -> Row:
+    """A point that loses nothing and gains nothing, but for the changes."""
+    flat = Interval(0.0, 0.0)
+    plain = Row(
+        *("hybrid", 0.15, "q4", 100, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, None, None, 0.0, "equal"),
+        *(10.0, 2.0, 300.0, 200.0, 30.0, 100.0, 4.5),
+        {"loss": flat, "agreement": flat, "kl": flat},
+    )
+    return replace(plain, **changes)
+
+
+def test_full_prefill_answers_as_transformers_does() -> None:
+    assembled = assemble(tiny().tokenizer, CASE.passages, question=CASE.question)
+    gaps = zip(assembled.passages, assembled.gaps, strict=True)
+    ids = [*assembled.prefix, *(token for pair in gaps for each in pair for token in each), *assembled.suffix]
+    tokens, _ = dense.greedy(native(), ids, ANSWER_TOKENS)
+    kept = [token for token in tokens if token not in tiny().tokenizer.stop_ids]
+    assert measured(FULL).outcomes[FULL].answer == tiny().tokenizer.decode(kept).strip()
+
+
+def test_divergence_is_what_a_dense_computation_finds() -> None:
+    reuse = Point("reuse", 0.0, "lossless")
+    got = measured(FULL, reuse).outcomes[reuse]
+    assembled = assemble(tiny().tokenizer, CASE.passages, question=CASE.question)
+    ids, chunks = [*assembled.prefix], list[dense.Cached]()
+    for passage, gap in zip(assembled.passages, assembled.gaps, strict=True):
+        chunks.append(dense.Cached(len(ids), assembled.prefix, passage))
+        ids += [*passage, *gap]
+    ids += assembled.suffix
+    answer, _ = dense.greedy(native(), ids, ANSWER_TOKENS)
+    whole = [*ids, *answer[:-1]]
+    slots = {slot for chunk in chunks for slot in chunk.slots}
+    rows = [slot for slot in range(len(whole)) if slot not in slots]
+    logits, _ = dense.rows_through(native(), whole, rows, dense.slots_kv(native(), whole, chunks))
+    wanted = dense.prefill(native(), whole)[-len(answer) :].log_softmax(-1)
+    found = logits[-len(answer) :].log_softmax(-1)
+    kl = torch.nn.functional.kl_div(found, wanted, log_target=True, reduction="sum") / len(answer)
+    assert got.divergence.kl == pytest.approx(float(kl), rel=1e-3, abs=1e-6)
+    assert got.divergence.top1 == pytest.approx(float((found.argmax(-1) == wanted.argmax(-1)).float().mean()))
+    assert got.agrees == (got.divergence.top1 == 1.0)
+
+
+def test_all_tokens_recomputed_is_full_prefill() -> None:
+    point = Point("hybrid", 1.0, "lossless")
+    outcome = measured(FULL, point).outcomes[point]
+    assert outcome.agrees
+    assert outcome.divergence.kl < 1e-6
+
+
+def test_an_answer_that_differs_is_the_points_own() -> None:
+    """Several questions, so that some answers differ; each is generated again token by token."""
+    point = Point("reuse", 0.0, "q2")
+    cases = [replace(CASE, question=f"What is {number} in Tokyo?") for number in range(8)]
+    outcomes = [measured(FULL, point, case=case).outcomes for case in cases]
+    assert any(not each[point].agrees for each in outcomes)
+    assert all((each[point].answer == each[FULL].answer) for each in outcomes if each[point].agrees)
+
+
+def test_codecs_are_compared_with_lossless_records() -> None:
+    plain, coarse, fine = (Point("reuse", 0.0, codec) for codec in ("lossless", "q2", "q8"))
+    outcomes = measured(FULL, coarse, fine, plain).outcomes
+    costs = [each.kl for each in (outcomes[point].codec for point in (plain, fine, coarse)) if each]
+    assert len(costs) == 3 and 0 == costs[0] < costs[1] < costs[2]
+
+
+def test_divergence_of_a_distribution_from_itself_is_none() -> None:
+    drawn = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    assert divergence(drawn, drawn).kl == 0 and divergence(drawn, drawn).top1 == 1
+
+
+def test_passages_beyond_the_window_are_left_out_and_counted() -> None:
+    long = replace(CASE, passages=tuple(Titled("while " * 400) for _ in range(12)))
+    points = grid(["full"], [0.0], codecs=["lossless"])
+    result = run(tiny(), [long], points=points, answer_tokens=4, progress=lambda done: None)
+    assert 0 < result.dropped < 12
+    assert result.rows[0].prompt_tokens <= tiny().decoder.window
+
+
+def test_a_grid_has_a_row_for_every_combination_and_computes_what_differs() -> None:
+    points = grid(["full", "reuse", "hybrid"], [0.1, 0.5], codecs=["lossless", "q4"])
+    result = run(tiny(), [CASE] * 3, points=points, answer_tokens=4, progress=lambda done: None)
+    assert [(each.policy, each.ratio, each.codec) for each in result.rows] == [
+        (policy, ratio, codec)
+        for policy in ("full", "reuse", "hybrid")
+        for ratio in (0.1, 0.5)
+        for codec in ("lossless", "q4")
+    ]
+    full = [each for each in result.rows if each.policy == "full"]
+    assert len({(each.ttft_ms, each.agreement, each.kl) for each in full}) == 1
+    assert all(each.reused_tokens + each.recomputed_tokens <= each.prompt_tokens for each in result.rows)
+
+
+@pytest.mark.parametrize(
+    ("policies", "ratios", "codecs", "words"),
+    [
+        (["hybird"], [0.1], ["q4"], "hybird"),
+        (["full"], [1.5], ["q4"], "1.5"),
+        (["full"], [0.1], ["q9"], "q9"),
+        (["full"], [0.1], ["q4@" + "0" * 32], "table"),
+        ([], [0.1], ["q4"], "at least one"),
+    ],
+)
+def test_a_point_that_does_not_exist_is_named(
+    policies: list[str], ratios: list[float], codecs: list[str], words: str
+) -> None:
+    with pytest.raises(SuiteError, match=words):
+        grid(policies, ratios, codecs=codecs)
+
+
+def test_the_soonest_point_within_the_bound_is_chosen_and_size_breaks_ties() -> None:
+    slow, soon, lossy = row(ttft_speedup=1.5), row(ttft_speedup=3.0), row(ttft_speedup=9.0, loss=0.02)
+    smaller = row(ttft_speedup=2.95, bytes_per_token=50.0)
+    assert choose([slow, soon, lossy], bound=0.01).row == soon
+    assert choose([slow, soon, smaller], bound=0.01).row == smaller
+    assert choose([slow, soon, lossy], bound=0.05).row == lossy
+
+
+def test_nothing_within_the_bound_is_full_prefill_and_doubt_is_said() -> None:
+    full = row(policy="full", ttft_speedup=1.0)
+    assert choose([full, row(loss=0.2)], bound=0.01).row == full
+    unsure = choose([full, row(intervals={"loss": Interval(-0.01, 0.03)})], bound=0.01)
+    assert not unsure.certain and "More than 100 questions" in unsure.sentence
+
+
+def test_a_saved_point_is_a_setting_and_leaves_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kvweave.toml"
+    path.write_text('# mine\nport = 9001\nratio = 0.5  # old\nstore = "mem://"')
+    save(choose([row()], bound=0.01), path)
+    assert path.read_text().startswith("# mine\nport = 9001\n")
+    assert tomllib.loads(path.read_text()) == {
+        "port": 9001,
+        "store": "mem://",
+        "policy": "hybrid",
+        "ratio": 0.15,
+        "codec": "q4",
+    }
+    monkeypatch.setenv("KVWEAVE_CONFIG", str(path))
+    assert load_settings().policy == "hybrid"
+
+
+def test_a_broken_settings_file_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "kvweave.toml"
+    path.write_text("port = \n")
+    with pytest.raises(SuiteError, match="valid TOML"):
+        save(choose([row()], bound=0.01), path)
+    assert path.read_text() == "port = \n"
+
+
+def test_the_command_prints_json_writes_a_page_and_saves(folder: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "questions.jsonl"
+    suite.write_text(
+        "\n".join(
+            json.dumps({"question": f"What is {number}?", "ctxs": [{"title": "T", "text": f"It is {number}."}] * 2})
+            for number in range(4)
+        )
+    )
+    page, settings = tmp_path / "page.html", tmp_path / "k.toml"
+    output = asked("--suite", str(suite), "--model", str(folder), "--policies", "full,reuse,hybrid", "--ratios", "0.15",
+                   "--codecs", "lossless,q4", "--html", str(page), "--save", str(settings), "--json")  # fmt: skip
+    found = json.loads(output)
+    assert len(found["rows"]) == 6
+    assert set(found["rows"][0]) >= WANTED
+    assert found["rows"][0]["exact_match"] is None, "no answers are known"
+    assert found["rows"][0]["agreement"] == 1
+    assert "<svg" in page.read_text()
+    assert tomllib.loads(settings.read_text())["policy"] == found["choice"]["row"]["policy"]
+
+
+def test_the_command_shows_a_table_and_a_recommendation(folder: Path) -> None:
+    output = asked("--model", str(folder), "--n", "2", "--policies", "full,hybrid", "--ratios", "0.5", "--codecs", "q4")
+    assert "hybrid" in output and "full" in output
+    assert "Take hybrid" in output or "reuse nothing" in output
+
+
+def test_a_corpus_with_questions_alone_is_measured_by_agreement(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/animals.txt").write_text("The fox is quick.\n\nThe dog is lazy.")
+    (tmp_path / "asked.txt").write_text("Who is lazy?\nWho is quick?\n")
+    output = asked("--suite", str(tmp_path / "asked.txt"), "--corpus", str(tmp_path / "corpus"), "--model", str(folder),
+                   "--policies", "full,reuse", "--ratios", "0", "--codecs", "q4", "--json")  # fmt: skip
+    assert [each["exact_match"] for each in json.loads(output)["rows"]] == [None, None]
+
+
+def asked(*options: str) -> str:
+    result = CliRunner().invoke(cli.app, ["eval", *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_an_empty_passage_holds_nothing_to_capture() -> None:
+    points = grid(["full", "reuse"], [0.0], codecs=["lossless"])
+    empty = replace(CASE, passages=(Titled(""), *CASE.passages, Titled("", "Title")))
+    result = run(
+        tiny(), [empty, replace(CASE, passages=())], points=points, answer_tokens=4, progress=lambda done: None
+    )
+    assert result.dropped == 0
