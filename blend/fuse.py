@@ -29,7 +29,8 @@ class FuseReport:
     """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens.
 
     Seconds: `select` and `compute` are the fuse's own; `wait` (for records) and `others` (their steps) are parts of
-    them, and `read` went on beside them. `bytes` of keys and values came out of records.
+    them, and `read` went on beside them. `bytes` of keys and values came out of records. `stages` are the cached slots
+    that each stage behind the check computed; the last of them went through all layers.
     """
 
     policy: str
@@ -37,10 +38,15 @@ class FuseReport:
     reused: int
     recomputed: int
     fresh: int
-    recomputed_slots: tuple[int, ...]
+    stages: tuple[tuple[int, ...], ...]
     misses: tuple[tuple[int, str], ...]
     bytes: int
     seconds: dict[str, float]
+
+    @property
+    def recomputed_slots(self) -> tuple[int, ...]:
+        """The cached slots that were computed through all layers."""
+        return self.stages[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,7 @@ class _Fuse:
         self._forced = torch.zeros_like(self._cached)
         self._forced[list(selection.forced)] = True
         self._feed: Feed | None = None
+        self._stages: list[Tensor] = []
 
     def wanted(self, layer: int) -> Sequence[Span]:
         """Before the first filter every row that is not exact is computed, so nothing else is read."""
@@ -144,11 +151,12 @@ class _Fuse:
         start, hidden = 0, None
         if not self._selection.filters:
             rows &= ~self._cached | self._forced
+            self._stages.append(rows)
         for each in self._selection.filters:
             with self._clock.stage("select"):
                 rows, hidden = self._filter(each, rows, start=start, hidden=hidden)
+            self._stages.append(rows)
             start = self._decoder.anatomy.resume(each.layer)
-        self._computed = rows
         with self._clock.stage("compute"):
             return self._finish(rows, start=start, hidden=hidden)
 
@@ -214,16 +222,17 @@ class _Fuse:
 
     def report(self, layout: Layout, moved: int) -> FuseReport:
         """Counted after `run`."""
-        again = self._computed & self._cached
-        reused = int((self._exact | self._cached).sum()) - int(again.sum())
+        stages = tuple(tuple(_numbers(rows & self._cached)) for rows in self._stages)
+        again = len(stages[-1])
+        reused = int((self._exact | self._cached).sum()) - again
         seconds = dict(self._clock.seconds)
         return FuseReport(
             policy=self._order.policy,
             ratio=self._order.ratio,
             reused=reused,
-            recomputed=int(again.sum()),
-            fresh=len(layout.ids) - reused - int(again.sum()),
-            recomputed_slots=tuple(_numbers(again)),
+            recomputed=again,
+            fresh=len(layout.ids) - reused - again,
+            stages=stages,
             misses=layout.misses,
             bytes=moved,
             seconds=seconds,

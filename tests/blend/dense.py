@@ -149,22 +149,29 @@ class Choice:
     """What a fuse computes: `rows` in any case, and what each filter (layer, keep) leaves.
 
     Where tokens deviate alike but for rounding, as those whose window ends inside their chunk, any of them may stay:
-    then those that `found` names do.
+    then those that `found` names for the filter do.
     """
 
     rows: Sequence[int]
     filters: Sequence[tuple[int, int]]
-    found: Sequence[int] = ()
+    found: Sequence[Sequence[int]] = ()
 
-    def keep(self, scores: dict[int, float], free: Sequence[int], *, count: int) -> list[int]:
-        """The slots of `free` that deviate most."""
+    def keep(self, scores: dict[int, float], free: Sequence[int], *, index: int) -> list[int]:
+        """The slots of `free` that deviate most: what the filter of that number leaves."""
+        _, count = self.filters[index]
+        found = set(self.found[index]) if self.found else set[int]()
         if count >= len(free):
             return list(free)
         last = sorted(scores[slot] for slot in free)[-count]
         band = 1e-3 * last + 1e-10
         sure = [slot for slot in free if scores[slot] > last + band]
-        alike = sorted((slot for slot in free if abs(scores[slot] - last) <= band), key=lambda s: s not in self.found)
+        alike = sorted((slot for slot in free if abs(scores[slot] - last) <= band), key=lambda s: s not in found)
         return sorted([*sure, *alike[: count - len(sure)]])
+
+
+def exact(chunk: Cached, ids: Ids) -> bool:
+    """Whether the chunk stands where it was captured."""
+    return list(chunk.prefix) == list(ids[: chunk.start])
 
 
 def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choice: Choice) -> tuple[Tensor, list[int]]:
@@ -174,13 +181,13 @@ def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choic
     """
     rows, filters = choice.rows, choice.filters
     store = slots_kv(model, ids, chunks)
-    cached = {slot for chunk in chunks for slot in chunk.slots}
+    cached = {slot for chunk in chunks if not exact(chunk, ids) for slot in chunk.slots}
     free = [slot for slot in sorted(cached) if slot not in set(rows)] if filters else []
-    for layer, keep in filters:
+    for number, (layer, _) in enumerate(filters):
         stage = sorted({*rows, *free})
         _, fresh = rows_through(model, ids, stage, store)
         scores = deviation(store, fresh, layer=layer, stage=stage, cached=sorted(cached & set(stage)))
-        free = choice.keep(scores, free, count=keep)
+        free = choice.keep(scores, free, index=number)
         for index in range(layer + 1):
             held, kv = store[index], fresh[index]
             if held is not None and kv is not None:

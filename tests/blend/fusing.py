@@ -65,7 +65,7 @@ def fused(model: Model, prompt: Prompt, *, policy: str, ratio: float = 0.0, piec
     return fuse(model.decoder, placed, context=context, order=Order(policy, ratio, piece_rows), readers=READERS)
 
 
-def chosen(model: Model, prompt: Prompt, *, policy: str, ratio: float, found: Sequence[int] = ()) -> Choice:
+def chosen(model: Model, prompt: Prompt, *, policy: str, ratio: float, found: Sequence[Sequence[int]] = ()) -> Choice:
     """What a policy forces and filters: the input of `dense.blended`."""
     placed = layout(model, prompt)
     selection = select(placed, policy=policy, ratio=ratio, keeping=model.decoder.anatomy.keeping)

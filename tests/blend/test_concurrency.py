@@ -79,12 +79,14 @@ def test_every_attention_kernel_that_is_accepted_is_exact(
         pytest.skip("fused kernels have no soft cap and no sinks")
     monkeypatch.setattr(load, "kernels", lambda model: [kernel])  # pyright: ignore[reportUnknownLambdaType]
     model = adopt(put(copy.deepcopy(native(name))), words())
-    prompt = MIXED.prompt(model)  # scattered rows that no rounding chooses
-    found = fused(model, prompt, policy="heads", ratio=0.3, piece_rows=64)
+    prompt = MIXED.prompt(model)
+    for policy in ("hybrid", "deviation"):
+        found = fused(model, prompt, policy=policy, ratio=0.3, piece_rows=64)
 
-    choice = chosen(model, prompt, policy="heads", ratio=0.3, found=found.report.recomputed_slots)
-    logits, _ = dense.blended(native(name), prompt.ids, MIXED.cached, choice=choice)
-    assert close(found.logits, logits)
+        choice = chosen(model, prompt, policy=policy, ratio=0.3, found=found.report.stages)
+        logits, recomputed = dense.blended(native(name), prompt.ids, MIXED.cached, choice=choice)
+        assert list(found.report.recomputed_slots) == recomputed
+        assert close(found.logits, logits)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])

@@ -60,7 +60,7 @@ def test_hits_and_misses_equal_dense_attention_with_an_explicit_mask(name: str, 
     prompt = MIXED.prompt(ours(name))
     found = fused(ours(name), prompt, policy=policy, ratio=ratio)
 
-    choice = chosen(ours(name), prompt, policy=policy, ratio=ratio, found=found.report.recomputed_slots)
+    choice = chosen(ours(name), prompt, policy=policy, ratio=ratio, found=found.report.stages)
     logits, recomputed = dense.blended(native(name), prompt.ids, MIXED.cached, choice=choice)
 
     assert list(found.report.recomputed_slots) == recomputed
@@ -103,7 +103,7 @@ def test_a_deep_model_narrows_its_rows_in_steps(ratio: float, rows: int) -> None
     prompt = MIXED.prompt(model)
     found = fused(model, prompt, policy="hybrid", ratio=ratio, piece_rows=rows)
 
-    choice = chosen(model, prompt, policy="hybrid", ratio=ratio, found=found.report.recomputed_slots)
+    choice = chosen(model, prompt, policy="hybrid", ratio=ratio, found=found.report.stages)
     logits, recomputed = dense.blended(deep, prompt.ids, MIXED.cached, choice=choice)
     assert len(choice.filters) == 3
     assert list(found.report.recomputed_slots) == recomputed
@@ -121,7 +121,7 @@ def test_a_shallow_model_with_few_words_and_a_small_window_works(layers: int) ->
 
     for policy in ("reuse", "deviation", "hybrid"):
         found = fused(model, prompt, policy=policy, ratio=0.3)
-        choice = chosen(model, prompt, policy=policy, ratio=0.3, found=found.report.recomputed_slots)
+        choice = chosen(model, prompt, policy=policy, ratio=0.3, found=found.report.stages)
         logits, _ = dense.blended(shallow, prompt.ids, case.cached, choice=choice)
         assert close(found.logits, logits)
     if layers == 1:  # its keys know no context: a cache is exact

@@ -46,7 +46,7 @@ def test_a_fuse_is_dense_attention_over_what_was_cached(case: Case, name: str, p
         assert close(found.logits, dense.prefill(native(name), prompt.ids)[-1])
         return
     computed = [slot for chunk in case.cached[: int(exact)] for slot in chunk.slots]  # exact: as good as computed
-    choice = chosen(model, prompt, policy=policy, ratio=ratio, found=report.recomputed_slots)
+    choice = chosen(model, prompt, policy=policy, ratio=ratio, found=report.stages)
     choice = replace(choice, rows=sorted({*choice.rows, *computed}))
     logits, recomputed = dense.blended(native(name), prompt.ids, case.cached[int(exact) :], choice=choice)
     assert close(found.logits, logits)
