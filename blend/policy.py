@@ -87,6 +87,9 @@ POLICIES: dict[str, Policy] = {
 }
 
 
+SELECTIVE = ("heads", "deviation", "hybrid")  # those that look at the ratio
+
+
 def select(layout: Layout, *, policy: str, ratio: float, keeping: Sequence[int]) -> Selection:
     """What to reuse and what to recompute. `keeping`: the layers with keys of their own."""
     if policy not in POLICIES:
@@ -95,7 +98,7 @@ def select(layout: Layout, *, policy: str, ratio: float, keeping: Sequence[int])
         raise PromptError(f"ratio must be in [0, 1], got {ratio!r}")
     blended = sum(span.stop - span.start for span in layout.blended)
     budget = Budget(math.ceil(ratio * blended), blended, keeping)
-    if policy in ("heads", "deviation", "hybrid") and budget.tokens == blended:
+    if policy in SELECTIVE and budget.tokens == blended:
         return _prefix(layout, budget)  # all of them: nothing blended is left
     if len(keeping) == 1:
         budget = Budget(0, blended, keeping)  # its keys depend on the token alone, so cached ones are exact

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 import uvicorn
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from blend.errors import BlendError
 from service.app import create_app
@@ -128,10 +129,12 @@ def demo(*, as_json: Json = False) -> None:
         return
     for passage in PASSAGES:
         typer.echo(f"{passage.title}: {passage.text}")
-    asked = Table("question", "policy", "answer", "first token ms", "reused", "recomputed", "prompt tokens")
+    question = Column("question", no_wrap=True)
+    numbers = ("ms to first", "reused", "again", "prompt")
+    asked = Table(question, "policy", "answer", *numbers, box=SIMPLE_HEAD, pad_edge=False)
     for row in show_answers():
-        numbers = (f"{row.first_token_ms:.1f}", str(row.reused), str(row.recomputed), str(row.prompt))
-        asked.add_row(row.question, row.policy, row.answer, *numbers, end_section=row.policy == POLICIES[-1])
+        cells = (f"{row.first_token_ms:.1f}", str(row.reused), str(row.recomputed), str(row.prompt))
+        asked.add_row(row.question, row.policy, row.answer, *cells, end_section=row.policy == POLICIES[-1])
     Console().print(asked)
     typer.echo("Every answer is the built-in model's own: full reads all text, the others reuse chunks stored as q4.\n")
     table = Table("codec", "bytes", "ratio", "bits per value", "rms error", "GB/s read")

@@ -1,5 +1,7 @@
 """The composition root: the one place that chooses concrete classes."""
 
+from transformers.utils import logging
+
 from blend.load import Model, load
 from service.builtin import CHECKPOINT
 from service.settings import Settings
@@ -14,5 +16,8 @@ def compose_store(settings: Settings) -> BlobStore:
 
 def compose_model(settings: Settings) -> Model:
     """The model that the settings name; `builtin` is the one that comes with kvweave."""
-    name = str(CHECKPOINT) if settings.model == "builtin" else settings.model
+    name = settings.model
+    if name == "builtin":
+        name = str(CHECKPOINT)
+        logging.disable_progress_bar()  # it is there in no time
     return load(name, device=None if settings.device == "auto" else settings.device, dtype=settings.dtype)

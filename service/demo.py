@@ -11,7 +11,6 @@ import numpy as np
 
 from blend.engine import Done, Event, Failed, Ready, Request, Token
 from blend.local import LocalEngine
-from blend.prompt import Chunk, Prompt, Text
 from blend.sampling import Sampling
 from service.composition import compose_model, compose_store
 from service.prompts import Titled, assemble
@@ -82,12 +81,9 @@ def show_answers() -> Iterator[Asked]:
             for question, policy in product(QUESTIONS, POLICIES):
                 asked = assemble(model.tokenizer, PASSAGES, question=question)
                 readers = [store.open(key) for key in keys]
-                chunks = [
-                    Chunk(ids, Stored(reader, behind) if isinstance(reader, BlobReader) else None)
-                    for ids, reader in zip(asked.passages, readers, strict=True)
-                ]
-                pairs = zip(chunks, map(Text, asked.gaps), strict=True)
-                prompt = Prompt(asked.prefix, tuple(each for pair in pairs for each in pair), asked.suffix)
+                prompt = asked.prompt(
+                    [Stored(reader, behind) if isinstance(reader, BlobReader) else None for reader in readers]
+                )
                 yield _ask(engine, question, request=Request(prompt, Sampling(max_tokens=16, temperature=0.0), policy))
         finally:
             engine.close()

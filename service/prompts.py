@@ -9,6 +9,7 @@ from typing import cast
 
 from blend import template
 from blend.errors import TokenizerError
+from blend.prompt import Chunk, Prompt, Source, Text
 from blend.template import Message
 from blend.tokens import Tokenizer
 
@@ -41,6 +42,12 @@ class Assembled:
     def tokens(self) -> int:
         """Of the whole prompt."""
         return len(self.prefix) + sum(map(len, (*self.passages, *self.gaps))) + len(self.suffix)
+
+    def prompt(self, sources: Sequence[Source | None]) -> Prompt:
+        """With a record, or None, for each passage."""
+        places = zip(self.passages, sources, self.gaps, strict=True)
+        segments = [each for ids, source, gap in places for each in (Chunk(ids, source), Text(gap))]
+        return Prompt(self.prefix, tuple(segments), self.suffix)
 
 
 def assemble(tokenizer: Tokenizer, passages: Sequence[Titled], *, question: str, system: str = SYSTEM) -> Assembled:

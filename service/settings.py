@@ -6,8 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from blend.policy import POLICIES
+from store.codec.spec import Spec
+from store.errors import SpecError
 
 PREFIX = "KVWEAVE_"
 CONFIG = f"{PREFIX}CONFIG"
@@ -21,6 +25,19 @@ def _default_store() -> str:
     return f"lmdb://{Path.home()}/.local/share/kvweave/store"
 
 
+def _policy(name: str) -> str:
+    if name not in POLICIES:
+        raise ValueError(f"choose one of {', '.join(POLICIES)}, got {name!r}")
+    return name
+
+
+def _codec(name: str) -> str:
+    try:
+        return Spec.parse(name).text
+    except SpecError as error:
+        raise ValueError(str(error)) from error
+
+
 class Settings(BaseSettings):
     """What can be set. Each has a sentence in the README."""
 
@@ -32,9 +49,11 @@ class Settings(BaseSettings):
     model: Annotated[str, Field(description="hub name or folder of the model", min_length=1)] = "builtin"
     device: Annotated[str, Field(description="where the model computes, such as cpu or cuda:0")] = "auto"
     dtype: Annotated[str, Field(description="what the model computes in")] = "auto"
-    policy: Annotated[str, Field(description="which cached tokens are recomputed")] = "hybrid"
+    policy: Annotated[str, AfterValidator(_policy), Field(description="which cached tokens are recomputed")] = "hybrid"
     ratio: Annotated[float, Field(description="the share of cached tokens that are recomputed", ge=0, le=1)] = 0.15
-    codec: Annotated[str, Field(description="how the keys and values of chunks are packed")] = "q4"
+    codec: Annotated[str, AfterValidator(_codec), Field(description="how the keys and values of chunks are packed")] = (
+        "q4"
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -71,7 +90,7 @@ def _sentence(place: Iterable[int | str], message: str) -> str:
     name = ".".join(str(part) for part in place)
     if name.partition(".")[0] not in Settings.model_fields:
         return f"unknown setting {name!r}: there are {_listed(Settings.model_fields)}"
-    return f"{name} ({PREFIX}{name.upper()}): {message}"
+    return f"{name} ({PREFIX}{name.upper()}): {message.removeprefix('Value error, ')}"
 
 
 def _listed(names: Iterable[str]) -> str:

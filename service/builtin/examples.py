@@ -17,7 +17,7 @@ IGNORED = -100  # torch's own mark of a target that does not count
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`kinds`: of each question the row, the place of its answer's first target, and its kind."""
+    """`answers`: of each question the row, the place of its answer's first target, and its kind."""
 
     ids: Tensor  # (B, T)
     positions: Tensor  # (B, T)

@@ -7,11 +7,12 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from service.prompts import ASK, SYSTEM, Titled
+from service.world.phrases import NAMINGS
 from service.world.scene import Shape, draw
 
 VOCABULARY = 3072
 SPECIAL = ("<|begin|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
-SAMPLE = Shape((2, 6), (1, 5), links=(1, 3), kinds=("topic", "role", "code", "renaming"), values=0.3, asides=(0, 2))
+SAMPLE = Shape((2, 6), (1, 5), links=(1, 3), kinds=tuple(NAMINGS), values=0.3, asides=(0, 2))
 WORDS = Regex(r" ?[A-Z]\p{N}(?!\p{N})| ?\p{N}{1,2}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
 TEMPLATE = (

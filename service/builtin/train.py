@@ -21,13 +21,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from blend.tokens import Tokenizer
 from service.builtin.examples import IGNORED, Batch, Examples
 from service.builtin.tokenizer import make
-from service.world.phrases import RELATIONS
+from service.world.phrases import NAMINGS, RELATIONS
 from service.world.scene import Shape, draw
 
 log = logging.getLogger(__name__)
 
 SEED = 20261121
-KINDS = ("topic", "role", "code", "renaming")
+LINKS = tuple(NAMINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Stage:
 STAGES = (
     Stage(Shape((3, 3), (1, 1), relations=2), 0.9, 600, tokens=4000, hint_layer=3),
     Stage(Shape((2, 4), (1, 2), (1, 2), ("topic",), restated=0.3, relations=3), 0.95, 700, tokens=6000, hint_layer=3),
-    Stage(Shape((2, 4), (1, 3), (1, 3), KINDS, restated=0.4), 0.88, 500, tokens=6000, hint_layer=3),
-    Stage(Shape((2, 4), (1, 3), (1, 3), KINDS, restated=0.4), 0.95, 700, tokens=6000),
-    Stage(Shape((2, 6), (1, 4), (2, 4), KINDS, values=0.4, asides=(0, 2), restated=0.3, rare=0.05), 0.96, 300),
+    Stage(Shape((2, 4), (1, 3), (1, 3), LINKS, restated=0.4), 0.88, 500, tokens=6000, hint_layer=3),
+    Stage(Shape((2, 4), (1, 3), (1, 3), LINKS, restated=0.4), 0.95, 700, tokens=6000),
+    Stage(Shape((2, 6), (1, 4), (2, 4), LINKS, values=0.4, asides=(0, 2), restated=0.3, rare=0.05), 0.96, 300),
     Stage(
-        Shape((2, 8), (1, 5), (2, 3), KINDS, values=0.4, asides=(0, 4), restated=0.15, rare=0.05), 1.0, 850, rests=True
+        Shape((2, 8), (1, 5), (2, 3), LINKS, values=0.4, asides=(0, 4), restated=0.15, rare=0.05), 1.0, 850, rests=True
     ),
     Stage(
-        Shape((2, 8), (1, 9), (2, 3), KINDS, values=0.4, asides=(0, 6), restated=0.1, rare=0.05),
+        Shape((2, 8), (1, 9), (2, 3), LINKS, values=0.4, asides=(0, 6), restated=0.1, rare=0.05),
         1.0,
         240,
         rate=8e-4,
@@ -62,7 +62,8 @@ STAGES = (
     ),
 )
 HINT_WEIGHT = 0.3
-WARMUP, CHECK_EVERY, SAVE_EVERY_S = 100, 100, 600
+WARMUP, CHECK_EVERY, SAVE_EVERY_S = 100, 50, 600
+SCORED = 6  # batches
 
 
 def configuration(tokenizer: Tokenizer) -> LlamaConfig:
@@ -201,11 +202,11 @@ class Training:
         return stage.rate * min(1.0, (self.total + 1) / WARMUP)
 
     @torch.no_grad()
-    def score(self, shape: Shape, *, batches: int = 6, seed: str = "score") -> dict[str, float]:
+    def score(self, shape: Shape) -> dict[str, float]:
         """The share of whole answers that are right, by kind, on scenes never trained on."""
-        random = Random(f"{SEED}/{seed}")
+        random = Random(f"{SEED}/score")
         asked, right = Counter[str](), Counter[str]()
-        for _ in range(batches):
+        for _ in range(SCORED):
             plain = [draw(random, shape) for _ in range(24)]
             batch = self.examples.batch(random, plain, questions=12)
             _, predicted = self.loss(batch)

@@ -1,7 +1,7 @@
 """A suite over a grid of operating points: one row of numbers for each. Knows no rendering."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from statistics import fmean, median
 
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blend.load import Model
-from blend.policy import POLICIES
+from blend.policy import POLICIES, SELECTIVE
 from service.evaluate.cases import Case, SuiteError
 from service.evaluate.probe import FULL, Measured, Outcome, Point, Probe
 from service.evaluate.score import Interval, exact_match, f1, interval, verdict
 from store.codec.spec import Spec
 from store.errors import SpecError
 
-FIXED = ("full", "prefix", "reuse")  # policies that know no ratio
+FIXED = tuple(policy for policy in POLICIES if policy not in SELECTIVE)  # they know no ratio
 
 Numbers = NDArray[np.float64]
 
@@ -63,10 +63,6 @@ class Result:
     rows: tuple[Row, ...]
     cases: int
     dropped: int
-
-    def as_json(self) -> dict[str, object]:
-        """Plain types."""
-        return asdict(self)
 
 
 def grid(policies: Sequence[str], ratios: Sequence[float], *, codecs: Sequence[str]) -> list[Point]:

@@ -13,7 +13,7 @@ from blend.context import Context, span
 from blend.errors import PromptError
 from blend.fuse import FuseReport, Order, fuse
 from blend.load import Model
-from blend.prompt import Chunk, Prompt, Text, lay_out
+from blend.prompt import lay_out
 from blend.step import Segment
 from service.evaluate.cases import Case
 from service.prompts import Assembled, assemble
@@ -143,10 +143,7 @@ class Probe:
         start = time.perf_counter()
         behind = self._fingerprint.behind(assembled.prefix)
         sources = [Stored(read(blob), behind) for blob in blobs] or [None] * len(assembled.passages)
-        segments: list[Chunk | Text] = []
-        for ids, gap, source in zip(assembled.passages, assembled.gaps, sources, strict=True):
-            segments += [Chunk(ids, source), Text(gap)]
-        prompt = Prompt(assembled.prefix, tuple(segments), assembled.suffix)
+        prompt = assembled.prompt(sources)
         window, vocabulary = self._decoder.window, self._decoder.vocabulary
         layout = lay_out(prompt, fingerprint=self._fingerprint, window=window, vocabulary=vocabulary)
         context = self._decoder.context(len(layout.ids) + self._answer_tokens)

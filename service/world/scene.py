@@ -61,7 +61,6 @@ class Shape:
     values: float = 0.0  # share of linked facts whose value has the other name, not the subject
     asides: tuple[int, int] = (0, 0)  # sentences that tell nothing, in each passage
     restated: float = 0.0  # share of other names with their meaning in parentheses
-    ways: int = 9  # at most so many ways to tell and to ask the same
     rare: float = 0.0  # share of rare names
     relations: int = 4  # different kinds of facts
 
@@ -201,14 +200,14 @@ class _Writer:
             subject = self._draw.entity(relation.subject)
             self._known.append(subject)
         value = self._value(relation)
-        sentence = self._random.choice(relation.says[: self._shape.ways]).format(S=subject.name, V=value)
+        sentence = self._random.choice(relation.says).format(S=subject.name, V=value)
         self._pages[number].body.append(sentence)
         self._ask(relation, subject, value=value, kind="plain", needs=(number,))
         self._note(sentence, number)
 
     def _ask(self, relation: Relation, subject: Entity, *, value: str, kind: str, needs: tuple[int, ...]) -> None:
         self._told.add((subject, relation))
-        ask = self._random.choice(relation.asks[: self._shape.ways]).format(S=subject.name)
+        ask = self._random.choice(relation.asks).format(S=subject.name)
         self._questions.append(Question(ask, subject.name, value, kind, needs, RELATIONS.index(relation)))
 
     def _note(self, sentence: str, number: int) -> None:

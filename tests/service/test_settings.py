@@ -26,6 +26,9 @@ def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp
         ("KVWEAVE_STOER", "mem://", "KVWEAVE_STORE"),
         ("KVWEAVE_PORT", "eighty", "KVWEAVE_PORT"),
         ("KVWEAVE_PORT", "70000", "65535"),
+        ("KVWEAVE_POLICY", "blend", r"KVWEAVE_POLICY\): choose one of full, .*got 'blend'"),
+        ("KVWEAVE_RATIO", "1.5", "KVWEAVE_RATIO"),
+        ("KVWEAVE_CODEC", "q9", "q2 to q8"),
         ("KVWEAVE_CONFIG", "/nowhere.toml", "/nowhere.toml"),
     ],
 )
