@@ -130,7 +130,7 @@ def demo(*, as_json: Json = False) -> None:
     for passage in PASSAGES:
         typer.echo(f"{passage.title}: {passage.text}")
     question = Column("question", no_wrap=True)
-    numbers = ("ms to first", "reused", "again", "prompt")
+    numbers = ("first ms", "reused", "again", "prompt")
     asked = Table(question, "policy", "answer", *numbers, box=SIMPLE_HEAD, pad_edge=False)
     for row in show_answers():
         cells = (f"{row.first_token_ms:.1f}", str(row.reused), str(row.recomputed), str(row.prompt))
