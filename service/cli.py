@@ -131,7 +131,7 @@ def demo(*, as_json: Json = False) -> None:
         typer.echo(f"{passage.title}: {passage.text}")
     question = Column("question", no_wrap=True)
     numbers = ("first ms", "reused", "again", "prompt")
-    asked = Table(question, "policy", "answer", *numbers, box=SIMPLE_HEAD, pad_edge=False)
+    asked = Table(question, "policy", "answer", *numbers, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for row in show_answers():
         cells = (f"{row.first_token_ms:.1f}", str(row.reused), str(row.recomputed), str(row.prompt))
         asked.add_row(row.question, row.policy, row.answer, *cells, end_section=row.policy == POLICIES[-1])
