@@ -32,9 +32,7 @@ Suite = Annotated[
     str,
     typer.Option(help=f"{MULTIHOP}, or a JSON or JSONL file of questions with passages, and with answers if known."),
 ]
-Corpus = Annotated[
-    Path | None, typer.Option(help="A folder of text files, or one, that the suite's questions are asked of.")
-]
+Corpus = Annotated[Path | None, typer.Option(help="A file or a folder that the suite's questions are asked of.")]
 Seed = Annotated[int, typer.Option(help="What the built-in suite is drawn from.")]
 Count = Annotated[int, typer.Option("--n", help="How many questions; 0 for all of a file.", min=0)]
 Difficulty = Annotated[int, typer.Option(help="Of the built-in suite: 1 to 3.")]
@@ -98,7 +96,11 @@ def evaluate(
 def _cases(suite: str, corpus: Path | None, *, seed: int, size: int, level: int) -> list[Case]:
     if suite == MULTIHOP and corpus is None:
         return multihop(seed=seed, size=size, level=level)
-    cases = corpus_cases(corpus, Path(suite)) if corpus else read_cases(Path(suite))
+    if corpus is None:
+        return read_cases(Path(suite))[: size or None]
+    cases, problems = corpus_cases(corpus, Path(suite))
+    for problem in problems:
+        typer.echo(f"not read: {problem.place}: {problem.reason}", err=True)
     return cases[: size or None]
 
 

@@ -18,6 +18,8 @@ def main() -> None:
     trace = parser.parse_args().trace
     results = {"codec": run("codec"), "lmdb": run("lmdb")}
     results["eviction"] = run("eviction", "--trace", trace) if trace else run("eviction")
+    results["recognize"] = run("recognize")
+    results["retrieval"] = run("retrieval")
     results["blend"] = run("blend")
     results["prefill_memory"] = run("prefill_memory")
     print(json.dumps(results, indent=2))

@@ -1,0 +1,78 @@
+"""Words as the lexical index knows them: folded, stemmed, and pairs of characters where a script has no spaces.
+
+Every term is ASCII letters and digits, so that an index that cuts at anything else sees it whole. Knows no index.
+"""
+
+# Stemmer is not typed
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+import re
+import threading
+import unicodedata
+from collections.abc import Iterator
+from functools import lru_cache
+
+import Stemmer
+
+LONGEST = 64  # characters of a term; what is longer is no word
+SEARCHED = 1_000_000  # characters of a chunk that are searched
+
+VERSION = f"1 {unicodedata.unidata_version} {Stemmer.version()}"  # another value: terms of the same text may differ
+
+# Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, Hangul, kana, Han.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u318f\u31a0-\u31bf\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U0001b000-\U0001b16f\U00020000-\U0003347f"
+)
+# Vowel signs and the like belong to the word that they stand in, but Python's \w does not know them.
+_MARKS = "".join(re.escape(chr(code)) for code in range(0x300, 0x10000) if unicodedata.category(chr(code))[0] == "M")
+_WORDS = re.compile(rf"(?P<unspaced>[{_UNSPACED}]+)|(?:(?![{_UNSPACED}])[^\W_])(?:(?![{_UNSPACED}])[^\W_]|[{_MARKS}])*")
+_ASCII_WORDS = re.compile(r"[a-z0-9]+")
+_ACCENTS = re.compile("[\u0300-\u036f]+")
+
+_stemmer = Stemmer.Stemmer("porter")
+_one_at_a_time = threading.Lock()
+
+
+def terms(text: str) -> list[str]:
+    """Of a chunk: in the order of the text, one for each time that a word stands there."""
+    return list(_terms(text[:SEARCHED], asked=False))
+
+
+def asked(text: str) -> list[str]:
+    """Of a query. A term that ends in * stands for all that begin so: one character of a script without spaces."""
+    return list(_terms(text[:SEARCHED], asked=True))
+
+
+def _terms(text: str, *, asked: bool) -> Iterator[str]:
+    if text.isascii():
+        yield from map(_stemmed, _ASCII_WORDS.findall(text.lower()))
+        return
+    for found in _WORDS.finditer(_normal(text)):
+        word = found.group()
+        if found["unspaced"]:
+            yield from map(_spelled, _pairs(word))
+            if not asked or len(word) == 1:  # so every character begins a term of its chunk
+                yield _spelled(word[-1]) + "*" * asked
+        else:
+            yield _stemmed(word) if word.isascii() else _spelled(word[:LONGEST])
+
+
+def _pairs(run: str) -> Iterator[str]:
+    return (run[at : at + 2] for at in range(len(run) - 1))
+
+
+def _normal(text: str) -> str:
+    """Compatible forms are one, case and accents do not count."""
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text.casefold())))
+
+
+@lru_cache(maxsize=1 << 18)
+def _stemmed(word: str) -> str:
+    with _one_at_a_time:
+        return _stemmer.stemWord(word[:LONGEST]) or word  # of "s" nothing would be left
+
+
+@lru_cache(maxsize=1 << 16)
+def _spelled(word: str) -> str:
+    return "0x" + word.encode("utf-8", "surrogatepass").hex()

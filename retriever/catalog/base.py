@@ -1,0 +1,250 @@
+"""What a catalog is: changes and views, each one transaction. Another database behind it passes the same tests.
+
+A `View` sees one committed state, however long it is held; a `Change` is seen by everybody at its end, or by nobody.
+Documents have one id over all collections. A version is staged, and serves later or at once; of one id one serves.
+Only what serves is found, listed and told of. The same text in two documents is one chunk, and goes with the last of
+them.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retriever.documents import Document, Json
+from retriever.filters import Condition
+
+Rows = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """`rules`: how its documents are cut, and whatever else its owner keeps with it."""
+
+    name: str
+    rules: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A document that serves. Times are seconds since the epoch."""
+
+    id: str
+    collection: str
+    title: str
+    metadata: Json
+    parts: int
+    created: float
+    updated: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A chunk where it stands in a document that serves. `metadata`: the document's, with the chunk's own over it.
+
+    `row` and `chunk` are numbers of this catalog: of the passage, and of the chunk, which `id` names everywhere.
+    """
+
+    row: int
+    chunk: int
+    id: str
+    text: str
+    document: str
+    collection: str
+    title: str
+    place: int
+    name: str
+    start: int | None
+    page: int | None
+    metadata: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Worded:
+    """What a search by words finds. `share`: how much of what the query's words tell stands in the passage, to 1."""
+
+    passage: Passage
+    score: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Ids of chunks that left a document: `gone` from the catalog, `kept` because others hold them."""
+
+    gone: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Vectors of chunks by one embedder. `rows` rise with every vector that is ever added."""
+
+    rows: Rows
+    chunks: Rows
+    vectors: Vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """By what chunks are recognised in a text. Chunks that are too short have no marks."""
+
+    chunks: Rows
+    heads: Rows
+    tails: Rows
+    nbytes: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a catalog has come: the last numbers given, which never fall, and how many changes it has seen.
+
+    `catalog` tells it from others, and from what it was before a backup was restored.
+    """
+
+    catalog: str
+    changes: int
+    chunks: int
+    removed: int
+    vectors: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderEntry:
+    """Whose vectors the catalog holds. One serves; another may be on its way to take its place."""
+
+    name: str
+    dim: int
+    serving: bool
+
+
+class View(Protocol):
+    """One committed state."""
+
+    def standing(self) -> Standing: ...
+    def collection(self, name: str) -> Collection | None: ...
+    def collections(self) -> list[Collection]: ...
+
+    def prefix(self, collection: str, *, model: str) -> tuple[int, ...] | None:
+        """The token ids that a model's captures of this collection stand behind."""
+        ...
+
+    def document(self, document: str) -> Entry | None: ...
+
+    def documents(self, allowed: Condition, *, after: str = "", limit: int = 100) -> list[Entry]:
+        """In the order of their ids, from behind `after` on."""
+        ...
+
+    def count(self, allowed: Condition) -> int:
+        """How many documents."""
+        ...
+
+    def passages(self, document: str, *, first: int = 0, limit: int = 1 << 62) -> list[Passage]:
+        """A document's, in its order."""
+        ...
+
+    def holding(self, chunks: Sequence[int], allowed: Condition) -> list[Passage]:
+        """The passages in which these chunks stand, in the order of `chunks`, the oldest of each first."""
+        ...
+
+    def rows_of(self, ids: Sequence[str]) -> dict[str, int]:
+        """The numbers of chunks that are known."""
+        ...
+
+    def lexical(self, query: str, allowed: Condition, *, limit: int) -> list[Worded]:
+        """The passages that fit best by BM25, best first, each chunk once."""
+        ...
+
+    def chunks_of(self, allowed: Condition) -> Rows:
+        """The chunks of what fits, ascending."""
+        ...
+
+    def texts(self, chunks: Sequence[int]) -> dict[int, str]: ...
+    def marked_after(self, chunk: int) -> Marked: ...
+
+    def removed_after(self, row: int) -> Rows:
+        """The chunks that went since the standing's `removed` was this."""
+        ...
+
+    def embedders(self) -> list[EmbedderEntry]: ...
+    def embedded_after(self, row: int, *, embedder: str, limit: int) -> Embedded: ...
+
+    def vectors(self, ids: Sequence[str], *, embedder: str) -> dict[str, Vectors]:
+        """Those that are known of these chunks."""
+        ...
+
+    def without_vector(self, after: int, *, embedder: str, limit: int) -> list[tuple[int, str, str]]:
+        """Chunks (row, id, text) that lack one, in the order of their rows."""
+        ...
+
+    def deleted_after(self, row: int, *, limit: int) -> list[tuple[int, str]]:
+        """Tombstones: number and document, oldest first."""
+        ...
+
+
+class Change(Protocol):
+    """One transaction: all of it happens, or nothing."""
+
+    def put_collection(self, collection: Collection) -> None:
+        """Make it, or give it other rules; its documents stay as they were cut."""
+        ...
+
+    def delete_collection(self, name: str) -> Removal:
+        """With all its documents, those that are staged too."""
+        ...
+
+    def keep_prefix(self, collection: str, *, model: str, ids: Sequence[int]) -> tuple[int, ...]:
+        """The first that was ever kept for both; it never changes."""
+        ...
+
+    def put(self, documents: Sequence[Document], *, collection: str) -> Removal:
+        """Make them serve. A document that is there already, just so, is left alone."""
+        ...
+
+    def stage(self, document: Document, *, collection: str) -> int:
+        """Keep a version that does not serve yet; its number."""
+        ...
+
+    def serve(self, version: int) -> Removal:
+        """In the place of the one that served so far. Raises DocumentError where the version is not there."""
+        ...
+
+    def drop(self, version: int) -> Removal:
+        """Of a version that never served. One that is not there is dropped."""
+        ...
+
+    def patch(self, document: str, *, metadata: Json) -> Entry | None:
+        """Lay metadata over what is there; null takes a field away. None where there is no such document."""
+        ...
+
+    def delete(self, documents: Sequence[str]) -> Removal:
+        """Every version of them."""
+        ...
+
+    def purge(self) -> None:
+        """Let the index forget the words of what was deleted, which it does by itself only some day. Takes a while."""
+        ...
+
+    def add_embedder(self, name: str, *, dim: int) -> None:
+        """It serves at once if there is nothing to embed yet."""
+        ...
+
+    def serve_embedder(self, name: str) -> None:
+        """From now on; the vectors of all others are removed."""
+        ...
+
+    def put_vectors(self, ids: Sequence[str], vectors: Vectors, *, embedder: str) -> None:
+        """Of chunks that are known; others, and those that have one, are left out."""
+        ...
+
+
+class Catalog(Protocol):
+    """Of one tenant. Safe for threads; other processes may have the same one open."""
+
+    def view(self) -> AbstractContextManager[View]: ...
+    def change(self) -> AbstractContextManager[Change]: ...
+    def close(self) -> None: ...

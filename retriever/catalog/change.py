@@ -1,0 +1,316 @@
+"""What can be changed in a SQLite catalog, inside one transaction. Begins and ends none."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from blake3 import blake3
+
+from retriever.catalog.base import Collection, Entry, Removal, Vectors
+from retriever.catalog.lexical import body
+from retriever.catalog.rows import LISTED, dumps, entries, fact, listed, loads
+from retriever.documents import Document, Json, Part
+from retriever.errors import DocumentError, SearchError
+from retriever.filters import facets
+from retriever.marks import marks
+
+_LONGEST_ID = 1024  # characters
+
+
+class SqliteChange:
+    """See `Change`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._run = connection.execute
+        self._before = self._last_passage()
+
+    def put_collection(self, collection: Collection) -> None:
+        self._run(
+            "INSERT INTO collections VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET rules = excluded.rules",
+            (collection.name, dumps(collection.rules), time.time()),
+        )
+
+    def delete_collection(self, name: str) -> Removal:
+        removal = self._delete("l.collection = ?", name)
+        self._run("DELETE FROM prefixes WHERE collection = ?", (name,))
+        self._run("DELETE FROM collections WHERE name = ?", (name,))
+        return removal
+
+    def keep_prefix(self, collection: str, *, model: str, ids: Sequence[int]) -> tuple[int, ...]:
+        kept = np.array(ids, "<u4").tobytes()
+        self._run("INSERT OR IGNORE INTO prefixes VALUES (?, ?, ?)", (collection, model, kept))
+        [kept] = self._run(
+            "SELECT ids FROM prefixes WHERE collection = ? AND model = ?", (collection, model)
+        ).fetchone()
+        return tuple(np.frombuffer(kept, "<u4").tolist())
+
+    def put(self, documents: Sequence[Document], *, collection: str) -> Removal:
+        versions: list[int] = []
+        for document in documents:
+            _check(document)
+            digest = _digest(document, collection)
+            same = "SELECT 1 FROM documents WHERE id = ? AND serving = 1 AND digest = ?"
+            if not self._run(same, (document.id, digest)).fetchone():
+                versions.append(self._stage(document, collection, digest=digest))
+        return _together(self._serve(version) for version in versions)
+
+    def stage(self, document: Document, *, collection: str) -> int:
+        _check(document)
+        return self._stage(document, collection, digest=_digest(document, collection))
+
+    def serve(self, version: int) -> Removal:
+        self._number_anew(version)
+        return self._serve(version)
+
+    def _number_anew(self, version: int) -> None:
+        """Words are read in the order of passages: what others have read already must not get more."""
+        columns = "document, place, chunk, label, name, start, page, own"
+        waiting = "(SELECT row FROM documents WHERE row = ? AND serving = 0)"
+        found = self._run(
+            f"SELECT {columns} FROM passages WHERE document = {waiting} ORDER BY place", (version,)
+        ).fetchall()
+        if found:
+            self._run("DELETE FROM passages WHERE document = ?", (version,))
+            self._connection.executemany(f"INSERT INTO passages ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", found)
+
+    def _serve(self, version: int) -> Removal:
+        found = self._run("SELECT id, title, created, serving FROM documents WHERE row = ?", (version,)).fetchone()
+        if not found:
+            raise DocumentError(
+                f"version {version} is not there: it was dropped, or its document deleted; put it again"
+            )
+        document, title, created, serving = found
+        if serving:  # indexed already
+            return Removal()
+        older = self._run(
+            "SELECT row, created FROM documents WHERE id = ? AND serving = 1 AND row != ?", (document, version)
+        ).fetchone()
+        removal = self._remove(older[0]) if older else Removal()
+        self._renumber(version)
+        self._run(
+            "UPDATE documents SET serving = 1, created = ? WHERE row = ?", (older[1] if older else created, version)
+        )
+        self._index(version, title)
+        return removal
+
+    def drop(self, version: int) -> Removal:
+        found = self._run("SELECT serving FROM documents WHERE row = ?", (version,)).fetchone()
+        return self._remove(version) if found and not found[0] else Removal()
+
+    def patch(self, document: str, *, metadata: Json) -> Entry | None:
+        found = entries(self._connection, "d.id = ?", values=[document])
+        if not found:
+            return None
+        taken = {name for name, value in metadata.items() if value is None}
+        merged = {name: value for name, value in {**found[0].metadata, **metadata}.items() if name not in taken}
+        version, label = self._run(
+            "SELECT row, label FROM documents WHERE id = ? AND serving = 1", (document,)
+        ).fetchone()
+        self._relabel(label, merged)
+        own = "SELECT label, own FROM passages WHERE document = ? AND own IS NOT NULL"
+        for each, text in self._run(own, (version,)).fetchall():
+            self._relabel(each, {**merged, **loads(text)})
+        # Its digest is that of nothing that can be put, so a put of what it was before is a change again.
+        self._run("UPDATE documents SET updated = ?, digest = x'' WHERE row = ?", (time.time(), version))
+        return entries(self._connection, "d.id = ?", values=[document])[0]
+
+    def delete(self, documents: Sequence[str]) -> Removal:
+        return self._delete(f"d.id IN {LISTED}", listed(documents))
+
+    def purge(self) -> None:
+        if fact(self._connection, "dropped"):
+            self._run("INSERT INTO terms (terms) VALUES ('optimize')")
+            self._run("UPDATE facts SET value = 0 WHERE name = 'dropped'")
+
+    def add_embedder(self, name: str, *, dim: int) -> None:
+        first = "NOT EXISTS (SELECT 1 FROM embedders) AND NOT EXISTS (SELECT 1 FROM chunks)"
+        self._run(f"INSERT OR IGNORE INTO embedders (name, dim, serving) VALUES (?, ?, {first})", (name, dim))
+
+    def serve_embedder(self, name: str) -> None:
+        if not self._run("SELECT 1 FROM embedders WHERE name = ?", (name,)).fetchone():
+            raise SearchError(f"the catalog knows no embedder {name!r}: add it first")
+        self._run("UPDATE embedders SET serving = (name = ?)", (name,))
+        self._run("DELETE FROM vectors WHERE embedder NOT IN (SELECT row FROM embedders WHERE serving = 1)")
+        self._run("DELETE FROM embedders WHERE serving = 0")
+
+    def put_vectors(self, ids: Sequence[str], vectors: Vectors, *, embedder: str) -> None:
+        dim = self._run("SELECT dim FROM embedders WHERE name = ?", (embedder,)).fetchone()
+        assert not dim or not len(ids) or vectors.shape[1:] == dim, f"{embedder}: {vectors.shape}, not {dim[0]} wide"
+        self._connection.executemany(
+            "INSERT INTO vectors (embedder, chunk, vector) SELECT e.row, c.row, ? FROM embedders e, chunks c "
+            "WHERE e.name = ? AND c.id = ? ON CONFLICT (chunk, embedder) DO NOTHING",
+            [(each.astype("<f2").tobytes(), embedder, chunk) for chunk, each in zip(ids, vectors, strict=True)],
+        )
+
+    def _delete(self, which: str, value: str) -> Removal:
+        """Versions, and a tombstone where none of a document is left."""
+        found = self._run(
+            "SELECT d.row, d.id, l.collection FROM documents d JOIN labels l ON l.row = d.label "
+            f"WHERE {which} ORDER BY d.row",
+            (value,),
+        ).fetchall()
+        removal = _together([self._remove(version) for version, _, _ in found])
+        self._connection.executemany(
+            "INSERT INTO tombstones (document, collection, deleted) SELECT ?1, ?2, ?3 "
+            "WHERE NOT EXISTS (SELECT 1 FROM documents WHERE id = ?1)",
+            [(*each, time.time()) for each in sorted({document: name for _, document, name in found}.items())],
+        )
+        return removal
+
+    def _stage(self, document: Document, collection: str, *, digest: bytes) -> int:
+        try:
+            return self._kept(document, collection, digest=digest)
+        except UnicodeEncodeError as error:
+            at = f"{error.object[error.start]!r} at {error.start}"
+            raise DocumentError(
+                f"document {document.id!a} has half a character, {at}, which no UTF-8 can say: take it out"
+            ) from error
+
+    def _kept(self, document: Document, collection: str, *, digest: bytes) -> int:
+        label, now = self._label(collection, document.metadata), time.time()
+        [version] = self._run(
+            "INSERT INTO documents (id, serving, label, title, digest, parts, created, updated) "
+            "VALUES (?, 0, ?, ?, ?, ?, ?, ?) RETURNING row",
+            (document.id, label, document.title, digest, len(document.parts), now, now),
+        ).fetchone()
+        chunks = self._used(document.parts)
+        self._connection.executemany(
+            "INSERT INTO passages (document, place, chunk, label, name, start, page, own) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                (
+                    *(version, place, chunks[place]),
+                    self._label(collection, {**document.metadata, **part.metadata}) if part.metadata else label,
+                    *(part.name, part.start, part.page, dumps(part.metadata) if part.metadata else None),
+                )
+                for place, part in enumerate(document.parts)
+            ),
+        )
+        return version
+
+    def _used(self, parts: Sequence[Part]) -> list[int]:
+        """Rows of their chunks, each used once more."""
+        found: list[int] = []
+        for part, mark in zip(parts, marks([part.text for part in parts]), strict=True):
+            [row] = self._run(
+                "INSERT INTO chunks (id, uses, text, head, tail, nbytes) VALUES (?, 1, ?, ?, ?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET uses = uses + 1 RETURNING row",
+                (part.id, part.text, *((mark.head, mark.tail, mark.nbytes) if mark else (None, None, None))),
+            ).fetchone()
+            found.append(row)
+        return found
+
+    def _label(self, collection: str, metadata: Json) -> int:
+        [label] = self._run(
+            "INSERT INTO labels (collection, metadata) VALUES (?, ?) RETURNING row", (collection, dumps(metadata))
+        ).fetchone()
+        self._faceted(label, metadata)
+        return label
+
+    def _relabel(self, label: int, metadata: Json) -> None:
+        self._run("UPDATE labels SET metadata = ? WHERE row = ?", (dumps(metadata), label))
+        self._run("DELETE FROM facets WHERE label = ?", (label,))
+        self._faceted(label, metadata)
+
+    def _faceted(self, label: int, metadata: Json) -> None:
+        found = [(field, value, label) for field, value in facets(metadata)]
+        self._connection.executemany("INSERT OR IGNORE INTO facets VALUES (?, ?, ?)", found)
+
+    def _index(self, version: int, title: str) -> None:
+        found = self._bodies(version, title)
+        self._connection.executemany("INSERT INTO terms (rowid, body) VALUES (?, ?)", found)
+        self._connection.executemany(
+            "UPDATE passages SET words = ? WHERE row = ?", [(_words(text), row) for row, text in found]
+        )
+        self._count(found, 1)
+
+    def _renumber(self, version: int) -> None:
+        """What was staged in an earlier change comes behind all that is indexed, so that only its end is ever new."""
+        columns = "document, place, chunk, label, name, start, page, own"
+        found = self._run(
+            f"SELECT {columns} FROM passages WHERE document = ? AND row <= ? ORDER BY place", (version, self._before)
+        ).fetchall()
+        if found:
+            self._run("DELETE FROM passages WHERE document = ?", (version,))
+            self._connection.executemany(f"INSERT INTO passages ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", found)
+
+    def _last_passage(self) -> int:
+        found = self._run("SELECT seq FROM sqlite_sequence WHERE name = 'passages'").fetchone()
+        return found[0] if found else 0
+
+    def _bodies(self, version: int, title: str) -> list[tuple[int, str]]:
+        found = self._run(
+            "SELECT p.row, c.text FROM passages p JOIN chunks c ON c.row = p.chunk WHERE p.document = ?", (version,)
+        )
+        return [(row, " ".join(body(title, text))) for row, text in found]
+
+    def _count(self, bodies: Sequence[tuple[int, str]], sign: int) -> None:
+        words = sum(_words(text) for _, text in bodies)
+        self._run("UPDATE facts SET value = value + ? WHERE name = 'passages'", (sign * len(bodies),))
+        self._run("UPDATE facts SET value = value + ? WHERE name = 'words'", (sign * words,))
+
+    def _remove(self, version: int) -> Removal:
+        """All of a version; chunks that nothing else uses go too."""
+        title, serving = self._run("SELECT title, serving FROM documents WHERE row = ?", (version,)).fetchone()
+        if serving:
+            bodies = self._bodies(version, title)
+            self._connection.executemany("INSERT INTO terms (terms, rowid, body) VALUES ('delete', ?, ?)", bodies)
+            self._count(bodies, -1)
+            self._run("UPDATE facts SET value = value + ? WHERE name = 'dropped'", (len(bodies),))
+        used = self._run(
+            "SELECT chunk, count(*) FROM passages WHERE document = ? GROUP BY chunk", (version,)
+        ).fetchall()
+        labels = "SELECT label FROM passages WHERE document = ?1 UNION SELECT label FROM documents WHERE row = ?1"
+        self._run(f"DELETE FROM facets WHERE label IN ({labels})", (version,))
+        self._run(f"DELETE FROM labels WHERE row IN ({labels})", (version,))
+        self._run("DELETE FROM passages WHERE document = ?", (version,))
+        self._run("DELETE FROM documents WHERE row = ?", (version,))
+        return self._released(used)
+
+    def _released(self, used: Sequence[tuple[int, int]]) -> Removal:
+        self._connection.executemany(
+            "UPDATE chunks SET uses = uses - ? WHERE row = ?", [(times, chunk) for chunk, times in used]
+        )
+        rows = listed([chunk for chunk, _ in used])
+        found = self._run(f"SELECT row, id, uses FROM chunks WHERE row IN {LISTED}", (rows,)).fetchall()
+        gone = [(row, chunk) for row, chunk, uses in found if not uses]
+        self._connection.executemany("INSERT INTO removed (chunk, id) VALUES (?, ?)", gone)
+        self._run(f"DELETE FROM vectors WHERE chunk IN {LISTED}", (listed([row for row, _ in gone]),))
+        self._run(f"DELETE FROM chunks WHERE row IN {LISTED}", (listed([row for row, _ in gone]),))
+        return Removal(tuple(chunk for _, chunk in gone), tuple(chunk for _, chunk, uses in found if uses))
+
+
+def _check(document: Document) -> None:
+    """Raises DocumentError for an id that SQLite would cut, or cannot keep."""
+    name = document.id
+    if not 1 <= len(name) <= _LONGEST_ID or any(each == "\0" or "\ud800" <= each <= "\udfff" for each in name):
+        raise DocumentError(
+            f"a document's id has 1 to {_LONGEST_ID} characters, no NUL and no half ones: got {name[:80]!a}"
+        )
+
+
+def _words(body: str) -> int:
+    return body.count(" ") + 1 if body else 0
+
+
+def _digest(document: Document, collection: str) -> bytes:
+    """Of all that a version is made of."""
+    parts = [(part.id, part.name, part.start, part.page, dumps(part.metadata)) for part in document.parts]
+    told = [collection, document.title, dumps(document.metadata), parts]
+    return blake3(json.dumps(told).encode()).digest(16)
+
+
+def _together(removals: Iterable[Removal]) -> Removal:
+    """What one of them lets go and a later one still held is gone, and the other way round."""
+    gone: dict[str, None] = {}
+    kept: dict[str, None] = {}
+    for removal in removals:
+        for chunk in removal.gone:
+            gone[chunk] = None
+            kept.pop(chunk, None)
+        for chunk in removal.kept:
+            kept[chunk] = None
+    return Removal(tuple(gone), tuple(kept))

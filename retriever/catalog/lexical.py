@@ -1,0 +1,166 @@
+"""BM25 over a catalog's FTS5 table. The rarer words choose the candidates, all words rank them.
+
+Words that stand nearly everywhere tell little and cost most. So passages are chosen by which of the rarest words they
+hold, as many words as `ROWS` allows, and the most promising are scored by all words, read from the text. Where that
+finds too little, as behind a narrow filter, no word is left out.
+"""
+
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retriever.analysis import asked, terms
+from retriever.catalog.base import Worded
+from retriever.catalog.postings import Places, Postings, weighed
+from retriever.catalog.rows import LISTED, listed, passages
+from retriever.filters import EVERYTHING, Condition
+
+K1, B = 1.2, 0.75
+ROWS = 250_000  # that the words which choose candidates may have together
+SCORED = 300  # candidates that are scored by all words
+ASKED = 1000  # words of a query that count, the first ones: each is looked up by itself
+
+_SCORED = """
+SELECT p.row, p.chunk, d.title, c.text
+FROM passages p JOIN chunks c ON c.row = p.chunk JOIN documents d ON d.row = p.document WHERE
+"""
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """A word of a query, what it adds at most to a score but for its frequency, and in how many passages it stands."""
+
+    term: str
+    weight: float
+    found: int
+
+    @property
+    def quoted(self) -> str:
+        """As FTS5 reads it: a text, never an operator."""
+        return f'"{self.term[:-1]}"*' if self.term.endswith("*") else f'"{self.term}"'
+
+    def times(self, counted: Counter[str]) -> int:
+        """How often it stands in a text."""
+        if not self.term.endswith("*"):
+            return counted[self.term]
+        return sum(times for term, times in counted.items() if term.startswith(self.term[:-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of the whole catalog; `highest` is the last passage's number."""
+
+    passages: int
+    words: int
+    changes: int
+    highest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lexical:
+    """A search in one view."""
+
+    connection: sqlite3.Connection
+    postings: Postings
+    totals: Totals
+
+    def search(self, query: str, allowed: Condition, *, limit: int) -> list[Worded]:
+        """Best first, each chunk once; only what has a word of the query."""
+        wanted = self._words(query)
+        if not wanted or limit < 1:
+            return []
+        among = None
+        if allowed != EVERYTHING:
+            among = self.postings.allowed(self.connection, allowed, changes=self.totals.changes)
+        rarest = self._rarest(wanted)
+        found = self._ranked(self._promising(rarest, among), wanted, limit=limit)
+        if len(found) < limit and len(rarest) < len(wanted):
+            found = self._ranked(self._promising(wanted, among), wanted, limit=limit)
+        scores = {row: (score, share) for row, score, share in found[:limit]}
+        shown = passages(self.connection, f"p.row IN {LISTED}", values=[listed(list(scores))])
+        worded = [Worded(each, *scores[each.row]) for each in shown]
+        return sorted(worded, key=lambda each: (-each.score, each.passage.row))
+
+    def _words(self, query: str) -> list[_Word]:
+        """The rarest first, after those that stand nowhere."""
+        count, highest, changes = self.totals.passages, self.totals.highest, self.totals.changes
+        wanted: list[_Word] = []
+        for term, times in islice(Counter(asked(query)).items(), ASKED):
+            word = _Word(term, 0.0, 0)
+            found = self.postings.count(self.connection, word.quoted, highest=highest, changes=changes, passages=count)
+            wanted.append(
+                replace(word, weight=times * math.log(1 + (count - found + 0.5) / (found + 0.5)), found=found)
+            )
+        return sorted(wanted, key=lambda word: word.found)
+
+    def _rarest(self, wanted: Sequence[_Word]) -> Sequence[_Word]:
+        rows = 0
+        for number, word in enumerate(wanted):
+            rows += word.found
+            if number and rows > ROWS:
+                return wanted[:number]
+        return wanted
+
+    def _promising(self, words: Sequence[_Word], among: Places | None) -> tuple[Places, Numbers]:
+        """Rows, and scores as if every word stood once where it stands."""
+        highest, changes = self.totals.highest, self.totals.changes
+        places = [  # of words that were not found when they were counted too
+            (self.postings.of(self.connection, word.quoted, highest=highest, changes=changes), word.weight)
+            for word in words
+        ]
+        rows, weights = weighed(places, among=among)
+        lengths = self.postings.lengths(self.connection, highest=highest)
+        return rows, weights / (1 + self._length(lengths[rows].astype(np.float64)))
+
+    def _ranked(
+        self, promising: tuple[Places, Numbers], wanted: Sequence[_Word], *, limit: int
+    ) -> list[tuple[int, float, float]]:
+        """Row, score and share, best first; of a chunk the best row. More are read while too few are still there."""
+        best: dict[int, tuple[float, int, float]] = {}
+        for rows in _best_first(*promising, step=max(SCORED, 2 * limit)):
+            part = listed(rows.tolist())
+            found = self.connection.execute(f"{_SCORED} p.row IN {LISTED} AND d.serving = 1", (part,)).fetchall()
+            for row, chunk, title, text in found:
+                score, share = self._score(body(title, text), wanted)
+                if score > 0:
+                    best[chunk] = max(best.get(chunk, (0.0, 0, 0.0)), (score, -row, share))
+            if 2 * len(found) < len(rows):
+                self.postings.clear()
+            if len(best) >= limit:
+                break
+        return [(-row, score, share) for score, row, share in sorted(best.values(), reverse=True)]
+
+    def _score(self, found: Sequence[str], wanted: Sequence[_Word]) -> tuple[float, float]:
+        counted = Counter(found)
+        [length] = self._length(np.array([len(found)], np.float64))
+        score = told = 0.0
+        for word in wanted:
+            if times := word.times(counted):
+                score += word.weight * times * (K1 + 1) / (times + float(length))
+                told += word.weight
+        return score, told / sum(word.weight for word in wanted)
+
+    def _length(self, words: Numbers) -> Numbers:
+        """What stands beside a word's frequency in BM25, of passages with so many words."""
+        return K1 * (1 - B + B * words * self.totals.passages / max(1, self.totals.words))
+
+
+def _best_first(rows: Places, scores: Numbers, *, step: int) -> Iterator[Places]:
+    """In growing parts, as mostly the first one is enough."""
+    while len(rows):
+        parted = np.argpartition(-scores, min(step, len(rows) - 1))
+        yield rows[parted[:step]]
+        rows, scores, step = rows[parted[step:]], scores[parted[step:]], 2 * step
+
+
+def body(title: str, text: str) -> list[str]:
+    """The terms of a passage: what the table holds of it."""
+    return terms(f"{title}\n{text}" if title else text)

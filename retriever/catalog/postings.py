@@ -1,0 +1,129 @@
+"""In which passages words stand, out of FTS5 and kept in memory: enough to tell which passages are worth a closer look.
+
+FTS5 needs a second for a question on a million passages, as it visits every row of every word. Rows are numbered for
+good and only grow, so what was read once needs its end added, and rows that are gone are found out when they are read.
+"""
+
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retriever.filters import Condition
+
+MOST_BYTES = 128 << 20
+COUNTED = 20_000  # rows of a word that are counted; of a more frequent one the number is estimated
+STALE = 1.1  # an estimate is made again when the catalog has grown or shrunk by so much
+KEPT = 32  # filters
+
+Places = NDArray[np.int32]
+
+
+_Known = tuple[Places, int, int]  # rows up to the second number, read when there had been so many changes
+
+
+class Postings:
+    """Shared by all views of a catalog. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._words: OrderedDict[str, _Known] = OrderedDict()
+        self._estimates: dict[str, tuple[int, int]] = {}
+        self._filters: OrderedDict[tuple[Condition, int], Places] = OrderedDict()
+        self._lengths = np.zeros(1, np.int32)
+        self._bytes = 0
+
+    def of(self, connection: sqlite3.Connection, quoted: str, *, highest: int, changes: int) -> Places:
+        """Rows up to `highest`, ascending, where the word stands; perhaps some that are gone."""
+        with self._guard:
+            known, last, read = self._words.get(quoted, (np.empty(0, np.int32), 0, 0))
+        if read > changes:  # without the rows that went since this view
+            return _rows(connection, quoted, after=0, limit=-1)
+        if last < highest:
+            known, last = np.append(known, _rows(connection, quoted, after=last, limit=-1)), highest
+            read = changes
+        self._keep(quoted, (known, last, read))
+        return known[: np.searchsorted(known, highest, "right")]
+
+    def count(self, connection: sqlite3.Connection, quoted: str, *, highest: int, changes: int, passages: int) -> int:
+        """In how many passages the word stands, nearly: rows come in order, the first ones tell how dense all are."""
+        with self._guard:
+            known, last, _ = self._words.get(quoted, (None, 0, 0))
+            estimate, when = self._estimates.get(quoted, (0, 0))
+        if known is not None and last <= highest <= last * STALE:
+            return min(passages, len(known))
+        if when / STALE <= passages <= when * STALE:
+            return min(passages, estimate)
+        first = _rows(connection, quoted, after=0, limit=COUNTED)
+        if len(first) < COUNTED:
+            self._keep(quoted, (first, highest, changes))
+            return min(passages, len(first))
+        estimate = round(len(first) * highest / int(first[-1]))
+        with self._guard:
+            self._estimates[quoted] = (estimate, passages)
+        return min(passages, estimate)
+
+    def lengths(self, connection: sqlite3.Connection, *, highest: int) -> Places:
+        """By row, how many words a passage has; 0 for rows that there never were."""
+        with self._guard:
+            known = self._lengths
+        if len(known) <= highest:
+            found = connection.execute("SELECT row, words FROM passages WHERE row >= ?", (len(known),)).fetchall()
+            numbers = np.array(found, np.int32).reshape(-1, 2)
+            grown = np.zeros(highest + 1, np.int32)
+            grown[: len(known)] = known
+            grown[numbers[:, 0]] = numbers[:, 1]
+            with self._guard:
+                self._lengths = known = max(grown, self._lengths, key=len)
+        return known
+
+    def allowed(self, connection: sqlite3.Connection, condition: Condition, *, changes: int) -> Places:
+        """The passages that a filter keeps."""
+        key = (condition, changes)
+        with self._guard:
+            if key in self._filters:
+                self._filters.move_to_end(key)
+                return self._filters[key]
+        found = connection.execute(f"SELECT row FROM passages WHERE label IN ({condition.sql})", condition.values)
+        rows = np.array(found.fetchall(), np.int32).reshape(-1)
+        with self._guard:
+            self._filters[key] = rows
+            if len(self._filters) > KEPT:
+                self._filters.popitem(last=False)
+        return rows
+
+    def clear(self) -> None:
+        """Forget the words: too much of what is known of them is gone."""
+        with self._guard:
+            self._words.clear()
+            self._estimates.clear()
+            self._bytes = 0
+
+    def _keep(self, quoted: str, known: _Known) -> None:
+        with self._guard:
+            if quoted in self._words:
+                self._bytes -= self._words.pop(quoted)[0].nbytes
+            self._words[quoted] = known
+            self._bytes += known[0].nbytes
+            while self._bytes > MOST_BYTES and len(self._words) > 1:
+                _, (oldest, *_) = self._words.popitem(last=False)
+                self._bytes -= oldest.nbytes
+
+
+def _rows(connection: sqlite3.Connection, quoted: str, *, after: int, limit: int) -> Places:
+    found = connection.execute(
+        "SELECT rowid FROM terms WHERE terms MATCH ? AND rowid > ? LIMIT ?", (quoted, after, limit)
+    ).fetchall()
+    return np.array(found, np.int32).reshape(-1)
+
+
+def weighed(words: Sequence[tuple[Places, float]], *, among: Places | None) -> tuple[Places, NDArray[np.float64]]:
+    """Rows where any of the words stands, of some only, and the sum of the weights of those that do."""
+    rows = np.concatenate([places for places, _ in words])
+    weights = np.repeat([weight for _, weight in words], [len(places) for places, _ in words])
+    sums = np.bincount(rows, weights, minlength=int(among.max(initial=0)) + 1 if among is not None else 0)
+    found = np.flatnonzero(sums) if among is None else among[sums[among] > 0]
+    return found.astype(np.int32), sums[found].astype(np.float64)

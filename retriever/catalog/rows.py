@@ -1,0 +1,63 @@
+"""Rows of a catalog's tables as what they mean, and what its queries share."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import cast
+
+from retriever.catalog.base import Entry, Passage
+from retriever.documents import Json
+from retriever.errors import DocumentError
+
+# Parameters of `IN (…)` as one JSON list, so that there may be any number of them.
+LISTED = "(SELECT value FROM json_each(?))"
+
+PASSAGES = """
+SELECT p.row, p.chunk, c.id, c.text, d.id, l.collection, d.title, p.place, p.name, p.start, p.page, l.metadata
+FROM passages p JOIN chunks c ON c.row = p.chunk JOIN documents d ON d.row = p.document JOIN labels l ON l.row = p.label
+WHERE d.serving = 1 AND
+"""
+
+ENTRIES = """
+SELECT d.id, l.collection, d.title, l.metadata, d.parts, d.created, d.updated
+FROM documents d JOIN labels l ON l.row = d.label WHERE d.serving = 1 AND
+"""
+
+
+def listed(values: Sequence[int] | Sequence[str]) -> str:
+    """For `LISTED`. SQLite cuts JSON's texts at NUL, and would find what was not asked for; no id has one."""
+    return json.dumps([value for value in values if not (isinstance(value, str) and "\0" in value)])
+
+
+def loads(text: str) -> Json:
+    """An object that `dumps` wrote."""
+    return cast(Json, json.loads(text))
+
+
+def dumps(value: Json) -> str:
+    """One text for equal objects."""
+    try:
+        text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DocumentError(f"metadata must be what JSON can say: {error}") from error
+    return text
+
+
+def passages(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Passage]:
+    """`where` is of this package, never of a user."""
+    return [Passage(*row[:-1], metadata=loads(row[-1])) for row in connection.execute(PASSAGES + where, tuple(values))]
+
+
+def entries(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Entry]:
+    """The same of documents."""
+    found = connection.execute(ENTRIES + where, tuple(values))
+    return [
+        Entry(name, collection, title, loads(metadata), *others) for name, collection, title, metadata, *others in found
+    ]
+
+
+def fact(connection: sqlite3.Connection, name: str) -> int:
+    """A number that the catalog keeps of itself."""
+    [value] = connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+    return value

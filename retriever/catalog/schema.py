@@ -1,0 +1,91 @@
+"""The tables of a catalog, and how an older catalog becomes a newer one. Knows no queries."""
+
+import sqlite3
+from typing import Final
+
+from retriever import analysis
+from retriever.errors import CatalogError
+
+# A label is what a filter sees: a document's collection and metadata, or a passage's own.
+# A passage is a chunk where it stands in a document; only passages of serving documents are in `terms`.
+_FIRST: Final = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE collections (name TEXT PRIMARY KEY, rules TEXT NOT NULL, created REAL NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE prefixes (
+    collection TEXT NOT NULL, model TEXT NOT NULL, ids BLOB NOT NULL, PRIMARY KEY (collection, model)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE labels (row INTEGER PRIMARY KEY, collection TEXT NOT NULL, metadata TEXT NOT NULL) STRICT;
+CREATE INDEX labels_of_collection ON labels (collection);
+CREATE TABLE facets (
+    field TEXT NOT NULL, value ANY NOT NULL, label INTEGER NOT NULL, PRIMARY KEY (field, value, label)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX facets_of_label ON facets (label);
+CREATE TABLE documents (
+    row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, serving INTEGER NOT NULL, label INTEGER NOT NULL,
+    title TEXT NOT NULL, digest BLOB NOT NULL, parts INTEGER NOT NULL, created REAL NOT NULL, updated REAL NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX one_version_serves ON documents (id) WHERE serving = 1;
+CREATE INDEX documents_of_id ON documents (id);
+CREATE INDEX documents_of_label ON documents (label);
+CREATE TABLE chunks (
+    row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, uses INTEGER NOT NULL, text TEXT NOT NULL,
+    head INTEGER, tail INTEGER, nbytes INTEGER
+) STRICT;
+CREATE TABLE passages (
+    row INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, place INTEGER NOT NULL, chunk INTEGER NOT NULL,
+    label INTEGER NOT NULL, name TEXT NOT NULL, start INTEGER, page INTEGER, own TEXT, words INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE UNIQUE INDEX passages_of_document ON passages (document, place);
+CREATE INDEX passages_of_chunk ON passages (chunk);
+CREATE INDEX passages_of_label ON passages (label);
+CREATE VIRTUAL TABLE terms USING fts5 (body, content = '', tokenize = 'ascii');
+CREATE TABLE embedders (
+    row INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, dim INTEGER NOT NULL, serving INTEGER NOT NULL
+) STRICT;
+CREATE TABLE vectors (
+    row INTEGER PRIMARY KEY AUTOINCREMENT, embedder INTEGER NOT NULL, chunk INTEGER NOT NULL, vector BLOB NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX vectors_of_chunk ON vectors (chunk, embedder);
+CREATE TABLE removed (row INTEGER PRIMARY KEY AUTOINCREMENT, chunk INTEGER NOT NULL, id TEXT NOT NULL) STRICT;
+CREATE TABLE tombstones (
+    row INTEGER PRIMARY KEY AUTOINCREMENT, document TEXT NOT NULL, collection TEXT NOT NULL, deleted REAL NOT NULL
+) STRICT;
+INSERT INTO facts VALUES ('catalog', hex(randomblob(8))), ('changes', 0), ('passages', 0), ('words', 0), ('dropped', 0);
+"""
+
+# Each brings a catalog from its place in this list to the next version. Never changed, only followed by others.
+STEPS: Final = (_FIRST,)
+VERSION = len(STEPS)
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Bring an empty or older catalog to this version, in one transaction."""
+    found = _version(connection)
+    if found > VERSION:
+        raise CatalogError(f"the catalog is of version {found}, this kvweave knows {VERSION}: use the newer kvweave")
+    if found == VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if not _version(connection) and tables != (0,):
+            raise CatalogError("the file is another program's database: name another file for the catalog")
+        for number in range(_version(connection), VERSION):  # another process may have been sooner
+            _run(connection, STEPS[number])
+            connection.execute(f"PRAGMA user_version = {number + 1}")
+        connection.execute("INSERT OR IGNORE INTO facts VALUES ('analysis', ?)", (analysis.VERSION,))
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    return version
+
+
+def _run(connection: sqlite3.Connection, script: str) -> None:
+    """Statement by statement: executescript would commit."""
+    for statement in script.split(";\n"):
+        connection.execute(statement)

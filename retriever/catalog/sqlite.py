@@ -1,0 +1,147 @@
+"""A catalog in one SQLite file: connections and transactions. What is read and changed in them stands elsewhere.
+
+WAL: readers see one committed state and never wait for the writer. A change is on the disk when it returns.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from retriever.catalog import schema
+from retriever.catalog.change import SqliteChange
+from retriever.catalog.postings import Postings
+from retriever.catalog.renew import renew
+from retriever.catalog.view import SqliteView
+from retriever.errors import CatalogError
+
+WAIT_S = 60  # for another process's change
+CACHE_KIB = 65_536  # of pages, for each connection
+
+
+_REMEDIES = {
+    sqlite3.SQLITE_BUSY: "another process is changing it, try again",
+    sqlite3.SQLITE_CANTOPEN: "name a file that can be written",
+    sqlite3.SQLITE_CORRUPT: "it is damaged, restore it from a backup",
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_IOERR: "look after the disk",
+    sqlite3.SQLITE_NOTADB: "it is no catalog or a damaged one, restore it from a backup",
+    sqlite3.SQLITE_READONLY: "let this process write it",
+}
+
+
+class SqliteCatalog:
+    """See `Catalog`. A connection serves one transaction at a time and is kept for the next one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._free: list[sqlite3.Connection] = []
+        self._guard = threading.Lock()
+        self._writing = threading.Lock()
+        self._postings = Postings()
+        self._closed = False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = self._open()
+        try:
+            schema.prepare(connection)
+            renew(connection)
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise CatalogError(f"{path} is no catalog, or a damaged one ({error}): restore it from a backup") from error
+        except CatalogError:
+            connection.close()
+            raise
+        self._free.append(connection)
+
+    @contextmanager
+    def view(self) -> Generator[SqliteView]:
+        """The state as it is now."""
+        connection = self._take()
+        try:
+            with self._explained():
+                connection.execute("BEGIN")
+                connection.execute("SELECT 1 FROM facts").fetchone()  # BEGIN alone leaves the state to the first read
+                yield SqliteView(connection, self._postings)
+        finally:
+            self._give(connection)
+
+    @contextmanager
+    def change(self) -> Generator[SqliteChange]:
+        """Waits for other changes to end."""
+        with self._writing:
+            connection = self._take()
+            try:
+                with self._explained():
+                    connection.execute("BEGIN IMMEDIATE")
+                    before = connection.total_changes
+                    yield SqliteChange(connection)
+                    if connection.total_changes != before:
+                        connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'changes'")
+                    connection.execute("COMMIT")
+            finally:
+                self._give(connection)
+
+    def close(self) -> None:
+        """Waits for nobody: what is open ends by itself."""
+        with self._guard:
+            self._closed = True
+            free, self._free = self._free, []
+        for connection in free:
+            connection.close()
+
+    def _take(self) -> sqlite3.Connection:
+        with self._guard:
+            if self._closed:
+                raise CatalogError(f"the catalog {self._path} is closed")
+            if self._free:
+                return self._free.pop()
+        return self._open()
+
+    @contextmanager
+    def _explained(self) -> Generator[None]:
+        """What the file or the disk is to blame for, with the remedy; other errors are ours."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+            if not remedy:
+                raise
+            raise CatalogError(f"the catalog {self._path}: {error}: {remedy}") from error
+
+    def _give(self, connection: sqlite3.Connection) -> None:
+        """What was not committed is undone."""
+        if connection.in_transaction:
+            with suppress(sqlite3.OperationalError):  # a full disk has undone it already
+                connection.execute("ROLLBACK")
+        with self._guard:
+            if not self._closed:
+                self._free.append(connection)
+                return
+        connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        with self._explained():
+            connection = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
+            try:
+                _log_ahead(connection)
+                for pragma in ("synchronous = FULL", "secure_delete = ON", f"cache_size = -{CACHE_KIB}"):
+                    connection.execute(f"PRAGMA {pragma}")
+            except sqlite3.DatabaseError:
+                connection.close()
+                raise
+            return connection
+
+
+def _log_ahead(connection: sqlite3.Connection) -> None:
+    """SQLite does not wait here for a process that opens the same new file, as it does for every other lock."""
+    until = time.monotonic() + WAIT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,144 @@
+"""What can be read of a SQLite catalog, inside one transaction. Changes nothing."""
+
+import sqlite3
+from collections.abc import Sequence
+
+import numpy as np
+
+from retriever.catalog.base import (
+    Collection,
+    Embedded,
+    EmbedderEntry,
+    Entry,
+    Marked,
+    Passage,
+    Rows,
+    Standing,
+    Vectors,
+    Worded,
+)
+from retriever.catalog.lexical import Lexical, Totals
+from retriever.catalog.postings import Postings
+from retriever.catalog.rows import LISTED, entries, fact, listed, loads, passages
+from retriever.filters import Condition
+
+
+class SqliteView:
+    """See `View`."""
+
+    def __init__(self, connection: sqlite3.Connection, postings: Postings) -> None:
+        self._connection = connection
+        self._postings = postings
+
+    def standing(self) -> Standing:
+        found: dict[str, int] = dict(self._connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
+        catalog, changes = (fact(self._connection, name) for name in ("catalog", "changes"))
+        return Standing(str(catalog), changes, found.get("chunks", 0), found.get("removed", 0), found.get("vectors", 0))
+
+    def collection(self, name: str) -> Collection | None:
+        found = self._connection.execute("SELECT rules FROM collections WHERE name = ?", (name,)).fetchone()
+        return Collection(name, loads(found[0])) if found else None
+
+    def collections(self) -> list[Collection]:
+        found = self._connection.execute("SELECT name, rules FROM collections ORDER BY name")
+        return [Collection(name, loads(rules)) for name, rules in found]
+
+    def prefix(self, collection: str, *, model: str) -> tuple[int, ...] | None:
+        found = self._connection.execute(
+            "SELECT ids FROM prefixes WHERE collection = ? AND model = ?", (collection, model)
+        ).fetchone()
+        return tuple(np.frombuffer(found[0], "<u4").tolist()) if found else None
+
+    def document(self, document: str) -> Entry | None:
+        found = entries(self._connection, "d.id = ?", values=[document])
+        return found[0] if found else None
+
+    def documents(self, allowed: Condition, *, after: str = "", limit: int = 100) -> list[Entry]:
+        where = f"d.label IN ({allowed.sql}) AND d.id > ? ORDER BY d.id LIMIT ?"
+        return entries(self._connection, where, values=[*allowed.values, after, limit])
+
+    def count(self, allowed: Condition) -> int:
+        [found] = self._connection.execute(
+            f"SELECT count(*) FROM documents WHERE serving = 1 AND label IN ({allowed.sql})", allowed.values
+        ).fetchone()
+        return found
+
+    def passages(self, document: str, *, first: int = 0, limit: int = 1 << 62) -> list[Passage]:
+        where = "d.id = ? AND p.place >= ? ORDER BY p.place LIMIT ?"
+        return passages(self._connection, where, values=[document, first, limit])
+
+    def holding(self, chunks: Sequence[int], allowed: Condition) -> list[Passage]:
+        where = f"p.chunk IN {LISTED} AND p.label IN ({allowed.sql})"
+        found = passages(self._connection, where, values=[listed(chunks), *allowed.values])
+        places = {chunk: place for place, chunk in enumerate(chunks)}
+        return sorted(found, key=lambda each: (places[each.chunk], each.row))
+
+    def rows_of(self, ids: Sequence[str]) -> dict[str, int]:
+        return dict(self._connection.execute(f"SELECT id, row FROM chunks WHERE id IN {LISTED}", (listed(ids),)))
+
+    def lexical(self, query: str, allowed: Condition, *, limit: int) -> list[Worded]:
+        count, words, changes = (fact(self._connection, name) for name in ("passages", "words", "changes"))
+        highest = self._connection.execute("SELECT max(row) FROM passages").fetchone()[0] or 0
+        totals = Totals(count, words, changes, highest)
+        return Lexical(self._connection, self._postings, totals).search(query, allowed, limit=limit)
+
+    def chunks_of(self, allowed: Condition) -> Rows:
+        found = self._connection.execute(
+            "SELECT DISTINCT p.chunk FROM passages p JOIN documents d ON d.row = p.document "
+            f"WHERE d.serving = 1 AND p.label IN ({allowed.sql})",
+            allowed.values,
+        ).fetchall()
+        return np.sort(np.array(found, np.int64).reshape(-1))
+
+    def texts(self, chunks: Sequence[int]) -> dict[int, str]:
+        return dict(self._connection.execute(f"SELECT row, text FROM chunks WHERE row IN {LISTED}", (listed(chunks),)))
+
+    def marked_after(self, chunk: int) -> Marked:
+        found = self._connection.execute(
+            "SELECT row, head, tail, nbytes FROM chunks WHERE row > ? AND head IS NOT NULL ORDER BY row", (chunk,)
+        ).fetchall()
+        return Marked(*np.array(found, np.int64).reshape(-1, 4).T)
+
+    def removed_after(self, row: int) -> Rows:
+        found = self._connection.execute("SELECT chunk FROM removed WHERE row > ? ORDER BY row", (row,)).fetchall()
+        return np.array(found, np.int64).reshape(-1)
+
+    def embedders(self) -> list[EmbedderEntry]:
+        found = self._connection.execute("SELECT name, dim, serving FROM embedders ORDER BY row")
+        return [EmbedderEntry(name, dim, bool(serving)) for name, dim, serving in found]
+
+    def embedded_after(self, row: int, *, embedder: str, limit: int) -> Embedded:
+        found = self._connection.execute(
+            "SELECT row, chunk, vector FROM vectors WHERE row > ? "
+            "AND embedder = (SELECT row FROM embedders WHERE name = ?) ORDER BY row LIMIT ?",
+            (row, embedder, limit),
+        ).fetchall()
+        numbers = np.array([each[:2] for each in found], np.int64).reshape(-1, 2)
+        return Embedded(numbers[:, 0], numbers[:, 1], _vectors([each[2] for each in found]))
+
+    def vectors(self, ids: Sequence[str], *, embedder: str) -> dict[str, Vectors]:
+        found = self._connection.execute(
+            "SELECT c.id, v.vector FROM chunks c JOIN vectors v ON v.chunk = c.row "
+            f"AND v.embedder = (SELECT row FROM embedders WHERE name = ?) WHERE c.id IN {LISTED}",
+            (embedder, listed(ids)),
+        )
+        return {chunk: _vectors([vector])[0] for chunk, vector in found}
+
+    def without_vector(self, after: int, *, embedder: str, limit: int) -> list[tuple[int, str, str]]:
+        return self._connection.execute(
+            "SELECT row, id, text FROM chunks WHERE row > ? "
+            "AND NOT EXISTS (SELECT 1 FROM vectors WHERE chunk = chunks.row "
+            "AND embedder = (SELECT row FROM embedders WHERE name = ?)) ORDER BY row LIMIT ?",
+            (after, embedder, limit),
+        ).fetchall()
+
+    def deleted_after(self, row: int, *, limit: int) -> list[tuple[int, str]]:
+        return self._connection.execute(
+            "SELECT row, document FROM tombstones WHERE row > ? ORDER BY row LIMIT ?", (row, limit)
+        ).fetchall()
+
+
+def _vectors(blobs: Sequence[bytes]) -> Vectors:
+    """(N, dim), as they were kept."""
+    flat = np.frombuffer(b"".join(blobs), "<f2").astype(np.float32)
+    return flat.reshape(len(blobs), -1) if blobs else flat.reshape(0, 0)

@@ -1,0 +1,65 @@
+"""What people put in, and what becomes of it: drafts, parts, documents. Knows no files, no index and no catalog."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+Json = Mapping[str, object]  # what JSON can say
+
+
+def chunk_id(text: str) -> str:
+    """A digest of the text alone: the same text is the same chunk, whoever cut it. Lone surrogates are kept apart."""
+    return blake3(text.encode("utf-8", "surrogatepass")).hexdigest(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of a document's text begins at this character."""
+
+    number: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A chunk where it stands in a document. `text` is verbatim.
+
+    `name`: what the user calls it. `start`: its first character in the document's text, if it was cut from one.
+    `metadata` is laid over the document's.
+    """
+
+    text: str
+    name: str = ""
+    start: int | None = None
+    page: int | None = None
+    metadata: Json = field(default_factory=dict[str, object])
+
+    @property
+    def id(self) -> str:
+        return chunk_id(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A document as it was put in: a `text` that is still to be cut, or `parts` that the user cut; never both.
+
+    `id`: empty where the user gave none.
+    """
+
+    text: str = ""
+    parts: tuple[Part, ...] = ()
+    id: str = ""
+    title: str = ""
+    metadata: Json = field(default_factory=dict[str, object])
+    pages: tuple[Page, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document that is cut."""
+
+    id: str
+    parts: tuple[Part, ...]
+    title: str = ""
+    metadata: Json = field(default_factory=dict[str, object])

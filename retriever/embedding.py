@@ -1,0 +1,140 @@
+"""What embedders and rerankers promise, and what they share. Knows no model, no network and no index.
+
+Vectors have unit length, so that a dot product is a cosine. A text that holds nothing but white space has no vector:
+it is an error that names its place, before anything is computed.
+"""
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retriever.errors import RetrieverError
+
+Vector = NDArray[np.float32]  # (dim,)
+Vectors = NDArray[np.float32]  # (N, dim)
+
+_QUERIES = 1024  # what a cache holds: 4 MB of vectors of 1,024 numbers
+
+
+class EmbeddingError(RetrieverError, RuntimeError):
+    """An embedder or a reranker that cannot be had, or a text it cannot take. `temporary`: trying later may help."""
+
+    def __init__(self, message: str, *, temporary: bool = False) -> None:
+        super().__init__(message)
+        self.temporary = temporary
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """What stands before each text, verbatim: "query: " and "passage: " for the E5 models, nothing for most."""
+
+    query: str = ""
+    passage: str = ""
+
+
+class Embedder(Protocol):
+    """Texts to vectors. Every method may be called from any thread."""
+
+    @property
+    def name(self) -> str:
+        """The identity of the vectors: what changes a vector changes the name, and nothing else does in a process."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """How many numbers a vector has."""
+        ...
+
+    def passages(self, texts: Sequence[str]) -> Vectors:
+        """(N, dim) float32, in the order of the texts. Raises EmbeddingError."""
+        ...
+
+    def query(self, text: str) -> Vector:
+        """(dim,) float32. Raises EmbeddingError."""
+        ...
+
+
+class Reranker(Protocol):
+    """How well texts answer a question. May be called from any thread."""
+
+    def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        """One finite number for each text, in their order; more is better. Raises EmbeddingError."""
+        ...
+
+
+def cached(embedder: Embedder, *, queries: int = _QUERIES) -> Embedder:
+    """The same embedder with a memory of the vectors of the last different queries. They are read-only."""
+    if queries < 1:
+        raise ValueError(f"a cache holds at least one query, got queries={queries}")
+    return _Cached(embedder, queries)
+
+
+def checked(texts: Sequence[str]) -> list[str]:
+    """The texts as an encoder may see them: a lone surrogate, which no UTF-8 can say, becomes U+FFFD."""
+    for place, text in enumerate(texts):
+        if not text.strip():
+            raise EmbeddingError(f"text {place + 1} of {len(texts)} is {text[:20]!r}: leave out what has no words")
+    return [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
+
+
+def unit(rows: NDArray[np.floating], source: str) -> Vectors:
+    """(N, dim) as float32 of unit length. A row that has no direction is an error: it would match everything alike."""
+    wide = np.asarray(rows, dtype=np.float64)
+    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
+    bad = np.flatnonzero(~np.isfinite(lengths[:, 0]) | (lengths[:, 0] == 0.0))
+    if bad.size:
+        what = "zero" if lengths[bad[0], 0] == 0.0 else "not finite"
+        raise EmbeddingError(f"the vector of text {bad[0] + 1} of {len(rows)} from {source} is {what}: check the model")
+    return (wide / lengths).astype(np.float32)
+
+
+def batches(texts: Sequence[str], *, count: int, characters: int) -> list[range]:
+    """Places of consecutive texts, at most so many and so long together. A longer text goes alone."""
+    found: list[range] = []
+    start = total = 0
+    for place, text in enumerate(texts):
+        if place > start and (place - start >= count or total + len(text) > characters):
+            found.append(range(start, place))
+            start, total = place, 0
+        total += len(text)
+    return [*found, range(start, len(texts))] if texts else []
+
+
+class _Cached:
+    def __init__(self, embedder: Embedder, queries: int) -> None:
+        self._embedder = embedder
+        self._queries = queries
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Vector] = OrderedDict()  # the least recently asked first
+
+    @property
+    def name(self) -> str:
+        return self._embedder.name
+
+    @property
+    def dim(self) -> int:
+        return self._embedder.dim
+
+    def passages(self, texts: Sequence[str]) -> Vectors:
+        return self._embedder.passages(texts)
+
+    def query(self, text: str) -> Vector:
+        with self._lock:
+            known = self._known.get(text)
+            if known is not None:
+                self._known.move_to_end(text)
+                return known
+        vector = self._embedder.query(text).copy()  # outside the lock: a slow query must not stop the known ones
+        vector.flags.writeable = False
+        with self._lock:
+            self._known[text] = vector
+            self._known.move_to_end(text)
+            while len(self._known) > self._queries:
+                self._known.popitem(last=False)
+        return vector

@@ -1,0 +1,21 @@
+"""What can go wrong with documents and search. Each message names the value and the remedy."""
+
+
+class RetrieverError(Exception):
+    """The base of all of these."""
+
+
+class FilterError(RetrieverError, ValueError):
+    """A filter on metadata that is not understood."""
+
+
+class DocumentError(RetrieverError, ValueError):
+    """A document that cannot be kept as it is."""
+
+
+class CatalogError(RetrieverError, RuntimeError):
+    """A catalog that is of a newer kvweave, damaged, or closed."""
+
+
+class SearchError(RetrieverError, ValueError):
+    """A search that asks for what there is not."""

@@ -1,0 +1,160 @@
+"""A catalog with all that is derived from it: the one door through which documents come in and are found again.
+
+What is put is embedded first and then kept in one transaction, so that words and vectors never disagree.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from retriever.catalog.base import Catalog, Change, EmbedderEntry, Removal, Vectors, View
+from retriever.documents import Document
+from retriever.embedding import Embedder, Reranker
+from retriever.errors import SearchError
+from retriever.filters import EVERYTHING, Condition
+from retriever.inline import Recognised, Recogniser
+from retriever.search import Hit, Query, Searcher
+from retriever.vectors import Overtaken, VectorIndex
+
+TRIES = 50  # views, where other searches are always sooner
+
+T = TypeVar("T")
+
+
+class Library:
+    """Of one tenant. Safe for threads. `folder` is for what can be made again from the catalog.
+
+    Of the embedders the first is the wanted one. Where the catalog still serves the vectors of another, that one is
+    needed as well, until `advance` has embedded everything anew; without it search is by words meanwhile.
+    """
+
+    def __init__(
+        self, catalog: Catalog, folder: Path, *, embedders: Sequence[Embedder] = (), reranker: Reranker | None = None
+    ) -> None:
+        self._catalog = catalog
+        self._folder = folder
+        self._embedders = {each.name: each for each in embedders}
+        self._reranker = reranker
+        self._indexes: dict[str, VectorIndex] = {}
+        self._recogniser = Recogniser()
+        if embedders:
+            with catalog.change() as change:
+                change.add_embedder(embedders[0].name, dim=embedders[0].dim)
+
+    @property
+    def catalog(self) -> Catalog:
+        """For what concerns documents alone: listing, patching, deleting, collections."""
+        return self._catalog
+
+    def put(self, documents: Sequence[Document], *, collection: str) -> Removal:
+        """Embed them and make them serve."""
+        vectors = self._embedded(documents)
+        with self._catalog.change() as change:
+            removal = change.put(documents, collection=collection)
+            _keep(change, vectors)
+        return removal
+
+    def stage(self, document: Document, *, collection: str) -> int:
+        """Embed it and keep it, to serve later: the number of the version."""
+        vectors = self._embedded([document])
+        with self._catalog.change() as change:
+            version = change.stage(document, collection=collection)
+            _keep(change, vectors)
+        return version
+
+    def search(self, query: Query) -> list[Hit]:
+        """Best first, each chunk once."""
+        return self._seeing(lambda view: self._searcher(view).search(view, query))
+
+    def recognise(self, text: str, *, allowed: Condition = EVERYTHING) -> list[Recognised]:
+        """The chunks whose text stands in this one."""
+        return self._seeing(lambda view: self._recogniser.find(view, text, allowed=allowed))
+
+    def advance(self, chunks: int) -> int:
+        """Embed at most so many of the chunks that the wanted embedder has not seen; how many it did.
+
+        When none is left, its vectors serve, and those of all others go.
+        """
+        wanted = next(iter(self._embedders.values()), None)
+        if wanted is None or chunks < 1:
+            return 0
+        with self._catalog.view() as view:
+            found = _lacking(view, wanted.name, limit=chunks)
+            done = not found and view.embedders() == [EmbedderEntry(wanted.name, wanted.dim, serving=True)]
+        if done:
+            return 0
+        vectors = {wanted.name: _by(wanted, found)}
+        with self._catalog.change() as change:
+            change.add_embedder(wanted.name, dim=wanted.dim)  # another library, with another wish, may have let it go
+            _keep(change, vectors)
+            if not found:
+                change.serve_embedder(wanted.name)
+        return len(found)
+
+    def maintain(self) -> None:
+        """Let go what was deleted; make the vector index anew if it was outgrown, and save it. May take minutes."""
+        with self._catalog.change() as change:
+            change.purge()
+        with self._catalog.view() as view:
+            serving = self._serving(view)
+        if serving:
+            self._index(serving).maintain(self._catalog)
+
+    def _embedded(self, documents: Sequence[Document]) -> dict[str, tuple[list[str], Vectors]]:
+        """By each embedder, of all chunks but white space."""
+        texts = {part.id: part.text for each in documents for part in each.parts if part.text.strip()}
+        with self._catalog.view() as view:
+            known = {entry.name for entry in view.embedders()}
+            wanted = [each for name, each in self._embedders.items() if name in known]
+            has = {each.name: view.vectors(list(texts), embedder=each.name) for each in wanted}
+        return {each.name: _completed(each, texts, has=has[each.name]) for each in wanted}
+
+    def _serving(self, view: View) -> Embedder | None:
+        names = [entry.name for entry in view.embedders() if entry.serving]
+        return self._embedders.get(names[0]) if names else None
+
+    def _searcher(self, view: View) -> Searcher:
+        serving = self._serving(view)
+        return Searcher((self._index(serving), serving) if serving else None, self._reranker)
+
+    def _index(self, embedder: Embedder) -> VectorIndex:
+        fresh = VectorIndex(self._folder, embedder=embedder.name, dim=embedder.dim)
+        return self._indexes.setdefault(embedder.name, fresh)
+
+    def _seeing(self, look: Callable[[View], T]) -> T:
+        for _ in range(TRIES):
+            with self._catalog.view() as view:
+                try:
+                    return look(view)
+                except Overtaken:
+                    continue
+        raise SearchError("the catalog changes faster than it can be searched: try again")
+
+
+def _lacking(view: View, embedder: str, *, limit: int) -> list[tuple[str, str]]:
+    """Chunks without a vector, but for white space."""
+    after = 0
+    while found := view.without_vector(after, embedder=embedder, limit=limit):
+        if told := [(chunk, text) for _, chunk, text in found if text.strip()]:
+            return told
+        after = found[-1][0]
+    return []
+
+
+def _by(embedder: Embedder, chunks: Sequence[tuple[str, str]]) -> tuple[list[str], Vectors]:
+    return [chunk for chunk, _ in chunks], embedder.passages([text for _, text in chunks])
+
+
+def _completed(
+    embedder: Embedder, texts: Mapping[str, str], *, has: Mapping[str, Vectors]
+) -> tuple[list[str], Vectors]:
+    """Vectors that the catalog has are kept again: their chunks may go before the change, and come back in it."""
+    ids, rows = _by(embedder, [(chunk, text) for chunk, text in texts.items() if chunk not in has])
+    return [*has, *ids], np.concatenate([*(row[None] for row in has.values()), rows])
+
+
+def _keep(change: Change, vectors: dict[str, tuple[list[str], Vectors]]) -> None:
+    for name, (ids, rows) in vectors.items():
+        change.put_vectors(ids, rows, embedder=name)

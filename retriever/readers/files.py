@@ -1,0 +1,97 @@
+"""The way in: files and folders of any known format become readings. Raises nothing, and knows no parser."""
+
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePath
+
+from retriever.readers.html import read_html
+from retriever.readers.jsonl import read_json, read_jsonl
+from retriever.readers.markdown import read_markdown
+from retriever.readers.pdf import read_pdf
+from retriever.readers.plain import read_plain
+from retriever.readers.reading import MAX_BYTES, Problem, Reading, Unreadable, megabytes
+
+_READERS: dict[str, Callable[[str, bytes], Reading]] = {
+    **dict.fromkeys([".txt", ".text", ".log"], read_plain),
+    **dict.fromkeys([".md", ".markdown"], read_markdown),
+    **dict.fromkeys([".html", ".htm"], read_html),
+    **dict.fromkeys([".jsonl", ".ndjson"], read_jsonl),
+    ".json": read_json,
+    ".pdf": read_pdf,
+}
+SUFFIXES = tuple(_READERS)
+
+
+def read(name: str, content: bytes) -> Reading:
+    """What the content of a file becomes. Its name's suffix, in any case, tells the format."""
+    name = _printable(name)
+    suffix = PurePath(name).suffix.lower()
+    reader = _READERS.get(suffix)
+    if reader is None:
+        return _refused(name, f"the suffix {suffix!r} is unknown: give the file one of {', '.join(SUFFIXES)}")
+    if len(content) > MAX_BYTES:
+        return _refused(name, _too_large(len(content)))
+    try:
+        return reader(name, content)
+    except Unreadable as error:
+        return _refused(name, str(error))
+
+
+def read_file(path: Path) -> Reading:
+    """What a file becomes. One that cannot be opened, or is no regular file, is a problem too."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return _refused(str(path), "it is no regular file: name a file or a folder of files")
+        if found.st_size > MAX_BYTES:
+            return _refused(str(path), _too_large(found.st_size))
+        content = path.read_bytes()
+    except OSError as error:
+        return _refused(str(path), f"it cannot be read ({error.strerror or error}): check that it is there and allowed")
+    except ValueError as error:  # a NUL in the name
+        return _refused(str(path), f"its name is none that a file can have ({error}): rename it")
+    return read(str(path), content)
+
+
+def read_all(paths: Iterable[Path]) -> Iterator[tuple[Path, Reading]]:
+    """Every file, and every file of a known format in a folder or below, in order; hidden ones in folders are left out.
+
+    Links are followed, but no folder is walked twice.
+    """
+    walked: set[tuple[int, int]] = set()
+    for path in paths:
+        yield from _read_below(path, walked) if path.is_dir() else [(path, read_file(path))]
+
+
+def _read_below(folder: Path, walked: set[tuple[int, int]]) -> Iterator[tuple[Path, Reading]]:
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        if not path.is_dir():
+            yield path, read_file(path)
+            continue
+        try:
+            found = path.stat()
+            if (found.st_dev, found.st_ino) not in walked:
+                walked.add((found.st_dev, found.st_ino))
+                waiting.extend(sorted(filter(_is_wanted, path.iterdir()), reverse=True))
+        except OSError as error:
+            reason = f"the folder cannot be read ({error.strerror or error}): check that it is allowed"
+            yield path, _refused(str(path), reason)
+
+
+def _is_wanted(path: Path) -> bool:
+    return not path.name.startswith(".") and (path.suffix.lower() in SUFFIXES or path.is_dir())
+
+
+def _too_large(size: int) -> str:
+    return f"it has {megabytes(size)}, at most {megabytes(MAX_BYTES)}: split it"
+
+
+def _refused(place: str, reason: str) -> Reading:
+    return Reading(problems=(Problem(_printable(place), reason),))
+
+
+def _printable(name: str) -> str:
+    """A file's name need not be text: what is none of it becomes a question mark."""
+    return name.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,69 @@
+"""Has a parser that may hang, crash or swell do its work in a child process. Knows what it may use, and no format.
+
+A child is a module run with `-m` that calls `child.serve`. It gets the content on its standard input, and says what it
+found in one JSON message. One that dies or does not finish is an `Unreadable` that names the limit.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from retriever.readers.reading import MAX_BYTES, Unreadable, megabytes
+
+MEMORY_BYTES = 2 << 30  # of address space
+CPU_S = 120
+WALL_S = 300.0
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_MAX_SAID = 200  # characters of a parser's last words
+
+
+class Answer(msgspec.Struct, forbid_unknown_fields=True):
+    """What a child found. `pages`: the texts, one for a format without pages; `problems`: sentences."""
+
+    pages: list[str]
+    problems: list[str]
+    title: str = ""
+    author: str = ""
+
+
+def ask(parser: str, content: bytes) -> Answer:
+    """What the module `parser` makes of the content."""
+    limits = (str(MEMORY_BYTES), str(CPU_S), str(MAX_BYTES))
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", parser, *limits],
+            cwd=_ROOT,  # where this package is found, installed or not
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    except OSError as error:
+        raise Unreadable(f"no process could be started for its parser ({error}): try again") from error
+    with child:
+        try:
+            said, complaint = child.communicate(content, timeout=WALL_S)
+        except subprocess.TimeoutExpired:
+            raise Unreadable(f"its parser did not finish within {WALL_S:g} s: save it anew, or split it") from None
+        finally:
+            child.kill()
+    if child.returncode:
+        raise Unreadable(_why(child.returncode, complaint))
+    try:
+        return msgspec.json.decode(said, type=Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unreadable(f"its parser said what nobody understands ({error}): save it anew") from None
+
+
+def _why(code: int, complaint: bytes) -> str:
+    if code == -signal.SIGXCPU:
+        return f"its parser took more than {CPU_S} s of processor time: save it anew, or split it"
+    how = f"ended with {signal.Signals(-code).name}" if code < 0 else "gave up"
+    lines = complaint.decode("utf-8", "replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")
+    return (
+        f"its parser {how} within {megabytes(MEMORY_BYTES)} of memory ({last[:_MAX_SAID]}): save it anew, or split it"
+    )

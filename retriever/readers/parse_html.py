@@ -1,0 +1,42 @@
+"""HTML to Markdown inside a child process. Knows no file."""
+
+from html_to_markdown import ConversionOptions, PreprocessingOptions, convert
+
+from retriever.readers.child import Found, clean, serve
+
+_HEAD_WITHIN = 1 << 18  # characters
+_NOISE = ["head", "nav", "script", "style", "template", "noscript", "svg"]
+_BARE = ["a", "b", "strong", "i", "em", "u", "ins", "del", "s", "font", "abbr"]  # their text stays, their marks go
+_PLAIN = PreprocessingOptions(enabled=False)  # it would also drop a page's header with its first heading
+
+_TEXT = ConversionOptions(
+    autolinks=False,
+    bullets="-",
+    compact_tables=True,
+    exclude_selectors=_NOISE,
+    extract_metadata=False,
+    highlight_style="none",
+    include_blockquote_citations=False,
+    preprocessing=_PLAIN,
+    skip_images=True,
+    strip_tags=_BARE,
+)
+_HEAD = ConversionOptions(exclude_selectors=["body"], extract_metadata=True, preprocessing=_PLAIN)
+
+
+def parse(content: bytes) -> Found:
+    """The page as Markdown, and what its <title> says. `content` is UTF-8."""
+    page = content.decode("utf-8")
+    converted = convert(page, _TEXT)
+    document = convert(page[:_HEAD_WITHIN], _HEAD).metadata.document
+    title = (document.title if document else None) or ""
+    problems = list(dict.fromkeys(_sentence(each.message) for each in converted.warnings))
+    return Found((clean(converted.content or ""),), problems, title=" ".join(clean(title).split()))
+
+
+def _sentence(warning: str) -> str:
+    return f"not all of it was read ({warning.rstrip('.')}): save it with a flatter structure"
+
+
+if __name__ == "__main__":
+    serve(parse)

@@ -1,0 +1,151 @@
+"""Search in a catalog: by words, by vectors, or both fused by rank; then reranked if wished. Keeps nothing itself.
+
+Filters hold before anything is ranked or cut. One search sees one committed state of the catalog.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
+
+from retriever.catalog.base import Passage, View, Worded
+from retriever.documents import Json
+from retriever.embedding import Embedder, Reranker
+from retriever.errors import SearchError
+from retriever.filters import EVERYTHING, Condition, condition, in_collection
+from retriever.vectors import VectorIndex
+
+WINDOW = 10  # hits of each kind that are fused at least; else as many as are asked for
+RANK = 60  # what is added to a rank before it is turned over, as in the paper on reciprocal rank fusion
+NEAR = 1.1  # what a rank by vectors counts more than the same by words
+MOST = 1000  # hits of one search
+
+Mode = Literal["lexical", "vector", "hybrid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is looked for. No `mode`: hybrid where there are vectors, else lexical.
+
+    `reranked`: so many of the best are ordered again by the reranker; 0 for none.
+    """
+
+    text: str
+    limit: int = 10
+    mode: Mode | None = None
+    allowed: Condition = EVERYTHING
+    reranked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """`score` orders the hits of one search: BM25, cosine, fused ranks, or what the reranker says."""
+
+    passage: Passage
+    score: float
+
+
+def scope(*, collection: str = "", where: Json | None = None, bound: Json | None = None) -> Condition:
+    """What a request may see: a collection, a filter of its own, and one that its key cannot widen."""
+    found = [in_collection(collection)] if collection else []
+    found += [condition(each) for each in (where, bound) if each]
+    first, *others = found or [EVERYTHING]
+    for other in others:
+        first &= other
+    return first
+
+
+@dataclass(frozen=True, slots=True)
+class Searcher:
+    """`vectors`: the index and the embedder whose vectors it holds; None where nothing is embedded."""
+
+    vectors: tuple[VectorIndex, Embedder] | None = None
+    reranker: Reranker | None = None
+
+    def search(self, view: View, query: Query) -> list[Hit]:
+        """Best first, each chunk once. Raises SearchError for what cannot be asked, and Overtaken."""
+        self._check(query)
+        if not query.text.strip() or query.limit == 0:
+            return []
+        hits = self._found(view, replace(query, limit=max(query.limit, query.reranked)))
+        return (self._reranked(query, hits) if query.reranked else hits)[: query.limit]
+
+    def _check(self, query: Query) -> None:
+        if not 0 <= query.limit <= MOST or not 0 <= query.reranked <= MOST:
+            raise SearchError(f"0 to {MOST} hits can be asked for, got {max(query.limit, query.reranked)}")
+        if query.mode in ("vector", "hybrid") and not self.vectors:
+            raise SearchError(f"{query.mode} search needs an embedder: name one in the settings, or search by words")
+        if query.reranked and not self.reranker:
+            raise SearchError("no reranker is configured: name one in the settings, or leave reranking out")
+
+    def _mode(self, query: Query) -> Mode:
+        return query.mode or ("hybrid" if self.vectors else "lexical")
+
+    def _found(self, view: View, query: Query) -> list[Hit]:
+        mode = self._mode(query)
+        deep = max(WINDOW, query.limit) if mode == "hybrid" else query.limit
+        words = [] if mode == "vector" else view.lexical(query.text, query.allowed, limit=deep)
+        if mode == "lexical":
+            return [Hit(each.passage, each.score) for each in words]
+        near = self._near(view, query, limit=deep)
+        return fused(near, words)[: query.limit] if mode == "hybrid" else near
+
+    def _near(self, view: View, query: Query, *, limit: int) -> list[Hit]:
+        """Chunks whose documents do not serve yet have vectors too: then more are asked for."""
+        assert self.vectors is not None
+        index, embedder = self.vectors
+        vector, asked = embedder.query(query.text), limit
+        while True:
+            near = dict(index.search(view, vector, allowed=query.allowed, limit=asked))
+            shown: dict[int, Passage] = {}
+            for passage in view.holding(list(near), query.allowed):
+                shown.setdefault(passage.chunk, passage)
+            if len(shown) >= limit or len(near) < asked:
+                return [Hit(passage, near[chunk]) for chunk, passage in islice(shown.items(), limit)]
+            asked *= 2
+
+    def _reranked(self, query: Query, hits: Sequence[Hit]) -> list[Hit]:
+        """What is not reranked stays behind, in its order."""
+        assert self.reranker is not None
+        first, others = hits[: query.reranked], hits[query.reranked :]
+        scores: Sequence[float] = self.reranker.scores(query.text, [hit.passage.text for hit in first]) if first else ()
+        again = [Hit(hit.passage, float(score)) for hit, score in zip(first, scores, strict=True)]
+        return [*sorted(again, key=lambda hit: -hit.score), *others]
+
+
+def fused(near: Sequence[Hit], words: Sequence[Worded]) -> list[Hit]:
+    """Reciprocal rank fusion: what stands high in both lists comes first.
+
+    A rank by words counts as far as the words of the query stand there: the best of passages that share two common
+    words with a question is no find, the one that has its rare name is.
+    """
+    scores: dict[int, float] = {}
+    passages = {each.passage.chunk: each.passage for each in (*words, *near)}
+    for rank, hit in enumerate(near, start=1):
+        scores[hit.passage.chunk] = NEAR / (RANK + rank)
+    for rank, found in enumerate(words, start=1):
+        chunk = found.passage.chunk
+        scores[chunk] = scores.get(chunk, 0.0) + found.share / (RANK + rank)
+    ordered = sorted(scores, key=lambda chunk: (-scores[chunk], chunk))
+    return [Hit(passages[chunk], scores[chunk]) for chunk in ordered]
+
+
+def in_prompt_order(hits: Sequence[Hit]) -> list[Hit]:
+    """Documents by their best chunk, the chunks of one document in its order."""
+    best: Mapping[str, int] = {hit.passage.document: -place for place, hit in enumerate(reversed(hits))}
+    return sorted(hits, key=lambda hit: (best[hit.passage.document], hit.passage.place))
+
+
+def with_neighbors(view: View, hits: Sequence[Hit], *, before: int, after: int, allowed: Condition) -> list[Hit]:
+    """The chunks around each hit that fit too, behind it and with its score; each chunk once."""
+    around: list[Hit] = []
+    for hit in hits:
+        first = max(0, hit.passage.place - before)
+        passages = view.passages(hit.passage.document, first=first, limit=hit.passage.place + after + 1 - first)
+        around += [Hit(passage, hit.score) for passage in passages]
+    fitting = {passage.row for passage in view.holding([hit.passage.chunk for hit in around], allowed)}
+    found: dict[int, Hit] = {hit.passage.chunk: hit for hit in hits}
+    for hit in around:
+        if hit.passage.row in fitting:
+            found.setdefault(hit.passage.chunk, hit)
+    return list(found.values())

@@ -1,0 +1,142 @@
+"""The vector index of a catalog for one embedder: caught up before every search, kept in a file, made anew when due.
+
+The catalog is the truth. A file that is missing, damaged or of another catalog is left aside, and what it held is read
+from the catalog again.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from retriever.catalog.base import Catalog, Embedded, Standing, Vectors, View
+from retriever.errors import RetrieverError
+from retriever.filters import EVERYTHING, Condition
+from retriever.index_file import IndexFile
+from retriever.nearest import LISTS, TRAINED, Allowed, Nearest
+
+BATCH = 20_000  # vectors that are read at once
+KEPT = 32  # filters whose rows are remembered
+
+
+class Overtaken(RetrieverError):
+    """The index has seen a later state than the view: look again with a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What an index holds: of which catalog, up to which numbers."""
+
+    catalog: str
+    vectors: int
+    removed: int
+
+
+class VectorIndex:
+    """Safe for threads; other processes may use the same file."""
+
+    def __init__(self, folder: Path, *, embedder: str, dim: int) -> None:
+        self._file = IndexFile(folder, f"vectors-{blake3(embedder.encode()).hexdigest(8)}")
+        self._embedder = embedder
+        self._dim = dim
+        self._guard = threading.Lock()
+        self._nearest = Nearest.flat(dim)
+        self._seen: _Seen | None = None
+        self._saved: _Seen | None = None
+        self._allowed: OrderedDict[tuple[Condition, int], Allowed] = OrderedDict()
+
+    def search(self, view: View, query: Vectors, *, allowed: Condition, limit: int) -> list[tuple[int, float]]:
+        """Chunks and cosines, best first. Raises Overtaken."""
+        standing = view.standing()
+        with self._guard:
+            self._catch_up(view, standing)
+            rows = None if allowed == EVERYTHING else self._rows(view, allowed, changes=standing.changes)
+            return self._nearest.search(query, limit=limit, allowed=rows)
+
+    def maintain(self, catalog: Catalog) -> None:
+        """Make the index anew if it was outgrown, and keep it in its file. Searches go on while it is made."""
+        with catalog.view() as view:
+            standing = view.standing()
+            with self._guard:
+                with suppress(Overtaken):  # a search was sooner: what it has seen is as good
+                    self._catch_up(view, standing)
+                outgrown = self._nearest.is_outgrown
+            if outgrown:
+                made = self._made(view, standing)
+                with self._guard:
+                    self._nearest, self._seen = made, _seen(standing)
+        with self._guard:
+            if self._seen and self._seen != self._saved:
+                self._file.write(self._nearest, asdict(self._seen))
+                self._saved = self._seen
+
+    def _catch_up(self, view: View, standing: Standing) -> None:
+        if self._seen is None or self._seen.catalog != standing.catalog:
+            self._load(standing)
+        seen = self._seen
+        assert seen is not None
+        if seen.vectors > standing.vectors or seen.removed > standing.removed:
+            raise Overtaken("another search has seen a later state of the catalog")
+        if seen.vectors < standing.vectors and self._holds_former(view, seen):
+            self._nearest = Nearest.flat(self._dim)
+        self._nearest.remove(view.removed_after(seen.removed))
+        for batch in self._batches(view, seen.vectors):
+            self._nearest.add(batch.chunks, batch.vectors)
+            self._seen = replace(seen, vectors=int(batch.rows[-1]))  # what follows may fail
+        self._seen = _seen(standing)
+
+    def _holds_former(self, view: View, seen: _Seen) -> bool:
+        """Are all vectors newer than what was seen? So it is with an embedder that another replaced for a while."""
+        first = view.embedded_after(0, embedder=self._embedder, limit=1).rows
+        return len(self._nearest) > 0 and (not len(first) or first[0] > seen.vectors)
+
+    def _load(self, standing: Standing) -> None:
+        """Out of the file, if that is of this catalog and not ahead of it, as behind a backup that was restored."""
+        self._nearest, self._seen = Nearest.flat(self._dim), _Seen(standing.catalog, 0, 0)
+        self._allowed.clear()
+        found = self._file.read()
+        if found is None:
+            return
+        nearest, facts = found
+        seen = _Seen(str(facts["catalog"]), int(facts["vectors"]), int(facts["removed"]))
+        ahead = seen.vectors > standing.vectors or seen.removed > standing.removed
+        if seen.catalog == standing.catalog and not ahead and nearest.dim == self._dim:
+            self._nearest, self._seen, self._saved = nearest, seen, seen
+
+    def _made(self, view: View, standing: Standing) -> Nearest:
+        """From the catalog. The sample is spread over all of it."""
+        count = len(self._nearest)
+        wanted = TRAINED * LISTS * count**0.5
+        every = max(1, round(count / wanted))
+        sample = np.concatenate([batch.vectors[::every] for batch in self._batches(view, 0)])
+        made = Nearest.listed(sample, count=count)
+        for batch in self._batches(view, 0):
+            made.add(batch.chunks, batch.vectors)
+        return made
+
+    def _batches(self, view: View, row: int) -> Iterator[Embedded]:
+        while True:
+            batch = view.embedded_after(row, embedder=self._embedder, limit=BATCH)
+            if not len(batch.rows):
+                return
+            yield batch
+            row = int(batch.rows[-1])
+
+    def _rows(self, view: View, allowed: Condition, *, changes: int) -> Allowed:
+        """The chunks behind a filter, kept as long as the catalog does not change."""
+        key = (allowed, changes)
+        if key not in self._allowed:
+            while len(self._allowed) >= KEPT:
+                self._allowed.popitem(last=False)
+            self._allowed[key] = Allowed.of(view.chunks_of(allowed))
+        self._allowed.move_to_end(key)
+        return self._allowed[key]
+
+
+def _seen(standing: Standing) -> _Seen:
+    return _Seen(standing.catalog, standing.vectors, standing.removed)

@@ -1,0 +1,105 @@
+"""Catalogs for tests: how they are opened and filled, and what can be told of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retriever.catalog.base import Catalog, Entry, Removal, View
+from retriever.catalog.sqlite import SqliteCatalog
+from retriever.documents import Document, Json, Part, chunk_id
+from retriever.filters import EVERYTHING, condition
+
+Opened = Callable[[], Catalog]  # the same catalog, as another process opens it
+
+
+def document(name: str, *parts: str | Part, title: str = "", metadata: Json | None = None) -> Document:
+    cut = tuple(part if isinstance(part, Part) else Part(part) for part in parts)
+    return Document(name, cut, title, metadata or {})
+
+
+def put(catalog: Catalog, *documents: Document, collection: str = "c") -> Removal:
+    with catalog.change() as change:
+        return change.put(documents, collection=collection)
+
+
+def deleted(catalog: Catalog, *names: str) -> Removal:
+    with catalog.change() as change:
+        return change.delete(names)
+
+
+def staged(catalog: Catalog, version: Document, *, collection: str = "c") -> int:
+    with catalog.change() as change:
+        return change.stage(version, collection=collection)
+
+
+def served(catalog: Catalog, version: int) -> Removal:
+    with catalog.change() as change:
+        return change.serve(version)
+
+
+def entry(catalog: Catalog, name: str) -> Entry | None:
+    with catalog.view() as view:
+        return view.document(name)
+
+
+def texts(catalog: Catalog, name: str) -> list[str]:
+    with catalog.view() as view:
+        return [passage.text for passage in view.passages(name)]
+
+
+def names(catalog: Catalog, where: Json) -> list[str]:
+    with catalog.view() as view:
+        return [each.id for each in view.documents(condition(where))]
+
+
+def ids(*told: str) -> tuple[str, ...]:
+    return tuple(chunk_id(text) for text in told)
+
+
+def unit(*rows: Sequence[float]) -> np.ndarray:
+    return np.array(rows, np.float32)
+
+
+def observed(catalog: Catalog) -> list[object]:
+    """All that can be told of a state, but for marks."""
+    with catalog.view() as view:
+        return seen(view)
+
+
+def seen(view: View) -> list[object]:
+    entries = view.documents(EVERYTHING, limit=10_000)
+    rows = view.chunks_of(EVERYTHING).tolist()
+    return [
+        view.standing(), view.collections(), entries, [view.passages(each.id) for each in entries], rows,
+        view.texts(rows), view.embedders(), view.removed_after(0).tolist(), view.deleted_after(0, limit=10_000),
+        [worded.passage.row for worded in view.lexical("words x y", EVERYTHING, limit=1000)],
+        view.marked_after(0).chunks.tolist(), view.without_vector(0, embedder="e", limit=10_000),
+    ]  # fmt: skip
+
+
+class Contract:
+    """Tests of every catalog. An implementation inherits them and gives its own `opened`."""
+
+    @pytest.fixture
+    def opened(self, tmp_path: Path) -> Iterator[Opened]:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def catalog(self, opened: Opened) -> Catalog:
+        return opened()
+
+
+class Sqlite:
+    @pytest.fixture
+    def opened(self, tmp_path: Path) -> Iterator[Opened]:
+        catalogs: list[Catalog] = []
+
+        def again() -> Catalog:
+            catalogs.append(SqliteCatalog(tmp_path / "folder" / "catalog.sqlite"))
+            return catalogs[-1]
+
+        yield again
+        for catalog in catalogs:
+            catalog.close()

