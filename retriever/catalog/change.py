@@ -25,7 +25,6 @@ class SqliteChange:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._run = connection.execute
-        self._before = self._last_passage()
 
     def put_collection(self, collection: Collection) -> None:
         self._run(
@@ -66,7 +65,7 @@ class SqliteChange:
         return self._serve(version)
 
     def _number_anew(self, version: int) -> None:
-        """Words are read in the order of passages: what others have read already must not get more."""
+        """What was staged earlier comes behind all that is indexed, so that only the index's end is ever new."""
         columns = "document, place, chunk, label, name, start, page, own"
         waiting = "(SELECT row FROM documents WHERE row = ? AND serving = 0)"
         found = self._run(
@@ -89,7 +88,6 @@ class SqliteChange:
             "SELECT row, created FROM documents WHERE id = ? AND serving = 1 AND row != ?", (document, version)
         ).fetchone()
         removal = self._remove(older[0]) if older else Removal()
-        self._renumber(version)
         self._run(
             "UPDATE documents SET serving = 1, created = ? WHERE row = ?", (older[1] if older else created, version)
         )
@@ -226,20 +224,6 @@ class SqliteChange:
             "UPDATE passages SET words = ? WHERE row = ?", [(_words(text), row) for row, text in found]
         )
         self._count(found, 1)
-
-    def _renumber(self, version: int) -> None:
-        """What was staged in an earlier change comes behind all that is indexed, so that only its end is ever new."""
-        columns = "document, place, chunk, label, name, start, page, own"
-        found = self._run(
-            f"SELECT {columns} FROM passages WHERE document = ? AND row <= ? ORDER BY place", (version, self._before)
-        ).fetchall()
-        if found:
-            self._run("DELETE FROM passages WHERE document = ?", (version,))
-            self._connection.executemany(f"INSERT INTO passages ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", found)
-
-    def _last_passage(self) -> int:
-        found = self._run("SELECT seq FROM sqlite_sequence WHERE name = 'passages'").fetchone()
-        return found[0] if found else 0
 
     def _bodies(self, version: int, title: str) -> list[tuple[int, str]]:
         found = self._run(

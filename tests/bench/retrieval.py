@@ -23,6 +23,7 @@ from retriever.documents import Document, Json, Part, chunk_id
 from retriever.library import Library
 from retriever.search import Mode, Query, scope
 
+EXACT_SCORED = 20_000  # passages that are read for the answer that pruning is compared with
 WORDS, PER_DOCUMENT, TOPICS, SUBTOPICS = 200_000, 100, 1000, 20
 FILTERS: dict[str, Json | None] = {"none": None, "10 %": {"ten": 3}, "1 %": {"hundred": 3}, "0.1 %": {"thousand": 3}}
 Vectors = NDArray[np.float32]
@@ -100,12 +101,13 @@ def lexical_searches(library: Library, world: World, *, documents: int, count: i
     found = {name: _timed(library, asked, mode="lexical", where=where) for name, where in FILTERS.items()}
     report: dict[str, object] = {name: _times(seconds) for name, (_, seconds) in found.items()}
     report["repeated"] = _times(_timed(library, asked, mode="lexical", where=None)[1])
-    rows, lexical.ROWS = lexical.ROWS, 1 << 40
+    limits = lexical.ROWS, lexical.SCORED
+    lexical.ROWS, lexical.SCORED = 1 << 40, EXACT_SCORED
     some = asked[: count // 4]
     try:
         whole, seconds = _timed(library, some, mode="lexical", where=None)
     finally:
-        lexical.ROWS = rows
+        lexical.ROWS, lexical.SCORED = limits
     overlaps = [len({*a} & {*b}) / max(1, len(b)) for a, b in zip(found["none"][0], whole, strict=False)]
     return report | {"unpruned": _times(seconds), "overlap": round(float(np.mean(overlaps)), 4)}
 
@@ -206,6 +208,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     }
     report["lexical"] = lexical_searches(library, world, documents=documents, count=options.queries)
     report["vector"] = vector_searches(library, world, documents=documents, count=options.queries // 4)
+    asked = [" ".join(world.texts(number)[0].split()[:9]) for number in range(min(documents, options.queries // 4))]
+    report["hybrid"] = _times(_timed(library, asked, mode="hybrid", where=None)[1])
     report["memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     catalog.close()
     return report
