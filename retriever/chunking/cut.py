@@ -21,7 +21,7 @@ from retriever.chunking.count import Counter, count_all
 from retriever.chunking.structure import Kind, Piece, pieces, tear
 from retriever.documents import Page, Part
 
-_REACH = 0.36  # of the budget: more fills the parts better, less keeps more of them through an edit
+_REACH = 0.30  # of the budget: more fills the parts better, less keeps more of them through an edit
 _LEAST = 0.2  # of the budget: the smallest part that a cut of the second kind leaves
 _RIGID = 2 * _REACH  # of the budget: a shorter sentence has a better border within reach of each place inside
 _CHARACTERS = 16  # per token: what is longer is torn before it is counted
