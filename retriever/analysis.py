@@ -36,18 +36,21 @@ _one_at_a_time = threading.Lock()
 
 def terms(text: str) -> list[str]:
     """Of a chunk: in the order of the text, one for each time that a word stands there."""
-    return list(_terms(text[:SEARCHED], asked=False))
+    text = text[:SEARCHED]
+    return _ascii_terms(text) if text.isascii() else list(_terms(text, asked=False))
 
 
 def asked(text: str) -> list[str]:
     """Of a query. A term that ends in * stands for all that begin so: one character of a script without spaces."""
-    return list(_terms(text[:SEARCHED], asked=True))
+    text = text[:SEARCHED]
+    return _ascii_terms(text) if text.isascii() else list(_terms(text, asked=True))
+
+
+def _ascii_terms(text: str) -> list[str]:
+    return list(map(_stemmed, _ASCII_WORDS.findall(text.lower())))
 
 
 def _terms(text: str, *, asked: bool) -> Iterator[str]:
-    if text.isascii():
-        yield from map(_stemmed, _ASCII_WORDS.findall(text.lower()))
-        return
     for found in _WORDS.finditer(_normal(text)):
         word = found.group()
         if found["unspaced"]:

@@ -118,7 +118,7 @@ class Lexical:
         ]
         rows, weights = weighed(places, among=among)
         lengths = self.postings.lengths(self.connection, highest=highest)
-        return rows, weights / (1 + self._length(lengths[rows].astype(np.float64)))
+        return rows, weights / (1 + K1 * (1 - B + B * lengths[rows] / self._mean))
 
     def _ranked(
         self, promising: tuple[Places, Numbers], wanted: Sequence[_Word], *, limit: int
@@ -140,17 +140,18 @@ class Lexical:
 
     def _score(self, found: Sequence[str], wanted: Sequence[_Word]) -> tuple[float, float]:
         counted = Counter(found)
-        [length] = self._length(np.array([len(found)], np.float64))
+        length = K1 * (1 - B + B * len(found) / self._mean)
         score = told = 0.0
         for word in wanted:
             if times := word.times(counted):
-                score += word.weight * times * (K1 + 1) / (times + float(length))
+                score += word.weight * times * (K1 + 1) / (times + length)
                 told += word.weight
         return score, told / sum(word.weight for word in wanted)
 
-    def _length(self, words: Numbers) -> Numbers:
-        """What stands beside a word's frequency in BM25, of passages with so many words."""
-        return K1 * (1 - B + B * words * self.totals.passages / max(1, self.totals.words))
+    @property
+    def _mean(self) -> float:
+        """Words of a passage."""
+        return max(1, self.totals.words) / max(1, self.totals.passages)
 
 
 def _best_first(rows: Places, scores: Numbers, *, step: int) -> Iterator[Places]:
