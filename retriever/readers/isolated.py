@@ -17,6 +17,8 @@ MEMORY_BYTES = 2 << 30  # of address space
 CPU_S = 120
 WALL_S = 300.0
 
+INSTALL = "pip install 'kvweave[readers]'"
+
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _MAX_SAID = 200  # characters of a parser's last words
 
@@ -64,6 +66,8 @@ def _why(code: int, complaint: bytes) -> str:
     how = f"ended with {signal.Signals(-code).name}" if code < 0 else "gave up"
     lines = complaint.decode("utf-8", "replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")
+    if last.startswith("ModuleNotFoundError"):
+        return f"what reads it is not installed ({last}): {INSTALL}"
     return (
         f"its parser {how} within {megabytes(MEMORY_BYTES)} of memory ({last[:_MAX_SAID]}): save it anew, or split it"
     )

@@ -35,7 +35,7 @@ def parse(content: bytes) -> Found:
             return Found(problems=["the PDF is encrypted with a password: save a copy without one"])
         pages = list(_pages(reader, len(reader.pages)))
     except DependencyError as error:
-        return Found(problems=[f"the PDF needs what is not installed: {error}"])
+        return Found(problems=[f"the PDF needs what is not installed ({error}): pip install 'kvweave[readers]'"])
     except _BROKEN as error:
         return Found(problems=[f"the PDF is broken ({_named(error)}): print or save it as a new PDF"])
     texts = [page if isinstance(page, str) else "" for page in pages]

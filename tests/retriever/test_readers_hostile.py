@@ -156,6 +156,13 @@ def test_a_parser_that_is_missing_is_a_reason(monkeypatch: pytest.MonkeyPatch) -
     assert "could be started" in reason("a.html", b"x")
 
 
+def test_a_parser_without_its_library_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lacking.py").write_text("import no_such_library\n")
+    monkeypatch.setattr(isolated, "_ROOT", tmp_path)
+    with pytest.raises(isolated.Unreadable, match=r"no_such_library.*pip install 'kvweave\[readers\]'"):
+        isolated.ask("lacking", b"")
+
+
 def raw_pdf(*objects: bytes) -> bytes:
     """Objects from number 1 on, the first being the root."""
     content = b"%PDF-1.7\n"
