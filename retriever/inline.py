@@ -36,8 +36,7 @@ class Recogniser:
         holding: dict[int, Passage] = {}
 
         def fitting(rows: list[int]) -> set[int]:
-            for passage in view.holding(rows, allowed):
-                holding.setdefault(passage.chunk, passage)
+            holding.update({passage.chunk: passage for passage in view.holding(rows, allowed)})
             return holding.keys() & set(rows)
 
         found = known.find(text, texts=view.texts, allowed=lambda rows: fitting(list(rows)))

@@ -5,7 +5,6 @@ Filters hold before anything is ranked or cut. One search sees one committed sta
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Literal
 
 from retriever.catalog.base import Passage, View, Worded
@@ -97,11 +96,9 @@ class Searcher:
         vector, asked = embedder.query(query.text), limit
         while True:
             near = dict(index.search(view, vector, allowed=query.allowed, limit=asked))
-            shown: dict[int, Passage] = {}
-            for passage in view.holding(list(near), query.allowed):
-                shown.setdefault(passage.chunk, passage)
+            shown = view.holding(list(near), query.allowed)
             if len(shown) >= limit or len(near) < asked:
-                return [Hit(passage, near[chunk]) for chunk, passage in islice(shown.items(), limit)]
+                return [Hit(passage, near[passage.chunk]) for passage in shown[:limit]]
             asked *= 2
 
     def _reranked(self, query: Query, hits: Sequence[Hit]) -> list[Hit]:
@@ -138,14 +135,12 @@ def in_prompt_order(hits: Sequence[Hit]) -> list[Hit]:
 
 def with_neighbors(view: View, hits: Sequence[Hit], *, before: int, after: int, allowed: Condition) -> list[Hit]:
     """The chunks around each hit that fit too, behind it and with its score; each chunk once."""
-    around: list[Hit] = []
-    for hit in hits:
-        first = max(0, hit.passage.place - before)
-        passages = view.passages(hit.passage.document, first=first, limit=hit.passage.place + after + 1 - first)
-        around += [Hit(passage, hit.score) for passage in passages]
-    fitting = {passage.row for passage in view.holding([hit.passage.chunk for hit in around], allowed)}
     found: dict[int, Hit] = {hit.passage.chunk: hit for hit in hits}
-    for hit in around:
-        if hit.passage.row in fitting:
-            found.setdefault(hit.passage.chunk, hit)
+    for hit in hits:
+        place = hit.passage.place
+        first = max(0, place - before)
+        for passage in view.passages(
+            hit.passage.document, first=first, limit=place + after + 1 - first, allowed=allowed
+        ):
+            found.setdefault(passage.chunk, Hit(passage, hit.score))
     return list(found.values())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retriever.documents import Document, Json
-from retriever.filters import Condition
+from retriever.filters import EVERYTHING, Condition
 
 Rows = NDArray[np.int64]
 Vectors = NDArray[np.float32]
@@ -143,12 +143,14 @@ class View(Protocol):
         """How many documents."""
         ...
 
-    def passages(self, document: str, *, first: int = 0, limit: int = 1 << 62) -> list[Passage]:
-        """A document's, in its order."""
+    def passages(
+        self, document: str, *, first: int = 0, limit: int = 1 << 40, allowed: Condition = EVERYTHING
+    ) -> list[Passage]:
+        """A document's, in its order: of the places from `first` on, so many, those that fit."""
         ...
 
     def holding(self, chunks: Sequence[int], allowed: Condition) -> list[Passage]:
-        """The passages in which these chunks stand, in the order of `chunks`, the oldest of each first."""
+        """Of each of these chunks the oldest passage that fits, in the order of `chunks`."""
         ...
 
     def rows_of(self, ids: Sequence[str]) -> dict[str, int]:

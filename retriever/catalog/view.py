@@ -20,7 +20,7 @@ from retriever.catalog.base import (
 from retriever.catalog.lexical import Lexical, Totals
 from retriever.catalog.postings import Postings
 from retriever.catalog.rows import LISTED, entries, fact, listed, loads, passages
-from retriever.filters import Condition
+from retriever.filters import EVERYTHING, Condition
 
 
 class SqliteView:
@@ -63,15 +63,20 @@ class SqliteView:
         ).fetchone()
         return found
 
-    def passages(self, document: str, *, first: int = 0, limit: int = 1 << 62) -> list[Passage]:
-        where = "d.id = ? AND p.place >= ? ORDER BY p.place LIMIT ?"
-        return passages(self._connection, where, values=[document, first, limit])
+    def passages(
+        self, document: str, *, first: int = 0, limit: int = 1 << 40, allowed: Condition = EVERYTHING
+    ) -> list[Passage]:
+        where = f"d.id = ? AND p.place >= ? AND p.place < ? AND p.label IN ({allowed.sql}) ORDER BY p.place"
+        return passages(self._connection, where, values=[document, first, first + limit, *allowed.values])
 
     def holding(self, chunks: Sequence[int], allowed: Condition) -> list[Passage]:
-        where = f"p.chunk IN {LISTED} AND p.label IN ({allowed.sql})"
-        found = passages(self._connection, where, values=[listed(chunks), *allowed.values])
+        oldest = (
+            "SELECT min(o.row) FROM passages o JOIN documents e ON e.row = o.document "
+            f"WHERE e.serving = 1 AND o.chunk IN {LISTED} AND o.label IN ({allowed.sql}) GROUP BY o.chunk"
+        )
+        found = passages(self._connection, f"p.row IN ({oldest})", values=[listed(chunks), *allowed.values])
         places = {chunk: place for place, chunk in enumerate(chunks)}
-        return sorted(found, key=lambda each: (places[each.chunk], each.row))
+        return sorted(found, key=lambda each: places[each.chunk])
 
     def rows_of(self, ids: Sequence[str]) -> dict[str, int]:
         return dict(self._connection.execute(f"SELECT id, row FROM chunks WHERE id IN {LISTED}", (listed(ids),)))
