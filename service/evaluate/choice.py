@@ -15,17 +15,23 @@ TIE = 1.05  # times to the first token that differ by less are the same, and siz
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`certain`: the whole interval of the loss lies within the bound, and not its middle alone."""
+    """`certain`: the whole interval of the loss lies within the bound, and not its middle alone.
+
+    `late`: something else than full prefill stays within the bound, but comes no sooner.
+    """
 
     row: Row
     bound: float
     certain: bool
+    late: bool = False
 
     @property
     def sentence(self) -> str:
         """For people."""
         row = self.row
         if row.policy == "full":
+            if self.late:
+                return f"What loses at most {self.bound:.1%} against full prefill is no sooner than it: reuse nothing."
             return f"Nothing on this grid loses at most {self.bound:.1%} against full prefill: reuse nothing."
         low, high = row.intervals["loss"].low, row.intervals["loss"].high
         doubt = "" if self.certain else f" More than {row.n} questions are needed to be sure of the bound."
@@ -40,14 +46,15 @@ def choose(rows: Sequence[Row], *, bound: float) -> Choice:
     """Of the points within the bound, the soonest; of those that are equally soon, the smallest. Else full prefill."""
     if not 0 <= bound <= 1:
         raise SuiteError(f"the bound of the loss lies in [0, 1], got {bound}")
-    fitting = [row for row in rows if row.policy != "full" and row.loss <= bound and row.ttft_speedup > 1]
+    within = [row for row in rows if row.policy != "full" and row.loss <= bound]
+    fitting = [row for row in within if row.ttft_speedup > 1]
     if not fitting:
         full = next((row for row in rows if row.policy == "full"), None)
         if full is None:
             raise SuiteError(
                 "no point of the grid stays within the bound: add full to the policies, or raise the bound"
             )
-        return Choice(full, bound, certain=True)
+        return Choice(full, bound, certain=True, late=bool(within))
     soonest = max(row.ttft_speedup for row in fitting)
     equal = [row for row in fitting if row.ttft_speedup * TIE >= soonest]
     best = min(equal, key=lambda row: (row.bytes_per_token, row.recomputed_tokens))

@@ -17,7 +17,7 @@ from service.composition import compose_model
 from service.evaluate.cases import MULTIHOP, Case, multihop, read_cases
 from service.evaluate.choice import Choice, choose, save
 from service.evaluate.corpus import corpus_cases
-from service.evaluate.grid import FIXED, Result, Row, grid, run
+from service.evaluate.grid import FIXED, Result, Row, different, grid, run
 from service.evaluate.page import page
 from service.settings import Settings, load_settings
 
@@ -25,7 +25,7 @@ COLUMNS = (
     *("policy", "ratio", "codec", "exact", "one", "two", "F1", "agrees"),
     *("KL", "loss", "ttft ms", "sooner", "B/token"),
 )
-WIDTH = 108  # of the table
+WIDTH = 112  # of the table
 EVERY = 50  # questions between two lines of progress where there is no terminal
 
 Suite = Annotated[
@@ -141,9 +141,9 @@ def _progress(total: int) -> Generator[Callable[[int], None]]:
 
 def _show(result: Result, choice: Choice) -> None:
     caption = "exact match: of all, of one-chunk and of two-chunk questions, in percent; KL in nats a token"
-    table = Table(*COLUMNS, box=SIMPLE_HEAD, caption=caption, pad_edge=False)
-    for cells in dict.fromkeys(map(_cells, result.rows)):
-        table.add_row(*cells)
+    table = Table(*COLUMNS, box=SIMPLE_HEAD, caption=caption, pad_edge=False, collapse_padding=True)
+    for row in different(result.rows):
+        table.add_row(*_cells(row))
     console = Console()
     console.width = max(console.width, WIDTH)
     console.print(table)
@@ -153,7 +153,7 @@ def _show(result: Result, choice: Choice) -> None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    """What is the same for several points of the grid is written the same."""
+    """Cells of the table; what a policy does not look at stays empty."""
 
     def share(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.1f}"

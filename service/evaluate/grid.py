@@ -104,6 +104,11 @@ def run(
     return Result(rows, len(cases), sum(each.dropped for each in found))
 
 
+def different(rows: Sequence[Row]) -> list[Row]:
+    """Of rows that computed the same the first one."""
+    return list({_work(Point(row.policy, row.ratio, row.codec)): row for row in reversed(rows)}.values())[::-1]
+
+
 def _work(point: Point) -> Point:
     """The point that computes the same: what a policy does not look at makes no difference."""
     if point.policy == FULL.policy:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element, tostring
 
 from service.evaluate import plot
-from service.evaluate.grid import Result, Row
+from service.evaluate.grid import Result, Row, different
 from service.evaluate.plot import Curve, Legend, Mark, Plot, Ticker, decade_ticks, draw, element, nice_ticks
 from service.evaluate.probe import LOSSLESS
 
@@ -155,7 +155,7 @@ def _tip(row: Row) -> str:
 def _table(rows: Sequence[Row]) -> Element:
     heads = [element("th", head, class_="word", scope="col") for head in ("Policy", "Codec", "Verdict")]
     heads += [element("th", column.head, scope="col") for column in COLUMNS]
-    return element("table", element("thead", element("tr", *heads)), element("tbody", *map(_line, rows)))
+    return element("table", element("thead", element("tr", *heads)), element("tbody", *map(_line, different(rows))))
 
 
 def _line(row: Row) -> Element:

@@ -184,6 +184,8 @@ def test_the_soonest_point_within_the_bound_is_chosen_and_size_breaks_ties() -> 
 def test_nothing_within_the_bound_is_full_prefill_and_doubt_is_said() -> None:
     full = row(policy="full", ttft_speedup=1.0)
     assert choose([full, row(loss=0.2)], bound=0.01).row == full
+    assert "loses at most 1.0% against full prefill: reuse" in choose([full, row(loss=0.2)], bound=0.01).sentence
+    assert "is no sooner" in choose([full, row(loss=0.0, ttft_speedup=0.9)], bound=0.01).sentence
     unsure = choose([full, row(intervals={"loss": Interval(-0.01, 0.03)})], bound=0.01)
     assert not unsure.certain and "More than 100 questions" in unsure.sentence
 
