@@ -8,14 +8,12 @@ A text is never a control token: a document that spells `[SEP]` is tokenized as 
 """
 
 import json
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
-import msgspec
 import numpy as np
 import torch
 from blake3 import blake3
@@ -26,6 +24,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig,
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from retriever.embedding import EmbeddingError, Instructions, Vector, Vectors, checked, unit
+from retriever.encoder_folder import layout_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 POOLINGS = ("cls", "mean", "last")
@@ -38,16 +37,8 @@ _SMALL_FILES = ("*.json", "*.txt", "*.model")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # the second where the first is not there
 _IDENTITY = ("config.json", "*token*.json", "vocab*", "merges.txt", "*.model")
 
-# How sentence-transformers spells what a folder holds.
-_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
-_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-_PASSAGE_PROMPTS = ("document", "passage", "corpus")
-
 # What a forward pass that wants something else than token ids raises.
 _MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-
-_Json = dict[str, object]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +73,8 @@ class Encoder:
     def __init__(self, source: str | Path, *, options: EncoderOptions | None = None) -> None:
         options = options or EncoderOptions()
         device = _device(options.device)
-        layout = _layout(_folder(str(source), options.revision))
-        self._pooling = _pooling(layout, options.pooling)
+        layout = layout_of(_folder(str(source), options.revision))
+        self._pooling = layout.pooled(options.pooling)
         self._instructions = options.instructions if options.instructions is not None else layout.instructions
         self._lower = layout.settings.do_lower_case
         config = _config(layout.root)
@@ -179,102 +170,6 @@ class Encoder:
             ) from error
         unit(vector.cpu().numpy()[None], source)
         return len(vector)
-
-
-class _Module(msgspec.Struct):
-    type: str
-    path: str
-
-
-class _Settings(msgspec.Struct):
-    """Of the transformer. What follows the first two is refused where a folder sets it."""
-
-    max_seq_length: int | None = None
-    do_lower_case: bool = False
-    query_length: int | None = None
-    document_length: int | None = None
-    query_expansion: _Json | None = None
-    processing_kwargs: _Json | None = None
-
-
-class _PoolingSettings(msgspec.Struct):
-    """The flags are how older folders say it."""
-
-    pooling_mode: str | list[str] = []
-    include_prompt: bool = True
-    pooling_mode_cls_token: bool = False
-    pooling_mode_max_tokens: bool = False
-    pooling_mode_mean_tokens: bool = False
-    pooling_mode_mean_sqrt_len_tokens: bool = False
-    pooling_mode_weightedmean_tokens: bool = False
-    pooling_mode_lasttoken: bool = False
-
-
-class _Prompts(msgspec.Struct):
-    prompts: dict[str, str | None] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """What a folder says. `pooling` as it is spelled there; empty where it says nothing."""
-
-    root: Path  # of the transformer
-    instructions: Instructions
-    settings: _Settings
-    pooling: str = ""
-
-
-def _layout(folder: Path) -> _Layout:
-    """Of a folder that sentence-transformers saved, or that holds a transformer alone."""
-    prompts = _read(folder / "config_sentence_transformers.json", _Prompts()).prompts
-    passage = next((text for name in _PASSAGE_PROMPTS if (text := prompts.get(name))), "")
-    instructions = Instructions(prompts.get("query") or "", passage)
-    modules = _read(folder / "modules.json", list[_Module]())
-    if not modules:
-        return _Layout(folder, instructions, _Settings())
-    kinds = [module.type.rpartition(".")[2] for module in modules]
-    if kinds not in _MODULES:
-        raise EmbeddingError(
-            f"{folder} is made of {', '.join(kinds)}, but only {' and '.join(_MODULES[1])} are supported: "
-            "choose another model, or serve this one behind an endpoint"
-        )
-    paths = [folder / module.path for module in modules]
-    settings = _read(paths[0] / "sentence_bert_config.json", _Settings())
-    for name in settings.__struct_fields__[2:]:
-        if value := getattr(settings, name):
-            raise EmbeddingError(f"{folder} sets {name} to {value!r}, which is not supported: choose another model")
-    return _Layout(paths[0], instructions, settings, _spelled_pooling(paths[1] / "config.json"))
-
-
-def _read(file: Path, absent: T) -> T:
-    """What a JSON file says, as the same type as `absent`, which stands for a file that is not there."""
-    kind = list[_Module] if isinstance(absent, list) else type(absent)
-    try:
-        return cast(T, msgspec.json.decode(file.read_bytes(), type=kind))
-    except FileNotFoundError:
-        return absent
-    except (OSError, msgspec.DecodeError) as error:
-        raise EmbeddingError(f"{file} says something else than sentence-transformers does: {error}") from error
-
-
-def _spelled_pooling(file: Path) -> str:
-    settings = _read(file, _PoolingSettings())
-    if not settings.include_prompt:
-        raise EmbeddingError(f"{file} keeps instructions out of the pooling, which is not supported")
-    told = settings.pooling_mode
-    flags = [name for name in settings.__struct_fields__[2:] if getattr(settings, name)]
-    old = [re.sub("^pooling_mode_|_tokens?$", "", flag) for flag in flags] or ["mean"]
-    return told if isinstance(told, str) else "+".join(told or old)
-
-
-def _pooling(layout: _Layout, wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    if layout.pooling and layout.pooling not in _POOLING:
-        raise EmbeddingError(
-            f"{layout.root} pools by {layout.pooling!r}, which is none of {', '.join(_POOLING)}: choose another model"
-        )
-    return _POOLING.get(layout.pooling, "mean")
 
 
 def _folder(source: str, revision: str | None) -> Path:
