@@ -120,8 +120,10 @@ class Library:
         return Searcher((self._index(serving), serving) if serving else None, self._reranker)
 
     def _index(self, embedder: Embedder) -> VectorIndex:
-        fresh = VectorIndex(self._folder, embedder=embedder.name, dim=embedder.dim)
-        return self._indexes.setdefault(embedder.name, fresh)
+        if embedder.name not in self._indexes:
+            fresh = VectorIndex(self._folder, embedder=embedder.name, dim=embedder.dim)
+            self._indexes.setdefault(embedder.name, fresh)  # another thread may have been sooner
+        return self._indexes[embedder.name]
 
     def _seeing(self, look: Callable[[View], T]) -> T:
         for _ in range(TRIES):

@@ -9,7 +9,7 @@ import numpy as np
 from blake3 import blake3
 
 from retriever.catalog.base import Collection, Entry, Removal, Vectors
-from retriever.catalog.lexical import body
+from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import LISTED, dumps, entries, fact, listed, loads
 from retriever.documents import Document, Json, Part
 from retriever.errors import DocumentError, SearchError
@@ -84,9 +84,7 @@ class SqliteChange:
         document, title, created, serving = found
         if serving:  # indexed already
             return Removal()
-        older = self._run(
-            "SELECT row, created FROM documents WHERE id = ? AND serving = 1 AND row != ?", (document, version)
-        ).fetchone()
+        older = self._run("SELECT row, created FROM documents WHERE id = ? AND serving = 1", (document,)).fetchone()
         removal = self._remove(older[0]) if older else Removal()
         self._run(
             "UPDATE documents SET serving = 1, created = ? WHERE row = ?", (older[1] if older else created, version)
@@ -219,30 +217,28 @@ class SqliteChange:
 
     def _index(self, version: int, title: str) -> None:
         found = self._bodies(version, title)
-        self._connection.executemany("INSERT INTO terms (rowid, body) VALUES (?, ?)", found)
-        self._connection.executemany(
-            "UPDATE passages SET words = ? WHERE row = ?", [(_words(text), row) for row, text in found]
-        )
-        self._count(found, 1)
+        self._count(len(found), words=index(self._connection, found))
 
-    def _bodies(self, version: int, title: str) -> list[tuple[int, str]]:
+    def _bodies(self, version: int, title: str) -> list[tuple[int, list[str]]]:
         found = self._run(
             "SELECT p.row, c.text FROM passages p JOIN chunks c ON c.row = p.chunk WHERE p.document = ?", (version,)
         )
-        return [(row, " ".join(body(title, text))) for row, text in found]
+        return [(row, body(title, text)) for row, text in found]
 
-    def _count(self, bodies: Sequence[tuple[int, str]], sign: int) -> None:
-        words = sum(_words(text) for _, text in bodies)
-        self._run("UPDATE facts SET value = value + ? WHERE name = 'passages'", (sign * len(bodies),))
-        self._run("UPDATE facts SET value = value + ? WHERE name = 'words'", (sign * words,))
+    def _count(self, passages: int, *, words: int) -> None:
+        self._run("UPDATE facts SET value = value + ? WHERE name = 'passages'", (passages,))
+        self._run("UPDATE facts SET value = value + ? WHERE name = 'words'", (words,))
 
     def _remove(self, version: int) -> Removal:
         """All of a version; chunks that nothing else uses go too."""
         title, serving = self._run("SELECT title, serving FROM documents WHERE row = ?", (version,)).fetchone()
         if serving:
             bodies = self._bodies(version, title)
-            self._connection.executemany("INSERT INTO terms (terms, rowid, body) VALUES ('delete', ?, ?)", bodies)
-            self._count(bodies, -1)
+            self._connection.executemany(
+                "INSERT INTO terms (terms, rowid, body) VALUES ('delete', ?, ?)",
+                [(row, " ".join(found)) for row, found in bodies],
+            )
+            self._count(-len(bodies), words=-sum(len(found) for _, found in bodies))
             self._run("UPDATE facts SET value = value + ? WHERE name = 'dropped'", (len(bodies),))
         used = self._run(
             "SELECT chunk, count(*) FROM passages WHERE document = ? GROUP BY chunk", (version,)
@@ -274,10 +270,6 @@ def _check(document: Document) -> None:
         raise DocumentError(
             f"a document's id has 1 to {_LONGEST_ID} characters, no NUL and no half ones: got {name[:80]!a}"
         )
-
-
-def _words(body: str) -> int:
-    return body.count(" ") + 1 if body else 0
 
 
 def _digest(document: Document, collection: str) -> bytes:

@@ -162,6 +162,16 @@ def _best_first(rows: Places, scores: Numbers, *, step: int) -> Iterator[Places]
         rows, scores, step = rows[parted[step:]], scores[parted[step:]], 2 * step
 
 
+def index(connection: sqlite3.Connection, bodies: Sequence[tuple[int, Sequence[str]]]) -> int:
+    """Put passages into the table, each with its terms; how many these are."""
+    connection.executemany(
+        "INSERT INTO terms (rowid, body) VALUES (?, ?)", [(row, " ".join(found)) for row, found in bodies]
+    )
+    counts = [(len(found), row) for row, found in bodies]
+    connection.executemany("UPDATE passages SET words = ? WHERE row = ?", counts)
+    return sum(count for count, _ in counts)
+
+
 def body(title: str, text: str) -> list[str]:
     """The terms of a passage: what the table holds of it."""
     return terms(f"{title}\n{text}" if title else text)

@@ -1,6 +1,8 @@
 """The tables of a catalog, and how an older catalog becomes a newer one. Knows no queries."""
 
 import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 from retriever import analysis
@@ -65,8 +67,7 @@ def prepare(connection: sqlite3.Connection) -> None:
         raise CatalogError(f"the catalog is of version {found}, this kvweave knows {VERSION}: use the newer kvweave")
     if found == VERSION:
         return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if not _version(connection) and tables != (0,):
             raise CatalogError("the file is another program's database: name another file for the catalog")
@@ -74,6 +75,14 @@ def prepare(connection: sqlite3.Connection) -> None:
             _run(connection, STEPS[number])
             connection.execute(f"PRAGMA user_version = {number + 1}")
         connection.execute("INSERT OR IGNORE INTO facts VALUES ('analysis', ?)", (analysis.VERSION,))
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Generator[None]:
+    """All that is done inside, or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
