@@ -1,4 +1,4 @@
-"""Filters on metadata, as JSON in the form that vector databases have made common, turned into SQL. Runs nothing.
+"""Filters on metadata, as JSON in the form that vector databases have made common, turned into SQL. Knows no catalog.
 
 `{"lang": "en", "year": {"$gte": 2020}, "$or": [{"team": "a"}, {"tags": {"$in": ["x", "y"]}}]}`. A field of an object is
 named with dots; of a list each element counts. A field that is absent equals nothing; `$ne`, `$nin` and `$not` hold
@@ -6,7 +6,9 @@ wherever their contrary does not.
 """
 
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from reprlib import repr as brief
@@ -23,6 +25,10 @@ DEEPEST = 20
 _COMPARED: Final = {"$eq": "=", "$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 _OPERATORS: Final = (*_COMPARED, "$ne", "$in", "$nin", "$exists")
 _EVERY = "SELECT row FROM labels"
+_TABLES: Final = (  # as much of a catalog's as a condition sees
+    "CREATE TABLE labels (row INTEGER PRIMARY KEY, collection TEXT NOT NULL) STRICT",
+    "CREATE TABLE facets (field TEXT NOT NULL, value ANY NOT NULL, label INTEGER NOT NULL) STRICT",
+)
 _BEFORE = re.compile(r"<(\d+)>")
 
 Value = str | int | float | bytes
@@ -72,6 +78,16 @@ def facets(metadata: Json) -> Iterator[tuple[str, Value]]:
     """What can be compared of a document's metadata: (field, value)."""
     for name, value in metadata.items():
         yield from dict.fromkeys(_facets(name, value))
+
+
+def fits(found: Condition, *, collection: str, metadata: Json) -> bool:
+    """Whether a document with this metadata would be found, told by the same SQL. Raises FilterError as `facets`."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for table in _TABLES:
+            connection.execute(table)
+        connection.execute("INSERT INTO labels VALUES (1, ?)", (_text("collection", collection),))
+        connection.executemany("INSERT INTO facets VALUES (?, ?, 1)", facets(metadata))
+        return connection.execute(found.sql, found.values).fetchone() is not None
 
 
 def _facets(name: str, value: object) -> Iterator[tuple[str, Value]]:

@@ -56,13 +56,29 @@ class Library:
             _keep(change, vectors)
         return removal
 
-    def stage(self, document: Document, *, collection: str) -> int:
-        """Embed it and keep it, to serve later: the number of the version."""
+    def stage(
+        self,
+        document: Document,
+        *,
+        collection: str,
+        claim: Callable[[Change, int], None] = lambda change, version: None,
+    ) -> int:
+        """Embed it and keep it, to serve later: the number of the version.
+
+        `claim` is called within the change; where it raises, nothing is kept.
+        """
         vectors = self._embedded([document])
         with self._catalog.change() as change:
             version = change.stage(document, collection=collection)
             _keep(change, vectors)
+            claim(change, version)
         return version
+
+    def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
+        """What the reranker says of each text. Raises SearchError where there is none."""
+        if self._reranker is None:
+            raise SearchError("no reranker is configured: name one in the settings")
+        return [float(score) for score in self._reranker.scores(query, texts)] if texts else []
 
     def search(self, query: Query) -> list[Hit]:
         """Best first, each chunk once."""

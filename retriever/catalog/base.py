@@ -3,7 +3,8 @@
 A `View` sees one committed state, however long it is held; a `Change` is seen by everybody at its end, or by nobody.
 Documents have one id over all collections. A version is staged, and serves later or at once; of one id one serves.
 Only what serves is found, listed and told of. The same text in two documents is one chunk, and goes with the last of
-them.
+them. What was put in but is not cut yet waits as an upload. It is live until a state ends it, which nothing undoes; of
+one document the upload that was accepted last counts, a file's documents from when the file was.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from retriever.catalog.upload_types import Job, NewUpload, Upload
 from retriever.documents import Document, Json
 from retriever.filters import EVERYTHING, Condition
 
@@ -114,6 +116,15 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """Documents that serve, their passages, and all chunks, those of staged versions too."""
+
+    documents: int
+    passages: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedderEntry:
     """Whose vectors the catalog holds. One serves; another may be on its way to take its place."""
 
@@ -134,6 +145,10 @@ class View(Protocol):
         ...
 
     def document(self, document: str) -> Entry | None: ...
+
+    def serves(self, document: Document, *, collection: str) -> bool:
+        """Is it there already, just so, and was not patched since?"""
+        ...
 
     def documents(self, allowed: Condition, *, after: str = "", limit: int = 100) -> list[Entry]:
         """In the order of their ids, from behind `after` on."""
@@ -187,6 +202,41 @@ class View(Protocol):
         """Tombstones: number and document, oldest first."""
         ...
 
+    def counts(self) -> Counts: ...
+
+    def chunk_ids(self, after: str, limit: int) -> list[str]:
+        """Of all chunks, those of staged versions too, in the order of their ids, from behind `after` on."""
+        ...
+
+    def unswept(self, limit: int) -> list[tuple[int, str]]:
+        """Removed chunks (row, id) whose caches are not known to be gone, oldest first, but for chunks that are again.
+
+        The same id may come twice. Where there are none, all up to the standing's `removed` may be called swept.
+        """
+        ...
+
+    def job(self, job: str) -> Job | None: ...
+
+    def jobs(self, *, after: str = "", limit: int = 100) -> list[Job]:
+        """Newest first, from behind `after` on; none where that is not known."""
+        ...
+
+    def uploads(self, job: str, *, after: int = 0, limit: int = 100) -> list[Upload]:
+        """In the order of their numbers, from behind `after` on."""
+        ...
+
+    def live(self, limit: int) -> list[Upload]:
+        """In the order of their numbers."""
+        ...
+
+    def content(self, number: int) -> bytes | None:
+        """Of an upload that is live."""
+        ...
+
+    def upload_of(self, document: str) -> Upload | None:
+        """The one that counts: the last that was accepted."""
+        ...
+
 
 class Change(Protocol):
     """One transaction: all of it happens, or nothing."""
@@ -196,7 +246,7 @@ class Change(Protocol):
         ...
 
     def delete_collection(self, name: str) -> Removal:
-        """With all its documents, those that are staged too."""
+        """With all its documents, those that are staged too; its live uploads end as deleted."""
         ...
 
     def keep_prefix(self, collection: str, *, model: str, ids: Sequence[int]) -> tuple[int, ...]:
@@ -224,7 +274,7 @@ class Change(Protocol):
         ...
 
     def delete(self, documents: Sequence[str]) -> Removal:
-        """Every version of them."""
+        """Every version of them; their live uploads, in whatever collection, end as deleted."""
         ...
 
     def purge(self) -> None:
@@ -241,6 +291,41 @@ class Change(Protocol):
 
     def put_vectors(self, ids: Sequence[str], vectors: Vectors, *, embedder: str) -> None:
         """Of chunks that are known; others, and those that have one, are left out."""
+        ...
+
+    def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[Upload]:
+        """Keep them, waiting, in a job that is new or has others already; as they stand then, in the same order.
+
+        Older live uploads of the same documents end as superseded. Raises DocumentError for names that cannot be kept.
+        """
+        ...
+
+    def expand(self, number: int, uploads: Sequence[NewUpload]) -> bool:
+        """A file became documents: they are accepted in its job, in its place, and it is ready, without chunks.
+
+        Those of which a later upload is live or ready are superseded at once. False, and nothing is done, where the
+        file is not live.
+        """
+        ...
+
+    def advance(self, upload: Upload) -> bool:
+        """Write its state, version, counts and detail. False, and nothing is written, where it is not live any more.
+
+        Its version so far is dropped if another takes its place, and the given one if it ends otherwise than ready;
+        what serves stays. What was staged for an upload that is not live any more is the caller's to drop.
+        """
+        ...
+
+    def cancel(self, job: str) -> int:
+        """Its live uploads end as cancelled: how many. What they staged is dropped, as with every such end."""
+        ...
+
+    def forget_uploads(self, before: float) -> int:
+        """Of jobs that are over and did not change since then: how many jobs. Documents stay."""
+        ...
+
+    def swept(self, row: int) -> None:
+        """The caches of all chunks that were removed up to this row are gone, but for chunks that are again."""
         ...
 
 

@@ -1,22 +1,20 @@
 """What can be changed in a SQLite catalog, inside one transaction. Begins and ends none."""
 
-import json
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from blake3 import blake3
 
 from retriever.catalog.base import Collection, Entry, Removal, Vectors
 from retriever.catalog.lexical import body, index
-from retriever.catalog.rows import LISTED, dumps, entries, fact, listed, loads
+from retriever.catalog.rows import LISTED, SAME, check_id, digest_of, dumps, entries, fact, listed, loads
+from retriever.catalog.upload_types import NewUpload, Upload
+from retriever.catalog.uploads import Uploads
 from retriever.documents import Document, Json, Part
 from retriever.errors import DocumentError, SearchError
 from retriever.filters import facets
 from retriever.marks import marks
-
-_LONGEST_ID = 1024  # characters
 
 
 class SqliteChange:
@@ -25,6 +23,7 @@ class SqliteChange:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._run = connection.execute
+        self._uploads = Uploads(connection, drop=self.drop)
 
     def put_collection(self, collection: Collection) -> None:
         self._run(
@@ -33,7 +32,7 @@ class SqliteChange:
         )
 
     def delete_collection(self, name: str) -> Removal:
-        removal = self._delete("l.collection = ?", name)
+        removal = _together([self._delete("l.collection = ?", name), *self._uploads.delete_collection(name)])
         self._run("DELETE FROM prefixes WHERE collection = ?", (name,))
         self._run("DELETE FROM collections WHERE name = ?", (name,))
         return removal
@@ -49,16 +48,15 @@ class SqliteChange:
     def put(self, documents: Sequence[Document], *, collection: str) -> Removal:
         versions: list[int] = []
         for document in documents:
-            _check(document)
-            digest = _digest(document, collection)
-            same = "SELECT 1 FROM documents WHERE id = ? AND serving = 1 AND digest = ?"
-            if not self._run(same, (document.id, digest)).fetchone():
+            check_id(document.id)
+            digest = digest_of(document, collection)
+            if not self._run(SAME, (document.id, digest)).fetchone():
                 versions.append(self._stage(document, collection, digest=digest))
         return _together(self._serve(version) for version in versions)
 
     def stage(self, document: Document, *, collection: str) -> int:
-        _check(document)
-        return self._stage(document, collection, digest=_digest(document, collection))
+        check_id(document.id)
+        return self._stage(document, collection, digest=digest_of(document, collection))
 
     def serve(self, version: int) -> Removal:
         self._number_anew(version)
@@ -114,7 +112,8 @@ class SqliteChange:
         return entries(self._connection, "d.id = ?", values=[document])[0]
 
     def delete(self, documents: Sequence[str]) -> Removal:
-        return self._delete(f"d.id IN {LISTED}", listed(documents))
+        removal = self._delete(f"d.id IN {LISTED}", listed(documents))
+        return _together([removal, *self._uploads.delete(documents)])
 
     def purge(self) -> None:
         if fact(self._connection, "dropped"):
@@ -140,6 +139,24 @@ class SqliteChange:
             "WHERE e.name = ? AND c.id = ? ON CONFLICT (chunk, embedder) DO NOTHING",
             [(each.astype("<f2").tobytes(), embedder, chunk) for chunk, each in zip(ids, vectors, strict=True)],
         )
+
+    def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[Upload]:
+        return self._uploads.accept(job, uploads)
+
+    def expand(self, number: int, uploads: Sequence[NewUpload]) -> bool:
+        return self._uploads.expand(number, uploads)
+
+    def advance(self, upload: Upload) -> bool:
+        return self._uploads.advance(upload)
+
+    def cancel(self, job: str) -> int:
+        return self._uploads.cancel(job)
+
+    def forget_uploads(self, before: float) -> int:
+        return self._uploads.forget(before)
+
+    def swept(self, row: int) -> None:
+        self._run("UPDATE facts SET value = ?1 WHERE name = 'swept' AND value < ?1", (row,))
 
     def _delete(self, which: str, value: str) -> Removal:
         """Versions, and a tombstone where none of a document is left."""
@@ -261,22 +278,6 @@ class SqliteChange:
         self._run(f"DELETE FROM vectors WHERE chunk IN {LISTED}", (listed([row for row, _ in gone]),))
         self._run(f"DELETE FROM chunks WHERE row IN {LISTED}", (listed([row for row, _ in gone]),))
         return Removal(tuple(chunk for _, chunk in gone), tuple(chunk for _, chunk, uses in found if uses))
-
-
-def _check(document: Document) -> None:
-    """Raises DocumentError for an id that SQLite would cut, or cannot keep."""
-    name = document.id
-    if not 1 <= len(name) <= _LONGEST_ID or any(each == "\0" or "\ud800" <= each <= "\udfff" for each in name):
-        raise DocumentError(
-            f"a document's id has 1 to {_LONGEST_ID} characters, no NUL and no half ones: got {name[:80]!a}"
-        )
-
-
-def _digest(document: Document, collection: str) -> bytes:
-    """Of all that a version is made of."""
-    parts = [(part.id, part.name, part.start, part.page, dumps(part.metadata)) for part in document.parts]
-    told = [collection, document.title, dumps(document.metadata), parts]
-    return blake3(json.dumps(told).encode()).digest(16)
 
 
 def _together(removals: Iterable[Removal]) -> Removal:

@@ -5,12 +5,16 @@ import sqlite3
 from collections.abc import Sequence
 from typing import cast
 
+from blake3 import blake3
+
 from retriever.catalog.base import Entry, Passage
-from retriever.documents import Json
+from retriever.documents import Document, Json
 from retriever.errors import DocumentError
 
 # Parameters of `IN (…)` as one JSON list, so that there may be any number of them.
 LISTED = "(SELECT value FROM json_each(?))"
+
+_LONGEST_ID = 1024  # characters
 
 PASSAGES = """
 SELECT p.row, p.chunk, c.id, c.text, d.id, l.collection, d.title, p.place, p.name, p.start, p.page, l.metadata
@@ -44,6 +48,14 @@ def dumps(value: Json) -> str:
     return text
 
 
+def check_id(name: str) -> None:
+    """Raises DocumentError for a document's id that SQLite would cut, or cannot keep."""
+    if not 1 <= len(name) <= _LONGEST_ID or any(each == "\0" or "\ud800" <= each <= "\udfff" for each in name):
+        raise DocumentError(
+            f"a document's id has 1 to {_LONGEST_ID} characters, no NUL and no half ones: got {name[:80]!a}"
+        )
+
+
 def passages(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Passage]:
     """`where` is of this package, never of a user."""
     return [Passage(*row[:-1], metadata=loads(row[-1])) for row in connection.execute(PASSAGES + where, tuple(values))]
@@ -61,3 +73,13 @@ def fact(connection: sqlite3.Connection, name: str) -> int:
     """A number that the catalog keeps of itself."""
     [value] = connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
     return value
+
+
+SAME = "SELECT 1 FROM documents WHERE id = ? AND serving = 1 AND digest = ?"
+
+
+def digest_of(document: Document, collection: str) -> bytes:
+    """Of all that a version is made of."""
+    parts = [(part.id, part.name, part.start, part.page, dumps(part.metadata)) for part in document.parts]
+    told = [collection, document.title, dumps(document.metadata), parts]
+    return blake3(json.dumps(told).encode()).digest(16)

@@ -55,8 +55,27 @@ CREATE TABLE tombstones (
 INSERT INTO facts VALUES ('catalog', hex(randomblob(8))), ('changes', 0), ('passages', 0), ('words', 0), ('dropped', 0);
 """
 
+# An upload's content stands apart, so that no listing reads it; it is there as long as the upload is live.
+# `origin` is the upload's own row, or that of the file it came out of: it tells which of two was wanted later.
+_UPLOADS: Final = """
+CREATE TABLE jobs (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, created REAL NOT NULL) STRICT;
+CREATE TABLE uploads (
+    row INTEGER PRIMARY KEY AUTOINCREMENT, job INTEGER NOT NULL, origin INTEGER NOT NULL, document TEXT NOT NULL,
+    collection TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, version INTEGER,
+    chunks INTEGER NOT NULL DEFAULT 0, stored INTEGER NOT NULL DEFAULT 0, over_budget INTEGER NOT NULL DEFAULT 0,
+    unsupported INTEGER NOT NULL DEFAULT 0, detail TEXT NOT NULL DEFAULT '', created REAL NOT NULL,
+    updated REAL NOT NULL
+) STRICT;
+CREATE INDEX uploads_of_job ON uploads (job);
+CREATE INDEX uploads_of_document ON uploads (document, origin) WHERE document <> '';
+CREATE INDEX live_uploads ON uploads (row) WHERE state IN ('waiting', 'computing');
+CREATE INDEX live_uploads_of_document ON uploads (document) WHERE state IN ('waiting', 'computing');
+CREATE TABLE contents (upload INTEGER PRIMARY KEY, content BLOB NOT NULL) STRICT;
+INSERT INTO facts VALUES ('swept', 0);
+"""
+
 # Each brings a catalog from its place in this list to the next version. Never changed, only followed by others.
-STEPS: Final = (_FIRST,)
+STEPS: Final = (_FIRST, _UPLOADS)
 VERSION = len(STEPS)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from retriever.catalog.base import (
     Collection,
+    Counts,
     Embedded,
     EmbedderEntry,
     Entry,
@@ -19,7 +20,10 @@ from retriever.catalog.base import (
 )
 from retriever.catalog.lexical import Lexical, Totals
 from retriever.catalog.postings import Postings
-from retriever.catalog.rows import LISTED, entries, fact, listed, loads, passages
+from retriever.catalog.rows import LISTED, SAME, digest_of, entries, fact, listed, loads, passages
+from retriever.catalog.upload_rows import LIVE, jobs, uploads
+from retriever.catalog.upload_types import Job, Upload
+from retriever.documents import Document
 from retriever.filters import EVERYTHING, Condition
 
 
@@ -52,6 +56,10 @@ class SqliteView:
     def document(self, document: str) -> Entry | None:
         found = entries(self._connection, "d.id = ?", values=[document])
         return found[0] if found else None
+
+    def serves(self, document: Document, *, collection: str) -> bool:
+        found = self._connection.execute(SAME, (document.id, digest_of(document, collection)))
+        return found.fetchone() is not None
 
     def documents(self, allowed: Condition, *, after: str = "", limit: int = 100) -> list[Entry]:
         where = f"d.label IN ({allowed.sql}) AND d.id > ? ORDER BY d.id LIMIT ?"
@@ -141,6 +149,46 @@ class SqliteView:
         return self._connection.execute(
             "SELECT row, document FROM tombstones WHERE row > ? ORDER BY row LIMIT ?", (row, limit)
         ).fetchall()
+
+    def counts(self) -> Counts:
+        [documents] = self._connection.execute("SELECT count(*) FROM documents WHERE serving = 1").fetchone()
+        [chunks] = self._connection.execute("SELECT count(*) FROM chunks").fetchone()
+        return Counts(documents, fact(self._connection, "passages"), chunks)
+
+    def chunk_ids(self, after: str, limit: int) -> list[str]:
+        found = self._connection.execute("SELECT id FROM chunks WHERE id > ? ORDER BY id LIMIT ?", (after, limit))
+        return [chunk for (chunk,) in found]
+
+    def unswept(self, limit: int) -> list[tuple[int, str]]:
+        return self._connection.execute(
+            "SELECT row, id FROM removed WHERE row > (SELECT value FROM facts WHERE name = 'swept') "
+            "AND NOT EXISTS (SELECT 1 FROM chunks WHERE chunks.id = removed.id) ORDER BY row LIMIT ?",
+            (limit,),
+        ).fetchall()
+
+    def job(self, job: str) -> Job | None:
+        found = jobs(self._connection, "id = ?", values=[job])
+        return found[0] if found else None
+
+    def jobs(self, *, after: str = "", limit: int = 100) -> list[Job]:
+        behind = "row < (SELECT row FROM jobs WHERE id = ?)" if after else "? = ''"
+        return jobs(self._connection, f"{behind} ORDER BY row DESC LIMIT ?", values=[after, limit])
+
+    def uploads(self, job: str, *, after: int = 0, limit: int = 100) -> list[Upload]:
+        where = "u.job = (SELECT row FROM jobs WHERE id = ?) AND u.row > ? ORDER BY u.row LIMIT ?"
+        return uploads(self._connection, where, values=[job, after, limit], index="uploads_of_job")
+
+    def live(self, limit: int) -> list[Upload]:
+        return uploads(self._connection, f"{LIVE} ORDER BY u.row LIMIT ?", values=[limit], index="live_uploads")
+
+    def content(self, number: int) -> bytes | None:
+        found = self._connection.execute("SELECT content FROM contents WHERE upload = ?", (number,)).fetchone()
+        return found[0] if found else None
+
+    def upload_of(self, document: str) -> Upload | None:
+        where = "u.document = ? AND u.document <> '' ORDER BY u.origin DESC, u.row DESC LIMIT 1"
+        found = uploads(self._connection, where, values=[document], index="uploads_of_document")
+        return found[0] if found else None
 
 
 def _vectors(blobs: Sequence[bytes]) -> Vectors:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from retriever.catalog import schema
 from retriever.documents import Json
 from retriever.errors import FilterError
-from retriever.filters import BROADEST, DEEPEST, EVERYTHING, MOST, Condition, condition, facets, in_collection
+from retriever.filters import BROADEST, DEEPEST, EVERYTHING, MOST, Condition, condition, facets, fits, in_collection
 from retriever.search import scope
 
 # Numbers beside each other where floats cannot tell them apart, texts that look like numbers and like SQL.
@@ -196,6 +196,25 @@ def test_filters_keep_what_a_naive_evaluation_keeps(
     tables: sqlite3.Connection, labels: list[Json], where: Json
 ) -> None:
     check(tables, labels, where)
+
+
+@given(told=metadata, where=filters, collection=st.sampled_from(["c", "d", "", "a\0b"]))
+@settings(max_examples=200, deadline=None)
+def test_whether_a_document_would_fit_is_told_as_a_naive_evaluation_tells(
+    told: Json, where: Json, collection: str
+) -> None:
+    assert fits(EVERYTHING, collection=collection, metadata=told)
+    assert fits(condition(where), collection=collection, metadata=told) == holds(where, told)
+    within = in_collection("c") & condition(where)
+    assert fits(within, collection=collection, metadata=told) == (collection == "c" and holds(where, told))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "collection"), [({"n": float("nan")}, "c"), ({"s": "\ud800"}, "c"), ({}, "half \ud800")]
+)
+def test_what_no_catalog_keeps_fits_nothing_and_is_refused(metadata: Json, collection: str) -> None:
+    with pytest.raises(FilterError):
+        fits(EVERYTHING, collection=collection, metadata=metadata)
 
 
 def test_every_operator_agrees_with_the_naive_one_on_every_pair_of_values(tables: sqlite3.Connection) -> None:

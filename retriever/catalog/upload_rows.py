@@ -1,0 +1,49 @@
+"""Rows of the tables of uploads as what they mean. Reads no content."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Final
+
+from retriever.catalog.upload_types import Job, Upload, UploadState
+
+LIVE: Final = "state IN ('waiting', 'computing')"  # to the letter as the indexes of live uploads say it
+
+_UPLOADS: Final = """
+SELECT u.row, j.id, u.document, u.collection, u.name, u.state, u.version, u.chunks, u.stored, u.over_budget,
+    u.unsupported, u.detail, u.created, u.updated
+"""
+_SUMS: Final = ", ".join(
+    f"coalesce(sum({each}), 0)"
+    for each in [
+        *(f"u.state = '{state}'" for state in UploadState),
+        *("u.chunks", "u.stored", "u.over_budget", "u.unsupported"),
+    ]
+)
+
+
+def uploads(
+    connection: sqlite3.Connection, where: str, *, values: Sequence[object], index: str | None = None
+) -> list[Upload]:
+    """Through this index, so that a queue is quick however long its history, or by rows. `where` is of this package."""
+    how = f"INDEXED BY {index}" if index else "NOT INDEXED"
+    joined = f"FROM uploads u {how} CROSS JOIN jobs j ON j.row = u.job"
+    found = connection.execute(f"{_UPLOADS} {joined} WHERE {where}", tuple(values))
+    return [
+        Upload(number, job, document, collection, name, UploadState(state), *others)
+        for number, job, document, collection, name, state, *others in found
+    ]
+
+
+def jobs(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Job]:
+    """The newest first; `where` is of this package and names columns of `jobs`."""
+    some = f"(SELECT row, id, created FROM jobs WHERE {where})"
+    joined = f"FROM {some} j LEFT JOIN uploads u ON u.job = j.row GROUP BY j.row ORDER BY j.row DESC"
+    columns = f"j.id, j.created, coalesce(max(u.updated), j.created), {_SUMS}"
+    return [
+        Job(
+            *(name, created, updated),
+            {state: count for state, count in zip(UploadState, sums[:-4], strict=True) if count},
+            *sums[-4:],
+        )
+        for name, created, updated, *sums in connection.execute(f"SELECT {columns} {joined}", tuple(values))
+    ]
