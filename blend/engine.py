@@ -15,12 +15,16 @@ Finish = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question. Its policy and ratio are its own."""
+    """One question. Its policy and ratio are its own.
+
+    `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
+    """
 
     prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
     policy: str = "hybrid"
     ratio: float = 0.15
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,11 +187,11 @@ class LocalEngine:
         queued_s = entry.age_s
         context = self._decoder.context(entry.capacity)
         if request.policy != "full":
-            self._prefixes.restore(prefix, context)
+            self._prefixes.restore(prefix, context, owner=request.owner)
         order = Order(request.policy, request.ratio, self.limits.piece_rows, lambda: self._let_others(entry))
         fused = fuse(self._decoder, entry.layout, context=context, order=order, readers=self._readers)
         if not context.exact:
-            self._prefixes.keep(prefix, context)
+            self._prefixes.keep(prefix, context, owner=request.owner)
         entry.tell(Ready(fused.report, queued_s))
         answer = Answer(entry, context, tokenizer=self._tokenizer, device=self._decoder.device)
         answer.take(fused.logits)
