@@ -6,15 +6,18 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-import uvicorn
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
 from blend.errors import BlendError
-from service.app import create_app
+from retriever.errors import RetrieverError
+from service.commands.backup import backup, restore
+from service.commands.keys import keys
+from service.commands.serve import serve
 from service.composition import compose_store
 from service.demo import PASSAGES, POLICIES, Outcome, show_answers, show_codecs
+from service.errors import ServiceError
 from service.evaluate.cases import SuiteError
 from service.evaluate.command import evaluate
 from service.settings import Settings, SettingsError, load_settings
@@ -27,6 +30,10 @@ app = typer.Typer(
 )  # fmt: skip
 
 app.command("eval")(evaluate)
+app.command()(serve)
+app.command()(backup)
+app.command()(restore)
+app.add_typer(keys)
 
 StoreUrl = Annotated[
     str, typer.Option("--store", help="URL of the store; KVWEAVE_STORE by default.", show_default=False)
@@ -40,22 +47,6 @@ def root() -> None:
 
     Example: kvweave stats --store lmdb:///var/lib/kvweave
     """
-
-
-@app.command()
-def serve(
-    host: Annotated[str, typer.Option(help="Address to bind; KVWEAVE_HOST by default.", show_default=False)] = "",
-    *,
-    port: Annotated[int, typer.Option(help="Port to bind; KVWEAVE_PORT by default.", show_default=False)] = -1,
-    store: StoreUrl = "",
-) -> None:
-    """Run the REST service."""
-    settings = _settings(store)
-    uvicorn.run(
-        create_app(lambda: compose_store(settings)),
-        host=host or settings.host,
-        port=settings.port if port < 0 else port,
-    )
 
 
 @app.command()
@@ -168,6 +159,6 @@ def main() -> None:
     """Run the command; an expected error is one line with the remedy."""
     try:
         app()
-    except (BlendError, SettingsError, StoreError, SuiteError) as error:
+    except (BlendError, RetrieverError, ServiceError, SettingsError, StoreError, SuiteError) as error:
         typer.echo(f"kvweave: {error}", err=True)
         sys.exit(2)

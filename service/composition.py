@@ -1,12 +1,28 @@
 """The composition root: the one place that chooses concrete classes."""
 
+from pathlib import Path
+
+import torch
 from transformers.utils import logging
 
 from blend.load import Model, load
+from blend.local import Limits, LocalEngine
+from retriever.catalog.sqlite import SqliteCatalog
+from retriever.embedding import Embedder, EmbeddingError, Reranker, cached
+from retriever.library import Library
+from retriever.remote import Access, RemoteEmbedder, RemoteReranker
 from service.builtin import CHECKPOINT
-from service.settings import Settings
+from service.core import Core, Loaded, Makers
+from service.evaluate.point import operating_point
+from service.pipeline.ask import Blending
+from service.press import Press
+from service.prompts import Wording
+from service.settings import Settings, SettingsError
+from service.telemetry.traces import Tracer, silent
 from store.base import BlobStore
 from store.url import open_store
+
+DIGESTS = "digests.json"
 
 
 def compose_store(settings: Settings) -> BlobStore:
@@ -20,4 +36,90 @@ def compose_model(settings: Settings) -> Model:
     if name == "builtin":
         name = str(CHECKPOINT)
         logging.disable_progress_bar()  # it is there in no time
-    return load(name, device=None if settings.device == "auto" else settings.device, dtype=settings.dtype)
+    digests = settings.data / DIGESTS if settings.data.is_dir() else None
+    return load(
+        name, device=None if settings.device == "auto" else settings.device, dtype=settings.dtype, digests=digests
+    )
+
+
+def compose_core(settings: Settings) -> Core:
+    """A running service. Raises what stops a start at once; what the model says comes later."""
+    makers = Makers(
+        store=lambda: compose_store(settings),
+        load=lambda: _loaded(settings),
+        tracer=_tracer(settings),
+        model_name=settings.model,
+    )
+    return Core(settings, makers)
+
+
+def _loaded(settings: Settings) -> Loaded:
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    embedder, reranker = _embedder(settings), _reranker(settings)
+    model = compose_model(settings)
+    point = operating_point(settings, model.fingerprint.weights)
+    engine = LocalEngine(
+        model.decoder,
+        model.tokenizer,
+        fingerprint=model.fingerprint,
+        limits=Limits(kv_bytes=settings.kv_bytes, waiting=settings.max_requests),
+    )
+    press = Press(
+        *(engine, Wording(model.tokenizer), model.fingerprint),
+        codec=point.codec,
+        window=model.decoder.window,
+        vocabulary=model.decoder.vocabulary,
+    )
+    return Loaded(
+        press,
+        Blending(point.policy, point.ratio),
+        lambda folder: _library(folder, embedder=embedder, reranker=reranker),
+    )
+
+
+def _library(folder: Path, *, embedder: Embedder | None, reranker: Reranker | None) -> Library:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    catalog = SqliteCatalog(folder / "catalog.sqlite")
+    return Library(catalog, folder, embedders=[embedder] if embedder else [], reranker=reranker)
+
+
+def _embedder(settings: Settings) -> Embedder | None:
+    name = settings.embedder
+    if not name:
+        return None
+    if name.startswith(("http://", "https://")):
+        url, model = _split(name, "embedder")
+        return cached(RemoteEmbedder(Access(url, settings.embedder_key.get_secret_value()), model))
+    try:
+        from retriever.encoder import Encoder, EncoderOptions
+    except ImportError as error:
+        raise EmbeddingError(f"the encoder {name!r} cannot be loaded: {error}") from error
+    return cached(Encoder(name, options=EncoderOptions(device=settings.device)))
+
+
+def _reranker(settings: Settings) -> Reranker | None:
+    if not settings.reranker:
+        return None
+    url, _, model = settings.reranker.partition("#")
+    return RemoteReranker(Access(url, settings.reranker_key.get_secret_value()), model)
+
+
+def _split(name: str, what: str) -> tuple[str, str]:
+    url, _, model = name.partition("#")
+    if not model:
+        raise SettingsError(f"{what}: {url!r} is asked for a model by name: write {url}#NAME")
+    return url, model
+
+
+def _tracer(settings: Settings) -> Tracer:
+    if not settings.traces:
+        return silent()
+    try:
+        from service.telemetry.export import tracer_to
+    except ImportError:
+        raise SettingsError("traces: install the extra `kvweave[traces]` to send traces") from None
+    try:
+        return tracer_to(settings.traces)
+    except ValueError as error:
+        raise SettingsError(f"traces: {error}") from None

@@ -1,20 +1,27 @@
-"""Where everything stands in a prompt: system prompt, passages, question. Knows templates, but no caches and no search.
+"""Where everything stands in a prompt: turns of a chat, passages, questions. Knows templates, no caches and no search.
 
-The order is fixed: the template's head, the passages with a gap behind each, the question, the template's tail.
+A prompt is laid out of turns, a turn of parts. What stands before the first passage is the prefix, what stands behind
+the last one is the suffix. Of a question the order is fixed: the template's head, the passages with a gap behind each,
+the question, the template's tail.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 from blend import template
 from blend.errors import TokenizerError
 from blend.prompt import Chunk, Prompt, Source, Text
-from blend.template import Message
+from blend.template import Message, Option
 from blend.tokens import Tokenizer
 
 SYSTEM = "Answer the question from the documents."
 ASK = "Question: "
+
+_REMEMBERED = 4096  # texts whose ids are kept: of passages and of templates
+
+Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +37,58 @@ class Titled:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a turn. `passage`: its number among the passages of the prompt; None for other text."""
+
+    text: str
+    passage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A turn of a chat."""
+
+    role: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Token ids that stand together: of a passage, or of what is between passages."""
+
+    ids: Ids
+    passage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Token ids. The first and the last of `runs` are passages, if there are any."""
+
+    prefix: Ids
+    runs: tuple[Run, ...]
+    suffix: Ids
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole prompt."""
+        return len(self.prefix) + sum(len(run.ids) for run in self.runs) + len(self.suffix)
+
+    def prompt(self, sources: Mapping[int, Source]) -> Prompt:
+        """With the records that there are."""
+        segments = [
+            Text(run.ids) if run.passage is None else Chunk(run.ids, sources.get(run.passage)) for run in self.runs
+        ]
+        return Prompt(self.prefix, tuple(segments), self.suffix)
+
+
+@dataclass(frozen=True, slots=True)
 class Assembled:
     """Token ids. `gaps` are as many as `passages`: what stands behind each."""
 
-    prefix: tuple[int, ...]
-    passages: tuple[tuple[int, ...], ...]
-    gaps: tuple[tuple[int, ...], ...]
-    suffix: tuple[int, ...]
+    prefix: Ids
+    passages: tuple[Ids, ...]
+    gaps: tuple[Ids, ...]
+    suffix: Ids
 
     @property
     def tokens(self) -> int:
@@ -50,34 +102,115 @@ class Assembled:
         return Prompt(self.prefix, tuple(segments), self.suffix)
 
 
-def assemble(tokenizer: Tokenizer, passages: Sequence[Titled], *, question: str, system: str = SYSTEM) -> Assembled:
-    """The prompt of one question.
+class Wording:
+    """Turns into token ids, with those of passages and templates remembered. Safe for threads."""
 
-    Where the template knows no system role, the system prompt is the user's first words; without a template all is
-    plain text.
-    """
-    between = [part for passage in passages for part in (passage.text, passage.gap)]
-    if not cast(object, tokenizer.source.chat_template):  # pyright: ignore[reportUnknownMemberType]
-        return _plain(tokenizer, between, question=question, system=system)
-    parts = (*between, ASK + question)
-    try:
-        pieces = template.render(tokenizer, [Message("system", (system,)), Message("user", parts)])
-    except TokenizerError:
-        pieces = template.render(tokenizer, [Message("user", (system + "\n\n", *parts))])
-    ids = [tuple(each) for each in template.tokens(tokenizer, pieces)]
-    last = max(number for number, piece in enumerate(pieces) if piece.place)
-    first = last - len(between)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.ids = lru_cache(_REMEMBERED)(self._text_ids)  # of a passage
+        self._of_template = lru_cache(_REMEMBERED)(self._template_ids)
+        self._opening = lru_cache(_REMEMBERED)(self._opening_ids)
+
+    def says(self, text: str) -> bool:
+        """Do its ids say all of this text?"""
+        return self.tokenizer.round_trips(text, self.ids(text))
+
+    def lay(self, turns: Sequence[Said], *, options: Mapping[str, Option] | None = None) -> Laid:
+        """The prompt of a chat, ready for the answer. Without a passage, the last turn's own text is in the suffix."""
+        rows = list(self.rows(turns, options=options))
+        places = [at for at, (_, part) in enumerate(rows) if part and part.passage is not None]
+        if not places:
+            last = max(at for at, (_, part) in enumerate(rows) if part)
+            return Laid(_joined(ids for ids, _ in rows[:last]), (), _joined(ids for ids, _ in rows[last:]))
+        first, last = places[0], places[-1] + 1
+        runs = (Run(ids, part.passage if part else None) for ids, part in rows[first:last])
+        prefix, suffix = (_joined(ids for ids, _ in each) for each in (rows[:first], rows[last:]))
+        return Laid(prefix, tuple(run for run in runs if run.ids), suffix)
+
+    def rows(
+        self, turns: Sequence[Said], *, options: Mapping[str, Option] | None = None
+    ) -> Iterator[tuple[Ids, Part | None]]:
+        """Ids in order, with the part that they are of; None for those of the template.
+
+        Where the template knows no system role, the system prompt is the user's first words; without a template all
+        is plain text.
+        """
+        if not cast(object, self.tokenizer.source.chat_template):  # pyright: ignore[reportUnknownMemberType]
+            yield from self._plain(turns)
+            return
+        try:
+            pieces = template.render(self.tokenizer, _messages(turns), options=options)
+        except TokenizerError:
+            merged = _merged(turns)
+            if merged == turns:
+                raise
+            turns = merged
+            pieces = template.render(self.tokenizer, _messages(turns), options=options)
+        for number, piece in enumerate(pieces):
+            if piece.place is None:
+                yield (self._of_template if number else self._opening)(piece.text), None
+            else:
+                part = turns[piece.place.message].parts[piece.place.part]
+                yield self._part_ids(part), part
+
+    def _plain(self, turns: Sequence[Said]) -> Iterator[tuple[Ids, Part | None]]:
+        yield tuple(self.tokenizer.encode_opening("")), None
+        for turn in turns:
+            asked = turn.role == "user"
+            for part in turn.parts:
+                yield self._part_ids(part), part
+            yield self._of_template("\nAnswer:" if asked else "\n\n"), None
+
+    def _part_ids(self, part: Part) -> Ids:
+        return self._text_ids(part.text) if part.passage is None else self.ids(part.text)
+
+    def _text_ids(self, text: str) -> Ids:
+        return tuple(self.tokenizer.encode_text(text))
+
+    def _template_ids(self, text: str) -> Ids:
+        return tuple(self.tokenizer.encode_template(text))
+
+    def _opening_ids(self, text: str) -> Ids:
+        return tuple(self.tokenizer.encode_opening(text))
+
+
+def question_turns(
+    passages: Sequence[Titled], *, question: str, system: str = SYSTEM, before: Sequence[Said] = ()
+) -> list[Said]:
+    """A question about passages, behind what was said before."""
+    head = Said("system", (Part(system),))
+    return [head, *before, Said("user", (*passage_parts(passages), Part(ASK + question)))]
+
+
+def passage_parts(passages: Sequence[Titled]) -> tuple[Part, ...]:
+    """Each with the gap behind it."""
+    return tuple(part for number, each in enumerate(passages) for part in (Part(each.text, number), Part(each.gap)))
+
+
+def assemble(tokenizer: Tokenizer, passages: Sequence[Titled], *, question: str, system: str = SYSTEM) -> Assembled:
+    """The prompt of one question."""
+    rows = list(Wording(tokenizer).rows(question_turns(passages, question=question, system=system)))
+    first = next((at for at, (_, part) in enumerate(rows) if part and part.passage is not None), None)
+    last = max(at for at, (_, part) in enumerate(rows) if part)
+    first = last if first is None else first
+    ids = [each for each, _ in rows]
     return Assembled(
         _joined(ids[:first]), tuple(ids[first:last:2]), tuple(ids[first + 1 : last : 2]), _joined(ids[last:])
     )
 
 
-def _plain(tokenizer: Tokenizer, between: Sequence[str], *, question: str, system: str) -> Assembled:
-    head, *ids, tail = (
-        tuple(tokenizer.encode_text(text)) for text in (f"{system}\n\n", *between, f"{ASK}{question}\nAnswer:")
-    )
-    return Assembled((*tokenizer.encode_opening(""), *head), tuple(ids[::2]), tuple(ids[1::2]), tail)
+def _messages(turns: Sequence[Said]) -> list[Message]:
+    return [Message(turn.role, tuple(part.text for part in turn.parts)) for turn in turns]
 
 
-def _joined(pieces: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _merged(turns: Sequence[Said]) -> list[Said]:
+    """Where the first turn is the system's, it becomes the beginning of the user's first one."""
+    at = next((at for at, turn in enumerate(turns) if turn.role == "user"), None)
+    if not turns or turns[0].role not in ("system", "developer") or at is None:
+        return [*turns]
+    user = Said("user", (*turns[0].parts, Part("\n\n"), *turns[at].parts))
+    return [*turns[1:at], user, *turns[at + 1 :]]
+
+
+def _joined(pieces: Sequence[Ids] | Iterator[Ids]) -> Ids:
     return tuple(token for piece in pieces for token in piece)

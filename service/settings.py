@@ -4,9 +4,9 @@ import os
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from blend.policy import POLICIES
@@ -21,8 +21,12 @@ class SettingsError(ValueError):
     """A setting that is unknown or malformed; the text says which, and what would do."""
 
 
+def _home() -> Path:
+    return Path.home() / ".local/share/kvweave"
+
+
 def _default_store() -> str:
-    return f"lmdb://{Path.home()}/.local/share/kvweave/store"
+    return f"lmdb://{_home()}/store"
 
 
 def _policy(name: str) -> str:
@@ -54,6 +58,24 @@ class Settings(BaseSettings):
     codec: Annotated[str, AfterValidator(_codec), Field(description="how the keys and values of chunks are packed")] = (
         "q4"
     )
+    share: Annotated[float, Field(description="the share of requests that reuse; the others read all", ge=0, le=1)] = 1
+    data: Path = Field(description="folder of catalogs, keys and indexes", default_factory=_home)
+    auth: Annotated[bool, Field(description="whether requests need a key")] = True
+    embedder: Annotated[str, Field(description="folder, hub name, or URL#model of the embedder")] = ""
+    embedder_key: Annotated[SecretStr, Field(description="key of a remote embedder")] = SecretStr("")
+    reranker: Annotated[str, Field(description="URL#model of the reranker")] = ""
+    reranker_key: Annotated[SecretStr, Field(description="key of the reranker")] = SecretStr("")
+    chunk_tokens: Annotated[int, Field(description="tokens of a chunk at most", ge=16, le=4096)] = 256
+    top_k: Annotated[int, Field(description="chunks of an answer, where the request does not say", ge=0, le=100)] = 5
+    kv_bytes: Annotated[int, Field(description="memory for the contexts of running requests", ge=1 << 20)] = 4 << 30
+    threads: Annotated[int, Field(description="threads that the model computes with; 0: as torch chooses", ge=0)] = 0
+    max_requests: Annotated[int, Field(description="requests at once, the waiting ones included", ge=1)] = 128
+    max_body_bytes: Annotated[int, Field(description="the largest body of a request", ge=1024)] = 64 << 20
+    max_documents: Annotated[int, Field(description="documents of one request", ge=1)] = 1000
+    max_question_chars: Annotated[int, Field(description="characters of a question", ge=1)] = 20_000
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="what is logged")] = "info"
+    log_style: Annotated[Literal["text", "json"], Field(description="how it is logged")] = "text"
+    traces: Annotated[str, Field(description="where OpenTelemetry traces go")] = ""
 
     @classmethod
     def settings_customise_sources(

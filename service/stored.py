@@ -4,7 +4,7 @@ from blend.errors import Unreadable
 from blend.fingerprint import Fingerprint
 from store.codec.decode import decode_group, packed_group
 from store.codec.spec import Spec
-from store.errors import BadBlob
+from store.errors import BadBlob, StoreError
 from store.reader import BlobReader
 from store.record import LayerKV, PackedLayer
 
@@ -14,6 +14,7 @@ class Stored:
 
     def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
         self.fingerprint = fingerprint
+        self.failure = ""  # why a layer could not be read: what the blob is, or that the store does not answer
         self._reader = reader
         self._packed = Spec.parse(reader.head.codec).bits is not None
         groups = reader.head.groups
@@ -33,12 +34,16 @@ class Stored:
         return self._reader.head.tokens
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
-        """Raises Unreadable for a frame that is damaged, and what the medium raises."""
+        """Raises Unreadable for a frame that is damaged, and where the medium does not answer."""
         group = self._group_of[index]
         if group != self._group:
             try:
                 self._layers = (packed_group if self._packed else decode_group)(self._reader, group)
             except BadBlob as error:
+                self.failure = error.reason.value
+                raise Unreadable(str(error)) from error
+            except StoreError as error:
+                self.failure = "unavailable"
                 raise Unreadable(str(error)) from error
             self._group = group
         layer = self._layers[index - self._start_of[group]]

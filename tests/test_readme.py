@@ -9,10 +9,10 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from service.app import create_app
 from service.cli import app as cli
-from service.settings import CONFIG, Settings
-from store.memory import MemoryStore
+from service.commands.serve import application
+from service.composition import compose_core
+from service.settings import CONFIG, Settings, load_settings
 from store.record import PackedRecord
 from store.url import open_store
 from tests.store.samples import record
@@ -82,7 +82,7 @@ def commands() -> set[str]:
 
 @pytest.fixture(scope="module")
 def endpoints() -> set[str]:
-    return {shape(path) for path in create_app(MemoryStore).openapi()["paths"]}
+    return {shape(path) for path in application(lambda: compose_core(load_settings())).openapi()["paths"]}
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,8 @@ def test_nested_settings_are_named_in_full() -> None:
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    (example,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    examples = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (example,) = [each for each in examples if "open_store" in each]
     example = example.replace("/var/lib/kvweave", f"{tmp_path}/store")
     known: dict[str, object] = {"chunk_id": "c", "fingerprint": "f", "record": record()}
     exec(compile(example, "README.md", "exec"), known)

@@ -19,6 +19,7 @@ from service.evaluate.choice import Choice, choose, save
 from service.evaluate.corpus import corpus_cases
 from service.evaluate.grid import FIXED, Result, Row, different, grid, run
 from service.evaluate.page import page
+from service.evaluate.point import point_file
 from service.settings import Settings, load_settings
 
 COLUMNS = (
@@ -26,6 +27,7 @@ COLUMNS = (
     *("KL", "loss", "ttft ms", "sooner", "B/token"),
 )
 WIDTH = 112  # of the table
+AUTO = Path("auto")
 EVERY = 50  # questions between two lines of progress where there is no terminal
 
 Suite = Annotated[
@@ -47,7 +49,10 @@ Named = Annotated[
 ]
 Bound = Annotated[float, typer.Option(help="How much may be lost against full prefill; 0.01 is one percent.")]
 Saved = Annotated[
-    Path | None, typer.Option("--save", help="Write the recommended point into this settings file (KVWEAVE_CONFIG).")
+    Path | None,
+    typer.Option(
+        "--save", help="Write the recommended point into this settings file, or `auto`: serve takes it for this model."
+    ),
 ]
 Html = Annotated[Path | None, typer.Option("--html", help="Write a page with plots.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
@@ -83,6 +88,9 @@ def evaluate(
         result = run(loaded, cases, points=points, answer_tokens=answer_tokens, progress=progress)
     choice = choose(result.rows, bound=bound)
     facts = _facts(settings, suite=suite, seed=seed, result=result, choice=choice)
+    if save_to == AUTO:
+        save_to = point_file(settings, loaded.fingerprint.weights)
+        save_to.parent.mkdir(parents=True, exist_ok=True)
     if save_to:
         save(choice, save_to)
     if html:

@@ -1,0 +1,1 @@
+"""Who may do what: tenants, keys, roles, quotas, rates."""

@@ -1,0 +1,329 @@
+"""Tenants, keys, quotas and the operator's switch, in one SQLite file. Knows no HTTP, no documents and no settings.
+
+Several processes may have the file open. What one of them changes, a revocation above all, binds the others at once:
+whatever is kept in memory is dropped as soon as SQLite's `data_version` says that somebody wrote.
+"""
+
+import fcntl
+import hmac
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from retriever.catalog.schema import transaction
+from retriever.documents import Json
+from retriever.errors import FilterError
+from retriever.filters import condition
+from service.access.errors import AccessError
+from service.access.identity import DEFAULT_TENANT, Principal, Role
+from service.access.private import private_file, private_folder, write_private
+from service.access.schema import prepare
+from service.access.spelling import check_tenant, digest, id_of, new_key
+from service.errors import Unavailable
+
+WAIT_S = 30  # for another process's change
+NOTE_CHARS = 200
+
+_REMEDIES = {
+    sqlite3.SQLITE_BUSY: "another process is changing it, try again",
+    sqlite3.SQLITE_CANTOPEN: "name a folder that can be written",
+    sqlite3.SQLITE_CORRUPT: "it is damaged, restore a backup",
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_IOERR: "look after the disk",
+    sqlite3.SQLITE_NOTADB: "it is damaged, or no database: restore a backup",
+    sqlite3.SQLITE_READONLY: "let this process write it",
+}
+_COLUMNS = "id, tenant, role, bound, per_minute, note, created, revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """A key as listings show it, without what would let anybody in. Times are seconds since the epoch."""
+
+    id: str
+    tenant: str
+    role: Role
+    bound: Json | None
+    per_minute: int | None
+    note: str
+    created: float
+    revoked: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How much a tenant may keep; None for no limit."""
+
+    documents: int | None = None
+    chunks: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("documents", "chunks"):
+            limit: int | None = getattr(self, name)
+            if limit is not None and not 0 <= limit < 1 << 62:
+                raise AccessError(f"a quota of {name} is a number from 0 on, or none at all, got {limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """`enabled`: is anything reused at all? `share`: of the requests, how many reuse; None: as the settings say."""
+
+    enabled: bool = True
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.share is not None and not 0 <= self.share <= 1:
+            raise AccessError(f"the share of requests is a number in [0, 1], got {self.share}")
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was read since the file was last written."""
+
+    version: int
+    holders: dict[str, tuple[bytes, Principal]] = field(default_factory=dict[str, tuple[bytes, Principal]])
+    switch: Switch | None = None
+
+
+class Control:
+    """Safe for threads. One connection reads and one writes, so that the reading one notices every change."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._closed = False
+        self._known = _Known(-1)
+        private_folder(path.parent)
+        with _explained(path), _alone(path.parent):
+            private_file(path)
+            self._writer = _connect(path)
+            try:
+                prepare(self._writer)
+                self._reader = _connect(path)
+            except (sqlite3.DatabaseError, AccessError):
+                self._writer.close()
+                raise
+
+    def create_key(
+        self, tenant: str, role: Role, *, bound: Json | None = None, per_minute: int | None = None, note: str = ""
+    ) -> tuple[KeyEntry, str]:
+        """The entry, and the key itself, which nobody can be shown again."""
+        entry, key = _new_entry(tenant, role, bound=bound, per_minute=per_minute, note=note)
+        with self._change() as connection:
+            _insert(connection, entry, key=key)
+        return entry, key
+
+    def revoke_key(self, key_id: str) -> bool:
+        """Whether it was in force until now."""
+        with self._change() as connection:
+            done = connection.execute(
+                "UPDATE keys SET revoked = ? WHERE id = ? AND revoked IS NULL", (time.time(), key_id)
+            )
+            return done.rowcount > 0
+
+    def keys(self, tenant: str | None = None) -> list[KeyEntry]:
+        """Oldest first, those that are revoked too."""
+        with self._read() as connection:
+            found = connection.execute(
+                f"SELECT {_COLUMNS} FROM keys WHERE tenant = ?1 OR ?1 IS NULL ORDER BY created, id", (tenant,)
+            ).fetchall()
+        return [_entry(row) for row in found]
+
+    def identify(self, key: str) -> Principal | None:
+        """Whose key this is; None for one that was never given, or is revoked."""
+        key_id = id_of(key)
+        if key_id is None:
+            return None
+        given = digest(key)
+        with self._read() as connection:
+            holder = self._holder(connection, key_id)
+        if holder is None or not hmac.compare_digest(holder[0], given):
+            return None
+        return holder[1]
+
+    def ensure_admin(self, file: Path) -> None:
+        """Where no key was ever made, make an admin's, and write it into `file`, which only its owner may read.
+
+        The file is whole before the key is in force: of a start that is cut off the next one makes another.
+        """
+        with self._change() as connection:
+            if connection.execute("SELECT 1 FROM keys").fetchone():
+                return
+            note = f"made at the first start, in {file.name}"
+            entry, key = _new_entry(DEFAULT_TENANT, Role.ADMIN, bound=None, per_minute=None, note=note[:NOTE_CHARS])
+            try:
+                write_private(file, f"{key}\n".encode())
+            except OSError as error:
+                raise AccessError(f"the admin key cannot be written into {file}: {error.strerror}") from error
+            _insert(connection, entry, key=key)
+
+    def tenants(self) -> list[str]:
+        """Those that have, or had, a key or a quota, and the default one, which needs neither."""
+        with self._read() as connection:
+            found = connection.execute("SELECT tenant FROM keys UNION SELECT tenant FROM quotas").fetchall()
+        return sorted({DEFAULT_TENANT, *(tenant for (tenant,) in found)})
+
+    def quota(self, tenant: str) -> Quota:
+        """None of both where it has none."""
+        with self._read() as connection:
+            found = connection.execute("SELECT documents, chunks FROM quotas WHERE tenant = ?", (tenant,)).fetchone()
+        return Quota(*found) if found else Quota()
+
+    def set_quota(self, tenant: str, quota: Quota) -> None:
+        """In the place of the one that it had."""
+        check_tenant(tenant)
+        with self._change() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?)", (tenant, quota.documents, quota.chunks)
+            )  # fmt: skip
+
+    def switch(self) -> Switch:
+        """As it stands now, set by whatever process."""
+        with self._read() as connection:
+            known = self._current(connection)
+            if known.switch is None:
+                found = connection.execute("SELECT enabled, share FROM switch").fetchone()
+                known.switch = Switch(bool(found[0]), found[1]) if found else Switch()
+            return known.switch
+
+    def set_switch(self, switch: Switch) -> None:
+        """For all processes, and after a restart."""
+        with self._change() as connection:
+            connection.execute("INSERT OR REPLACE INTO switch VALUES (0, ?, ?)", (int(switch.enabled), switch.share))
+
+    def remember_fingerprint(self, digest: str, fields: Mapping[str, str]) -> None:
+        """What a model's fingerprint was made of, so that another one can be told apart from it by name."""
+        with self._change() as connection:
+            connection.execute("INSERT OR REPLACE INTO fingerprints VALUES (?, ?)", (digest, json.dumps(dict(fields))))
+
+    def fingerprints(self) -> dict[str, dict[str, str]]:
+        """All that were remembered."""
+        with self._read() as connection:
+            found = connection.execute("SELECT digest, fields FROM fingerprints ORDER BY digest").fetchall()
+        return {name: json.loads(fields) for name, fields in found}
+
+    def close(self) -> None:
+        """Twice is safe. Whatever comes after it raises Unavailable."""
+        with self._reading, self._writing:
+            self._closed = True
+            self._reader.close()
+            self._writer.close()
+
+    def _current(self, connection: sqlite3.Connection) -> _Known:
+        """Asks before it reads: what is read later may be newer than its version says, never older."""
+        [version] = connection.execute("PRAGMA data_version").fetchone()
+        if version != self._known.version:
+            self._known = _Known(version)
+        return self._known
+
+    def _holder(self, connection: sqlite3.Connection, key_id: str) -> tuple[bytes, Principal] | None:
+        known = self._current(connection)
+        if key_id not in known.holders:
+            found = connection.execute(
+                f"SELECT digest, {_COLUMNS} FROM keys WHERE id = ? AND revoked IS NULL", (key_id,)
+            ).fetchone()
+            if found is None:  # not kept: whoever guesses must not fill the memory
+                return None
+            entry = _entry(found[1:])
+            holder = Principal(entry.tenant, entry.role, entry.id, entry.bound, entry.per_minute)
+            known.holders[key_id] = found[0], holder
+        return known.holders[key_id]
+
+    @contextmanager
+    def _read(self) -> Generator[sqlite3.Connection]:
+        with self._reading, _explained(self._path):
+            self._check_open()
+            yield self._reader
+
+    @contextmanager
+    def _change(self) -> Generator[sqlite3.Connection]:
+        with self._writing, _explained(self._path):
+            self._check_open()
+            with transaction(self._writer):
+                yield self._writer
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(f"the control database {self._path} is closed: the service is stopping")
+
+
+def _new_entry(
+    tenant: str, role: Role, *, bound: Json | None, per_minute: int | None, note: str
+) -> tuple[KeyEntry, str]:
+    check_tenant(tenant)
+    if per_minute is not None and not 1 <= per_minute <= 1_000_000:
+        raise AccessError(f"a key may ask from 1 to 1,000,000 times a minute, or without a limit, got {per_minute}")
+    if len(note) > NOTE_CHARS or not note.isprintable():
+        raise AccessError(f"a note is one line of {NOTE_CHARS} characters at most, got {note[:40]!r}")
+    key_id, key = new_key()
+    return KeyEntry(key_id, tenant, role, _checked(bound), per_minute, note, time.time(), None), key
+
+
+def _checked(bound: Json | None) -> Json | None:
+    """As it will be read again. Whoever holds the key cannot widen it, so it must say something now."""
+    if bound is None:
+        return None
+    if not bound:
+        raise AccessError("the key's filter is empty and would bind nothing: leave it out, or name a field")
+    try:
+        condition(bound)
+        return json.loads(json.dumps(bound, allow_nan=False))
+    except FilterError as error:
+        raise AccessError(f"the key's filter: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise AccessError(f"the key's filter cannot be written as JSON: {error}") from error
+
+
+def _insert(connection: sqlite3.Connection, entry: KeyEntry, *, key: str) -> None:
+    bound = None if entry.bound is None else json.dumps(entry.bound)
+    row = (entry.id, entry.tenant, entry.role.label, bound, entry.per_minute, entry.note, entry.created, entry.revoked)
+    connection.execute(
+        f"INSERT INTO keys (digest, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (digest(key), *row)
+    )  # fmt: skip
+
+
+def _entry(row: tuple[str, str, str, str | None, int | None, str, float, float | None]) -> KeyEntry:
+    """Of the columns, in their order."""
+    key_id, tenant, role, bound, per_minute, note, created, revoked = row
+    filtered = None if bound is None else json.loads(bound)
+    return KeyEntry(key_id, tenant, Role.parse(role), filtered, per_minute, note, created, revoked)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
+            connection.execute(f"PRAGMA {pragma}")
+    except sqlite3.DatabaseError:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _alone(folder: Path) -> Generator[None]:
+    """One process at a time makes the file: SQLite does not wait for another that turns a new file's log on."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _explained(path: Path) -> Generator[None]:
+    """What the file or the disk is to blame for, with the remedy; other errors are ours."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+        if not remedy:
+            raise
+        raise Unavailable(f"the control database {path}: {error}: {remedy}") from error

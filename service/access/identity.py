@@ -1,0 +1,58 @@
+"""Who asks: a key's tenant, its role, and what it may see. Knows no database and no HTTP."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Self
+
+from retriever.documents import Json
+from service.errors import Forbidden
+
+DEFAULT_TENANT = "default"
+
+
+class Role(IntEnum):
+    """What a key may do; each may do all that a lower one may."""
+
+    READ = 1
+    WRITE = 2
+    ADMIN = 3
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Of `read`, `write` or `admin`."""
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            raise ValueError(f"a role is one of read, write, admin, got {name!r}") from None
+
+    @property
+    def label(self) -> str:
+        """As people write it."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whoever holds a key. `bound`: a filter on metadata that no request of it can widen; None for none.
+
+    `per_minute`: requests; None for no limit.
+    """
+
+    tenant: str
+    role: Role
+    key_id: str
+    bound: Json | None = None
+    per_minute: int | None = None
+
+    def need(self, role: Role) -> None:
+        """Raise Forbidden for a key of a lesser role."""
+        if self.role < role:
+            raise Forbidden(f"this needs a key of role {role.label}, yours has {self.role.label}")
+
+    @property
+    def is_operator(self) -> bool:
+        """May it see and switch what concerns all tenants?"""
+        return self.tenant == DEFAULT_TENANT and self.role == Role.ADMIN and self.bound is None
+
+
+OPEN = Principal(DEFAULT_TENANT, Role.ADMIN, "none")  # whoever asks a service that has its keys switched off

@@ -1,0 +1,1 @@
+"""The REST interface: routes, their models, and nothing that computes."""

@@ -1,0 +1,121 @@
+"""The application: routes, errors, limits and the lifetime of the core. Builds no core."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Depends, FastAPI, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
+
+from service.api.limits import Limits
+from service.api.models.problem import Problem
+from service.api.openapi import describe, upload_body
+from service.api.paths import Segments
+from service.api.problems import Render, Renderers, install
+from service.api.routes import ROUTES, Route
+from service.api.security import BEARER, Guarded, KnownHosts, Uploads
+
+if TYPE_CHECKING:
+    from service.core import Core
+
+FAILURES = {
+    400: "The request cannot be read",
+    401: "A valid API key is needed",
+    403: "The API key may not do this",
+    404: "There is no such thing, or not for this key",
+    413: "The request is too large",
+    415: "The body is of a kind that is not taken here",
+    422: "The request is not valid",
+    429: "Too many requests; `Retry-After` says when to try again",
+    500: "The service failed",
+    503: "The service cannot do this now; `Retry-After` says when to try again",
+}
+_QUIET: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "auto_configure": False,
+}  # ours tell no text of a request
+GUARDED = (401, 403, 422, 429, 500, 503)
+WITH_BODY = (400, 413, 415)
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Another interface of the same application. `renders`: its form of errors, by the prefix of a path."""
+
+    router: APIRouter
+    renders: dict[str, Render] = field(default_factory=dict[str, Render])
+
+
+def create_app(core_of: Callable[[], "Core"], *, extensions: Sequence[Extension] = ()) -> FastAPI:
+    """The application; its core is built at the start, in a thread, and closed at the end."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        app.state.core = await run_in_threadpool(core_of)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(app.state.core.close)
+
+    app = FastAPI(
+        title="kvweave",
+        version=version("kvweave"),
+        lifespan=lifespan,
+        redirect_slashes=False,
+        redoc_url=None,
+        telemetry=_QUIET,
+    )
+    for route in ROUTES:
+        _add(app, route)
+    renderers = Renderers({prefix: render for each in extensions for prefix, render in each.renders.items()})
+    for extension in extensions:
+        app.include_router(extension.router)
+    install(app, renderers)
+    app.add_middleware(Segments)
+    app.add_middleware(KnownHosts, renderers=renderers)
+    app.add_middleware(Limits, renderers=renderers)
+    app.openapi = lambda: describe(app)
+    return app
+
+
+def _add(app: FastAPI, route: Route) -> None:
+    is_guarded = issubclass(route.kind, Guarded)
+    app.router.add_api_route(
+        route.path,
+        route.handler,
+        methods=[route.method],
+        status_code=route.status,
+        tags=[route.tag],
+        operation_id=getattr(route.handler, "__name__", None),
+        summary=_summary(route),
+        responses=_responses(route),
+        dependencies=[Depends(BEARER)] if is_guarded else [],
+        response_class=Response if route.answers else JSONResponse,
+        openapi_extra=upload_body() if route.kind is Uploads else None,
+        route_class_override=route.kind,
+    )
+
+
+def _summary(route: Route) -> str:
+    return (route.handler.__doc__ or "").split(".")[0].strip()
+
+
+def _responses(route: Route) -> dict[int | str, dict[str, object]]:
+    statuses = set(route.fails)
+    if issubclass(route.kind, Guarded):
+        statuses |= set(GUARDED)
+        statuses |= set(WITH_BODY) if route.method in ("POST", "PUT", "PATCH") else set()
+    found: dict[int | str, dict[str, object]] = {
+        status: {"model": Problem, "description": FAILURES[status]} for status in sorted(statuses)
+    }
+    if route.answers:
+        found[route.status] = {"content": route.answers}
+    if route.also:
+        found[route.also] = {"model": route.handler.__annotations__["return"], "description": "It was made"}
+    return found

@@ -1,0 +1,110 @@
+"""The cache over HTTP: what is stored of chunks, and wishes to have it near, kept, or gone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from retriever.catalog.base import Passage, View
+from service.api.caller import By, Caller, unknown
+from service.api.models.cache import Choice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
+from service.api.models.fields import MOST_LISTED
+from service.shelf import ChunkState, Shelf
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of the chosen passages, in the order of their chunks' numbers; `following` is where the next page begins."""
+
+    passages: list[Passage]
+    unknown: list[str]
+    following: int | None
+
+
+def lookup(by: By, wanted: LookupRequest) -> LookupAnswer:
+    """What is stored, chunk by chunk."""
+    page = _page(by, wanted, after=wanted.after, limit=wanted.limit)
+    states = by.tenant.shelf.states(page.passages)
+    return LookupAnswer(
+        chunks=[_shown(states[passage.id]) for passage in page.passages], unknown=page.unknown, next=page.following
+    )
+
+
+def prefetch(by: By, wanted: Choice) -> Touched:
+    """Ask that these be near. `blobs`: fetches that began."""
+    return _touched(by, wanted, touch=lambda shelf, passages: shelf.prefetch(passages))
+
+
+def pin(by: By, wanted: Choice) -> Touched:
+    """Keep them from eviction."""
+    return _touched(by, wanted, touch=lambda shelf, passages: shelf.pin([each.id for each in passages]))
+
+
+def unpin(by: By, wanted: Choice) -> Touched:
+    """Take pins back."""
+    return _touched(by, wanted, touch=lambda shelf, passages: shelf.unpin([each.id for each in passages]))
+
+
+def evict(by: By, wanted: Choice) -> Touched:
+    """Forget what is stored of them. It is computed again when it is needed."""
+    return _touched(by, wanted, touch=lambda shelf, passages: shelf.evict([each.id for each in passages]))
+
+
+def _touched(by: Caller, wanted: Choice, *, touch: Callable[[Shelf, Sequence[Passage]], int]) -> Touched:
+    chunks = blobs = 0
+    unknown_ids: list[str] = []
+    for page in _pages(by, wanted):
+        chunks += len(page.passages)
+        blobs += touch(by.tenant.shelf, page.passages)
+        unknown_ids = unknown_ids or page.unknown
+    return Touched(chunks=chunks, blobs=blobs, unknown=unknown_ids)
+
+
+def _pages(by: Caller, wanted: Choice) -> Iterator[Page]:
+    after: int | None = 0
+    while after is not None:
+        page = _page(by, wanted, after=after, limit=MOST_LISTED)
+        yield page
+        after = page.following
+
+
+def _page(by: Caller, wanted: Choice, *, after: int, limit: int) -> Page:
+    with by.tenant.catalog.view() as view:
+        if wanted.collection:
+            return _of_collection(by, view, wanted=wanted, after=after, limit=limit)
+        if wanted.chunk_ids:
+            known = view.rows_of(wanted.chunk_ids)
+            found = view.holding(sorted(known.values()), by.allowed())
+            held = {passage.id for passage in found}
+            missing = [chunk for chunk in dict.fromkeys(wanted.chunk_ids) if chunk not in held]
+        else:
+            found, missing = _of_documents(by, view, documents=wanted.document_ids)
+    return _cut(found, missing, after=after, limit=limit)
+
+
+def _of_documents(by: Caller, view: View, *, documents: Sequence[str]) -> tuple[list[Passage], list[str]]:
+    found: dict[int, Passage] = {}
+    missing: list[str] = []
+    for document in dict.fromkeys(documents):
+        if by.seen(view, document) is None:
+            missing.append(document)
+            continue
+        for passage in view.passages(document, allowed=by.allowed()):
+            found.setdefault(passage.chunk, passage)
+    return [found[chunk] for chunk in sorted(found)], missing
+
+
+def _of_collection(by: Caller, view: View, *, wanted: Choice, after: int, limit: int) -> Page:
+    allowed = by.allowed(collection=wanted.collection)
+    if view.collection(wanted.collection) is None or (by.is_bound and not view.count(allowed)):
+        raise unknown("collection", wanted.collection)
+    chunks = view.chunks_of(allowed)
+    rows: list[int] = chunks[chunks > after][: limit + 1].tolist()
+    return Page(view.holding(rows[:limit], allowed), [], rows[limit - 1] if len(rows) > limit else None)
+
+
+def _cut(found: Sequence[Passage], missing: list[str], *, after: int, limit: int) -> Page:
+    behind = [passage for passage in found if passage.chunk > after]
+    return Page(behind[:limit], missing, behind[limit - 1].chunk if len(behind) > limit else None)
+
+
+def _shown(state: ChunkState) -> ChunkStateOut:
+    return ChunkStateOut(chunk_id=state.chunk_id, state=state.state.value, bytes=state.nbytes, tier=state.tier)

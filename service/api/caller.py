@@ -1,0 +1,100 @@
+"""Who calls, and what of the tenant's documents lies open to them: all, or what their key's filter lets through."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends, Request
+
+from retriever.catalog.base import Entry, View
+from retriever.documents import Json
+from retriever.filters import Condition, fits
+from retriever.search import scope
+from service.access.identity import Principal
+from service.api.security import principal
+from service.api.state import core_of
+from service.errors import Forbidden, NotFound
+from service.tenants import Tenant
+
+if TYPE_CHECKING:
+    from service.core import Core
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One request's. A key without a filter sees and may write everything of its tenant."""
+
+    core: "Core"
+    who: Principal
+
+    @property
+    def tenant(self) -> Tenant:
+        return self.core.tenant(self.who)
+
+    @property
+    def is_bound(self) -> bool:
+        """Does the key carry a filter?"""
+        return self.who.bound is not None
+
+    def allowed(self, *, collection: str | None = None, where: Json | None = None) -> Condition:
+        """What a request may see."""
+        return scope(collection=collection or "", where=where, bound=self.who.bound)
+
+    def fits(self, collection: str, metadata: Json) -> bool:
+        """Does such a document lie within the key's filter?"""
+        return not self.is_bound or fits(self.allowed(), collection=collection, metadata=metadata)
+
+    def seen(self, view: View, document: str) -> Entry | None:
+        """The document, if it is there for this key."""
+        entry = view.document(document)
+        return entry if entry and self.fits(entry.collection, entry.metadata) else None
+
+    def sees_all_of(self, view: View, entry: Entry) -> bool:
+        """Every chunk, too: chunks have metadata of their own, and what is hidden must not be written over."""
+        if not self.is_bound:
+            return True
+        return len(view.passages(entry.id, allowed=self.allowed())) == entry.parts
+
+    def check_writable(self, view: View, document: str) -> None:
+        """Raise Forbidden where a document of this id is there, or on its way, but not for this key to change."""
+        if not self.is_bound:
+            return
+        entry = view.document(document)
+        if entry and not (self.fits(entry.collection, entry.metadata) and self.sees_all_of(view, entry)):
+            raise unfitting(document)
+        waiting = view.upload_of(document)
+        if waiting and waiting.state.is_live and not self.owns(waiting.job):
+            raise unfitting(document)
+
+    def check_fits(self, document: str, collection: str, *, metadata: Json) -> None:
+        """Raise Forbidden for metadata outside the key's filter."""
+        if not self.fits(collection, metadata):
+            raise unfitting(document)
+
+    def owns(self, job: str) -> bool:
+        """May this key see the job? One with a filter sees those that it began: a job's id has its owner's in it."""
+        return not self.is_bound or job.rpartition("-")[0] == f"job-{self.who.key_id}"
+
+    def check_unbound(self) -> None:
+        """Raise Forbidden for a key with a filter."""
+        if self.is_bound:
+            raise Forbidden("a key with a filter may not change a whole collection: use one without")
+
+
+def unfitting(document: str) -> Forbidden:
+    """The same words whether the id is taken or the metadata do not fit, so that neither tells of the other."""
+    return Forbidden(
+        f"document {document[:80]!r} is not within this key's filter: give it metadata that fit, or another id"
+    )
+
+
+def unknown(kind: str, name: str) -> NotFound:
+    """The same words for what is not there and for what is not for this key."""
+    return NotFound(f"there is no {kind} {name[:80]!r}")
+
+
+def caller(request: Request) -> Caller:
+    """Of this request."""
+    return Caller(core_of(request.app), principal(request))
+
+
+By = Annotated[Caller, Depends(caller)]

@@ -1,0 +1,78 @@
+"""Collections over HTTP: their rules, and their end."""
+
+from fastapi import Response
+
+from retriever.catalog.base import Collection, View
+from service.api.caller import By, Caller, unknown
+from service.api.models.collections import CollectionDeleted, CollectionList, CollectionOut, Rules
+from service.api.models.fields import CollectionName
+from service.ingest.rules import CollectionRules
+
+
+def list_collections(by: By) -> CollectionList:
+    """In the order of their names. A key with a filter sees those that have documents for it."""
+    with by.tenant.catalog.view() as view:
+        shown = [_shown(by, view, collection=each) for each in view.collections()]
+    return CollectionList(collections=[each for each in shown if each])
+
+
+def get_collection(by: By, name: CollectionName) -> CollectionOut:
+    """Its rules."""
+    with by.tenant.catalog.view() as view:
+        collection = view.collection(name)
+        shown = collection and _shown(by, view, collection=collection)
+    if not shown:
+        raise unknown("collection", name)
+    return shown
+
+
+def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Response) -> CollectionOut:
+    """Make it, or give it other rules: they hold for documents that come from now on, and change none that is there.
+
+    Chunks stay captured behind the system prompt that the collection had first.
+    """
+    by.check_unbound()
+    tenant = by.tenant
+    with tenant.catalog.view() as view:
+        is_new = view.collection(name) is None
+    kept = CollectionRules(rules.chunk_tokens, rules.system, rules.embedder)
+    by.core.ingest.put_collection(tenant, name, rules=kept)
+    with tenant.catalog.view() as view:
+        documents = view.count(by.allowed(collection=name))
+    response.status_code = 201 if is_new else 200
+    return _told(name, kept, documents=documents)
+
+
+def delete_collection(by: By, name: CollectionName) -> CollectionDeleted:
+    """With all its documents, and the caches of chunks that no other collection holds."""
+    by.check_unbound()
+    tenant = by.tenant
+    with tenant.catalog.view() as view:
+        if view.collection(name) is None:
+            raise unknown("collection", name)
+        documents = view.count(by.allowed(collection=name))
+    removed = tenant.delete_collection(name)
+    return CollectionDeleted(
+        name=name,
+        documents=documents,
+        chunks_removed=len(removed.chunks),
+        chunks_kept=len(removed.kept),
+        done=removed.done,
+    )
+
+
+def _shown(by: Caller, view: View, *, collection: Collection) -> CollectionOut | None:
+    documents = view.count(by.allowed(collection=collection.name))
+    if by.is_bound and not documents:
+        return None
+    return _told(collection.name, CollectionRules.from_json(collection.rules), documents=documents)
+
+
+def _told(name: str, rules: CollectionRules, *, documents: int) -> CollectionOut:
+    return CollectionOut(
+        name=name,
+        chunk_tokens=rules.chunk_tokens,
+        system=rules.system,
+        embedder=rules.embedder,
+        documents=documents,
+    )

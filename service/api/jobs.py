@@ -1,0 +1,125 @@
+"""Jobs over HTTP: how far what was put in has come, as a page and as a stream, and their end."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+import anyio
+from fastapi import Query, Response
+from fastapi.concurrency import run_in_threadpool
+
+from retriever.catalog.upload_types import Job, Upload, UploadState
+from service.api.caller import By, Caller, unknown
+from service.api.models.fields import JobId, Limit
+from service.api.models.jobs import JobDetail, JobOut, JobPage, Status, UploadOut
+from service.api.streams import PING, EventStream, sse
+
+POLL_S = 0.25
+PING_S = 15.0
+
+After = Annotated[str, Query(max_length=200, description="What the page before gave as `next`")]
+AfterUpload = Annotated[int, Query(ge=0, lt=2**63, description="What the page before gave as `next`")]
+
+
+def list_jobs(by: By, after: After = "", *, limit: Limit = 100) -> JobPage:
+    """Newest first. A key with a filter sees those that it began."""
+    found: list[Job] = []
+    with by.tenant.catalog.view() as view:
+        while page := view.jobs(after=after, limit=limit):
+            after = page[-1].id
+            found += [job for job in page if by.owns(job.id)]
+            if len(page) < limit or len(found) >= limit:
+                break
+    return JobPage(
+        jobs=[_shown(job) for job in found[:limit]], next=found[limit - 1].id if len(found) >= limit else None
+    )
+
+
+def get_job(by: By, job_id: JobId, *, after: AfterUpload = 0, limit: Limit = 100) -> JobDetail:
+    """How far it is, and a page of its uploads."""
+    with by.tenant.catalog.view() as view:
+        job = view.job(job_id) if by.owns(job_id) else None
+        if job is None:
+            raise unknown("job", job_id)
+        found = view.uploads(job_id, after=after, limit=limit)
+    return JobDetail(
+        **_shown(job).model_dump(),
+        items=[_item(upload) for upload in found],
+        next=found[-1].number if len(found) == limit else None,
+    )
+
+
+def cancel_job(by: By, job_id: JobId) -> JobOut:
+    """End what of it is not ready. What is ready stays; a job that is over stays as it is."""
+    _job(by, job_id)
+    by.core.ingest.cancel(by.tenant, job_id)
+    return _shown(_job(by, job_id))
+
+
+async def job_events(by: By, job_id: JobId) -> Response:
+    """`progress` whenever it changes, then `done`, each with the job."""
+    job = await run_in_threadpool(_job, by, job_id)
+    return EventStream(_events(by, job))
+
+
+async def _events(by: Caller, job: Job) -> AsyncGenerator[bytes]:
+    told = time.monotonic()
+    yield sse("progress", _shown(job))
+    while not job.is_over:
+        await anyio.sleep(POLL_S)
+        latest = await run_in_threadpool(_found, by, job.id)
+        if latest is None:
+            return
+        if latest != job or time.monotonic() - told > PING_S:
+            told = time.monotonic()
+            yield sse("progress", _shown(latest)) if latest != job else PING
+        job = latest
+    yield sse("done", _shown(job))
+
+
+def _found(by: Caller, job_id: str) -> Job | None:
+    with by.tenant.catalog.view() as view:
+        return view.job(job_id)
+
+
+def _job(by: Caller, job_id: str) -> Job:
+    job = _found(by, job_id) if by.owns(job_id) else None
+    if job is None:
+        raise unknown("job", job_id)
+    return job
+
+
+def _shown(job: Job) -> JobOut:
+    return JobOut(
+        id=job.id,
+        status=_status(job),
+        uploads={state.value: count for state, count in job.states.items()},
+        chunks=job.chunks,
+        stored=job.stored,
+        over_budget=job.over_budget,
+        unsupported=job.unsupported,
+        created=job.created,
+        updated=job.updated,
+    )
+
+
+def _status(job: Job) -> Status:
+    if not job.is_over:
+        return "running"
+    if job.states.get(UploadState.FAILED):
+        return "failed"
+    return "cancelled" if job.states.get(UploadState.CANCELLED) else "done"
+
+
+def _item(upload: Upload) -> UploadOut:
+    return UploadOut(
+        document=upload.document,
+        collection=upload.collection,
+        file=upload.name,
+        state=upload.state.value,
+        chunks=upload.chunks,
+        stored=upload.stored,
+        over_budget=upload.over_budget,
+        unsupported=upload.unsupported,
+        detail=upload.detail,
+    )

@@ -1,0 +1,41 @@
+"""Collections and the rules by which their documents are cut."""
+
+from pydantic import BaseModel, Field
+
+from service.api.models.fields import Strict, Whole
+
+
+class Rules(Strict):
+    """How the collection's documents are cut. Of one that is there already they change only future documents."""
+
+    chunk_tokens: Whole = Field(256, ge=16, le=4096, description="Tokens of a chunk at most")
+    system: str | None = Field(
+        None, max_length=20_000, description="The system prompt that chunks are captured behind; null for none"
+    )
+    embedder: str = Field("", max_length=500, description="Its name; empty for the one in the settings")
+
+
+class CollectionOut(BaseModel):
+    """`documents`: how many serve."""
+
+    name: str
+    chunk_tokens: int
+    system: str | None
+    embedder: str
+    documents: int
+
+
+class CollectionList(BaseModel):
+    """In the order of their names."""
+
+    collections: list[CollectionOut]
+
+
+class CollectionDeleted(BaseModel):
+    """What went with it."""
+
+    name: str
+    documents: int
+    chunks_removed: int
+    chunks_kept: int
+    done: bool

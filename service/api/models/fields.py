@@ -1,0 +1,99 @@
+"""The kinds of values that several requests share, with the limits that their schemas state."""
+
+import json
+from typing import Annotated, cast
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic.config import JsonDict
+
+from retriever.documents import Json
+from retriever.filters import condition, facets
+from retriever.readers.jsonl import MAX_DEPTH, MAX_METADATA_BYTES
+
+DEFAULT_COLLECTION = "default"
+MOST_LISTED = 1000  # entries of one page
+
+# Clients take "." and ".." out of a path before they send it, so that nothing of such a name could be reached.
+NAME_PATTERN = r"^(?:[^.\x00][^\x00]*|\.[^.\x00][^\x00]*|\.\.[^\x00]+)$"
+_NO_NUL = r"^[^\x00]*$"
+_SOME_TEXT = r"^[^\x00]*[^\s\x00][^\x00]*$"  # more than white space
+
+
+class Strict(BaseModel):
+    """A request: what it does not know it refuses, and a text is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def one_of(*names: str) -> JsonDict:
+    """The part of a schema that says that exactly one of these fields is given."""
+    return {"oneOf": [{"required": [name]} for name in names]}
+
+
+def _fitting_metadata(metadata: dict[str, object]) -> dict[str, object]:
+    check_metadata(metadata)
+    return metadata
+
+
+def check_metadata(metadata: Json) -> None:
+    """Raise ValueError for what cannot be kept, or not be compared with."""
+    level: list[object] = [metadata]
+    for _ in range(MAX_DEPTH + 1):
+        level = [each for value in level for each in _inner(value)]
+    if level:
+        raise ValueError(f"metadata is nested deeper than {MAX_DEPTH}: flatten it")
+    for _ in facets(metadata):
+        pass
+    nbytes = len(json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode())
+    if nbytes > MAX_METADATA_BYTES:
+        raise ValueError(f"metadata has {nbytes:,} bytes, at most {MAX_METADATA_BYTES:,}: shorten it")
+
+
+def _inner(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(cast(dict[str, object], value).values())
+    return cast(list[object], value) if isinstance(value, list) else []
+
+
+def _whole(value: object) -> object:
+    """JSON has one kind of numbers: 5.0 is 5."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _understood(where: dict[str, object]) -> dict[str, object]:
+    condition(where)
+    return where
+
+
+DocumentId = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=1024, pattern=NAME_PATTERN),
+    Field(description="Any text but `.` and `..`; in a path it is one percent-encoded segment", examples=["report/7"]),
+]
+CollectionName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=128, pattern=NAME_PATTERN),
+    Field(description="Any text but `.` and `..`", examples=["handbook"]),
+]
+ChunkId = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9a-f]{32}$"),
+    Field(description="The digest that a chunk's text has", examples=["0f343b0931126a20f133d67c2b018a3b"]),
+]
+JobId = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_-]+$")]
+Title = Annotated[str, StringConstraints(max_length=1000, pattern=_NO_NUL)]
+Name = Annotated[str, StringConstraints(max_length=1024, pattern=_NO_NUL)]
+Text = Annotated[str, StringConstraints(min_length=1, pattern=_SOME_TEXT)]
+Metadata = Annotated[
+    dict[str, object],
+    AfterValidator(_fitting_metadata),
+    Field(description="What filters compare", examples=[{"lang": "en", "year": 2024, "tags": ["a", "b"]}]),
+]
+Filter = Annotated[
+    dict[str, object],
+    AfterValidator(_understood),
+    WithJsonSchema({"$ref": "#/components/schemas/Filter"}),
+]
+WHOLE = BeforeValidator(_whole)  # stands behind limits, or the schema loses them
+Whole = Annotated[int, WHOLE]
+Limit = Annotated[int, Field(ge=1, le=MOST_LISTED, description="Entries of one page")]

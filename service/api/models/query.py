@@ -1,0 +1,170 @@
+"""A question and its answer."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from service.api.models.fields import WHOLE, ChunkId, CollectionName, Filter, Name, Strict, Text, Title, Whole, one_of
+from service.api.models.search import SourceOut
+
+ASKED = ("question", "messages")
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+class MessageIn(Strict):
+    """One turn of a chat."""
+
+    role: Literal["system", "user", "assistant", "developer"]
+    content: str = Field(max_length=1_000_000)
+
+
+class LooseIn(Strict):
+    """A document that comes with the request. It is read for this answer and kept nowhere."""
+
+    text: Text
+    title: Title = ""
+    id: Name = ""
+
+
+class BlendIn(Strict):
+    """How caches are reused; what is left out is as in the settings."""
+
+    policy: Literal["full", "prefix", "reuse", "heads", "deviation", "hybrid"] | None = None
+    ratio: float | None = Field(None, ge=0, le=1, description="The share of cached tokens that are recomputed")
+
+
+class TextFormat(Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class ObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(Strict):
+    """As OpenAI names it."""
+
+    name: str = Field("", max_length=64)
+    description: str = Field("", max_length=10_000)
+    schema_: dict[str, object] = Field(alias="schema", description="A JSON schema", examples=[{"type": "object"}])
+    strict: bool | None = None
+
+
+class SchemaFormat(Strict):
+    """JSON that obeys a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class SamplingIn(Strict):
+    """How tokens are chosen."""
+
+    max_tokens: Whole = Field(256, ge=1, le=1_000_000)
+    temperature: float = Field(0.0, ge=0, le=2, description="0 takes the likeliest token")
+    top_p: float = Field(1.0, gt=0, le=1)
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
+    response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
+
+
+class QueryRequest(Strict):
+    """A question about the documents, or a chat whose last message is one."""
+
+    model_config = ConfigDict(json_schema_extra=one_of(*ASKED))
+
+    question: str = Field("", min_length=1, max_length=1_000_000, examples=["At what temperature does water boil?"])
+    messages: list[MessageIn] = Field(
+        default_factory=list[MessageIn], min_length=1, max_length=1000, description="The last is the user's"
+    )
+    system: str | None = Field(None, max_length=1_000_000, description="A system prompt; caches are reused behind it")
+    collection: CollectionName | None = Field(None, description="All collections, where there is none")
+    filter: Filter | None = None
+    top_k: Annotated[int, Field(ge=0, le=100), WHOLE] | None = Field(
+        None, description="0 searches nothing, and so does null where chunk_ids or documents are given"
+    )
+    neighbors: Whole = Field(0, ge=0, le=10, description="Chunks before and behind each hit that come along")
+    mode: Literal["lexical", "vector", "hybrid"] | None = None
+    rerank: bool = False
+    chunk_ids: list[ChunkId] = Field(default_factory=list[str], max_length=1000)
+    documents: list[LooseIn] = Field(default_factory=list[LooseIn], max_length=100_000)
+    blend: BlendIn | None = None
+    sampling: SamplingIn | None = None
+    stream: bool = Field(False, description="Answer with server-sent events")
+
+    @model_validator(mode="after")
+    def _asks_once(self) -> Self:
+        if len(self.model_fields_set.intersection(ASKED)) != 1:
+            raise ValueError("give either question or messages")
+        return self
+
+
+class UsageOut(BaseModel):
+    """In tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int
+    recomputed_tokens: int
+
+
+class ChunkReportOut(BaseModel):
+    """Where a chunk's keys and values came from: a tier's name, or `computed`, and then why."""
+
+    chunk_id: str
+    source: str = Field(examples=["lmdb"])
+    miss_reason: str | None
+    tokens: int
+    recomputed: int
+    bytes: int
+
+
+class ReportOut(BaseModel):
+    """How the answer came about. `dropped`: chunks that the model's window had no room for."""
+
+    policy: str
+    ratio: float
+    chunks: list[ChunkReportOut]
+    dropped: list[str]
+    timings_ms: dict[str, float] = Field(examples=[{"retrieve": 1.2, "fetch": 0.8, "first_token": 31.0, "total": 96.5}])
+
+
+class QueryAnswer(BaseModel):
+    """The answer and what it rests on."""
+
+    id: str
+    answer: str
+    finish_reason: Literal["stop", "length", "cancelled"]
+    sources: list[SourceOut]
+    usage: UsageOut
+    report: ReportOut
+
+
+class RetrievedEvent(BaseModel):
+    """`retrieved`: what the answer rests on."""
+
+    id: str
+    sources: list[SourceOut]
+
+
+class LoadedEvent(BaseModel):
+    """`loaded`: where the chunks' caches come from."""
+
+    chunks: list[ChunkReportOut]
+
+
+class FusedEvent(BaseModel):
+    """`fused`: the prompt is in place; the first token follows."""
+
+    usage: UsageOut
+    report: ReportOut
+
+
+class TokenEvent(BaseModel):
+    """`token`: some more of the answer."""
+
+    text: str

@@ -1,0 +1,74 @@
+"""Search and reranking."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from service.api.models.fields import WHOLE, ChunkId, CollectionName, Filter, Strict, Whole, one_of
+
+RERANKED = ("documents", "chunk_ids")
+
+
+class SearchRequest(Strict):
+    """What to look for."""
+
+    query: str = Field(min_length=1, max_length=1_000_000, examples=["At what temperature does water boil?"])
+    collection: CollectionName | None = Field(None, description="All collections, where there is none")
+    filter: Filter | None = None
+    top_k: Whole = Field(10, ge=1, le=1000)
+    neighbors: Whole = Field(0, ge=0, le=10, description="Chunks before and behind each hit that come along")
+    mode: Literal["lexical", "vector", "hybrid"] | None = Field(
+        None, description="By default hybrid where there is an embedder, else lexical"
+    )
+    rerank: bool = Field(False, description="Needs a reranker in the settings")
+
+
+class SourceOut(BaseModel):
+    """A passage. `start` and `end`: characters of the document's text, where it was cut from one."""
+
+    chunk_id: str
+    document_id: str
+    title: str
+    score: float
+    text: str
+    metadata: dict[str, object]
+    page: int | None
+    start: int | None
+    end: int | None
+
+
+class SearchAnswer(BaseModel):
+    """Best first."""
+
+    hits: list[SourceOut]
+
+
+class RerankRequest(Strict):
+    """Texts, or chunks, to order by how well they answer."""
+
+    model_config = ConfigDict(json_schema_extra=one_of(*RERANKED))
+
+    query: str = Field(min_length=1, max_length=1_000_000)
+    documents: list[str] = Field(default_factory=list[str], min_length=1, max_length=1000)
+    chunk_ids: list[ChunkId] = Field(default_factory=list[str], min_length=1, max_length=1000)
+    top_n: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if len(self.model_fields_set.intersection(RERANKED)) != 1:
+            raise ValueError("give either documents or chunk_ids")
+        return self
+
+
+class Ranked(BaseModel):
+    """`index`: the place in the request."""
+
+    index: int
+    score: float
+    chunk_id: str | None
+
+
+class RerankAnswer(BaseModel):
+    """Best first."""
+
+    results: list[Ranked]

@@ -1,0 +1,203 @@
+"""Failures as HTTP answers: which status, which sentence, and problem+json. Knows no route, and tells no internals."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import URL
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
+
+from blend.errors import Busy, NotFinite, PromptError, SamplingError, TokenizerError
+from retriever.embedding import EmbeddingError
+from retriever.errors import CatalogError, DocumentError, FilterError, SearchError
+from service.api.models.problem import FieldError, Problem
+from service.errors import Invalid, ServiceError, Unauthorized
+from store.errors import StoreError
+
+MEDIA: Final = "application/problem+json"
+MOST_FIELDS = 20  # fields that one answer names
+LONGEST = 300  # characters of a message
+
+_REFUSED: Final = "The request is not valid"
+_KNOWN: Final[tuple[tuple[type[Exception], int, str], ...]] = (
+    (FilterError, 422, _REFUSED),
+    (DocumentError, 422, _REFUSED),
+    (SearchError, 422, _REFUSED),
+    (PromptError, 422, _REFUSED),
+    (SamplingError, 422, _REFUSED),
+    (TokenizerError, 422, _REFUSED),
+    (CatalogError, 503, "The catalog cannot be used"),
+    (EmbeddingError, 503, "The embedder cannot be used"),
+    (StoreError, 503, "The store does not answer"),
+    (Busy, 429, "Too many requests"),
+    (NotFinite, 500, "The model failed"),
+)
+KNOWN: Final[tuple[type[Exception], ...]] = (ServiceError, *(kind for kind, _, _ in _KNOWN))
+_TITLES: Final = {
+    400: "The request cannot be read",
+    404: "There is no such thing",
+    405: "The method is not allowed here",
+}
+_RETRY_S: Final = {429: 1.0, 503: 5.0}
+_UNREADABLE = re.compile("[\ud800-\udfff\x00]")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong, before anybody renders it."""
+
+    status: int
+    title: str
+    detail: str
+    errors: tuple[FieldError, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+Render = Callable[[Failure, str], Response]  # of a failure and the request's id
+
+
+def failure_of(error: Exception) -> Failure:
+    """What may be told of an exception. Of one that nobody foresaw: that it happened."""
+    if isinstance(error, ServiceError):
+        named = (
+            (FieldError(field=error.field, message=str(error)),) if isinstance(error, Invalid) and error.field else ()
+        )
+        return Failure(error.status, error.title, _cut(str(error)), named, _headers(error))
+    for kind, status, title in _KNOWN:
+        if isinstance(error, kind):
+            waits = _RETRY_S.get(status)
+            return Failure(status, title, _cut(str(error)), headers={} if waits is None else _retry(waits))
+    return Failure(500, "The service failed", "what happened is in the log of the service, under this request's id")
+
+
+def problem_of(failure: Failure, request_id: str) -> Problem:
+    """As JSON has it."""
+    return Problem(
+        title=failure.title,
+        status=failure.status,
+        detail=failure.detail,
+        request_id=request_id,
+        errors=list(failure.errors),
+    )
+
+
+def as_problem(failure: Failure, request_id: str) -> Response:
+    """The response that everybody gets who has no form of errors of his own."""
+    body = json.dumps(problem_of(failure, request_id).model_dump()).encode()
+    return Response(body, failure.status, headers=dict(failure.headers), media_type=MEDIA)
+
+
+class Renderers:
+    """Which part of the interface has which form of errors: the longest path prefix decides."""
+
+    def __init__(self, by_prefix: Mapping[str, Render]) -> None:
+        self._by_prefix = sorted(by_prefix.items(), key=lambda each: -len(each[0]))
+
+    def respond(self, scope: Scope, failure: Failure) -> Response:
+        """The response to a request that failed."""
+        path = cast(str, scope["path"])
+        render = next((render for prefix, render in self._by_prefix if path.startswith(prefix)), as_problem)
+        request_id = request_id_of(scope)
+        response = render(failure, request_id)
+        if request_id:
+            response.headers["x-request-id"] = request_id
+        return response
+
+
+def request_id_of(scope: Scope) -> str:
+    """As the telemetry gave it; empty where there is none."""
+    return cast(dict[str, str], scope.get("state", {})).get("request_id", "")
+
+
+def install(app: FastAPI, renderers: Renderers) -> None:
+    """Let every failure of this application become a response of the right form."""
+
+    def known(request: Request, error: Exception) -> Response:
+        return renderers.respond(request.scope, failure_of(error))
+
+    def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return renderers.respond(request.scope, _invalid(error))
+
+    def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return renderers.respond(request.scope, _refused(request, error))
+
+    for kind in KNOWN:
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(Exception, known)
+
+
+def _headers(error: ServiceError) -> dict[str, str]:
+    if isinstance(error, Unauthorized):
+        return {"WWW-Authenticate": 'Bearer realm="kvweave"'}
+    return {} if error.retry_after_s is None else _retry(error.retry_after_s)
+
+
+def _retry(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+def field_errors(errors: Sequence[Mapping[str, object]]) -> tuple[FieldError, ...]:
+    """Of what pydantic found: where and why, and never the value that was sent."""
+    return tuple(
+        FieldError(field=_place(cast(Sequence[object], each["loc"])), message=_sentence(str(each["msg"])))
+        for each in errors[:MOST_FIELDS]
+    )
+
+
+def _invalid(error: RequestValidationError) -> Failure:
+    found = field_errors(cast(Sequence[Mapping[str, object]], error.errors()))
+    told = "; ".join(f"{each.field}: {each.message}" if each.field else each.message for each in found[:3])
+    return Failure(422, _REFUSED, _cut(told), found)
+
+
+def _place(location: Sequence[object]) -> str:
+    """`body`, `query` and `path` are left out: a name tells enough."""
+    inner = location[1:] if location and location[0] in ("body", "query", "path") else location
+    return ".".join(_clean(str(each))[:64] for each in inner)
+
+
+def _sentence(message: str) -> str:
+    return _cut(message.removeprefix("Value error, "))
+
+
+def _refused(request: Request, error: HTTPException) -> Failure:
+    headers = dict(error.headers or {})
+    title = _TITLES.get(error.status_code, "The request is refused")
+    path = URL(scope=request.scope).path[:80]
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(allowed := _allowed(request))
+        return Failure(405, title, _cut(f"{path} takes {' and '.join(allowed)}"), headers=headers)
+    if error.status_code == 404 and error.detail == "Not Found":
+        return Failure(404, title, _cut(f"{path} is no path of this service: /openapi.json lists all"), headers=headers)
+    return Failure(error.status_code, title, _cut(str(error.detail)), headers=headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """Every method that some route takes on this path; the framework tells those of the first alone."""
+    scope = {key: value for key, value in request.scope.items() if key != "path_params"}
+    found: set[str] = set()
+    for route in request.app.routes:
+        methods = cast(set[str] | None, getattr(route, "methods", None))
+        if methods and route.matches(scope)[0] is not Match.NONE:
+            found |= methods
+    return sorted(found)
+
+
+def _cut(message: str) -> str:
+    message = _clean(message)
+    return message if len(message) <= LONGEST else f"{message[: LONGEST - 1]}…"
+
+
+def _clean(text: str) -> str:
+    return _UNREADABLE.sub("\ufffd", text)

@@ -1,0 +1,206 @@
+"""A question over HTTP: one answer in JSON, or its events as they happen. Both render the pipeline's one stream."""
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from fastapi import Request, Response
+from pydantic import BaseModel
+
+from service.api.caller import By
+from service.api.models.query import (
+    ChunkReportOut,
+    FusedEvent,
+    LoadedEvent,
+    QueryAnswer,
+    QueryRequest,
+    ReportOut,
+    RetrievedEvent,
+    TokenEvent,
+    UsageOut,
+)
+from service.api.models.search import SourceOut
+from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
+from service.api.questions import ask_of
+from service.api.search import source_of
+from service.api.streams import EventStream, gone, sse, unless_gone
+from service.pipeline.ask import Ask
+from service.pipeline.events import (
+    ChunkReport,
+    Delta,
+    Event,
+    Finished,
+    Fused,
+    Loaded,
+    Report,
+    Retrieved,
+    Source,
+    Usage,
+)
+from service.telemetry.middleware import server_timing
+
+log = logging.getLogger(__name__)
+
+Events = AsyncGenerator[Event]
+
+
+async def query(request: Request, wanted: QueryRequest, *, by: By) -> Response:
+    """Answer a question from the documents, with its sources and a report of how it came about."""
+    ask = ask_of(by, wanted)
+    events = by.core.pipeline.answer(ask)
+    if wanted.stream:
+        opened = await unless_gone(request, _opened(events))
+        return EventStream(_streamed(ask, opened, request_id=request_id_of(request.scope))) if opened else gone()
+    answer = await unless_gone(request, _answered(ask, events))
+    if answer is None:
+        return gone()
+    headers = {"Server-Timing": server_timing(answer.report.timings_ms)}
+    return Response(answer.model_dump_json(), media_type="application/json", headers=headers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A stream whose first event is there: what is wrong with the request has shown itself."""
+
+    first: Event
+    others: Events
+
+
+async def _opened(events: Events) -> _Opened:
+    """Closed again if it ends before it began."""
+    is_open = False
+    try:
+        opened = _Opened(await anext(events), events)
+        is_open = True
+        return opened
+    finally:
+        if not is_open:
+            await events.aclose()
+
+
+async def _answered(ask: Ask, events: Events) -> QueryAnswer:
+    tale = _Tale(ask)
+    async with aclosing(events):
+        async for event in events:
+            tale.hear(event)
+    return tale.answer()
+
+
+class _Tale:
+    """What an answer has told so far."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._sources: list[SourceOut] = []
+        self._texts: list[str] = []
+        self._end: Finished | None = None
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case Retrieved():
+                self._sources = _sources(event.sources)
+            case Delta(text=text):
+                self._texts.append(text)
+            case Finished():
+                self._texts.append(event.text)
+                self._end = event
+            case _:
+                pass
+
+    def answer(self) -> QueryAnswer:
+        assert self._end is not None, "the pipeline ended without an end"
+        return QueryAnswer(
+            id=self._ask.id,
+            answer="".join(self._texts),
+            finish_reason=self._end.reason,
+            sources=self._sources,
+            usage=_usage(self._end.usage),
+            report=_report(self._end.report),
+        )
+
+
+async def _streamed(ask: Ask, opened: _Opened, *, request_id: str) -> AsyncGenerator[bytes]:
+    tale = _Tale(ask)
+    async with aclosing(opened.others):
+        try:
+            async for event in _all_of(opened):
+                tale.hear(event)
+                for name, content in _rendered(ask, event):
+                    yield sse(name, content)
+        except Exception as error:
+            yield sse("error", problem_of(failure_of(error), request_id))
+            if not isinstance(error, KNOWN):
+                raise
+            log.warning("an answer ended early", extra={"reason": type(error).__name__})
+            return
+    yield sse("done", tale.answer())
+
+
+async def _all_of(opened: _Opened) -> AsyncIterator[Event]:
+    yield opened.first
+    async for event in opened.others:
+        yield event
+
+
+def _rendered(ask: Ask, event: Event) -> Sequence[tuple[str, BaseModel]]:
+    """The events on the wire. What was held back to the end is a token like the others."""
+    match event:
+        case Retrieved():
+            return [("retrieved", RetrievedEvent(id=ask.id, sources=_sources(event.sources)))]
+        case Loaded():
+            return [("loaded", LoadedEvent(chunks=[_chunk(each) for each in event.chunks]))]
+        case Fused():
+            return [("fused", FusedEvent(usage=_usage(event.usage), report=_report(event.report)))]
+        case Delta() | Finished():
+            return [("token", TokenEvent(text=event.text))] if event.text else []
+
+
+def _sources(sources: Sequence[Source]) -> list[SourceOut]:
+    return [_source(each) for each in sources]
+
+
+def _source(source: Source) -> SourceOut:
+    if source.passage is not None:
+        return source_of(source.passage, source.score)
+    return SourceOut(
+        chunk_id=source.chunk_id,
+        document_id=source.document_id,
+        title=source.title,
+        score=source.score,
+        text=source.text,
+        metadata={},
+        page=None,
+        start=None,
+        end=None,
+    )
+
+
+def _usage(usage: Usage) -> UsageOut:
+    return UsageOut(
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        reused_tokens=usage.reused,
+        recomputed_tokens=usage.recomputed,
+    )
+
+
+def _chunk(chunk: ChunkReport) -> ChunkReportOut:
+    return ChunkReportOut(
+        chunk_id=chunk.chunk_id,
+        source=chunk.source,
+        miss_reason=chunk.miss_reason,
+        tokens=chunk.tokens,
+        recomputed=chunk.recomputed,
+        bytes=chunk.nbytes,
+    )
+
+
+def _report(report: Report) -> ReportOut:
+    return ReportOut(
+        policy=report.policy,
+        ratio=report.ratio,
+        chunks=[_chunk(each) for each in report.chunks],
+        dropped=list(report.dropped),
+        timings_ms=report.timings_ms,
+    )

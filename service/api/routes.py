@@ -1,0 +1,70 @@
+"""All routes of the REST interface, as one table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fastapi.routing import APIRoute
+
+from service.api import cache, collections, documents, health, jobs, query, search, stats, uploads
+from service.api.openapi import ANSWER, PROGRESS, SCRAPE, Schema
+from service.api.security import Operates, Reads, Uploads, Writes
+
+ONE = "/v1/documents/{document_id:name}"
+COLLECTION = "/v1/collections/{name:name}"
+JOB = "/v1/jobs/{job_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`fails`: the statuses that only some routes have. `also`: another status of success.
+
+    `answers`: by media type what it answers with, where its handler renders that itself.
+    """
+
+    method: str
+    path: str
+    handler: Callable[..., object]
+    kind: type[APIRoute]
+    fails: tuple[int, ...] = ()
+    status: int = 200
+    also: int | None = None
+    answers: dict[str, Schema] = field(default_factory=dict[str, Schema])
+
+    @property
+    def tag(self) -> str:
+        """The part of the interface."""
+        part = self.path.removeprefix("/v1/").strip("/").partition("/")[0]
+        return "operations" if not self.path.startswith("/v1/") or part in ("admin", "stats") else part
+
+
+ROUTES = (
+    Route("POST", "/v1/documents", uploads.post_documents, Uploads, (400,), status=202),
+    Route("GET", "/v1/documents", documents.list_documents, Reads),
+    Route("GET", f"{ONE}/chunks", documents.list_chunks, Reads, (404,)),
+    Route("GET", ONE, documents.get_document, Reads, (404,)),
+    Route("PUT", ONE, documents.put_document, Writes, status=202),
+    Route("PATCH", ONE, documents.patch_document, Writes, (404,)),
+    Route("DELETE", ONE, documents.delete_document, Writes, (404,)),
+    Route("GET", "/v1/collections", collections.list_collections, Reads),
+    Route("GET", COLLECTION, collections.get_collection, Reads, (404,)),
+    Route("PUT", COLLECTION, collections.put_collection, Writes, also=201),
+    Route("DELETE", COLLECTION, collections.delete_collection, Writes, (404,)),
+    Route("GET", "/v1/jobs", jobs.list_jobs, Writes),
+    Route("GET", JOB, jobs.get_job, Writes, (404,)),
+    Route("DELETE", JOB, jobs.cancel_job, Writes, (404,)),
+    Route("GET", f"{JOB}/events", jobs.job_events, Writes, (404,), answers=PROGRESS),
+    Route("POST", "/v1/search", search.search, Reads),
+    Route("POST", "/v1/rerank", search.rerank, Reads, (404,)),
+    Route("POST", "/v1/query", query.query, Reads, (404,), answers=ANSWER),
+    Route("POST", "/v1/cache/lookup", cache.lookup, Reads, (404,)),
+    Route("POST", "/v1/cache/prefetch", cache.prefetch, Writes, (404,)),
+    Route("POST", "/v1/cache/pin", cache.pin, Writes, (404,)),
+    Route("POST", "/v1/cache/unpin", cache.unpin, Writes, (404,)),
+    Route("POST", "/v1/cache/evict", cache.evict, Writes, (404,)),
+    Route("GET", "/v1/stats", stats.stats, Reads),
+    Route("GET", "/v1/admin/blend", stats.get_blend, Operates),
+    Route("PUT", "/v1/admin/blend", stats.put_blend, Operates),
+    Route("GET", "/metrics", health.metrics, Operates, answers=SCRAPE),
+    Route("GET", "/healthz", health.healthz, APIRoute),
+    Route("GET", "/readyz", health.readyz, APIRoute, (503,)),
+)

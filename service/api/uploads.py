@@ -1,0 +1,157 @@
+"""How documents come in: as JSON or as files, checked against limits and filters, then handed to the ingest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import TypeVar
+
+from fastapi import Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+
+from retriever.catalog.upload_types import NewUpload
+from retriever.documents import Draft, Json, Part
+from retriever.readers.files import SUFFIXES, read
+from service.api.caller import By, Caller
+from service.api.models.documents import Accepted, DocumentIn, FileUpload, Upload
+from service.api.models.fields import check_metadata
+from service.api.security import parse
+from service.errors import Invalid, TooLarge
+from service.ingest.drafts import document_id, named, upload_of
+from service.ingest.rules import CollectionRules
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file as it was sent."""
+
+    name: str
+    content: bytes
+
+
+def accept(by: Caller, drafts: Sequence[Draft], *, collection: str) -> tuple[str, list[str]]:
+    """Check, and hand over: the job, and the ids of the documents."""
+    most = by.core.settings.max_documents
+    if len(drafts) > most:
+        raise TooLarge(f"a request has at most {most:,} documents, got {len(drafts):,}: send several requests")
+    named = [(document_id(draft, collection), draft) for draft in drafts]
+    for name, draft in named:
+        _check_fits(by, name, collection=collection, draft=draft)
+    with by.tenant.catalog.view() as view:
+        for name, _ in named:
+            by.check_writable(view, name)
+    job = _handed_over(by, [upload_of(draft, collection) for draft in drafts], collection=collection)
+    return job, [name for name, _ in named]
+
+
+def located(accepted: Accepted, response: Response) -> Accepted:
+    """With a header that says where to look after it."""
+    response.headers["Location"] = f"/v1/jobs/{accepted.job_id}"
+    return accepted
+
+
+def draft_of(document: DocumentIn, name: str) -> Draft:
+    """What the retriever calls it."""
+    parts = tuple(Part(chunk.text, chunk.id, metadata=chunk.metadata) for chunk in document.chunks)
+    return Draft(document.text, parts, name, document.title, document.metadata)
+
+
+async def post_documents(request: Request, response: Response, *, by: By) -> Accepted:
+    """Put documents in: as JSON, or as files. They are safe when this answers, and serve when the job is done."""
+    if not request.headers["content-type"].lower().startswith("multipart/"):
+        body = await request.body()
+        return located(await run_in_threadpool(_accept_json, by, body), response)
+    async with request.form(max_files=1000, max_fields=1000, max_part_size=by.core.settings.max_body_bytes) as form:
+        files = [await _file(each) for each in form.getlist("files")]
+        others = [(name, value) for name, value in form.multi_items() if name != "files"]
+    return located(await run_in_threadpool(_accept_files, by, files, fields=others), response)
+
+
+async def _file(sent: UploadFile | str) -> File:
+    if isinstance(sent, str):
+        raise Invalid("send each file with its name, whose suffix tells what it is", field="files")
+    return File(PurePath(sent.filename or "").name, await sent.read())
+
+
+def _accept_json(by: Caller, body: bytes) -> Accepted:
+    upload = _valid(Upload, parse(body))
+    drafts = [draft_of(each, each.id or "") for each in upload.documents]
+    job, ids = accept(by, drafts, collection=upload.collection)
+    return Accepted(job_id=job, documents=ids, files=[])
+
+
+def _accept_files(by: Caller, files: Sequence[File], *, fields: Sequence[tuple[str, object]]) -> Accepted:
+    """As they are, and read by the job. Where something must be known of their documents first, they are read here."""
+    given = _given(files, fields)
+    for file in files:
+        _check_file(file)
+    if given.metadata or by.is_bound:
+        drafts = [_laid_over(draft, given.metadata) for file in files for draft in named(_read(file), file.name)]
+        job, ids = accept(by, drafts, collection=given.collection)
+        return Accepted(job_id=job, documents=ids, files=[])
+    uploads = [NewUpload("", given.collection, file.name, file.content) for file in files]
+    job = _handed_over(by, uploads, collection=given.collection)
+    return Accepted(job_id=job, documents=[], files=[file.name for file in files])
+
+
+def _given(files: Sequence[File], fields: Sequence[tuple[str, object]]) -> FileUpload:
+    told: dict[str, object] = {"files": [file.content for file in files]}
+    for name, value in fields:
+        if name in told:
+            raise Invalid("it is there twice: send it once", field=name[:64])
+        told[name] = parse(value.encode(), field=name) if name == "metadata" and isinstance(value, str) else value
+    return _valid(FileUpload, told)
+
+
+def _check_file(file: File) -> None:
+    if PurePath(file.name).suffix.lower() not in SUFFIXES or "\0" in file.name:
+        raise Invalid(
+            f"{file.name[:80]!r} is of no known kind: its name must end in {', '.join(SUFFIXES)}", field="files"
+        )
+    if not file.content.strip():
+        raise Invalid(f"{file.name[:80]!r} is empty: leave it out", field="files")
+
+
+def _read(file: File) -> Sequence[Draft]:
+    reading = read(file.name, file.content)
+    if reading.problems:
+        first = reading.problems[0]
+        raise Invalid(f"{first.place[:80]} cannot be read: {first.reason}", field="files")
+    return reading.drafts
+
+
+def _laid_over(draft: Draft, metadata: Json) -> Draft:
+    merged = {**draft.metadata, **metadata}
+    try:
+        check_metadata(merged)
+    except ValueError as error:
+        raise Invalid(str(error), field="metadata") from error
+    return replace(draft, metadata=merged)
+
+
+def _valid(model: type[M], found: object) -> M:
+    try:
+        return model.model_validate(found)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
+
+
+def _check_fits(by: Caller, name: str, *, collection: str, draft: Draft) -> None:
+    by.check_fits(name, collection, metadata=draft.metadata)
+    for part in draft.parts:
+        if part.metadata:
+            by.check_fits(name, collection, metadata={**draft.metadata, **part.metadata})
+
+
+def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -> str:
+    """Into a collection that is made if it is not there."""
+    tenant, ingest = by.tenant, by.core.ingest
+    with tenant.catalog.view() as view:
+        is_there = view.collection(collection) is not None
+    if not is_there:
+        ingest.put_collection(tenant, collection, rules=CollectionRules(by.core.settings.chunk_tokens))
+    return ingest.accept(tenant, uploads, owner=by.who.key_id)

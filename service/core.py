@@ -1,0 +1,231 @@
+"""A running service: what it is made of, from its first moment to its last. Names no concrete class of store or model.
+
+What is quick to open is open at once; the model loads behind, and until it is there everything else is Unavailable.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from blend.errors import BlendError
+from blend.fingerprint import Fingerprint
+from retriever.errors import RetrieverError
+from retriever.library import Library
+from service.access.control import Control
+from service.access.identity import Principal
+from service.access.lock import hold
+from service.access.rates import Rates
+from service.errors import Unavailable
+from service.grammar import Grammars
+from service.ingest.document import Tools
+from service.ingest.worker import Ingest
+from service.pipeline.answer import Parts, Pipeline, Steering
+from service.pipeline.ask import Blending
+from service.press import Press
+from service.settings import Settings, SettingsError
+from service.shelf import Shelf
+from service.telemetry.logs import fields
+from service.telemetry.metrics import Metrics
+from service.telemetry.traces import Tracer
+from service.tenants import Tenant, Tenants
+from store.base import BlobStore
+from store.errors import StoreError
+from store.key import Scope
+
+log = logging.getLogger(__name__)
+
+ADMIN_KEY = "admin.key"
+LOOKED_AT = 10_000  # blobs of a tenant, to find out whether any is of this model
+
+_START_ERRORS = (BlendError, RetrieverError, SettingsError, StoreError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What there is once the model is there."""
+
+    press: Press
+    blending: Blending
+    library: Callable[[Path], Library]  # of a tenant's folder
+
+
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """How its parts are made. `load` takes long."""
+
+    store: Callable[[], BlobStore]
+    load: Callable[[], Loaded]
+    tracer: Tracer
+    model_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Working:
+    tenants: Tenants
+    ingest: Ingest
+    pipeline: Pipeline
+    press: Press
+    blending: Blending
+
+
+class Core:
+    """Everything that endpoints call. Opening it raises what stops a start; `close` takes back all that it began."""
+
+    def __init__(self, settings: Settings, makers: Makers) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.rates = Rates()
+        self.tracer = makers.tracer
+        self.model_name = makers.model_name
+        self.created = time.time()
+        self.failed = threading.Event()  # the model did not load: `not_ready` says why
+        self._makers = makers
+        self._problem = "the model is loading: ask again in a moment"
+        self._working: _Working | None = None
+        with ExitStack() as stack:
+            stack.enter_context(hold(settings.data))
+            self.control = Control(settings.data / "control.sqlite")
+            stack.callback(self.control.close)
+            if settings.auth:
+                self.control.ensure_admin(settings.data / ADMIN_KEY)
+            self.store = makers.store()
+            stack.callback(self.store.close)
+            stack.callback(makers.tracer.close)
+            self._stack = stack.pop_all()
+        self._watch()
+        self._loading = threading.Thread(target=self._load, name="kvweave-load", daemon=True)
+        self._loading.start()
+
+    @property
+    def ingest(self) -> Ingest:
+        """Raises Unavailable while the model loads."""
+        return self._ready().ingest
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Raises Unavailable while the model loads."""
+        return self._ready().pipeline
+
+    @property
+    def tenants(self) -> Tenants:
+        """Raises Unavailable while the model loads."""
+        return self._ready().tenants
+
+    @property
+    def press(self) -> Press:
+        """Raises Unavailable while the model loads."""
+        return self._ready().press
+
+    @property
+    def blending(self) -> Blending:
+        """What a request gets that asks for nothing else. Raises Unavailable while the model loads."""
+        return self._ready().blending
+
+    @property
+    def window(self) -> int:
+        """Tokens of a prompt with its answer."""
+        return self.press.window
+
+    def tenant(self, principal: Principal) -> Tenant:
+        """Whose key it is."""
+        return self.tenants.open(principal.tenant)
+
+    def not_ready(self) -> str | None:
+        """Why it cannot serve, or None."""
+        if self._working is None:
+            return self._problem
+        try:
+            self.store.tenants()
+        except StoreError as error:
+            return str(error)
+        return None
+
+    def wait(self) -> None:
+        """Until the model is there, or will not be."""
+        self._loading.join()
+
+    def close(self) -> None:
+        """Finish what runs, and let go of everything. What waits in ingest goes on at the next start."""
+        self._loading.join()
+        self._stack.close()
+
+    def _ready(self) -> _Working:
+        if self._working is None:
+            raise Unavailable(self._problem)
+        return self._working
+
+    def _load(self) -> None:
+        try:
+            self._begin(self._makers.load())
+        except _START_ERRORS as error:
+            self._problem = str(error)
+            log.error("the service cannot start", extra=fields(reason=str(error)))
+            self.failed.set()
+
+    def _begin(self, loaded: Loaded) -> None:
+        press, settings = loaded.press, self.settings
+        self._stack.callback(press.engine.close)
+        tenants = Tenants(settings.data, lambda name, folder: self._tenant(name, folder, loaded=loaded))
+        self._stack.callback(tenants.close)
+        tools = Tools(press, self.store, self.metrics, settings.chunk_tokens)
+        ingest = Ingest(tools, tenants, control=self.control)
+        self._stack.callback(ingest.close)
+        grammars = Grammars(press.wording.tokenizer, press.vocabulary)
+        pipeline = Pipeline(
+            Parts(
+                *(press, ingest, grammars, self.metrics, self.tracer),
+                tenant_of=self.tenant,
+                steering=self._steering,
+                blending=loaded.blending,
+                max_requests=settings.max_requests,
+            )
+        )
+        self._stack.callback(pipeline.close)
+        self.metrics.watch(
+            "requests_in_flight", "Requests for answers that are not over.", read=lambda: pipeline.in_flight
+        )
+        self.metrics.watch(
+            "fills_waiting", "Missing chunks that wait to be computed.", read=lambda: ingest.waiting_fills
+        )
+        self._working = _Working(tenants, ingest, pipeline, press, loaded.blending)
+        ingest.start()
+        log.info("ready", extra=fields(model=self.model_name, window=press.window, codec=press.codec))
+        self._compare(press)
+
+    def _tenant(self, name: str, folder: Path, *, loaded: Loaded) -> Tenant:
+        library = loaded.library(folder)
+        shelf = Shelf(name, library.catalog, store=self.store, press=loaded.press, control=self.control)
+        return Tenant(name, library, shelf=shelf, store=self.store)
+
+    def _steering(self) -> Steering:
+        switch = self.control.switch()
+        return Steering(switch.enabled, self.settings.share if switch.share is None else switch.share)
+
+    def _watch(self) -> None:
+        self.metrics.watch_store(self.store.usage)
+        self.metrics.watch("ready", "Is the model loaded?", read=lambda: self._working is not None)
+
+    def _compare(self, press: Press) -> None:
+        """Warn where a tenant's blobs are all of other models or settings: every chunk will be computed again."""
+        known = {digest: Fingerprint.from_dict(fields) for digest, fields in self.control.fingerprints().items()}
+        mine = {digest for digest, each in known.items() if press.fingerprint.behind(()).differs(_bare(each)) is None}
+        try:
+            for tenant in self.store.tenants():
+                found = {entry.key.fingerprint for entry in islice(self.store.entries(Scope(tenant)), LOOKED_AT)}
+                if found and not found & mine:
+                    others = [known[digest] for digest in found if digest in known]
+                    field = press.fingerprint.behind(()).differs(_bare(others[0])) if others else "an unknown field"
+                    log.warning(
+                        "the store holds only chunks of another fingerprint", extra=fields(tenant=tenant, differs=field)
+                    )
+        except StoreError as error:
+            log.warning("the store could not be looked through", extra=fields(reason=str(error)))
+
+
+def _bare(fingerprint: Fingerprint) -> Fingerprint:
+    return fingerprint.behind(())

@@ -1,0 +1,40 @@
+"""The operating point that an evaluation chose for a model: where it is kept, and when it is taken."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from service.settings import Settings, SettingsError
+
+CHOSEN = ("policy", "ratio", "codec")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """How chunks are reused and packed."""
+
+    policy: str
+    ratio: float
+    codec: str
+
+
+def point_file(settings: Settings, weights: str) -> Path:
+    """Of the model with these weights."""
+    return settings.data / "points" / f"{weights}.toml"
+
+
+def operating_point(settings: Settings, weights: str) -> Point:
+    """What the settings say; where they leave all of it to the defaults, what was chosen for this model."""
+    file = point_file(settings, weights)
+    if not settings.model_fields_set.isdisjoint(CHOSEN) or not file.is_file():
+        return Point(settings.policy, settings.ratio, settings.codec)
+    try:
+        found = tomllib.loads(file.read_text("utf-8"))
+        chosen = Settings(**{name: found[name] for name in CHOSEN})  # checks each of them
+    except (KeyError, ValueError, ValidationError, TypeError) as error:
+        raise SettingsError(
+            f"{file} is no operating point: remove it, or run kvweave eval --save auto again"
+        ) from error
+    return Point(chosen.policy, chosen.ratio, chosen.codec)

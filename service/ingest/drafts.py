@@ -1,0 +1,48 @@
+"""Documents on their way in: kept as bytes until they are cut, and named by their content where nobody named them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+from blake3 import blake3
+
+from retriever.catalog.upload_types import NewUpload
+from retriever.chunking.count import Counter
+from retriever.chunking.cut import Rules, cut
+from retriever.documents import Document, Draft
+
+_DIGEST = 16  # bytes
+
+
+def encode_draft(draft: Draft) -> bytes:
+    """The bytes that `decode_draft` reads."""
+    return msgspec.json.encode(draft)
+
+
+def decode_draft(content: bytes) -> Draft:
+    """What `encode_draft` wrote."""
+    return msgspec.json.decode(content, type=Draft)
+
+
+def document_id(draft: Draft, collection: str) -> str:
+    """The user's, or a digest of all that was put in: the same content is the same document."""
+    told = [collection, msgspec.to_builtins(draft)]
+    return draft.id or f"doc-{blake3(msgspec.json.encode(told, order='sorted')).hexdigest(_DIGEST)}"
+
+
+def upload_of(draft: Draft, collection: str) -> NewUpload:
+    """What waits to be cut."""
+    return NewUpload(document_id(draft, collection), collection, "", encode_draft(draft))
+
+
+def cut_draft(draft: Draft, name: str, *, tokens: int, count: Counter) -> Document:
+    """With its own chunks, or cut to so many tokens each."""
+    parts = draft.parts or cut(draft.text, Rules(tokens), count=count, pages=draft.pages)
+    return Document(name, parts, draft.title, draft.metadata)
+
+
+def named(drafts: Sequence[Draft], file: str) -> list[Draft]:
+    """The documents of a file: a file that is one document gives it its name, so that a newer one replaces it."""
+    if len(drafts) == 1 and not drafts[0].id:
+        return [replace(drafts[0], id=file)]
+    return [*drafts]

@@ -1,0 +1,27 @@
+"""How a collection's documents are cut and captured, as its catalog keeps it."""
+
+from dataclasses import asdict, dataclass, fields
+
+from retriever.documents import Json
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionRules:
+    """`system`: the system prompt that its chunks are captured behind; None for the service's own.
+
+    Chunks are captured behind the first one that the collection ever had: another one later misses no chunk.
+    """
+
+    chunk_tokens: int = 256
+    system: str | None = None
+    embedder: str = ""
+
+    def to_json(self) -> Json:
+        """What `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, rules: Json) -> "CollectionRules":
+        """Rules that somebody else put in, too: what is not known is left out."""
+        known = {field.name: rules[field.name] for field in fields(cls) if field.name in rules}
+        return cls(**known)  # pyright: ignore[reportArgumentType] (as `to_json` wrote it)

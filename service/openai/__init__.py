@@ -1,0 +1,1 @@
+"""The OpenAI-compatible interface, a rendering of the pipeline."""

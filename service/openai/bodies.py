@@ -1,0 +1,143 @@
+"""What OpenAI's clients read: answers, chunks of answers, models, errors. Types alone."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from service.api.models.query import ReportOut
+from service.api.models.search import SourceOut
+
+
+class TopLogprob(BaseModel):
+    """A token that could have stood there."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class Logprobs(BaseModel):
+    """Of each token of the content."""
+
+    content: list[TokenLogprob] | None
+    refusal: None = None
+
+
+class CachedTokens(BaseModel):
+    """Of the prompt: what was not computed for this answer."""
+
+    cached_tokens: int
+
+
+class CompletionUsage(BaseModel):
+    """In tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class Extra(BaseModel):
+    """What kvweave tells of an answer, besides what OpenAI does."""
+
+    report: ReportOut
+    sources: list[SourceOut]
+    recomputed_tokens: int
+
+
+class AnswerMessage(BaseModel):
+    """The answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Choice(BaseModel):
+    """There is one."""
+
+    index: int = 0
+    message: AnswerMessage
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(BaseModel):
+    """A whole answer."""
+
+    id: str = Field(examples=["chatcmpl-5f1d0c2ab7e94d0e"])
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int = Field(examples=[1_760_000_000])
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: CompletionUsage
+    kvweave: Extra
+
+
+class Change(BaseModel):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(BaseModel):
+    """There is one, and none in the chunk that tells the usage."""
+
+    index: int = 0
+    delta: Change
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatCompletionChunk(BaseModel):
+    """A part of an answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: CompletionUsage | None = None
+    kvweave: Extra | None = None
+
+
+class Model(BaseModel):
+    """A model that answers."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "kvweave"
+    max_model_len: int = Field(description="Tokens of prompt and answer")
+
+
+class ModelList(BaseModel):
+    """There is one."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class ErrorDetail(BaseModel):
+    """`param` is the field that is at fault, where one is."""
+
+    message: str = Field(examples=["The model 'gpt-x' does not exist: this service has 'default'"])
+    type: str = Field(examples=["invalid_request_error"])
+    param: str | None = Field(examples=["model"])
+    code: str | None = Field(examples=["model_not_found"])
+
+
+class ErrorBody(BaseModel):
+    """What went wrong."""
+
+    error: ErrorDetail

@@ -1,0 +1,139 @@
+"""Failures as OpenAI's clients expect them. Knows no route, and tells no more than problem+json would."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, cast
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from blend.errors import PromptError
+from service.api.problems import KNOWN, Failure, failure_of, request_id_of
+from service.api.security import Handler, Reads
+from service.errors import Forbidden, Invalid, NotFound, Unauthorized
+from service.openai.bodies import ErrorBody, ErrorDetail
+
+FORESEEN: Final[tuple[type[Exception], ...]] = (*KNOWN, RequestValidationError)
+
+_INVALID: Final = "invalid_request_error"
+_TYPES: Final = {403: "permission_error", 429: "rate_limit_error"}
+_CODES: Final = {401: "invalid_api_key", 413: "request_too_large", 429: "rate_limit_exceeded"}
+_UNREADABLE = re.compile("[\ud800-\udfff\x00]")
+_BRANCH = re.compile(r"(constrained-)?str|list\[.*\]")  # of a union, which pydantic tried
+
+
+class ModelNotFound(NotFound):
+    """A model that this service does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An error and the status it comes with."""
+
+    status: int
+    detail: ErrorDetail
+    headers: Mapping[str, str]
+
+
+class OpenAIRoute(Reads):
+    """A route whose failures have OpenAI's form, wherever they are raised."""
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+
+        async def rendered(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except FORESEEN as error:
+                return _response(fault_of(error), request_id_of(request.scope))
+            except HTTPException as error:
+                if not isinstance(error.__cause__, FORESEEN):
+                    raise
+                # What reading the body raised, the framework has put another error around.
+                return _response(fault_of(error.__cause__), request_id_of(request.scope))
+
+        return rendered
+
+
+def as_openai(failure: Failure, request_id: str) -> Response:
+    """For failures outside of these routes: unknown paths, too much at once, what nobody foresaw."""
+    return _response(_fault(failure), request_id)
+
+
+def fault_of(error: Exception) -> Fault:
+    """What one of the exceptions of `FORESEEN` becomes."""
+    if isinstance(error, RequestValidationError):
+        return Fault(400, _first(cast(Sequence[Mapping[str, object]], error.errors())), {})
+    fault = _fault(failure_of(error), param=error.field or None if isinstance(error, Invalid) else None)
+    code = _code(error)
+    return Fault(fault.status, fault.detail.model_copy(update={"code": code}), fault.headers) if code else fault
+
+
+def error_body(error: Exception) -> ErrorBody:
+    """What goes wrong in the middle of a stream."""
+    return ErrorBody(error=fault_of(error).detail)
+
+
+def _code(error: Exception) -> str | None:
+    match error:
+        case ModelNotFound():
+            return "model_not_found"
+        case PromptError():
+            return "context_length_exceeded"
+        case NotFound():
+            return "not_found"
+        case Forbidden():
+            return "insufficient_permissions"
+        case Unauthorized():
+            return "invalid_api_key"
+        case _:
+            return None
+
+
+def _fault(failure: Failure, *, param: str | None = None) -> Fault:
+    status = 400 if failure.status == 422 else failure.status
+    kind = _TYPES.get(status, "server_error" if status >= 500 else _INVALID)
+    detail = ErrorDetail(message=failure.detail, type=kind, param=param, code=_CODES.get(status))
+    return Fault(status, detail, failure.headers)
+
+
+def _response(fault: Fault, request_id: str) -> Response:
+    headers = {**fault.headers, **({"x-request-id": request_id} if request_id else {})}
+    return JSONResponse(ErrorBody(error=fault.detail).model_dump(), fault.status, headers=headers)
+
+
+def _first(errors: Sequence[Mapping[str, object]]) -> ErrorDetail:
+    """Of what pydantic found, an unknown parameter before all else: what follows from it is no news.
+
+    Of a value that may be of several types, what is wrong with it and not which types it does not have.
+    """
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
+    param = _param(first)
+    same = [each for each in errors if _param(each) == param]
+    found = next((each for each in same if not str(each["type"]).endswith("_type")), first)
+    match found["type"]:
+        case "extra_forbidden":
+            message, code = f"Unrecognized request argument supplied: {param}", "unknown_parameter"
+        case "missing":
+            message, code = f"Missing required parameter: '{param}'", "missing_required_parameter"
+        case "json_invalid":
+            message, code = f"We could not parse the JSON body of your request: {found['msg']}", None
+        case _:
+            sentence = str(found["msg"]).removeprefix("Value error, ")
+            message, code = f"Invalid value for '{param}': {sentence}", "invalid_value"
+    return ErrorDetail(message=message, type=_INVALID, param=param or None, code=code)
+
+
+def _param(error: Mapping[str, object]) -> str:
+    """Where, as OpenAI writes it: `messages[0].content`."""
+    written = ""
+    for before, part in pairwise(cast(Sequence[object], error["loc"])):
+        if isinstance(part, int):
+            written += f"[{part}]"
+        elif before != "response_format" and not _BRANCH.fullmatch(str(part)):
+            written += "." + _UNREADABLE.sub("\ufffd", str(part))[:64]
+    return written.removeprefix(".")

@@ -1,0 +1,45 @@
+"""What kvweave tells of an answer and OpenAI does not: where its caches came from and what it rests on."""
+
+from service.api.models.query import ChunkReportOut, ReportOut
+from service.api.models.search import SourceOut
+from service.api.search import source_of as passage_of
+from service.pipeline.events import ChunkReport, Report, Source
+
+
+def report_of(report: Report) -> ReportOut:
+    """How the answer came about."""
+    return ReportOut(
+        policy=report.policy,
+        ratio=report.ratio,
+        chunks=[_chunk(each) for each in report.chunks],
+        dropped=list(report.dropped),
+        timings_ms=report.timings_ms,
+    )
+
+
+def source_of(source: Source) -> SourceOut:
+    """A passage, or a document that came with the request."""
+    if source.passage is not None:
+        return passage_of(source.passage, source.score)
+    return SourceOut(
+        chunk_id=source.chunk_id,
+        document_id=source.document_id,
+        title=source.title,
+        score=source.score,
+        text=source.text,
+        metadata={},
+        page=None,
+        start=None,
+        end=None,
+    )
+
+
+def _chunk(chunk: ChunkReport) -> ChunkReportOut:
+    return ChunkReportOut(
+        chunk_id=chunk.chunk_id,
+        source=chunk.source,
+        miss_reason=chunk.miss_reason,
+        tokens=chunk.tokens,
+        recomputed=chunk.recomputed,
+        bytes=chunk.nbytes,
+    )

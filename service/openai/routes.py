@@ -1,0 +1,132 @@
+"""OpenAI's chat completions and models, over the same pipeline as everything else. Knows no model."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from importlib.metadata import version
+from typing import Annotated, Final, Protocol
+from urllib.parse import unquote
+
+from blake3 import blake3
+from fastapi import APIRouter, Depends, Request, Response
+
+from service.access.identity import Principal
+from service.api.problems import request_id_of
+from service.api.security import BEARER, principal
+from service.api.streams import EventStream, gone, unless_gone
+from service.openai.asking import Defaults, to_ask
+from service.openai.bodies import ChatCompletion, ErrorBody, Model, ModelList
+from service.openai.errors import ModelNotFound, OpenAIRoute
+from service.openai.render import Envelope, completion, stream
+from service.openai.request import ChatRequest
+from service.pipeline.ask import Ask, Blending
+from service.pipeline.events import Event
+from service.telemetry.middleware import server_timing
+
+ALIAS: Final = "default"  # of the one model, whatever its name
+PREFIXES: Final = ("/v1/chat/completions", "/v1/models")  # where failures have OpenAI's form
+
+
+class Asked(Protocol):
+    """Whoever answers."""
+
+    def answer(self, ask: Ask) -> AsyncGenerator[Event]: ...
+
+
+class Chosen(Protocol):
+    """The settings that fill in what a request leaves out."""
+
+    @property
+    def top_k(self) -> int: ...
+
+
+class Core(Protocol):
+    """What these routes need of the service."""
+
+    @property
+    def settings(self) -> Chosen: ...
+    @property
+    def pipeline(self) -> Asked: ...
+    @property
+    def created(self) -> float: ...
+    @property
+    def blending(self) -> Blending: ...
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def window(self) -> int: ...
+
+
+By = Annotated[Principal, Depends(principal)]
+_VERSION: Final = version("kvweave")
+_STREAM: Final = {"schema": {"type": "string", "description": "chat.completion.chunk objects, then [DONE]"}}
+_FAILURES: Final[dict[int | str, dict[str, object]]] = {
+    "4XX": {"model": ErrorBody, "description": "The request is refused"},
+    "5XX": {"model": ErrorBody, "description": "The service failed"},
+}
+
+
+def router(core_of: Callable[[Request], Core]) -> APIRouter:
+    """The routes, over whatever is the core when a request comes."""
+    routes = APIRouter(
+        route_class=OpenAIRoute, dependencies=[Depends(BEARER)], responses=_FAILURES, tags=["OpenAI-compatible"]
+    )
+
+    @routes.post(
+        "/v1/chat/completions",
+        summary="Answer a chat, as OpenAI's API does",
+        response_model=ChatCompletion,
+        responses={200: {"content": {"text/event-stream": _STREAM}}},
+    )
+    async def complete(body: ChatRequest, request: Request, *, who: By) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return await _complete(core_of(request), body, request=request, who=who)
+
+    @routes.get("/v1/models", summary="The model that answers")
+    def models(request: Request) -> ModelList:  # pyright: ignore[reportUnusedFunction]
+        return ModelList(data=[_model(core_of(request))])
+
+    @routes.get("/v1/models/{model:path}", summary="The model that answers, by its name")
+    def model_named(request: Request, model: str) -> Model:  # pyright: ignore[reportUnusedFunction]
+        core = core_of(request)
+        _check(core, unquote(model))  # a slash in a name comes as it is, or encoded still
+        return _model(core)
+
+    return routes
+
+
+async def _complete(core: Core, body: ChatRequest, *, request: Request, who: Principal) -> Response:
+    _check(core, body.model)
+    number = request_id_of(request.scope) or secrets.token_hex(12)
+    envelope = Envelope(f"chatcmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model_name))
+    defaults = Defaults(core.blending, core.settings.top_k)
+    ask = to_ask(body, who, id=envelope.id, defaults=defaults)
+    events = core.pipeline.answer(ask)
+    if not body.stream:
+        answer = await unless_gone(request, completion(events, envelope))
+        return gone() if answer is None else _whole(answer)
+    with_usage = bool(body.stream_options and body.stream_options.include_usage)
+    lines = stream(events, envelope, with_usage=with_usage)
+    sure = await unless_gone(request, _first(lines))
+    return gone() if sure is None else EventStream(lines)
+
+
+def _whole(answer: ChatCompletion) -> Response:
+    headers = {"Server-Timing": server_timing(answer.kvweave.report.timings_ms)}
+    return Response(answer.model_dump_json(), media_type="application/json", headers=headers)
+
+
+async def _first(lines: AsyncGenerator[bytes]) -> bytes:
+    return await anext(lines)
+
+
+def _check(core: Core, model: str) -> None:
+    if model not in (core.model_name, ALIAS):
+        raise ModelNotFound(f"The model {model[:80]!r} does not exist: this service has {core.model_name!r}")
+
+
+def _model(core: Core) -> Model:
+    return Model(id=core.model_name, created=int(core.created), max_model_len=core.window)
+
+
+def _fingerprint(model: str) -> str:
+    return f"fp_{blake3(f'{model} {_VERSION}'.encode()).hexdigest()[:12]}"

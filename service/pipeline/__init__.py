@@ -1,0 +1,1 @@
+"""From a question to its answer: one stream of events that all interfaces render."""

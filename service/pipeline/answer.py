@@ -1,0 +1,315 @@
+"""The one pipeline: retrieve, fetch, fuse, decode, as a stream of events. Every interface renders this stream.
+
+Each request is a task of its own: while one is looked up and fetched, others are computed.
+"""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from blend.engine import Done, Engine, Failed, Finish, Ready, Request, Ticket, Token
+from blend.engine import Event as EngineEvent
+from blend.fuse import FuseReport
+from retriever.search import Hit
+from service.access.identity import Principal
+from service.errors import Exhausted, ServiceError, Unavailable
+from service.grammar import Grammars
+from service.ingest.worker import Ingest
+from service.pipeline.ask import Ask, Blending, Lookup, Turn
+from service.pipeline.events import Delta, Event, Finished, Fused, Loaded, Report, Retrieved, TopToken, Usage
+from service.pipeline.gather import Gathered, gather, look_up
+from service.pipeline.plan import Fitted, Plan, fit, usage_of
+from service.press import Press
+from service.processors import chained
+from service.shelf import Missing, Opened
+from service.telemetry.logs import note, note_timings
+from service.telemetry.metrics import Metrics
+from service.telemetry.traces import Tracer
+from service.tenants import Tenant
+
+LOOKUPS = 8  # threads that search and tokenize
+FETCHES = 16  # threads that open blobs
+RETRY_S = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What an operator has set: whether requests may reuse, and which share of them."""
+
+    enabled: bool
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the pipeline is made of."""
+
+    press: Press
+    ingest: Ingest
+    grammars: Grammars
+    metrics: Metrics
+    tracer: Tracer
+    tenant_of: Callable[[Principal], Tenant]
+    steering: Callable[[], Steering]
+    blending: Blending
+    max_requests: int
+
+
+@dataclass(slots=True)
+class _Timings:
+    """Milliseconds by stage, as a client sees them."""
+
+    start: float = field(default_factory=time.perf_counter)
+    ms: dict[str, float] = field(default_factory=dict[str, float])
+
+    def since_start(self) -> float:
+        return 1000 * (time.perf_counter() - self.start)
+
+
+class _Flight:
+    """A request that may be given up at any time, also while it is handed in."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ticket: Ticket | None = None
+        self._over = False
+
+    def begin(self, engine: Engine, request: Request, *, listen: Callable[[EngineEvent], None]) -> None:
+        with self._lock:
+            if not self._over:
+                self._ticket = engine.submit(request, listen)
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._over = True
+            if self._ticket is not None:
+                self._ticket.cancel()
+
+
+class Pipeline:
+    """Of one service. Its methods are called in one event loop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup")
+        self._fetches = ThreadPoolExecutor(FETCHES, "kvweave-fetch")
+        self._flying = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are not over."""
+        return self._flying
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._lookups.shutdown(cancel_futures=True)
+        self._fetches.shutdown(cancel_futures=True)
+
+    async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
+        """Retrieval alone, best first as a prompt would have it."""
+        tenant = self._parts.tenant_of(principal)
+        ask = Ask(principal, (Turn("user", lookup.query),), lookup)
+        return await self._in_thread(lambda: look_up(tenant, lookup, ask=ask))
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[Event]:
+        """All events of one answer. Closing it frees the request's place; each error is raised once, and counted."""
+        if self._flying >= self._parts.max_requests:
+            raise Exhausted(
+                f"{self._flying} requests are being answered already: try again in a moment", retry_after_s=RETRY_S
+            )
+        self._flying += 1
+        flight, name = _Flight(), ask.principal.tenant
+        try:
+            async with aclosing(self._events(ask, flight)) as events:
+                async for event in events:
+                    yield event
+        except GeneratorExit:
+            self._parts.metrics.failed(name, error="ClientGone")
+            raise
+        except Exception as error:
+            self._parts.metrics.failed(name, error=type(error).__name__)
+            raise
+        finally:
+            self._flying -= 1
+            flight.give_up()
+
+    async def _events(self, ask: Ask, flight: _Flight) -> AsyncGenerator[Event]:
+        timings = _Timings()
+        tenant = self._parts.tenant_of(ask.principal)
+        blending, forced = self._blending(ask)
+        with self._parts.tracer.span("retrieve"):
+            gathered, opening = await self._in_thread(lambda: self._gather(tenant, ask, blending=blending))
+        timings.ms["retrieve"] = timings.since_start()
+        yield Retrieved(gathered.sources)
+        begun = timings.since_start()
+        with self._parts.tracer.span("fetch"):
+            fitted, opened = await self._in_thread(lambda: self._fetched(gathered, opening))
+        plan = Plan(gathered, fitted, blending, opened, forced)
+        timings.ms["fetch"] = timings.since_start() - begun
+        yield Loaded(plan.loaded())
+        told: asyncio.Queue[EngineEvent] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def listen(event: EngineEvent) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, event)
+
+        submitted = timings.since_start()
+        await self._in_thread(lambda: flight.begin(self._parts.press.engine, self._request(ask, plan), listen=listen))
+        async with aclosing(self._told(told, _Course(ask, plan, tenant, timings, submitted))) as events:
+            async for event in events:
+                yield event
+
+    def _gather(
+        self, tenant: Tenant, ask: Ask, *, blending: Blending
+    ) -> "tuple[Gathered, list[Future[Opened | Missing]]]":
+        """The passages, with their blobs on their way."""
+        gathered = gather(tenant, ask)
+        if blending.policy == "full":
+            return gathered, []
+        passages = [entry.passage for entry in gathered.all]
+        return gathered, tenant.shelf.open(passages, pool=self._fetches)
+
+    def _fetched(
+        self, gathered: Gathered, opening: "Sequence[Future[Opened | Missing]]"
+    ) -> tuple[Fitted, dict[int, Opened | Missing]]:
+        """The prompt in tokens, made while the blobs are opened."""
+        fitted = fit(self._parts.press.wording, gathered, window=self._parts.press.window)
+        return fitted, {number: each.result() for number, each in enumerate(opening)}
+
+    async def _told(self, told: "asyncio.Queue[EngineEvent]", course: "_Course") -> AsyncGenerator[Event]:
+        generated = 0
+        span = self._parts.tracer.span("fuse")
+        try:
+            while True:
+                event = await told.get()
+                match event:
+                    case Ready(report=report, queued_s=queued_s):
+                        fused = course.ready(report, queued_s)
+                        self._mend(course)
+                        span.set(prompt_tokens=fused.usage.prompt, reused_tokens=fused.usage.reused)
+                        span.end()
+                        span = self._parts.tracer.span("decode")
+                        yield fused
+                    case Token():
+                        generated += 1
+                        if generated == 1:
+                            course.timings.ms["first_token"] = course.timings.since_start()
+                        yield self._delta(event, wanted=course.ask.sampling.logprobs is not None)
+                    case Done(reason=reason, text=text, generated=count):
+                        finished = course.done(reason, text, generated=count)
+                        self._account(course.ask, finished)
+                        yield finished
+                        return
+                    case Failed(error=error):
+                        raise _explained(error)
+        finally:
+            span.end()
+
+    def _blending(self, ask: Ask) -> tuple[Blending, bool]:
+        """What this request does; whether an operator decided it."""
+        wanted, steering = ask.blending or self._parts.blending, self._parts.steering()
+        if wanted.policy != "full" and (not steering.enabled or random.random() >= steering.share):
+            return Blending("full", 0.0), True
+        return wanted, False
+
+    def _request(self, ask: Ask, plan: Plan) -> Request:
+        grammar = None if ask.grammar is None else self._parts.grammars.processor(ask.grammar)
+        sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
+        principal = ask.principal
+        return Request(
+            plan.fitted.laid.prompt(plan.sources),
+            sampling,
+            plan.blending.policy,
+            plan.blending.ratio,
+            owner=f"{principal.tenant} {principal.bound!r}",  # of one filter all may know what the others asked
+        )
+
+    def _mend(self, course: "_Course") -> None:
+        assert course.fused is not None
+        missing, damaged = course.plan.to_mend(course.fused)
+        if missing:
+            self._parts.ingest.fill(course.tenant, [entry.passage for entry in missing])
+        if damaged:
+            self._parts.ingest.fill(course.tenant, [entry.passage for entry in damaged], damaged=True)
+
+    def _delta(self, token: Token, *, wanted: bool) -> Delta:
+        if not wanted:
+            return Delta(token.text)
+        top = tuple(self._top(each, logprob) for each, logprob in token.top)
+        return Delta(token.text, self._top(token.id, token.logprob or 0.0), top)
+
+    def _top(self, token: int, logprob: float) -> TopToken:
+        raw = self._parts.press.wording.tokenizer.token_bytes(token)
+        return TopToken(raw.decode("utf-8", "replace"), raw, logprob)
+
+    def _account(self, ask: Ask, finished: Finished) -> None:
+        usage, report = finished.usage, finished.report
+        self._parts.metrics.answered(ask.principal.tenant, usage=usage, report=report, reason=finished.reason)
+        note(
+            policy=report.policy,
+            prompt_tokens=usage.prompt,
+            completion_tokens=usage.completion,
+            reused_tokens=usage.reused,
+            recomputed_tokens=usage.recomputed,
+            finish=finished.reason,
+        )
+        note_timings(report.timings_ms)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._lookups, work)
+
+
+@dataclass(slots=True)
+class _Course:
+    """One request on its way through the engine."""
+
+    ask: Ask
+    plan: Plan
+    tenant: Tenant
+    timings: _Timings
+    submitted: float
+    fused: FuseReport | None = None
+    ready_at: float = 0.0
+
+    def ready(self, report: FuseReport, queued_s: float) -> Fused:
+        self.fused = report
+        self.ready_at = self.timings.since_start()
+        waited = 1000 * report.seconds.get("wait", 0.0)
+        self.timings.ms["queue"] = 1000 * queued_s
+        self.timings.ms["unpack"] = waited
+        self.timings.ms["fuse"] = max(0.0, self.ready_at - self.submitted - 1000 * queued_s - waited)
+        return Fused(usage_of(report), self._report(report))
+
+    def done(self, reason: Finish, text: str, *, generated: int) -> Finished:
+        total = self.timings.since_start()
+        if self.fused is None:  # given up before it was its turn
+            return Finished(reason, text, Usage(self.plan.fitted.laid.tokens), Report(*self._policy()))
+        self.timings.ms["decode"] = total - self.ready_at
+        self.timings.ms["total"] = total
+        return Finished(reason, text, usage_of(self.fused, generated), self._report(self.fused))
+
+    def _policy(self) -> tuple[str, float]:
+        return self.plan.blending.policy, self.plan.blending.ratio
+
+    def _report(self, fused: FuseReport) -> Report:
+        ms = {name: round(value, 3) for name, value in self.timings.ms.items()}
+        return Report(*self._policy(), self.plan.chunks(fused), self.plan.dropped, ms)
+
+
+def _explained(error: Exception) -> Exception:
+    """What the engine's failure means for whoever asked."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
+        return Unavailable(
+            "the model ran out of memory for this prompt: ask for fewer chunks or tokens, or lower kv_bytes"
+        )
+    return error

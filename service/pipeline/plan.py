@@ -1,0 +1,125 @@
+"""From gathered passages to what the engine is asked: tokens, records, and what had to stay out. Decides no policy."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from blend.fuse import FuseReport
+from blend.prompt import Source
+from service.pipeline.ask import Blending
+from service.pipeline.events import ChunkReport, Usage
+from service.pipeline.gather import Entry, Gathered
+from service.prompts import Laid, Wording
+from service.shelf import Missing, Opened
+
+COMPUTED = "computed"
+CONTROLLER = "controller"
+CORRUPT = "corrupt"
+ANSWER = 0.5  # of the window is kept free for the answer at most
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A prompt that leaves room for its answer. `dropped`: numbers of passages that it had no room for."""
+
+    laid: Laid
+    dropped: frozenset[int] = frozenset()
+
+
+def fit(wording: Wording, gathered: Gathered, *, window: int) -> Fitted:
+    """Drops what a search found, the lowest score first, until the prompt and its answer fit the model's window."""
+    ask = gathered.ask
+    laid = wording.lay(gathered.turns(), options=ask.template)
+    over = laid.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))
+    if over <= 0:
+        return Fitted(laid)
+    found = [number for number, entry in enumerate(gathered.entries) if entry.found]
+    dropped: set[int] = set()
+    for number in sorted(found, key=lambda number: (gathered.entries[number].score, -number)):
+        if over <= 0:
+            break
+        titled = gathered.entries[number].titled
+        over -= len(wording.ids(titled.text)) + len(wording.tokenizer.encode_text(titled.gap))
+        dropped.add(number)
+    out = frozenset(dropped)
+    return Fitted(wording.lay(gathered.turns(without=out), options=ask.template), out)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of the engine. `opened` by the passages' numbers; `forced`: somebody switched blending off."""
+
+    gathered: Gathered
+    fitted: Fitted
+    blending: Blending
+    opened: Mapping[int, Opened | Missing]
+    forced: bool = False
+
+    @property
+    def shown(self) -> list[tuple[int, Entry]]:
+        """The passages of the prompt, in its order."""
+        every = self.gathered.all
+        return [(run.passage, every[run.passage]) for run in self.fitted.laid.runs if run.passage is not None]
+
+    @property
+    def sources(self) -> dict[int, Source]:
+        """The records that there are."""
+        return {number: each.source for number, each in self.opened.items() if isinstance(each, Opened)}
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Ids of chunks."""
+        return tuple(self.gathered.entries[number].passage.id for number in sorted(self.fitted.dropped))
+
+    def loaded(self) -> tuple[ChunkReport, ...]:
+        """Before anything is fused."""
+        return tuple(self._report(number, entry, tokens=0) for number, entry in self.shown)
+
+    def chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
+        """What became of each."""
+        misses = dict(report.misses)
+        slots = report.recomputed_slots
+        found: list[ChunkReport] = []
+        place, order = len(self.fitted.laid.prefix), 0
+        for run in self.fitted.laid.runs:
+            stop = place + len(run.ids)
+            if run.passage is not None:
+                again = bisect_left(slots, stop) - bisect_left(slots, place)
+                entry = self.gathered.all[run.passage]
+                each = self._report(run.passage, entry, tokens=len(run.ids), again=again, miss=misses.get(order))
+                found.append(each)
+                order += 1
+            place = stop
+        return tuple(found)
+
+    def _report(
+        self, number: int, entry: Entry, *, tokens: int, again: int = 0, miss: str | None = None
+    ) -> ChunkReport:
+        chunk, opened = entry.passage.id, self.opened.get(number)
+        if isinstance(opened, Opened) and miss is None:
+            return ChunkReport(chunk, opened.tier, tokens, opened.nbytes, again)
+        if self.forced:
+            reason = CONTROLLER
+        elif isinstance(opened, Missing):
+            reason = opened.reason
+        else:
+            reason = (opened.source.failure if isinstance(opened, Opened) else "") or miss
+        return ChunkReport(chunk, COMPUTED, tokens, miss_reason=reason)
+
+    def to_mend(self, report: FuseReport) -> tuple[list[Entry], list[Entry]]:
+        """Passages whose records are missing, and those whose records turned out to be damaged."""
+        every = self.gathered.all
+        missing = [every[number] for number, each in self.opened.items() if isinstance(each, Missing) and each.mends]
+        order = [number for number, _ in self.shown]
+        damaged = [
+            every[order[at]]
+            for at, _ in report.misses
+            if isinstance(each := self.opened.get(order[at]), Opened) and each.source.failure == CORRUPT
+        ]
+        return missing, damaged
+
+
+def usage_of(report: FuseReport, completion: int = 0) -> Usage:
+    """In tokens."""
+    prompt = report.reused + report.recomputed + report.fresh
+    return Usage(prompt, completion, report.reused, report.recomputed)

@@ -1,0 +1,46 @@
+"""What makes records of a model: its engine, its tokenizer, what identifies it, how its records are packed."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from blend.engine import Engine
+from blend.fingerprint import Fingerprint
+from retriever.documents import Json
+from service.prompts import SYSTEM, Titled, Wording, question_turns
+from store.record import Record
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Press:
+    """Of one model. The fingerprint's prefix is empty."""
+
+    engine: Engine
+    wording: Wording
+    fingerprint: Fingerprint
+    codec: str
+    window: int
+    vocabulary: int
+
+    def prefix(self, rules: Json) -> Ids:
+        """What the chunks of a collection with these rules are captured behind, as it is rendered today."""
+        system = rules.get("system")
+        turns = question_turns([Titled("")], question="", system=SYSTEM if system is None else str(system))
+        return self.wording.lay(turns).prefix
+
+    def ids(self, text: str) -> Ids | None:
+        """Of a chunk; None for one that can be served as text only."""
+        stripped = text.strip()
+        if not stripped or not self.wording.says(stripped):
+            return None
+        return self.wording.ids(stripped)
+
+    def counted(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each, as a chunker counts them."""
+        return [len(self.wording.tokenizer.encode_text(text)) for text in texts]
+
+    def capture(self, prefix: Ids, chunks: Sequence[Ids]) -> Future[list[Record]]:
+        """See `Engine.capture`."""
+        return self.engine.capture(prefix, chunks)

@@ -1,0 +1,199 @@
+"""The stored keys and values of one tenant's chunks: which are there, which are not and why. Computes none."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from enum import StrEnum
+from threading import Lock
+
+from blend.fingerprint import Fingerprint
+from retriever.catalog.base import Catalog, Passage
+from service.access.control import Control
+from service.press import Ids, Press
+from service.stored import Stored
+from store.base import BlobStore
+from store.errors import StoreError
+from store.key import CacheKey, Scope
+from store.reader import BlobReader, Miss
+
+_SEEN = 100_000  # blobs that are remembered to have been there
+
+_TIERS = {"object": "s3"}  # what reports call a medium
+
+
+class KvState(StrEnum):
+    """Of a chunk."""
+
+    STORED = "stored"
+    PENDING = "pending"
+    OVER_BUDGET = "over budget"
+    UNSUPPORTED = "unsupported"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkState:
+    """`nbytes` and `tier` of the nearest blob, where there is one."""
+
+    chunk_id: str
+    state: KvState
+    nbytes: int = 0
+    tier: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What a collection's chunks are captured behind, and what identifies a record that was."""
+
+    prefix: Ids
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A blob that is there, as a source for a prompt."""
+
+    source: Stored
+    tier: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """None is there. `mends`: computing it anew would help."""
+
+    reason: str
+    mends: bool = True
+
+
+class Shelf:
+    """Of one tenant. Safe for threads. `control` remembers the fingerprints that there ever were."""
+
+    def __init__(self, tenant: str, catalog: Catalog, *, store: BlobStore, press: Press, control: Control) -> None:
+        self.press = press
+        self._tenant = tenant
+        self._catalog = catalog
+        self._store = store
+        self._control = control
+        self._remembered: set[str] = set()
+        self._lock = Lock()
+        self._seen: OrderedDict[CacheKey, None] = OrderedDict()
+
+    def behind(self, collections: Iterable[str]) -> dict[str, Behind]:
+        """For each collection. One that has none for this model yet gets its prefix rendered, once for ever."""
+        model = self.press.fingerprint.digest
+        names = set(collections)
+        with self._catalog.view() as view:
+            found = {name: view.prefix(name, model=model) for name in names}
+            rules = {name: view.collection(name) for name, ids in found.items() if ids is None}
+        for name, collection in rules.items():
+            with self._catalog.change() as change:
+                fresh = self.press.prefix(collection.rules if collection else {})
+                found[name] = change.keep_prefix(name, model=model, ids=fresh) if collection else fresh
+        return {name: self._behind(ids) for name, ids in found.items() if ids is not None}
+
+    def _behind(self, prefix: Ids) -> Behind:
+        fingerprint = self.press.fingerprint.behind(prefix)
+        if fingerprint.digest not in self._remembered:
+            self._control.remember_fingerprint(fingerprint.digest, fingerprint.to_dict())
+            self._remembered.add(fingerprint.digest)
+        return Behind(prefix, fingerprint)
+
+    def key(self, chunk: str, behind: Behind) -> CacheKey:
+        """Of the blob."""
+        return CacheKey(self._tenant, chunk, behind.fingerprint.digest, self.press.codec)
+
+    def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[Opened | Missing]]":
+        """Begin to open their blobs, in the same order. A store that does not answer makes them missing, too."""
+        behind = self.behind(passage.collection for passage in passages)
+        return [pool.submit(self._open, passage, behind[passage.collection]) for passage in passages]
+
+    def _open(self, passage: Passage, behind: Behind) -> Opened | Missing:
+        key = self.key(passage.id, behind)
+        try:
+            found = self._store.open(key)
+            if isinstance(found, Miss):
+                return self._why(passage, key, behind=behind, miss=found)
+        except StoreError as error:
+            return Missing(f"unavailable: {type(error).__name__}", mends=False)
+        self.saw(key)
+        return Opened(Stored(found, behind.fingerprint), tier_of(found), _nbytes(found))
+
+    def saw(self, key: CacheKey) -> None:
+        """Remember that a blob was there."""
+        with self._lock:
+            self._seen[key] = None
+            self._seen.move_to_end(key)
+            if len(self._seen) > _SEEN:
+                self._seen.popitem(last=False)
+
+    def _why(self, passage: Passage, key: CacheKey, *, behind: Behind, miss: Miss) -> Missing:
+        if miss.reason.value != "absent":
+            return Missing(miss.reason.value)
+        with self._catalog.view() as view:
+            upload = view.upload_of(passage.document)
+        if self.press.ids(passage.text) is None:
+            return Missing("unsupported", mends=False)
+        if upload and upload.state.is_live:
+            return Missing("pending", mends=False)
+        if upload and upload.over_budget:
+            return Missing("over budget", mends=False)
+        if key in self._seen:
+            return Missing("evicted")
+        return Missing(self._differing(passage.id, behind.fingerprint) or "absent")
+
+    def _differing(self, chunk: str, wanted: Fingerprint) -> str | None:
+        """The field in which a blob that is there differs, where only such are there."""
+        others = self._control.fingerprints()
+        if not others.keys() - {wanted.digest}:
+            return None
+        for entry in self._store.entries(Scope(self._tenant, chunk)):
+            if entry.key.fingerprint == wanted.digest:
+                return "codec"
+            if entry.key.fingerprint in others:
+                return wanted.differs(Fingerprint.from_dict(others[entry.key.fingerprint]))
+        return None
+
+    def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
+        """By chunk id. Raises StoreError where the store does not answer."""
+        behind = self.behind(passage.collection for passage in passages)
+        return {passage.id: self._state(passage, behind[passage.collection]) for passage in passages}
+
+    def _state(self, passage: Passage, behind: Behind) -> ChunkState:
+        key = self.key(passage.id, behind)
+        found = self._store.open(key)
+        if isinstance(found, BlobReader):
+            return ChunkState(passage.id, KvState.STORED, _nbytes(found), tier_of(found))
+        reason = self._why(passage, key, behind=behind, miss=found).reason
+        known = {state.value: state for state in KvState}
+        return ChunkState(passage.id, known.get(reason, KvState.ABSENT))
+
+    def prefetch(self, passages: Sequence[Passage]) -> int:
+        """Ask that their blobs be near; how many fetches began."""
+        behind = self.behind(passage.collection for passage in passages)
+        return self._store.prefetch([self.key(passage.id, behind[passage.collection]) for passage in passages])
+
+    def pin(self, chunks: Sequence[str]) -> int:
+        """Keep them from eviction; how many blobs there are."""
+        return sum(self._store.pin(Scope(self._tenant, chunk)) for chunk in dict.fromkeys(chunks))
+
+    def unpin(self, chunks: Sequence[str]) -> int:
+        """Take pins back; how many blobs there are."""
+        return sum(self._store.unpin(Scope(self._tenant, chunk)) for chunk in dict.fromkeys(chunks))
+
+    def evict(self, chunks: Sequence[str]) -> int:
+        """Forget their blobs, which may be computed again at once; how many were there."""
+        keys = [
+            entry.key for chunk in dict.fromkeys(chunks) for entry in self._store.entries(Scope(self._tenant, chunk))
+        ]
+        return sum(self._store.discard(key) for key in keys)
+
+
+def tier_of(reader: BlobReader) -> str:
+    """The medium that answered, as reports call it."""
+    return _TIERS.get(reader.source, reader.source)
+
+
+def _nbytes(reader: BlobReader) -> int:
+    return len(reader.raw_head) + reader.head.body_bytes

@@ -1,0 +1,106 @@
+"""What may stand in a label: sets that stay small, whatever comes in. Knows the words, and counts nothing."""
+
+from collections.abc import Callable
+from http import HTTPStatus
+from threading import Lock
+
+OTHER = "other"
+LETTERS = 100
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+CLIENT_LEFT = 499  # no status of HTTP: what proxies write for it
+STATUSES = frozenset(status.value for status in HTTPStatus) | {CLIENT_LEFT}
+
+STAGES = frozenset({"queue", "retrieve", "fetch", "unpack", "fuse", "decode", "total"})
+FINISHES = frozenset({"stop", "length", "cancelled"})
+UPLOAD_STATES = frozenset({"waiting", "computing", "ready", "failed", "cancelled", "deleted", "superseded"})
+
+FINGERPRINT_FIELDS = frozenset({"weights", "architecture", "tokenizer", "rope", "dtype", "prefix", "capture"})
+MISSES = frozenset(
+    {
+        "absent",
+        "pending",
+        "evicted",
+        "expired",
+        "corrupt",
+        "foreign",
+        "over_budget",
+        "unsupported",
+        "controller",
+        "unavailable",
+        "fingerprint",
+    }
+)
+UNREADABLE = frozenset({"newer_format", "no_table"})  # blobs that are sound, but not for this process
+
+ERRORS = frozenset(
+    {
+        "Busy",
+        "CatalogError",
+        "Conflict",
+        "DocumentError",
+        "EmbeddingError",
+        "Exhausted",
+        "FilterError",
+        "Forbidden",
+        "Invalid",
+        "NotFinite",
+        "NotFound",
+        "PromptError",
+        "SamplingError",
+        "SearchError",
+        "StoreError",
+        "TokenizerError",
+        "TooLarge",
+        "Unauthorized",
+        "Unavailable",
+        "WrongMedia",
+    }
+)
+
+Fold = Callable[[str], str]
+
+
+class Seen:
+    """The first so many values keep their names, all later ones are `other`. From any thread."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._names: dict[str, str] = {}
+        self._lock = Lock()
+
+    def __call__(self, value: str) -> str:
+        """The name to count this value under."""
+        name = self._names.get(value)
+        if name is None:
+            with self._lock:
+                if len(self._names) >= self._limit:
+                    return OTHER
+                name = self._names.setdefault(value, _printable(value))
+        return name
+
+
+def one_of(known: frozenset[str]) -> Fold:
+    """A fold that keeps these words."""
+    return lambda value: value if value in known else OTHER
+
+
+def miss(reason: str) -> str:
+    """The word for why a chunk's keys and values could not be had. A reader may name the fingerprint's field alone."""
+    word = reason.lower().replace(" ", "_")
+    field = word.removeprefix("fingerprint_")
+    if field in FINGERPRINT_FIELDS:
+        return f"fingerprint_{field}"
+    if word in UNREADABLE:
+        return "unsupported"
+    return word if word in MISSES else OTHER
+
+
+def status(code: int) -> str:
+    """The status as a label."""
+    return str(code) if code in STATUSES else OTHER
+
+
+def _printable(value: str) -> str:
+    """A name that any scraper can read: a lone surrogate would spoil every scrape from then on."""
+    return value[:LETTERS].encode("utf-8", "replace").decode()

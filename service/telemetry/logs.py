@@ -1,0 +1,197 @@
+"""Lines of log: one per record, with fields, for people or for machines. Knows no HTTP, and keeps text of users out.
+
+A message is constant; what varies is a field: `log.info("stored", extra=fields(chunks=3))`.
+"""
+
+import json
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+Scalar = str | int | float | bool | None
+Style = Literal["text", "json"]
+
+OURS = ("service", "blend", "retriever", "store", "uvicorn")  # all others speak from WARNING on
+LETTERS = 200
+MESSAGE_LETTERS = 1000
+FRAMES = 40
+PLAIN = re.compile(r"[\w./:@{}+-]+", re.ASCII)
+FIELDS = "kvweave_fields"
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What the handling of one request says of itself while it runs."""
+
+    fields: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
+    timings_ms: dict[str, float] = field(default_factory=dict[str, float])
+
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+_notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
+_told: ContextVar[BaseException | None] = ContextVar("told", default=None)
+
+
+def setup(level: str, style: Style, *, stream: TextIO | None = None) -> None:
+    """Bring all loggers into one form on one stream, standard error by default. A second call replaces the first."""
+    levels = logging.getLevelNamesMapping()
+    if level.upper() not in levels:
+        raise ValueError(f"the log level is one of {', '.join(levels).lower()}, got {level!r}")
+    threshold = levels[level.upper()]
+    handler = _Handler(stream or sys.stderr)
+    handler.setFormatter(_JsonFormatter() if style == "json" else _TextFormatter())
+    root = logging.getLogger()
+    root.handlers = [*(each for each in root.handlers if not isinstance(each, _Handler)), handler]
+    root.setLevel(max(threshold, logging.WARNING))
+    for name in OURS:
+        logging.getLogger(name).setLevel(threshold)
+    _adopt_uvicorn()
+
+
+@contextmanager
+def noting(identifier: str) -> Generator[Notes]:
+    """Hold the notes of one request, and its id for all lines that it writes."""
+    notes = Notes()
+    tokens = request_id.set(identifier), _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        request_id.reset(tokens[0])
+        _notes.reset(tokens[1])
+
+
+def note(**values: Scalar) -> None:
+    """Say something for the line of the present request. Outside of any it is lost."""
+    notes = _notes.get()
+    if notes is not None:
+        notes.fields.update(values)
+
+
+def note_timings(timings_ms: Mapping[str, float]) -> None:
+    """How long the stages took: for the line, and for `Server-Timing` where the response has not started."""
+    notes = _notes.get()
+    if notes is not None:
+        notes.timings_ms.update(timings_ms)
+
+
+def fields(**values: Scalar) -> dict[str, object]:
+    """What a logging call takes as `extra`."""
+    return {FIELDS: values}
+
+
+def tell_once(error: BaseException) -> None:
+    """This exception is written down, or not worth it: the server must not write it again for this request."""
+    _told.set(error)
+
+
+def guard(value: object) -> Scalar:
+    """A value that may stand in a line: short, and no more than a scalar."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return _cut(str(value), LETTERS)
+    return f"<{type(value).__name__}>"
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Of a class of its own, so that a second setup knows it."""
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = _describe(record)
+        error = _error_of(record)
+        if error is not None:
+            line["traceback"] = "\n".join(_trace(error))
+        return json.dumps({name: _finite(value) for name, value in line.items()}, allow_nan=False)
+
+
+class _TextFormatter(logging.Formatter):
+    """`time LEVEL message key=value`; a traceback follows, indented, so that none of it passes for a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = _describe(record)
+        head = f"{line.pop('time')} {str(line.pop('level')).upper()} {_plain(line.pop('message'))}"
+        text = " ".join([head, *(f"{name}={_spell(value)}" for name, value in line.items())])
+        error = _error_of(record)
+        if error is not None:
+            text = "\n    ".join([text, *(_plain(each) for each in _trace(error))])
+        return text
+
+
+def _describe(record: logging.LogRecord) -> dict[str, Scalar]:
+    at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    line: dict[str, Scalar] = {"time": at, "level": record.levelname.lower()}
+    line |= {"message": _cut(record.getMessage().strip(), MESSAGE_LETTERS), "logger": record.name}
+    if identifier := request_id.get():
+        line["request_id"] = identifier
+    given: dict[str, object] = getattr(record, FIELDS, {})
+    return line | {name: guard(value) for name, value in given.items() if name not in line}
+
+
+def _adopt_uvicorn() -> None:
+    for name in ("uvicorn", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [], True
+    errors = logging.getLogger("uvicorn.error")
+    errors.setLevel(logging.NOTSET)
+    if _is_news not in errors.filters:
+        errors.addFilter(_is_news)
+    access = logging.getLogger("uvicorn.access")
+    access.handlers, access.propagate = [], False
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    error = _error_of(record)
+    return error is None or error is not _told.get()
+
+
+def _error_of(record: logging.LogRecord) -> BaseException | None:
+    return record.exc_info[1] if record.exc_info else None
+
+
+def _trace(error: BaseException, known: frozenset[int] = frozenset()) -> Iterator[str]:
+    """Frames and short messages, causes first. A message may quote what a user wrote, so it is cut."""
+    known |= {id(error)}
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if earlier is not None and id(earlier) not in known:
+        yield from _trace(earlier, known)
+        yield "and then:"
+    for frame in traceback.format_tb(error.__traceback__, limit=-FRAMES):
+        yield from frame.rstrip().splitlines()
+    yield f"{type(error).__qualname__}: {_cut(str(error), LETTERS)}"
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            yield from (f"| {each}" for each in _trace(member, known))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _cut(text: str, letters: int) -> str:
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
+
+
+def _plain(value: object) -> str:
+    """Text in which nothing ends a line or moves a terminal's cursor."""
+    text = str(value)
+    return text if text.isprintable() else json.dumps(text)[1:-1]
+
+
+def _spell(value: Scalar) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = "-" if value is None else str(value)
+    if PLAIN.fullmatch(text):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _finite(value: Scalar) -> Scalar:
+    return str(value) if isinstance(value, float) and value - value != 0 else value

@@ -1,0 +1,124 @@
+"""A tenant's documents and their caches: what one delete must reach together. Knows no requests and no jobs."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from retriever.catalog.base import Catalog, Removal
+from retriever.library import Library
+from service.shelf import Shelf
+from service.telemetry.logs import fields
+from store.base import BlobStore
+from store.errors import StoreError
+from store.key import Scope
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 10.0  # how long a delete waits for the caches to go; the rest goes behind its back
+_SWEPT = 256  # chunks between two marks of how far it came
+_FOLDER = "tenants"
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Ids of chunks that left with what was deleted. `done`: every tier answers that their caches are absent.
+
+    `kept` are held by other documents.
+    """
+
+    chunks: tuple[str, ...]
+    kept: tuple[str, ...]
+    done: bool
+
+
+class Tenant:
+    """Safe for threads."""
+
+    def __init__(self, name: str, library: Library, *, shelf: Shelf, store: BlobStore) -> None:
+        self.name = name
+        self.library = library
+        self.shelf = shelf
+        self._store = store
+        self._sweeping = Lock()
+
+    @property
+    def catalog(self) -> Catalog:
+        """Of the library."""
+        return self.library.catalog
+
+    def delete(self, documents: Sequence[str]) -> Removed:
+        """Every version of them, what waits to be cut too; then the caches of all chunks that nothing else holds."""
+        with self.catalog.change() as change:
+            removal = change.delete(documents)
+        return self._removed(removal)
+
+    def delete_collection(self, name: str) -> Removed:
+        """With all its documents."""
+        with self.catalog.change() as change:
+            removal = change.delete_collection(name)
+        return self._removed(removal)
+
+    def _removed(self, removal: Removal) -> Removed:
+        return Removed(removal.gone, removal.kept, self.sweep(SWEEP_S))
+
+    def sweep(self, limit_s: float) -> bool:
+        """Delete the caches of chunks that are gone; whether none is left. What is left is found again, by anybody."""
+        end = time.monotonic() + limit_s
+        with self._sweeping:
+            while time.monotonic() < end:
+                with self.catalog.view() as view:
+                    removed = view.standing().removed
+                    rows = view.unswept(_SWEPT)
+                if not self._forget(rows, until=end):
+                    return False
+                with self.catalog.change() as change:
+                    change.swept(rows[-1][0] if rows else removed)
+                if len(rows) < _SWEPT:
+                    return True
+            return False
+
+    def _forget(self, rows: Sequence[tuple[int, str]], *, until: float) -> bool:
+        """Whether all went. A kill in between costs that some are deleted twice."""
+        for _, chunk in rows:
+            if time.monotonic() > until:
+                return False
+            try:
+                self._store.delete(Scope(self.name, chunk))
+            except StoreError as error:
+                log.warning("caches of deleted chunks could not be removed yet", extra=fields(reason=str(error)))
+                return False
+        return True
+
+
+class Tenants:
+    """All of a service. A tenant is opened once, and made when it is first asked for."""
+
+    def __init__(self, folder: Path, make: Callable[[str, Path], Tenant]) -> None:
+        self._folder = folder / _FOLDER
+        self._make = make
+        self._open: dict[str, Tenant] = {}
+        self._lock = Lock()
+
+    def open(self, name: str) -> Tenant:
+        """Names are checked where keys are made."""
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = self._make(name, self._folder / name)
+            return self._open[name]
+
+    def names(self) -> list[str]:
+        """Of tenants that have a catalog."""
+        return sorted(path.parent.name for path in self._folder.glob("*/catalog.sqlite"))
+
+    def opened(self) -> Iterator[Tenant]:
+        """Those in use."""
+        with self._lock:
+            yield from list(self._open.values())
+
+    def close(self) -> None:
+        """Let go of all catalogs."""
+        for tenant in self.opened():
+            tenant.catalog.close()

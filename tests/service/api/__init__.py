@@ -1,0 +1,1 @@
+"""The REST interface over a core of small fakes and real catalogs."""

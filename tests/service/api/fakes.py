@@ -1,0 +1,208 @@
+"""A core whose ingest serves at once and whose pipeline tells a fixed tale; catalogs, tenants and metrics are real."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from retriever.catalog.base import Collection, Passage
+from retriever.catalog.sqlite import SqliteCatalog
+from retriever.catalog.upload_types import NewUpload, UploadState
+from retriever.documents import Document, Part
+from retriever.library import Library
+from retriever.search import Hit, Query, scope
+from service.access.control import Switch
+from service.access.identity import Principal, Role
+from service.access.rates import Rates
+from service.core import Core
+from service.ingest.drafts import decode_draft
+from service.ingest.rules import CollectionRules
+from service.pipeline.ask import Ask, Blending, Lookup
+from service.pipeline.events import ChunkReport, Delta, Event, Finished, Fused, Loaded, Report, Retrieved, Source, Usage
+from service.settings import Settings
+from service.shelf import ChunkState, KvState, Shelf
+from service.telemetry.metrics import Metrics
+from service.tenants import Tenant
+from store.memory import MemoryStore
+
+USAGE = Usage(prompt=40, completion=2, reused=30, recomputed=4)
+
+
+class Lengths:
+    """A reranker: the longer, the better."""
+
+    def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        return [float(len(text)) for text in texts]
+
+
+class Letters:
+    """A letter is a token."""
+
+    def ids(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+class FakeShelf:
+    """Everything is stored in RAM; what it was told is kept."""
+
+    def __init__(self) -> None:
+        self.press = Letters()
+        self.told: list[tuple[str, list[str]]] = []
+
+    def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
+        return {passage.id: ChunkState(passage.id, KvState.STORED, 100, "ram") for passage in passages}
+
+    def prefetch(self, passages: Sequence[Passage]) -> int:
+        return self._touch("prefetch", [passage.id for passage in passages])
+
+    def pin(self, chunks: Sequence[str]) -> int:
+        return self._touch("pin", chunks)
+
+    def unpin(self, chunks: Sequence[str]) -> int:
+        return self._touch("unpin", chunks)
+
+    def evict(self, chunks: Sequence[str]) -> int:
+        return self._touch("evict", chunks)
+
+    def _touch(self, what: str, chunks: Sequence[str]) -> int:
+        self.told.append((what, list(chunks)))
+        return len(chunks)
+
+
+class FakeControl:
+    def __init__(self) -> None:
+        self.keys: dict[str, Principal] = {}
+        self._switch = Switch()
+
+    def identify(self, key: str) -> Principal | None:
+        return self.keys.get(key)
+
+    def switch(self) -> Switch:
+        return self._switch
+
+    def set_switch(self, switch: Switch) -> None:
+        self._switch = switch
+
+
+class FakeIngest:
+    """`waits`: what is accepted stays waiting."""
+
+    def __init__(self) -> None:
+        self.waits = False
+        self._jobs = 0
+
+    def accept(self, tenant: Tenant, uploads: Sequence[NewUpload], *, owner: str = "") -> str:
+        self._jobs += 1
+        job = f"job-{owner}-{self._jobs:08x}"
+        with tenant.catalog.change() as change:
+            accepted = change.accept(job, uploads)
+            for upload, new in zip(accepted, uploads, strict=True):
+                if self.waits:
+                    continue
+                if new.document:
+                    draft = decode_draft(new.content)
+                    parts = draft.parts or (Part(draft.text, start=0),)
+                    change.put([Document(new.document, parts, draft.title, draft.metadata)], collection=new.collection)
+                change.advance(replace(upload, state=UploadState.READY, chunks=1, stored=1))
+        return job
+
+    def cancel(self, tenant: Tenant, job: str) -> bool:
+        with tenant.catalog.change() as change:
+            return bool(change.cancel(job))
+
+    def put_collection(self, tenant: Tenant, name: str, *, rules: CollectionRules) -> None:
+        with tenant.catalog.change() as change:
+            change.put_collection(Collection(name, rules.to_json()))
+
+
+class FakePipeline:
+    """`fault`: raised at once, or behind the first token where `late`. `closed`: streams that were closed."""
+
+    def __init__(self, core: "FakeCore") -> None:
+        self._core = core
+        self.asks: list[Ask] = []
+        self.fault: Exception | None = None
+        self.late = False
+        self.endless = False
+        self.closed = 0
+
+    async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
+        allowed = scope(collection=lookup.collection, where=lookup.where, bound=principal.bound)
+        reranked = lookup.top_k if lookup.rerank else 0
+        query = Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked)
+        return self._core.opened(principal.tenant).library.search(query)
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[Event]:
+        self.asks.append(ask)
+        try:
+            if self.fault and not self.late:
+                raise self.fault
+            hits = await self.search(ask.principal, ask.lookup) if ask.lookup else []
+            yield Retrieved(
+                tuple(
+                    Source(hit.passage.id, hit.passage.document, "", hit.passage.text, hit.score, hit.passage)
+                    for hit in hits
+                )
+            )
+            yield Loaded((ChunkReport("c", "ram", 10),))
+            report = Report("hybrid", 0.15, (ChunkReport("c", "ram", 10, 100, 2),), timings_ms={"total": 3.0})
+            yield Fused(USAGE, report)
+            yield Delta("Hello")
+            if self.fault:
+                raise self.fault
+            while self.endless:
+                await asyncio.sleep(0)
+                yield Delta(" again")
+            yield Finished("stop", " world", USAGE, report)
+        finally:
+            self.closed += 1
+
+
+class FakeCore:
+    model_name = "fake"
+    window = 1000
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.settings = settings
+        self.blending = Blending(settings.policy, settings.ratio)
+        self.metrics = Metrics()
+        self.rates = Rates()
+        self.control = FakeControl()
+        self.store = MemoryStore()
+        self.ingest = FakeIngest()
+        self.pipeline = FakePipeline(self)
+        self.shelves: dict[str, FakeShelf] = {}
+        self.reason: str | None = None
+        self._folder = folder
+        self._tenants: dict[str, Tenant] = {}
+
+    def tenant(self, principal: Principal) -> Tenant:
+        return self.opened(principal.tenant)
+
+    def opened(self, name: str) -> Tenant:
+        if name not in self._tenants:
+            folder = self._folder / name
+            folder.mkdir(exist_ok=True)
+            library = Library(SqliteCatalog(folder / "catalog.sqlite"), folder, reranker=Lengths())
+            shelf = self.shelves[name] = FakeShelf()
+            self._tenants[name] = Tenant(name, library, shelf=cast(Shelf, shelf), store=self.store)
+        return self._tenants[name]
+
+    def not_ready(self) -> str | None:
+        return self.reason
+
+    def close(self) -> None:
+        for tenant in self._tenants.values():
+            tenant.catalog.close()
+        self.store.close()
+
+
+def as_core(core: FakeCore) -> Core:
+    return cast(Core, core)
+
+
+def principal(
+    key_id: str, role: Role = Role.ADMIN, *, tenant: str = "default", bound: dict[str, object] | None = None
+) -> Principal:
+    return Principal(tenant, role, key_id, bound)

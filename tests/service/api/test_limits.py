@@ -1,0 +1,110 @@
+"""What holds for every request: sizes, numbers, hosts, methods, the form of errors, and a true description."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.api.app import create_app
+from service.api.routes import ROUTES
+from service.api.security import Guarded
+from service.settings import Settings
+from tests.service.api.conftest import KEYS
+from tests.service.api.fakes import FakeCore, as_core
+
+PROBLEM = "application/problem+json"
+
+
+def test_a_body_that_says_or_turns_out_to_be_too_large_is_refused(operator: TestClient) -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(30):
+            yield b" " * 1000
+
+    for headers in ({"content-type": "application/json"}, {"content-type": "multipart/form-data; boundary=x"}):
+        for content in (b" " * 30_000, pieces()):
+            answer = operator.post("/v1/documents", content=content, headers=headers)
+            assert (answer.status_code, answer.headers["content-type"]) == (413, PROBLEM)
+
+
+def test_other_media_are_refused(operator: TestClient) -> None:
+    for headers in ({"content-type": "text/plain"}, {}):
+        for path in ("/v1/documents", "/v1/query"):
+            answer = operator.post(path, content=b'{"question": "q"}', headers=headers)
+            assert (answer.status_code, answer.headers["content-type"]) == (415, PROBLEM)
+
+
+def test_more_requests_than_may_run_are_turned_away_but_probes_are_not(tmp_path: Path) -> None:
+    settings = Settings(store="ram://", data=tmp_path, max_requests=1)
+    core = FakeCore(tmp_path, settings)
+    core.control.keys = dict(KEYS)
+    app = create_app(lambda: as_core(core))
+    with TestClient(app, headers={"Authorization": "Bearer operator"}) as client:
+        answers: list[int] = []
+
+        def nested() -> str | None:
+            answers.append(client.get("/v1/documents").status_code)
+            answers.append(client.get("/healthz").status_code)
+            return None
+
+        core.metrics.render = lambda: (str(nested()).encode(), "text/plain")
+        assert client.get("/metrics").status_code == 200
+        assert answers == [429, 200]
+        assert client.get("/v1/documents").status_code == 200
+
+
+def test_paths_and_methods_that_are_not_there(operator: TestClient) -> None:
+    absent = operator.get("/v1/nothing")
+    assert (absent.status_code, absent.headers["content-type"]) == (404, PROBLEM)
+    for path, allowed in (("/v1/documents/a", "DELETE, GET, PATCH, PUT"), ("/v1/search", "POST"), ("/healthz", "GET")):
+        answer = operator.request("TRACE", path)
+        assert (answer.status_code, answer.headers["allow"], answer.headers["content-type"]) == (405, allowed, PROBLEM)
+
+
+def test_without_keys_only_localhost_is_answered(tmp_path: Path) -> None:
+    core = FakeCore(tmp_path, Settings(store="ram://", data=tmp_path, auth=False))
+    with TestClient(create_app(lambda: as_core(core))) as client:
+        for host in ("localhost", "127.0.0.1:8000", "[::1]:1", "LOCALHOST:80"):
+            assert client.get("/v1/documents", headers={"host": host}).status_code == 200
+        for host in ("evil.example", "localhost.evil.example", "127.0.0.1@evil", "", "localhost:80:80"):
+            assert client.get("/v1/documents", headers={"host": host}).status_code == 403
+        assert client.get("/metrics", headers={"host": "localhost"}).status_code == 200
+
+
+def test_readiness_tells_why_not(operator: TestClient, core: FakeCore) -> None:
+    assert operator.get("/readyz").json() == {"status": "ready"}
+    core.reason = "the model is loading"
+    answer = operator.get("/readyz")
+    assert (answer.status_code, answer.json()["detail"]) == (503, "the model is loading")
+    assert operator.get("/healthz").status_code == 200
+
+
+def test_the_description_declares_every_failure_as_a_problem(operator: TestClient) -> None:
+    told = operator.get("/openapi.json").json()
+    operations = {(method.upper(), path): each for path, of in told["paths"].items() for method, each in of.items()}
+    assert len({each["operationId"] for each in operations.values()}) == len(ROUTES)
+    for route in ROUTES:
+        path = route.path.replace(":name}", "}")
+        operation = operations[route.method, path]
+        responses = operation["responses"]
+        failed = {status: list(each["content"]) for status, each in responses.items() if status >= "400"}
+        assert all(media == [PROBLEM] for media in failed.values()), path
+        if issubclass(route.kind, Guarded):
+            assert {"401", "403", "422", "429", "500", "503"} <= failed.keys()
+            assert operation["security"] == [{"bearer": []}]
+        assert operation["summary"]
+    assert told["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    assert "HTTPValidationError" not in told["components"]["schemas"]
+
+
+@pytest.mark.parametrize("name", ["Filter", "Comparison", "Upload", "FileUpload", "QueryAnswer", "Problem"])
+def test_schemas_that_routes_do_not_name_are_there(name: str, operator: TestClient) -> None:
+    assert name in operator.get("/openapi.json").json()["components"]["schemas"]
+
+
+def test_numbers_keep_their_limits_in_the_description(operator: TestClient) -> None:
+    schemas = operator.get("/openapi.json").json()["components"]["schemas"]
+    for schema, name in (("QueryRequest", "top_k"), ("SamplingIn", "seed"), ("RerankRequest", "top_n")):
+        number = schemas[schema]["properties"][name]["anyOf"][0]
+        assert "minimum" in number, name
+    assert operator.post("/v1/rerank", json={"query": "q", "documents": ["a"], "top_n": 1.0}).status_code == 200

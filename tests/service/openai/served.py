@@ -1,0 +1,147 @@
+"""An application over a pipeline that tells a fixed tale, and the official client in front of it, in one process."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+from fastapi import FastAPI, Request
+from openai import AsyncOpenAI
+
+from service.access.identity import Principal, Role
+from service.api.problems import Renderers, install
+from service.errors import Exhausted, Unavailable
+from service.openai.errors import as_openai
+from service.openai.routes import PREFIXES, Core, router
+from service.pipeline.ask import Ask, Blending
+from service.pipeline.events import (
+    ChunkReport,
+    Delta,
+    Event,
+    Finished,
+    Fused,
+    Loaded,
+    Report,
+    Retrieved,
+    Source,
+    TopToken,
+    Usage,
+)
+
+KEY = "kvw_a_secret"
+READER = Principal("acme", Role.READ, "a")
+MODEL = "small/model"
+CHUNK = "0f343b0931126a20f133d67c2b018a3b"
+USED = Usage(prompt=40, completion=3, reused=30, recomputed=4)
+REPORT = Report("hybrid", 0.15, (ChunkReport(CHUNK, "ram", 30, 900, 4),), timings_ms={"fuse": 1.5, "total": 9.0})
+OPENING: tuple[Event, ...] = (
+    Retrieved((Source(CHUNK, "cities", "Cities", "Mira lives in Aveiro.", 0.5),)),
+    Loaded((ChunkReport(CHUNK, "ram", 30),)),
+    Fused(Usage(prompt=40, reused=30, recomputed=4), REPORT),
+)
+WORDS = ("In ", "", "Avei")
+
+
+def tale(*words: str, logprobs: bool = False, reason: str = "stop") -> list[Event]:
+    """An answer, the last word of which is held back."""
+    *told, last = words
+    found: list[Event] = [*OPENING]
+    for word in told:
+        token = TopToken(word, word.encode(), -0.25)
+        found.append(
+            Delta(word, token, (token, TopToken("\ufffd", b"\xe6", float("-inf")))) if logprobs else Delta(word)
+        )
+    assert reason in ("stop", "length", "cancelled")
+    return [*found, Finished(reason, last, USED, REPORT)]
+
+
+@dataclass(slots=True)
+class FakePipeline:
+    """Tells `events`, and raises `error` behind so many of them; `open` counts answers that nobody has closed."""
+
+    events: Sequence[Event]
+    error: Exception | None = None
+    error_after: int = 0
+    asked: list[Ask] = field(default_factory=list)
+    open: int = 0
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[Event]:
+        self.asked.append(ask)
+        self.open += 1
+        try:
+            for number, event in enumerate(self.events):
+                if self.error is not None and number == self.error_after:
+                    raise self.error
+                yield event
+        finally:
+            self.open -= 1
+
+
+@dataclass(slots=True)
+class FakeSettings:
+    auth: bool = True
+    policy: str = "hybrid"
+    ratio: float = 0.15
+    top_k: int = 7
+
+
+class FakeControl:
+    def identify(self, key: str) -> Principal | None:
+        return READER if key == KEY else None
+
+
+class FakeRates:
+    """Lets `left` requests through."""
+
+    def __init__(self) -> None:
+        self.left = 1000
+
+    def take(self, principal: Principal) -> None:
+        del principal
+        self.left -= 1
+        if self.left < 0:
+            raise Exhausted("too many requests a minute", retry_after_s=2.5)
+
+
+class FakeCore:
+    def __init__(self, pipeline: FakePipeline) -> None:
+        self.told = pipeline
+        self.settings = FakeSettings()
+        self.control = FakeControl()
+        self.rates = FakeRates()
+        self.model_name = MODEL
+        self.blending = Blending("hybrid", 0.15)
+        self.created = 1_760_000_000.5
+        self.window = 2048
+        self.loading = False
+
+    @property
+    def pipeline(self) -> FakePipeline:
+        if self.loading:
+            raise Unavailable("the model loads")
+        return self.told
+
+
+def app_over(core: FakeCore) -> FastAPI:
+    """As the service builds it, as far as these routes are concerned."""
+
+    def core_of(request: Request) -> Core:
+        return request.app.state.core
+
+    app = FastAPI()
+    app.state.core = core
+    app.include_router(router(core_of))
+    install(app, Renderers(dict.fromkeys(PREFIXES, as_openai)))
+    return app
+
+
+def http(core: FakeCore) -> httpx.AsyncClient:
+    """Any client's way in."""
+    transport = httpx.ASGITransport(app_over(core))
+    return httpx.AsyncClient(transport=transport, base_url="http://kvweave", headers={"Authorization": f"Bearer {KEY}"})
+
+
+def client(core: FakeCore, *, key: str = KEY) -> AsyncOpenAI:
+    """The official one."""
+    transport = httpx.ASGITransport(app_over(core))
+    inner = httpx.AsyncClient(transport=transport, base_url="http://kvweave")
+    return AsyncOpenAI(api_key=key, base_url="http://kvweave/v1", http_client=inner, max_retries=0)

@@ -1,0 +1,234 @@
+"""What existing clients see: OpenAI's own, LangChain's and LlamaIndex's."""
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import product
+from typing import TypeVar
+
+import httpx
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai_like import OpenAILike
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel, SecretStr
+
+from blend.errors import Busy, NotFinite, PromptError
+from service.errors import Forbidden, Invalid, NotFound, Unavailable
+from store.errors import StoreUnavailable
+from tests.service.openai.served import KEY, MODEL, WORDS, FakeCore, FakePipeline, client, http, tale
+
+T = TypeVar("T")
+
+
+def core_telling(*words: str, logprobs: bool = False, reason: str = "stop") -> FakeCore:
+    return FakeCore(FakePipeline(tale(*words, logprobs=logprobs, reason=reason)))
+
+
+def run(work: Coroutine[None, None, T]) -> T:
+    return asyncio.run(work)
+
+
+async def chunks_of(core: FakeCore, **more: object) -> list[ChatCompletionChunk]:
+    create = client(core).chat.completions.create
+    stream = await create(model=MODEL, messages=[{"role": "user", "content": "Where?"}], stream=True, **more)  # pyright: ignore
+    return [chunk async for chunk in stream]
+
+
+def ask(core: FakeCore, **more: object) -> ChatCompletion:
+    create = client(core).chat.completions.create
+    return run(create(model=MODEL, messages=[{"role": "user", "content": "Where?"}], **more))  # pyright: ignore
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_an_answer_is_whole_with_its_usage_and_its_report(reason: str) -> None:
+    core = core_telling(*WORDS, "ro.", reason=reason)
+    answer = ask(core)
+    [choice] = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "In Aveiro.", reason)
+    assert choice.logprobs is None
+    assert answer.usage and answer.usage.prompt_tokens_details
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (40, 3, 43)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 30
+    assert (answer.model, answer.object, answer.id[:9]) == (MODEL, "chat.completion", "chatcmpl-")
+    assert answer.system_fingerprint and answer.system_fingerprint.startswith("fp_")
+    assert answer.model_extra
+    told = answer.model_extra["kvweave"]
+    assert told["report"]["chunks"][0]["source"] == "ram" and told["recomputed_tokens"] == 4
+    assert [source["title"] for source in told["sources"]] == ["Cities"]
+    assert core.told.open == 0
+
+
+def test_a_stream_says_who_speaks_then_the_words_then_why_it_ends() -> None:
+    first, *middle, last = run(chunks_of(core_telling(*WORDS, "ro.")))
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert [chunk.choices[0].delta.content for chunk in middle] == ["In ", "Avei", "ro."]
+    assert last.choices[0].finish_reason == "stop" and last.choices[0].delta.content is None
+    assert all(chunk.choices[0].finish_reason is None for chunk in (first, *middle))
+    assert all("usage" not in chunk.model_fields_set for chunk in (first, *middle, last))
+    assert last.model_extra and last.model_extra["kvweave"]["report"]["policy"] == "hybrid"
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in (first, *middle, last)}) == 1
+
+
+def test_usage_is_asked_for_and_comes_behind_everything() -> None:
+    *others, last = run(chunks_of(core_telling(*WORDS, ""), stream_options={"include_usage": True}))
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in others)
+    assert last.choices == [] and last.usage and last.usage.total_tokens == 43
+    assert others[-1].choices[0].finish_reason == "stop" and not others[-1].model_extra
+    assert last.model_extra and "kvweave" in last.model_extra
+
+
+def test_the_wire_is_server_sent_events_that_end_with_done() -> None:
+    async def read() -> tuple[str, str]:
+        body = {"model": "default", "messages": [{"role": "user", "content": "Where?"}], "stream": True}
+        answer = await http(core_telling("Aveiro", "")).post("/v1/chat/completions", json=body)
+        return answer.headers["content-type"], answer.text
+
+    kind, text = run(read())
+    assert kind.startswith("text/event-stream")
+    assert text.endswith("\n\ndata: [DONE]\n\n")
+    assert all(event.startswith("data: ") and "\n" not in event for event in text.split("\n\n")[:-1])
+
+
+def test_logprobs_stand_beside_every_token_even_one_without_text() -> None:
+    answer = ask(core_telling(*WORDS, "ro.", logprobs=True), logprobs=True, top_logprobs=2)
+    assert answer.choices[0].logprobs and answer.choices[0].logprobs.content
+    tokens = answer.choices[0].logprobs.content
+    assert [(token.token, token.bytes, token.logprob) for token in tokens] == [
+        (word, list(word.encode()), -0.25) for word in WORDS
+    ]
+    assert [(top.bytes, top.logprob) for top in tokens[0].top_logprobs] == [([*b"In "], -0.25), ([0xE6], -9999.0)]
+    streamed = run(chunks_of(core_telling(*WORDS, "ro.", logprobs=True), logprobs=True, top_logprobs=2))
+    found = [chunk.choices[0].logprobs for chunk in streamed]
+    assert [each.content[0].token for each in found if each and each.content] == [*WORDS]
+
+
+def test_a_parsed_answer_goes_through_a_schema() -> None:
+    class City(BaseModel):
+        name: str
+
+    core = core_telling('{"name": ', '"Aveiro"}')
+    messages = [{"role": "user", "content": "Where?"}]
+    create = client(core).chat.completions.parse
+    answer = run(create(model=MODEL, messages=messages, response_format=City))  # pyright: ignore
+    assert answer.choices[0].message.parsed == City(name="Aveiro")
+    [asked] = core.told.asked
+    assert asked.grammar is not None and asked.grammar["required"] == ["name"]
+
+
+def test_models_are_listed_and_found_by_name() -> None:
+    async def look() -> list[str]:
+        models = client(core_telling("")).models
+        listed = [model.id async for model in models.list()]
+        found = await models.retrieve(MODEL)
+        assert (found.owned_by, found.created) == ("kvweave", 1_760_000_000)
+        return [*listed, found.id, (await models.retrieve("default")).id]
+
+    assert run(look()) == [MODEL] * 3
+
+
+def failed(core: FakeCore, *, key: str = KEY, model: str = MODEL, stream: bool = False) -> openai.APIStatusError:
+    create = client(core, key=key).chat.completions.create
+    with pytest.raises(openai.APIStatusError) as caught:
+        run(create(model=model, messages=[{"role": "user", "content": "Where?"}], stream=stream))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status", "code"),
+    [
+        (PromptError("the prompt has 9 tokens"), openai.BadRequestError, 400, "context_length_exceeded"),
+        (Invalid("nothing fits it", field="response_format"), openai.BadRequestError, 400, None),
+        (NotFound("no chunk"), openai.NotFoundError, 404, "not_found"),
+        (Forbidden("not you"), openai.PermissionDeniedError, 403, "insufficient_permissions"),
+        (Busy("later"), openai.RateLimitError, 429, "rate_limit_exceeded"),
+        (Unavailable("loading"), openai.InternalServerError, 503, None),
+        (StoreUnavailable("s3 does not answer"), openai.InternalServerError, 503, None),
+        (NotFinite("NaN"), openai.InternalServerError, 500, None),
+    ],
+)
+def test_what_goes_wrong_before_the_first_token_has_its_status(
+    error: Exception, kind: type[openai.APIStatusError], status: int, code: str | None
+) -> None:
+    for stream, after in product([False, True], [0, 3]):
+        core = FakeCore(FakePipeline(tale("Aveiro", ""), error, after))
+        caught = failed(core, stream=stream)
+        assert isinstance(caught, kind) and (caught.status_code, caught.code) == (status, code)
+        assert str(error) in caught.message
+        assert (caught.param == "response_format") == isinstance(error, Invalid)
+        assert ("retry-after" in caught.response.headers) == (status in (429, 503))
+        assert core.told.open == 0
+
+
+def test_what_goes_wrong_later_is_the_last_event() -> None:
+    core = FakeCore(FakePipeline(tale("Avei", "ro", ""), StoreUnavailable("s3 is gone"), 4))
+
+    async def read() -> list[str | None]:
+        create = client(core).chat.completions.create
+        stream = await create(model=MODEL, messages=[{"role": "user", "content": "Where?"}], stream=True)
+        found = [(await anext(stream)).choices[0].delta.content for _ in range(2)]
+        with pytest.raises(openai.APIError, match="s3 is gone"):
+            await anext(stream)
+        return found
+
+    assert run(read()) == ["", "Avei"]
+    assert core.told.open == 0
+
+
+def test_an_answer_that_the_service_cuts_off_is_an_error() -> None:
+    assert failed(core_telling("Avei", "ro", reason="cancelled")).status_code == 503
+
+
+def test_a_key_that_is_not_known_is_told_so() -> None:
+    caught = failed(core_telling(""), key="kvw_wrong")
+    assert isinstance(caught, openai.AuthenticationError) and caught.code == "invalid_api_key"
+
+
+def test_a_key_that_asks_too_often_is_told_when_to_come_back() -> None:
+    core = core_telling("")
+    core.rates.left = 0
+    caught = failed(core)
+    assert isinstance(caught, openai.RateLimitError) and caught.code == "rate_limit_exceeded"
+    assert caught.response.headers["retry-after"] == "3"
+
+
+def test_a_model_that_is_not_there_is_told_so() -> None:
+    caught = failed(core_telling(""), model="gpt-5")
+    assert isinstance(caught, openai.NotFoundError) and caught.code == "model_not_found"
+    assert "gpt-5" in caught.message and MODEL in caught.message
+
+
+def test_while_the_model_loads_the_answer_is_to_come_back() -> None:
+    core = core_telling("")
+    core.loading = True
+    caught = failed(core)
+    assert caught.status_code == 503 and "retry-after" in caught.response.headers
+
+
+def test_langchain_asks_and_streams() -> None:
+    async def talk() -> tuple[object, str, list[str]]:
+        core = core_telling(*WORDS, "ro.")
+        key, base = SecretStr(KEY), "http://kvweave/v1"
+        chat = ChatOpenAI(model="default", api_key=key, base_url=base, http_async_client=http(core), stream_usage=True)
+        answer = await chat.ainvoke([("system", "Be brief."), ("human", "Where does Mira live?")])
+        assert answer.usage_metadata
+        assert answer.usage_metadata.get("input_token_details") == {"cache_read": 30}
+        return answer.content, core.told.asked[0].turns[0].role, [str(c.content) async for c in chat.astream("Where?")]
+
+    content, role, streamed = run(talk())
+    assert (content, role, "".join(streamed)) == ("In Aveiro.", "system", "In Aveiro.")
+
+
+def test_llama_index_asks_and_streams() -> None:
+    async def talk() -> tuple[str | None, list[str | None]]:
+        inner = http(core_telling(*WORDS, "ro."))
+        way: dict[str, httpx.AsyncClient] = {"async_http_client": inner}
+        model = OpenAILike(model=MODEL, api_key=KEY, api_base="http://kvweave/v1", is_chat_model=True, **way)  # pyright: ignore
+        messages = [ChatMessage(role="user", content="Where does Mira live?")]
+        answer = await model.achat(messages)
+        stream = await model.astream_chat(messages)
+        return answer.message.content, [part.delta async for part in stream]
+
+    content, streamed = run(talk())
+    assert content == "In Aveiro." and "".join(part or "" for part in streamed) == "In Aveiro."
