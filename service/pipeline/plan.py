@@ -98,12 +98,13 @@ class Plan:
         chunk, opened = entry.passage.id, self.opened.get(number)
         if isinstance(opened, Opened) and miss is None:
             return ChunkReport(chunk, opened.tier, tokens, opened.nbytes, again)
-        if self.forced:
-            reason = CONTROLLER
-        elif isinstance(opened, Missing):
-            reason = opened.reason
-        else:
-            reason = (opened.source.failure if isinstance(opened, Opened) else "") or miss
+        match opened:
+            case None:  # nobody asked for it
+                reason = CONTROLLER if self.forced else None
+            case Missing():
+                reason = opened.reason
+            case Opened():
+                reason = opened.source.failure or miss
         return ChunkReport(chunk, COMPUTED, tokens, miss_reason=reason)
 
     def to_mend(self, report: FuseReport) -> tuple[list[Entry], list[Entry]]:

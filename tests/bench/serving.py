@@ -7,6 +7,7 @@ the answer that the same question got alone; a difference counts where the lone 
 apart than `TIE`. `overhead_ms`: of one client, the whole time less retrieve, fetch, queue, unpack, fuse and decode,
 as the service reports it, and `with_http_ms` as the client sees it. `against
 full`: the same for both policies, and the requests a second at the p95 to the first token that full prefill has.
+`--shape 24x256` serves a model of so many layers and such a width in place of the built-in one, with random weights.
 """
 
 import argparse
@@ -18,18 +19,21 @@ import random
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from retriever.documents import chunk_id
+from service.builtin import CHECKPOINT
 from service.composition import compose_model
 from service.evaluate.cases import Case, multihop
 from service.settings import load_settings
@@ -186,6 +190,10 @@ class Run:
             "resident_mb": [before, resident_mb(self._pid)],
             "errors": errors,
             "differing": wrong,
+            "stages_ms": {
+                stage: round(float(np.median([each.timings.get(stage, 0.0) for each in done])), 2)
+                for stage in (STAGES if done else ())
+            },
             "overhead_ms": spread([_overhead(each.timings["total"], each.timings) for each in done]),
             "with_http_ms": spread([_overhead(each.total_ms, each.timings) for each in done]),
         }
@@ -195,15 +203,35 @@ def _overhead(total: float, timings: dict[str, float]) -> float:
     return total - sum(timings.get(stage, 0.0) for stage in STAGES)
 
 
+def random_model(shape: str, folder: Path) -> str:
+    """A checkpoint of this shape with the built-in model's tokenizer; the built-in one for none."""
+    if not shape:
+        return "builtin"
+    layers, width = map(int, shape.split("x"))
+    config = AutoConfig.from_pretrained(CHECKPOINT)
+    config.update({"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 3 * width})
+    config.update({"num_attention_heads": width // 32, "num_key_value_heads": width // 32, "layer_types": None})
+    torch.manual_seed(SEED)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(folder)
+    return str(folder)
+
+
 @contextmanager
-def server(threads: int) -> Iterator[tuple[str, str, int]]:
+def server(threads: int, model: str) -> Iterator[tuple[str, str, int]]:
     """URL, key and process of a service of its own."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+    with TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
         settings = {"DATA": f"{folder}/data", "STORE": f"tiered:mem://?budget=2GB|lmdb://{folder}/store"}
-        settings |= {"PORT": str(port), "THREADS": str(threads), "MAX_REQUESTS": "256", "LOG_LEVEL": "warning"}
+        settings |= {
+            "MODEL": model,
+            "PORT": str(port),
+            "THREADS": str(threads),
+            "MAX_REQUESTS": "256",
+            "LOG_LEVEL": "warning",
+        }
         environment = os.environ | {f"KVWEAVE_{name}": value for name, value in settings.items()}
         process = subprocess.Popen(
             [sys.executable, "-c", "from service.cli import main; main()", "serve"], env=environment
@@ -248,7 +276,8 @@ async def measure(arguments: argparse.Namespace) -> Json:
     stops = compose_model(load_settings().model_copy(update={"model": "builtin"})).tokenizer.stop_ids
     asked = questions(cases, passages=arguments.passages, biased={str(each): -100 for each in stops})
     blended, full = {"policy": "hybrid", "ratio": 0.15}, {"policy": "full"}
-    with server(arguments.threads) as (url, key, pid):
+    with TemporaryDirectory() as folder, server(arguments.threads, random_model(arguments.shape, Path(folder))) as ran:
+        url, key, pid = ran
         ingest(url, key, cases=cases)
         headers = {"Authorization": f"Bearer {key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -256,7 +285,7 @@ async def measure(arguments: argparse.Namespace) -> Json:
             run = Run(client, asked, pid=pid)
             await run.lone(blended)
             await run.lone(blended)
-            levels = [await run.level(each, seconds=arguments.seconds, blend=blended) for each in LEVELS]
+            levels = [await run.level(each, seconds=arguments.seconds, blend=blended) for each in arguments.levels]
             again = await run.level(1, seconds=arguments.seconds, blend=blended)
             curves: dict[str, list[Json]] = {}
             for name, blend in (("full", full), ("blend", blended)):
@@ -294,6 +323,8 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=40, help="different ones (default 40)")
     parser.add_argument("--passages", type=int, default=24, help="of each prompt (default 24)")
     parser.add_argument("--threads", type=int, default=1, help="that the model computes with (default 1)")
+    parser.add_argument("--levels", type=int, nargs="*", default=LEVELS, help="clients at once (default 1 8 32 128)")
+    parser.add_argument("--shape", default="", help="layers x width of a random model (default the built-in one)")
     print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=1))
 
 

@@ -1,0 +1,165 @@
+"""What the service is started with: settings, operating points, models that are new to a store, and the switch."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service import composition
+from service.access.lock import hold
+from service.commands.serve import serve
+from service.composition import compose_core
+from service.core import Core, Makers
+from service.demo import PASSAGES, QUESTIONS
+from service.errors import ServiceError
+from service.evaluate.point import operating_point, point_file
+from service.settings import SettingsError
+from service.telemetry.logs import FIELDS
+from service.telemetry.traces import silent
+from store.errors import StoreUnavailable
+from store.memory import MemoryStore
+from tests.service.checkpoints import checkpoint
+from tests.service.serving import Inside, Service, ask, good, in_process, put_in, settings_in
+
+DOCUMENTS = [{"id": f"d{at}", "title": each.title, "text": each.text} for at, each in enumerate(PASSAGES)]
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("switch"))) as served:
+        with served.client() as client:
+            put_in(client, DOCUMENTS)
+        yield served
+
+
+@pytest.mark.parametrize("wish", [{"enabled": False}, {"enabled": True, "share": 0.0}])
+def test_a_switch_sends_every_request_to_full_prefill(inside: Inside, wish: dict[str, object]) -> None:
+    with inside.client() as client:
+        before = ask(client, QUESTIONS[0])
+        good(client.put("/v1/admin/blend", json=wish))
+        try:
+            switched = ask(client, QUESTIONS[0], blend={"policy": "reuse"})
+            full = ask(client, QUESTIONS[0], blend={"policy": "full"})
+        finally:
+            good(client.put("/v1/admin/blend", json={"enabled": True}))
+        after = ask(client, QUESTIONS[0])
+    assert {chunk["source"] for answer in (before, after) for chunk in answer["report"]["chunks"]} == {"lmdb"}
+    assert switched["report"]["policy"] == "full" and switched["answer"] == full["answer"]
+    assert {chunk["miss_reason"] for chunk in switched["report"]["chunks"]} == {"controller"}
+    assert {chunk["miss_reason"] for chunk in full["report"]["chunks"]} == {None}
+
+
+def test_a_canary_gets_its_share(inside: Inside) -> None:
+    with inside.client() as client:
+        good(client.put("/v1/admin/blend", json={"enabled": True, "share": 0.5}))
+        try:
+            policies = [ask(client, QUESTIONS[0])["report"]["policy"] for _ in range(40)]
+        finally:
+            good(client.put("/v1/admin/blend", json={"enabled": True}))
+    assert {"full", "hybrid"} == set(policies)  # that all are alike happens once in 10^11
+
+
+def test_the_switch_outlives_a_restart(tmp_path: Path) -> None:
+    with in_process(settings_in(tmp_path)) as served, served.client() as client:
+        good(client.put("/v1/admin/blend", json={"enabled": False}))
+    with in_process(settings_in(tmp_path)) as served, served.client() as client:
+        assert good(client.get("/v1/admin/blend"))["enabled"] is False
+
+
+def test_the_point_of_an_evaluation_is_taken_unless_the_settings_say_more(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    weights = composition.compose_model(settings).fingerprint.weights
+    file = point_file(settings, weights)
+    file.parent.mkdir(parents=True)
+    file.write_text('policy = "heads"\nratio = 0.4\ncodec = "q8"\n')
+    core = compose_core(settings)
+    try:
+        core.wait()
+        assert (core.blending.policy, core.blending.ratio, core.press.codec) == ("heads", 0.4, "q8")
+    finally:
+        core.close()
+    assert operating_point(settings_in(tmp_path, ratio=0.2), weights).policy == "hybrid"
+    file.write_text('policy = "magic"\nratio = 0.4\ncodec = "q8"\n')
+    with pytest.raises(SettingsError, match="eval --save auto"):
+        operating_point(settings, weights)
+
+
+def test_a_store_of_another_model_is_told_and_its_chunks_say_what_differs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with in_process(settings_in(tmp_path)) as served, served.client() as client:
+        put_in(client, DOCUMENTS)
+    other = checkpoint(tmp_path / "other")
+    with in_process(settings_in(tmp_path, model=other)) as served, served.client() as client:
+        answer = ask(client, QUESTIONS[0], sampling={"max_tokens": 4})
+    told = [getattr(record, FIELDS) for record in caplog.records if "another fingerprint" in record.message]
+    assert [each["differs"] for each in told] == ["weights"]
+    assert {chunk["miss_reason"] for chunk in answer["report"]["chunks"]} == {"weights"}
+
+
+class Gone(MemoryStore):
+    """A store that stops to answer."""
+
+    answers = True
+
+    def tenants(self) -> list[str]:
+        if not self.answers:
+            raise StoreUnavailable("s3://bucket does not answer")
+        return super().tenants()
+
+
+def test_it_is_not_ready_while_the_model_loads_nor_when_the_store_does_not_answer(tmp_path: Path) -> None:
+    settings, store, go = settings_in(tmp_path), Gone(), threading.Event()
+    loaded = composition._loaded  # pyright: ignore[reportPrivateUsage]
+
+    def load() -> object:
+        go.wait()
+        return loaded(settings)
+
+    core = Core(settings, Makers(lambda: store, load, silent(), "builtin"))  # type: ignore[arg-type]
+    try:
+        assert "loading" in (core.not_ready() or "")
+        with pytest.raises(ServiceError, match="loading"):
+            _ = core.pipeline
+        go.set()
+        core.wait()
+        assert core.not_ready() is None
+        store.answers = False
+        assert "s3://bucket" in (core.not_ready() or "")
+    finally:
+        go.set()
+        core.close()
+
+
+def test_a_model_that_does_not_load_ends_the_start_with_the_reason(tmp_path: Path) -> None:
+    service = Service(tmp_path, model="/nowhere")
+    service.start(ready=False)
+    assert service.process is not None and service.process.wait(120) == 2
+    assert "/nowhere" in service.text().splitlines()[-1] and "Traceback" not in service.text()
+
+
+def test_without_keys_the_service_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVWEAVE_AUTH", "false")
+    with pytest.raises(SettingsError, match="KVWEAVE_AUTH on, or bind 127"):
+        serve(host="0.0.0.0")
+
+
+def test_traces_to_no_url_end_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="traces"):
+        compose_core(settings_in(tmp_path, traces="nonsense"))
+
+
+def test_an_embedder_without_a_name_ends_the_start(tmp_path: Path) -> None:
+    core = compose_core(settings_in(tmp_path, embedder="http://127.0.0.1:1/v1"))
+    try:
+        core.wait()
+        assert core.failed.is_set() and "#NAME" in (core.not_ready() or "")
+    finally:
+        core.close()
+
+
+def test_two_services_do_not_share_a_folder(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    with hold(settings.data), pytest.raises(ServiceError, match="in use by another service"):
+        compose_core(settings)
