@@ -88,6 +88,11 @@ class Engine(Protocol):
         """Compute records of chunks, whenever no request wants to be served."""
         ...
 
+    @property
+    def takes(self) -> bool:
+        """Will it take requests, now or when its queue is shorter? Not behind its end, or an error that ended it."""
+        ...
+
     def close(self) -> None:
         """Take nothing more, finish what runs, and return."""
         ...

@@ -112,6 +112,11 @@ class LocalEngine:
             self._changed.notify()
         return result
 
+    @property
+    def takes(self) -> bool:
+        """See `Engine.takes`."""
+        return not self._closing
+
     def close(self) -> None:
         """See `Engine.close`."""
         with self._changed:
@@ -213,12 +218,16 @@ class LocalEngine:
         if not self._running:
             return
         start = time.perf_counter()
-        try:
-            self._advance(self._running)
-        except Exception as error:
-            log.error("a decoding step failed", exc_info=error)
-            for answer in self._running:
-                answer.entry.tell(Failed(error))
+        batches: list[Sequence[Answer]] = [self._running]
+        for batch in batches:
+            try:
+                self._advance(batch)
+            except Exception as error:
+                log.error("a decoding step failed", exc_info=error)
+                if len(batch) > 1:  # what is too much together need not be too much for each alone
+                    batches += [[answer] for answer in batch]
+                else:
+                    batch[0].entry.tell(Failed(error))
         self._drop_finished()
         self._stepped = time.perf_counter()
         self._step_s = self._stepped - start

@@ -113,6 +113,7 @@ class Library:
         """Let go what was deleted; make the vector index anew if it was outgrown, and save it. May take minutes."""
         with self._catalog.change() as change:
             change.purge()
+        self._catalog.empty_log()
         with self._catalog.view() as view:
             serving = self._serving(view)
         if serving:

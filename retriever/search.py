@@ -26,7 +26,8 @@ Mode = Literal["lexical", "vector", "hybrid"]
 class Query:
     """What is looked for. No `mode`: hybrid where there are vectors, else lexical.
 
-    `reranked`: so many of the best are ordered again by the reranker; 0 for none.
+    `reranked`: so many of the best are ordered again by the reranker; 0 for none. `bound`: what the asker may know of
+    at all; scores tell of nothing else.
     """
 
     text: str
@@ -34,6 +35,7 @@ class Query:
     mode: Mode | None = None
     allowed: Condition = EVERYTHING
     reranked: int = 0
+    bound: Condition = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Searcher:
     def _found(self, view: View, query: Query) -> list[Hit]:
         mode = self._mode(query)
         deep = max(WINDOW, query.limit) if mode == "hybrid" else query.limit
-        words = [] if mode == "vector" else view.lexical(query.text, query.allowed, limit=deep)
+        words = [] if mode == "vector" else view.lexical(query.text, query.allowed, limit=deep, within=query.bound)
         if mode == "lexical":
             return [Hit(each.passage, each.score) for each in words]
         near = self._near(view, query, limit=deep)

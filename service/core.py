@@ -139,6 +139,8 @@ class Core:
         """Why it cannot serve, or None."""
         if self._working is None:
             return self._problem
+        if not self._working.press.engine.takes:
+            return "the engine has stopped, the log says why: start the service again"
         try:
             self.store.tenants()
         except StoreError as error:

@@ -120,7 +120,7 @@ class Wording:
         rows = list(self.rows(turns, options=options))
         places = [at for at, (_, part) in enumerate(rows) if part and part.passage is not None]
         if not places:
-            last = max(at for at, (_, part) in enumerate(rows) if part)
+            last = max((at for at, (_, part) in enumerate(rows) if part), default=len(rows) - 1)  # all may be empty
             return Laid(_joined(ids for ids, _ in rows[:last]), (), _joined(ids for ids, _ in rows[last:]))
         first, last = places[0], places[-1] + 1
         runs = (Run(ids, part.passage if part else None) for ids, part in rows[first:last])

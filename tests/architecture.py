@@ -54,6 +54,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
 EXCUSED: dict[str, dict[str, str]] = {
     "broad_handlers": {
         "service/api/query.py:_streamed": "a stream that has begun ends in an error event; what is unforeseen goes on",
+        "service/ingest/worker.py:Ingest._work": "the outermost loop of a worker: it goes on, and its log says why",
         "service/ingest/worker.py:Ingest._run": "the outermost loop of a worker: the upload fails, its log says why",
         "service/openai/render.py:stream": "a stream that has begun ends in an error; what is unforeseen goes on",
         "service/pipeline/answer.py:Pipeline.answer": "counted, and raised again",

@@ -172,12 +172,22 @@ class View(Protocol):
         """The numbers of chunks that are known."""
         ...
 
-    def lexical(self, query: str, allowed: Condition, *, limit: int) -> list[Worded]:
-        """The passages that fit best by BM25, best first, each chunk once."""
+    def lexical(self, query: str, allowed: Condition, *, limit: int, within: Condition = EVERYTHING) -> list[Worded]:
+        """The passages that fit best by BM25, best first, each chunk once.
+
+        How rare a word is, and how long a passage, is counted `within`: no score tells of what else there is.
+        """
         ...
 
     def chunks_of(self, allowed: Condition) -> Rows:
         """The chunks of what fits, ascending."""
+        ...
+
+    def oldest_of(self, allowed: Condition) -> Rows:
+        """(passage, chunk) for the chunks of what fits, in the order of their oldest passages that fit.
+
+        Numbers of chunks tell whether a text was there before, perhaps in what does not fit; this order does not.
+        """
         ...
 
     def texts(self, chunks: Sequence[int]) -> dict[int, str]: ...
@@ -274,7 +284,10 @@ class Change(Protocol):
         ...
 
     def delete(self, documents: Sequence[str]) -> Removal:
-        """Every version of them; their live uploads, in whatever collection, end as deleted."""
+        """Every version of them; their live uploads, in whatever collection, end as deleted.
+
+        So do those that come out of files which are live now, when they are expanded.
+        """
         ...
 
     def purge(self) -> None:
@@ -303,8 +316,8 @@ class Change(Protocol):
     def expand(self, number: int, uploads: Sequence[NewUpload]) -> bool:
         """A file became documents: they are accepted in its job, in its place, and it is ready, without chunks.
 
-        Those of which a later upload is live or ready are superseded at once. False, and nothing is done, where the
-        file is not live.
+        Those of which a later upload is live or ready are superseded at once, those that were deleted since the file
+        was accepted are deleted. False, and nothing is done, where the file is not live.
         """
         ...
 
@@ -334,4 +347,9 @@ class Catalog(Protocol):
 
     def view(self) -> AbstractContextManager[View]: ...
     def change(self) -> AbstractContextManager[Change]: ...
+
+    def empty_log(self) -> bool:
+        """Overwrite what was deleted wherever a copy of it may be; whether that could be done just now."""
+        ...
+
     def close(self) -> None: ...

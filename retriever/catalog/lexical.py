@@ -66,11 +66,20 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Lexical:
-    """A search in one view."""
+    """A search in one view. `known`: the passages that scores may tell of, where these are not all."""
 
     connection: sqlite3.Connection
     postings: Postings
     totals: Totals
+    known: Places | None = None
+
+    def within(self, bound: Condition) -> "Lexical":
+        """The same search, whose scores tell of nothing else than what fits."""
+        if bound == EVERYTHING:
+            return self
+        known = self.postings.serving(self.connection, bound, changes=self.totals.changes)
+        words = int(self.postings.lengths(self.connection, highest=self.totals.highest)[known].sum())
+        return replace(self, totals=replace(self.totals, passages=len(known), words=words), known=known)
 
     def search(self, query: str, allowed: Condition, *, limit: int) -> list[Worded]:
         """Best first, each chunk once; only what has a word of the query."""
@@ -95,11 +104,20 @@ class Lexical:
         wanted: list[_Word] = []
         for term, times in islice(Counter(asked(query)).items(), ASKED):
             word = _Word(term, 0.0, 0)
-            found = self.postings.count(self.connection, word.quoted, highest=highest, changes=changes, passages=count)
+            found = self._found(word, highest=highest, changes=changes, passages=count)
             wanted.append(
                 replace(word, weight=times * math.log(1 + (count - found + 0.5) / (found + 0.5)), found=found)
             )
         return sorted(wanted, key=lambda word: word.found)
+
+    def _found(self, word: _Word, *, highest: int, changes: int, passages: int) -> int:
+        """In how many passages it stands."""
+        if self.known is None:
+            return self.postings.count(
+                self.connection, word.quoted, highest=highest, changes=changes, passages=passages
+            )
+        places = self.postings.of(self.connection, word.quoted, highest=highest, changes=changes)
+        return int(np.isin(self.known, places, assume_unique=True).sum())
 
     def _rarest(self, wanted: Sequence[_Word]) -> Sequence[_Word]:
         rows = 0

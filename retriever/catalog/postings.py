@@ -32,7 +32,7 @@ class Postings:
         self._guard = threading.Lock()
         self._words: OrderedDict[str, _Known] = OrderedDict()
         self._estimates: dict[str, tuple[int, int]] = {}
-        self._filters: OrderedDict[tuple[Condition, int], Places] = OrderedDict()
+        self._filters: OrderedDict[tuple[str, Condition, int], Places] = OrderedDict()
         self._lengths = np.zeros(1, np.int32)
         self._bytes = 0
 
@@ -81,14 +81,25 @@ class Postings:
         return known
 
     def allowed(self, connection: sqlite3.Connection, condition: Condition, *, changes: int) -> Places:
-        """The passages that a filter keeps."""
-        key = (condition, changes)
+        """The passages that a filter keeps, of versions that do not serve too."""
+        query = f"SELECT row FROM passages WHERE label IN ({condition.sql})"
+        return self._filtered(connection, query, condition=condition, changes=changes)
+
+    def serving(self, connection: sqlite3.Connection, condition: Condition, *, changes: int) -> Places:
+        """The passages that a filter keeps, of what serves alone."""
+        query = (
+            "SELECT p.row FROM passages p JOIN documents d ON d.row = p.document "
+            f"WHERE d.serving = 1 AND p.label IN ({condition.sql})"
+        )
+        return self._filtered(connection, query, condition=condition, changes=changes)
+
+    def _filtered(self, connection: sqlite3.Connection, query: str, *, condition: Condition, changes: int) -> Places:
+        key = (query, condition, changes)
         with self._guard:
             if key in self._filters:
                 self._filters.move_to_end(key)
                 return self._filters[key]
-        found = connection.execute(f"SELECT row FROM passages WHERE label IN ({condition.sql})", condition.values)
-        rows = np.array(found.fetchall(), np.int32).reshape(-1)
+        rows = np.array(connection.execute(query, condition.values).fetchall(), np.int32).reshape(-1)
         with self._guard:
             self._filters[key] = rows
             if len(self._filters) > KEPT:

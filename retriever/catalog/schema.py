@@ -74,8 +74,14 @@ CREATE TABLE contents (upload INTEGER PRIMARY KEY, content BLOB NOT NULL) STRICT
 INSERT INTO facts VALUES ('swept', 0);
 """
 
+# A document that was deleted does not come back with a file that was accepted before, up to this upload.
+_DELETIONS: Final = """
+CREATE TABLE deletions (document TEXT PRIMARY KEY, upload INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE INDEX live_files ON uploads (row) WHERE state IN ('waiting', 'computing') AND document = '';
+"""
+
 # Each brings a catalog from its place in this list to the next version. Never changed, only followed by others.
-STEPS: Final = (_FIRST, _UPLOADS)
+STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS)
 VERSION = len(STEPS)
 
 

@@ -65,7 +65,14 @@ class Uploads:
         return len(found)
 
     def delete(self, documents: Sequence[str]) -> list[Removal]:
-        """Those of these documents."""
+        """Those of these documents, now and when a file that waits is read."""
+        files = f"SELECT max(row) FROM uploads INDEXED BY live_files WHERE {LIVE} AND document = ''"
+        [last] = self._run(files).fetchone()
+        if last is None:
+            self._run("DELETE FROM deletions")
+        else:
+            told = [(document, last) for document in documents]
+            self._connection.executemany("INSERT OR REPLACE INTO deletions VALUES (?, ?)", told)
         return self._end(self._live_of(f"document IN {LISTED}", listed(documents)), UploadState.DELETED)
 
     def delete_collection(self, name: str) -> list[Removal]:
@@ -95,19 +102,22 @@ class Uploads:
         """Its number. Without an origin it is the last that is wanted of its document."""
         if upload.document:
             check_id(upload.document)
-        is_late = origin is not None and self._is_overtaken(upload.document, origin)
-        if upload.document and not is_late:
+        fate = None if origin is None else self._overtaken(upload.document, origin)
+        if upload.document and not fate:
             self._end(self._live_of("document = ?", upload.document), UploadState.SUPERSEDED)
         number = self._kept(upload, job, origin=origin)
-        if is_late:
-            self._end([(number, None)], UploadState.SUPERSEDED)
+        if fate:
+            self._end([(number, None)], fate)
         return number
 
-    def _is_overtaken(self, document: str, origin: int) -> bool:
-        """Whether somebody put the document in after this upload, and it came to something or still may."""
+    def _overtaken(self, document: str, origin: int) -> UploadState | None:
+        """How it ends where somebody put the document in later, and that counts or still may, or deleted it."""
         later = f"document = ? AND document <> '' AND origin > ? AND ({LIVE} OR state = 'ready')"
         found = self._run(f"SELECT 1 FROM uploads INDEXED BY uploads_of_document WHERE {later}", (document, origin))
-        return found.fetchone() is not None
+        if found.fetchone():
+            return UploadState.SUPERSEDED
+        deleted = self._run("SELECT 1 FROM deletions WHERE document = ? AND upload >= ?", (document, origin))
+        return UploadState.DELETED if deleted.fetchone() else None
 
     def _kept(self, upload: NewUpload, job: int, *, origin: int | None) -> int:
         now = time.time()

@@ -89,11 +89,11 @@ class SqliteView:
     def rows_of(self, ids: Sequence[str]) -> dict[str, int]:
         return dict(self._connection.execute(f"SELECT id, row FROM chunks WHERE id IN {LISTED}", (listed(ids),)))
 
-    def lexical(self, query: str, allowed: Condition, *, limit: int) -> list[Worded]:
+    def lexical(self, query: str, allowed: Condition, *, limit: int, within: Condition = EVERYTHING) -> list[Worded]:
         count, words, changes = (fact(self._connection, name) for name in ("passages", "words", "changes"))
         highest = self._connection.execute("SELECT max(row) FROM passages").fetchone()[0] or 0
         totals = Totals(count, words, changes, highest)
-        return Lexical(self._connection, self._postings, totals).search(query, allowed, limit=limit)
+        return Lexical(self._connection, self._postings, totals).within(within).search(query, allowed, limit=limit)
 
     def chunks_of(self, allowed: Condition) -> Rows:
         found = self._connection.execute(
@@ -102,6 +102,14 @@ class SqliteView:
             allowed.values,
         ).fetchall()
         return np.sort(np.array(found, np.int64).reshape(-1))
+
+    def oldest_of(self, allowed: Condition) -> Rows:
+        found = self._connection.execute(
+            "SELECT min(p.row), p.chunk FROM passages p JOIN documents d ON d.row = p.document "
+            f"WHERE d.serving = 1 AND p.label IN ({allowed.sql}) GROUP BY p.chunk ORDER BY 1",
+            allowed.values,
+        ).fetchall()
+        return np.array(found, np.int64).reshape(-1, 2)
 
     def texts(self, chunks: Sequence[int]) -> dict[int, str]:
         return dict(self._connection.execute(f"SELECT row, text FROM chunks WHERE row IN {LISTED}", (listed(chunks),)))

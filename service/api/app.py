@@ -118,4 +118,7 @@ def _responses(route: Route) -> dict[int | str, dict[str, object]]:
         found[route.status] = {"content": route.answers}
     if route.also:
         found[route.also] = {"model": route.handler.__annotations__["return"], "description": "It was made"}
+    for status in (route.status, route.also) if route.links else ():
+        if status:
+            found.setdefault(status, {})["links"] = route.links
     return found

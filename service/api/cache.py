@@ -7,12 +7,12 @@ from retriever.catalog.base import Passage, View
 from service.api.caller import By, Caller, unknown
 from service.api.models.cache import Choice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
 from service.api.models.fields import MOST_LISTED
-from service.shelf import ChunkState, Shelf
+from service.shelf import ChunkState, KvState, Shelf
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of the chosen passages, in the order of their chunks' numbers; `following` is where the next page begins."""
+    """Some of the chosen passages, the oldest first; `following` is where the next page begins."""
 
     passages: list[Passage]
     unknown: list[str]
@@ -35,17 +35,28 @@ def prefetch(by: By, wanted: Choice) -> Touched:
 
 def pin(by: By, wanted: Choice) -> Touched:
     """Keep them from eviction."""
-    return _touched(by, wanted, touch=lambda shelf, passages: shelf.pin([each.id for each in passages]))
+    return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.pin(chunks)))
 
 
 def unpin(by: By, wanted: Choice) -> Touched:
     """Take pins back."""
-    return _touched(by, wanted, touch=lambda shelf, passages: shelf.unpin([each.id for each in passages]))
+    return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.unpin(chunks)))
 
 
 def evict(by: By, wanted: Choice) -> Touched:
     """Forget what is stored of them. It is computed again when it is needed."""
-    return _touched(by, wanted, touch=lambda shelf, passages: shelf.evict([each.id for each in passages]))
+    return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.evict(chunks)))
+
+
+def _all_blobs(by: Caller, touch: Callable[[Shelf, Sequence[str]], int]) -> Callable[[Shelf, Sequence[Passage]], int]:
+    """Whatever collection they are behind. A key with a filter is told only of those that it can look up."""
+
+    def touched(shelf: Shelf, passages: Sequence[Passage]) -> int:
+        stored = sum(each.state is KvState.STORED for each in shelf.states(passages).values()) if by.is_bound else 0
+        blobs = touch(shelf, [each.id for each in passages])
+        return stored if by.is_bound else blobs
+
+    return touched
 
 
 def _touched(by: Caller, wanted: Choice, *, touch: Callable[[Shelf, Sequence[Passage]], int]) -> Touched:
@@ -72,7 +83,7 @@ def _page(by: Caller, wanted: Choice, *, after: int, limit: int) -> Page:
             return _of_collection(by, view, wanted=wanted, after=after, limit=limit)
         if wanted.chunk_ids:
             known = view.rows_of(wanted.chunk_ids)
-            found = view.holding(sorted(known.values()), by.allowed())
+            found = view.holding(list(known.values()), by.allowed())
             held = {passage.id for passage in found}
             missing = [chunk for chunk in dict.fromkeys(wanted.chunk_ids) if chunk not in held]
         else:
@@ -89,21 +100,22 @@ def _of_documents(by: Caller, view: View, *, documents: Sequence[str]) -> tuple[
             continue
         for passage in view.passages(document, allowed=by.allowed()):
             found.setdefault(passage.chunk, passage)
-    return [found[chunk] for chunk in sorted(found)], missing
+    return [*found.values()], missing
 
 
 def _of_collection(by: Caller, view: View, *, wanted: Choice, after: int, limit: int) -> Page:
     allowed = by.allowed(collection=wanted.collection)
     if view.collection(wanted.collection) is None or (by.is_bound and not view.count(allowed)):
         raise unknown("collection", wanted.collection)
-    chunks = view.chunks_of(allowed)
-    rows: list[int] = chunks[chunks > after][: limit + 1].tolist()
-    return Page(view.holding(rows[:limit], allowed), [], rows[limit - 1] if len(rows) > limit else None)
+    oldest = view.oldest_of(allowed)
+    rows: list[list[int]] = oldest[oldest[:, 0] > after][: limit + 1].tolist()
+    found = view.holding([chunk for _, chunk in rows[:limit]], allowed)
+    return Page(found, [], rows[limit - 1][0] if len(rows) > limit else None)
 
 
 def _cut(found: Sequence[Passage], missing: list[str], *, after: int, limit: int) -> Page:
-    behind = [passage for passage in found if passage.chunk > after]
-    return Page(behind[:limit], missing, behind[limit - 1].chunk if len(behind) > limit else None)
+    behind = sorted((passage for passage in found if passage.row > after), key=lambda each: each.row)
+    return Page(behind[:limit], missing, behind[limit - 1].row if len(behind) > limit else None)
 
 
 def _shown(state: ChunkState) -> ChunkStateOut:

@@ -1,5 +1,7 @@
 """Collections over HTTP: their rules, and their end."""
 
+from dataclasses import replace
+
 from fastapi import Response
 
 from retriever.catalog.base import Collection, View
@@ -65,7 +67,10 @@ def _shown(by: Caller, view: View, *, collection: Collection) -> CollectionOut |
     documents = view.count(by.allowed(collection=collection.name))
     if by.is_bound and not documents:
         return None
-    return _told(collection.name, CollectionRules.from_json(collection.rules), documents=documents)
+    rules = CollectionRules.from_json(collection.rules)
+    if by.is_bound:  # its system prompt may speak of what the key does not see
+        rules = replace(rules, system=None)
+    return _told(collection.name, rules, documents=documents)
 
 
 def _told(name: str, rules: CollectionRules, *, documents: int) -> CollectionOut:

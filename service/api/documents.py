@@ -1,5 +1,6 @@
 """Documents over HTTP: put in, replaced, patched, listed, deleted."""
 
+from dataclasses import replace
 from typing import Annotated, cast
 
 from fastapi import Query, Response
@@ -29,6 +30,7 @@ from service.api.security import parse
 from service.api.uploads import accept, draft_of, located
 from service.errors import Invalid
 from service.shelf import ChunkState
+from service.tenants import Removed
 
 After = Annotated[str, Query(max_length=1024, description="What the page before gave as `next`")]
 AfterPlace = Annotated[int, Query(ge=0, lt=2**31, description="What the page before gave as `next`")]
@@ -41,15 +43,14 @@ def list_documents(
     """Those that serve, in the order of their ids."""
     with by.tenant.catalog.view() as view:
         found = view.documents(by.allowed(collection=collection, where=_where(where)), after=after, limit=limit)
-    return DocumentPage(
-        documents=[_shown(entry) for entry in found], next=found[-1].id if len(found) == limit else None
-    )
+        shown = [_shown(by, view, entry=entry) for entry in found]
+    return DocumentPage(documents=shown, next=found[-1].id if len(found) == limit else None)
 
 
 def get_document(by: By, document_id: DocumentId) -> DocumentOut:
     """One that serves."""
     with by.tenant.catalog.view() as view:
-        return _shown(_entry(by, view, document_id=document_id))
+        return _shown(by, view, entry=_entry(by, view, document_id=document_id))
 
 
 def put_document(by: By, document_id: DocumentId, *, replacement: Replacement, response: Response) -> Accepted:
@@ -76,7 +77,8 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
             check_metadata(entry.metadata)
         except ValueError as error:
             raise Invalid(f"with what is there already, {error}", field="metadata") from error
-    return _shown(entry)
+    with tenant.catalog.view() as view:
+        return _shown(by, view, entry=entry)
 
 
 def delete_document(by: By, document_id: DocumentId) -> Deleted:
@@ -85,22 +87,26 @@ def delete_document(by: By, document_id: DocumentId) -> Deleted:
     with tenant.catalog.view() as view:
         _check_deletable(by, view, document_id=document_id)
     removed = tenant.delete([document_id])
-    return Deleted(
-        id=document_id, chunks_removed=list(removed.chunks), chunks_kept=list(removed.kept), done=removed.done
-    )
+    gone, kept = _told_apart(by, removed)
+    return Deleted(id=document_id, chunks_removed=gone, chunks_kept=kept, done=removed.done)
 
 
 def list_chunks(by: By, document_id: DocumentId, *, after: AfterPlace = 0, limit: Limit = 100) -> ChunkPage:
-    """Its chunks in order, and what is stored of each."""
+    """Its chunks in order, and what is stored of each. A key with a filter counts those that it sees."""
     tenant = by.tenant
     with tenant.catalog.view() as view:
         entry = _entry(by, view, document_id=document_id)
-        found = view.passages(document_id, first=after, limit=limit, allowed=by.allowed())
+        if by.is_bound:
+            seen = view.passages(document_id, allowed=by.allowed())
+            count, numbered = len(seen), [replace(each, place=place) for place, each in enumerate(seen)]
+            found = numbered[after : after + limit]
+        else:
+            count, found = entry.parts, view.passages(document_id, first=after, limit=limit)
     states = tenant.shelf.states(found)
     following = after + limit
     return ChunkPage(
         chunks=[_chunk(passage, states[passage.id]) for passage in found],
-        next=following if following < entry.parts else None,
+        next=following if following < count else None,
     )
 
 
@@ -134,13 +140,24 @@ def _check_deletable(by: Caller, view: View, *, document_id: str) -> None:
         raise unfitting(document_id)
 
 
-def _shown(entry: Entry) -> DocumentOut:
+def _told_apart(by: Caller, removed: Removed) -> tuple[list[str], list[str]]:
+    """Ids of chunks that are gone and of those that are kept: for a key with a filter, by documents that it sees."""
+    if not by.is_bound:
+        return [*removed.chunks], [*removed.kept]
+    with by.tenant.catalog.view() as view:
+        rows = view.rows_of(removed.kept)
+        kept = {passage.id for passage in view.holding(list(rows.values()), by.allowed())}
+    return sorted({*removed.chunks, *removed.kept} - kept), sorted(kept)
+
+
+def _shown(by: Caller, view: View, *, entry: Entry) -> DocumentOut:
+    chunks = len(view.passages(entry.id, allowed=by.allowed())) if by.is_bound else entry.parts
     return DocumentOut(
         id=entry.id,
         collection=entry.collection,
         title=entry.title,
         metadata=dict(entry.metadata),
-        chunks=entry.parts,
+        chunks=chunks,
         created=entry.created,
         updated=entry.updated,
     )

@@ -24,6 +24,8 @@ AfterUpload = Annotated[int, Query(ge=0, lt=2**63, description="What the page be
 def list_jobs(by: By, after: After = "", *, limit: Limit = 100) -> JobPage:
     """Newest first. A key with a filter sees those that it began."""
     found: list[Job] = []
+    if after and not by.owns(after):
+        return JobPage(jobs=[], next=None)  # as behind a job that there never was
     with by.tenant.catalog.view() as view:
         while page := view.jobs(after=after, limit=limit):
             after = page[-1].id

@@ -47,11 +47,12 @@ COMPARISON: Final[Schema] = {
 
 
 def _stream(*names: str) -> Schema:
+    """Of one event: before version 3.2, documents have no other place to say it."""
     properties: Schema = {
         "event": {"enum": list(names)},
         "data": {"type": "string", "contentMediaType": "application/json"},
     }
-    return {"itemSchema": {"type": "object", "properties": properties, "required": ["data"]}}
+    return {"schema": {"type": "object", "properties": properties, "required": ["data"]}}
 
 
 # The data of an event is JSON: of `done` a JobOut or a QueryAnswer, of `error` a Problem, of others what is so named.
@@ -59,6 +60,26 @@ PROGRESS: Final[dict[str, Schema]] = {STREAM: _stream("progress", "done")}
 ANSWER: Final[dict[str, Schema]] = {
     "application/json": {"schema": {"$ref": f"{_REF}QueryAnswer"}},
     STREAM: _stream("retrieved", "loaded", "fused", "token", "done", "error"),
+}
+
+
+def _link(operation: str, **parameters: str) -> Schema:
+    return {"operationId": operation, "parameters": parameters}
+
+
+# What can be done with what an answer tells, or its request did.
+TO_JOB: Final[dict[str, Schema]] = {
+    "job": _link("get_job", job_id="$response.body#/job_id"),
+    "events": _link("job_events", job_id="$response.body#/job_id"),
+    "cancel": _link("cancel_job", job_id="$response.body#/job_id"),
+}
+TO_DOCUMENT: Final[dict[str, Schema]] = {
+    **TO_JOB,
+    "delete": _link("delete_document", document_id="$request.path.document_id"),
+}
+TO_COLLECTION: Final[dict[str, Schema]] = {
+    "get": _link("get_collection", name="$request.path.name"),
+    "delete": _link("delete_collection", name="$request.path.name"),
 }
 SCRAPE: Final[dict[str, Schema]] = {"text/plain": {"schema": {"type": "string"}}}
 

@@ -10,33 +10,26 @@ from pydantic import BaseModel
 
 from service.api.caller import By
 from service.api.models.query import (
-    ChunkReportOut,
     FusedEvent,
     LoadedEvent,
     QueryAnswer,
     QueryRequest,
-    ReportOut,
     RetrievedEvent,
     TokenEvent,
-    UsageOut,
 )
 from service.api.models.search import SourceOut
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
 from service.api.questions import ask_of
-from service.api.search import source_of
 from service.api.streams import EventStream, gone, sse, unless_gone
+from service.api.telling import chunk_of, report_of, source_of, usage_of
 from service.pipeline.ask import Ask
 from service.pipeline.events import (
-    ChunkReport,
     Delta,
     Event,
     Finished,
     Fused,
     Loaded,
-    Report,
     Retrieved,
-    Source,
-    Usage,
 )
 from service.telemetry.middleware import server_timing
 
@@ -99,7 +92,7 @@ class _Tale:
     def hear(self, event: Event) -> None:
         match event:
             case Retrieved():
-                self._sources = _sources(event.sources)
+                self._sources = [source_of(each) for each in event.sources]
             case Delta(text=text):
                 self._texts.append(text)
             case Finished():
@@ -115,8 +108,8 @@ class _Tale:
             answer="".join(self._texts),
             finish_reason=self._end.reason,
             sources=self._sources,
-            usage=_usage(self._end.usage),
-            report=_report(self._end.report),
+            usage=usage_of(self._end.usage),
+            report=report_of(self._end.report),
         )
 
 
@@ -147,60 +140,10 @@ def _rendered(ask: Ask, event: Event) -> Sequence[tuple[str, BaseModel]]:
     """The events on the wire. What was held back to the end is a token like the others."""
     match event:
         case Retrieved():
-            return [("retrieved", RetrievedEvent(id=ask.id, sources=_sources(event.sources)))]
+            return [("retrieved", RetrievedEvent(id=ask.id, sources=[source_of(each) for each in event.sources]))]
         case Loaded():
-            return [("loaded", LoadedEvent(chunks=[_chunk(each) for each in event.chunks]))]
+            return [("loaded", LoadedEvent(chunks=[chunk_of(each) for each in event.chunks]))]
         case Fused():
-            return [("fused", FusedEvent(usage=_usage(event.usage), report=_report(event.report)))]
+            return [("fused", FusedEvent(usage=usage_of(event.usage), report=report_of(event.report)))]
         case Delta() | Finished():
             return [("token", TokenEvent(text=event.text))] if event.text else []
-
-
-def _sources(sources: Sequence[Source]) -> list[SourceOut]:
-    return [_source(each) for each in sources]
-
-
-def _source(source: Source) -> SourceOut:
-    if source.passage is not None:
-        return source_of(source.passage, source.score)
-    return SourceOut(
-        chunk_id=source.chunk_id,
-        document_id=source.document_id,
-        title=source.title,
-        score=source.score,
-        text=source.text,
-        metadata={},
-        page=None,
-        start=None,
-        end=None,
-    )
-
-
-def _usage(usage: Usage) -> UsageOut:
-    return UsageOut(
-        prompt_tokens=usage.prompt,
-        completion_tokens=usage.completion,
-        reused_tokens=usage.reused,
-        recomputed_tokens=usage.recomputed,
-    )
-
-
-def _chunk(chunk: ChunkReport) -> ChunkReportOut:
-    return ChunkReportOut(
-        chunk_id=chunk.chunk_id,
-        source=chunk.source,
-        miss_reason=chunk.miss_reason,
-        tokens=chunk.tokens,
-        recomputed=chunk.recomputed,
-        bytes=chunk.nbytes,
-    )
-
-
-def _report(report: Report) -> ReportOut:
-    return ReportOut(
-        policy=report.policy,
-        ratio=report.ratio,
-        chunks=[_chunk(each) for each in report.chunks],
-        dropped=list(report.dropped),
-        timings_ms=report.timings_ms,
-    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fastapi.routing import APIRoute
 
 from service.api import cache, collections, documents, health, jobs, query, search, stats, uploads
-from service.api.openapi import ANSWER, PROGRESS, SCRAPE, Schema
+from service.api.openapi import ANSWER, PROGRESS, SCRAPE, TO_COLLECTION, TO_DOCUMENT, TO_JOB, Schema
 from service.api.security import Operates, Reads, Uploads, Writes
 
 ONE = "/v1/documents/{document_id:name}"
@@ -18,7 +18,7 @@ JOB = "/v1/jobs/{job_id}"
 class Route:
     """`fails`: the statuses that only some routes have. `also`: another status of success.
 
-    `answers`: by media type what it answers with, where its handler renders that itself.
+    `answers`: by media type what it answers with, where its handler renders that itself. `links`: what follows.
     """
 
     method: str
@@ -29,6 +29,7 @@ class Route:
     status: int = 200
     also: int | None = None
     answers: dict[str, Schema] = field(default_factory=dict[str, Schema])
+    links: dict[str, Schema] = field(default_factory=dict[str, Schema])
 
     @property
     def tag(self) -> str:
@@ -38,16 +39,16 @@ class Route:
 
 
 ROUTES = (
-    Route("POST", "/v1/documents", uploads.post_documents, Uploads, (400,), status=202),
+    Route("POST", "/v1/documents", uploads.post_documents, Uploads, (400,), status=202, links=TO_JOB),
     Route("GET", "/v1/documents", documents.list_documents, Reads),
     Route("GET", f"{ONE}/chunks", documents.list_chunks, Reads, (404,)),
     Route("GET", ONE, documents.get_document, Reads, (404,)),
-    Route("PUT", ONE, documents.put_document, Writes, status=202),
+    Route("PUT", ONE, documents.put_document, Writes, status=202, links=TO_DOCUMENT),
     Route("PATCH", ONE, documents.patch_document, Writes, (404,)),
     Route("DELETE", ONE, documents.delete_document, Writes, (404,)),
     Route("GET", "/v1/collections", collections.list_collections, Reads),
     Route("GET", COLLECTION, collections.get_collection, Reads, (404,)),
-    Route("PUT", COLLECTION, collections.put_collection, Writes, also=201),
+    Route("PUT", COLLECTION, collections.put_collection, Writes, also=201, links=TO_COLLECTION),
     Route("DELETE", COLLECTION, collections.delete_collection, Writes, (404,)),
     Route("GET", "/v1/jobs", jobs.list_jobs, Writes),
     Route("GET", JOB, jobs.get_job, Writes, (404,)),

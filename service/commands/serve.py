@@ -1,5 +1,6 @@
 """The command `kvweave serve`: a core, the application over it, and a server around both."""
 
+import signal
 import threading
 from collections.abc import Callable
 from typing import Annotated, cast
@@ -47,6 +48,7 @@ def serve(
     core = compose_core(settings)
     server = uvicorn.Server(_config(core, settings))
     threading.Thread(target=_stop_when_failed, args=(core, server), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
     try:
         server.run()
     finally:
@@ -81,6 +83,11 @@ def _config(core: Core, settings: Settings) -> uvicorn.Config:
     )
 
 
+def _stop(server: uvicorn.Server) -> None:
+    """Also what the server's own last signal meets, so that a service that ended in order exits with 0."""
+    server.should_exit = True
+
+
 def _stop_when_failed(core: Core, server: uvicorn.Server) -> None:
     core.failed.wait()
-    server.should_exit = True
+    _stop(server)

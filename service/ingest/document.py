@@ -167,7 +167,7 @@ class Ingestion:
             start = end
             match outcome.put:
                 case None:
-                    log.warning("a chunk cannot be computed", extra=fields(reason=outcome.reason))
+                    log.warning("a chunk cannot be computed", extra=fields(reason=outcome.reason.partition(":")[0]))
                     counts["unsupported"] += 1
                 case Put.STORED | Put.PRESENT:
                     self._tenant.shelf.saw(outcome.item.key)

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +29,10 @@ log = logging.getLogger(__name__)
 FILLS = 4096  # chunks that wait to be filled; more are let go, and asked for again by the next query
 FILL_BATCH = 16
 PAUSE_S = 5.0  # before what failed for a reason that may pass is tried again
-IDLE_S = 60.0  # between two looks at what can be tidied
+IDLE_S = 60.0  # without work before it is looked what can be tidied
+BUSY_S = 600.0  # between two such looks of a service that never rests
 EMBEDDED = 64  # chunks at a time, where the embedder changed
-KEPT_S = 7 * 86_400.0  # how long ended jobs are told of
+KEPT_S = 7 * 86_400.0  # how long ended jobs, deletions and damaged blobs are kept
 
 _PASSING = (StoreError, CatalogError, EmbeddingError)
 
@@ -53,6 +55,7 @@ class Ingest:
         self._busy: OrderedDict[str, None] = OrderedDict()
         self._fills: OrderedDict[tuple[str, str, str], _Fill] = OrderedDict()
         self._closing = False
+        self._tidied = time.monotonic()
         self._thread = Thread(target=self._work, name="kvweave-ingest", daemon=True)
 
     def start(self) -> None:
@@ -121,8 +124,8 @@ class Ingest:
         ):
             if most is not None and fresh and has > most:
                 raise Exhausted(
-                    f"the quota of tenant {tenant.name!r} is {most} {what}, this would make {has}: delete some, "
-                    "or have the quota raised",
+                    f"the quota of tenant {tenant.name!r} is {most} {what}, this would be more: delete some, "
+                    "or have the quota raised",  # how many there are is not for a key with a filter to know
                     retry_after_s=60,
                 )
 
@@ -141,6 +144,8 @@ class Ingest:
 
     def _work_or_rest(self) -> None:
         if self._turn():
+            if time.monotonic() - self._tidied > BUSY_S:
+                self._tidy()
             return
         with self._changed:
             if self._busy or self._fills or self._closing:
@@ -217,7 +222,7 @@ class Ingest:
             try:
                 self._fill_group(group[0].tenant, group)
             except (*_PASSING, Busy, TokenizerError) as error:
-                log.warning("missing chunks were not filled", extra=fields(reason=str(error)))
+                log.warning("missing chunks were not filled", extra=fields(reason=type(error).__name__))
         return bool(fills)
 
     def _fill_group(self, tenant: Tenant, fills: Sequence[_Fill]) -> None:
@@ -241,12 +246,20 @@ class Ingest:
                 shelf.saw(outcome.item.key)
 
     def _tidy(self) -> None:
-        """What needs doing now and then, when nobody waits for anything."""
+        """What needs doing now and then."""
+        self._tidied, old = time.monotonic(), time.time() - KEPT_S
         for tenant in list(self._tenants.opened()):
             try:
                 tenant.sweep(1.0)
+                self._tools.store.trim(tenant.name, old)
+                with tenant.catalog.change() as change:
+                    change.forget_uploads(old)
                 while not (self._busy or self._fills or self._closing) and tenant.library.advance(EMBEDDED):
                     pass
                 tenant.library.maintain()
             except _PASSING as error:
-                log.warning("tidying waits", extra=fields(tenant=tenant.name, reason=str(error)))
+                log.warning("tidying waits", extra=fields(tenant=tenant.name, reason=type(error).__name__))
+        try:
+            self._tools.store.forget_quarantined(old)
+        except StoreError as error:
+            log.warning("tidying waits", extra=fields(reason=str(error)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from blend.engine import Finish
+from service.api.telling import report_of, source_of
 from service.errors import Unavailable
 from service.openai.bodies import (
     AnswerMessage,
@@ -23,7 +24,6 @@ from service.openai.bodies import (
     TopLogprob,
 )
 from service.openai.errors import FORESEEN, error_body
-from service.openai.extra import report_of, source_of
 from service.pipeline.events import Delta, Event, Finished, Retrieved, Source, TopToken, Usage
 
 SURE: Final = b""  # what a stream yields first: from here on there is an answer

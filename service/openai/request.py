@@ -6,21 +6,27 @@ What cannot change an answer is taken and ignored; what would be missed in it is
 from collections.abc import Callable
 from typing import Annotated, Final, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic.config import JsonDict
 
 from blend.template import Option
-from service.api.models.fields import ChunkId, CollectionName, Strict
+from service.api.models.fields import WHOLE, ChunkId, CollectionName, Strict
 from service.api.models.query import BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
 
 NO_TOOLS: Final = "kvweave serves no tools: leave it out"
-_NOTHING: Final[tuple[object, ...]] = (None, False, "", "none", [], {})
+_NOTHING: Final[list[object]] = [None, False, "", "none", [], {}]
+
+_ONLY_WITH_LOGPROBS: Final[JsonDict] = {
+    "if": {"required": ["top_logprobs"], "properties": {"top_logprobs": {"type": "integer", "minimum": 1}}},
+    "then": {"required": ["logprobs"], "properties": {"logprobs": {"const": True}}},
+}
 
 
 def _none(reason: str) -> AfterValidator:
     """Takes nothing but the ways to say nothing."""
 
     def check(given: object) -> object:
-        if given not in _NOTHING:
+        if given not in _NOTHING or type(given) in (int, float):  # 0 equals False
             raise ValueError(reason)
         return None
 
@@ -54,11 +60,11 @@ def _only(value: object, *, reason: str) -> Callable[[object], object]:
 
 
 Unused = Annotated[object, WithJsonSchema({"description": "Accepted and not used"})]
-Tools = Annotated[object, _none(NO_TOOLS), WithJsonSchema({"description": "kvweave serves no tools"})]
-Refused = Annotated[object, WithJsonSchema({"description": "Not served"})]
+Tools = Annotated[object, _none(NO_TOOLS), WithJsonSchema({"enum": _NOTHING, "description": "No tools are served"})]
+Refused = Annotated[object, WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
-Most = Annotated[int, Field(ge=1, le=1_000_000)]
+Most = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
 
 
 class Part(Strict):
@@ -137,6 +143,8 @@ class Unserved(Strict):
 class ChatRequest(Extras, Neutral, Unserved):
     """A chat to go on with."""
 
+    model_config = ConfigDict(json_schema_extra=_ONLY_WITH_LOGPROBS)
+
     model: str = Field(examples=["default"])
     messages: list[Message] = Field(min_length=1, max_length=1000)
     max_tokens: Most | None = None
@@ -144,14 +152,17 @@ class ChatRequest(Extras, Neutral, Unserved):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[
-        int | None, AfterValidator(_only(1, reason="kvweave gives one answer for a request: ask again for another"))
+        int | None,
+        WHOLE,
+        AfterValidator(_only(1, reason="kvweave gives one answer for a request: ask again for another")),
+        WithJsonSchema({"enum": [1, None]}),
     ] = None
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None

@@ -59,7 +59,14 @@ class Core(Protocol):
 
 By = Annotated[Principal, Depends(principal)]
 _VERSION: Final = version("kvweave")
-_STREAM: Final = {"schema": {"type": "string", "description": "chat.completion.chunk objects, then [DONE]"}}
+_STREAM: Final = {
+    "schema": {
+        "type": "object",
+        "description": "An event. Its data are a chat.completion.chunk, or an error; the last is [DONE]",
+        "properties": {"data": {"type": "string"}},
+        "required": ["data"],
+    }
+}
 _FAILURES: Final[dict[int | str, dict[str, object]]] = {
     "4XX": {"model": ErrorBody, "description": "The request is refused"},
     "5XX": {"model": ErrorBody, "description": "The service failed"},

@@ -13,6 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import torch
+
 from blend.engine import Done, Engine, Failed, Finish, Ready, Request, Ticket, Token
 from blend.engine import Event as EngineEvent
 from blend.fuse import FuseReport
@@ -131,7 +133,7 @@ class Pipeline:
             async with aclosing(self._events(ask, flight)) as events:
                 async for event in events:
                     yield event
-        except GeneratorExit:
+        except (GeneratorExit, asyncio.CancelledError):
             self._parts.metrics.failed(name, error="ClientGone")
             raise
         except Exception as error:
@@ -308,7 +310,8 @@ def _explained(error: Exception) -> Exception:
     """What the engine's failure means for whoever asked."""
     if isinstance(error, ServiceError):
         return error
-    if isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error):
+    is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if is_memory or "out of memory" in str(error) or "can't allocate memory" in str(error):
         return Unavailable(
             "the model ran out of memory for this prompt: ask for fewer chunks or tokens, or lower kv_bytes"
         )

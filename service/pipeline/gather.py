@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from retriever.catalog.base import Passage
 from retriever.filters import Condition
-from retriever.search import Hit, Query, in_prompt_order, scope, with_neighbors
+from retriever.search import MOST, Hit, Query, in_prompt_order, scope, with_neighbors
 from service.errors import NotFound
 from service.pipeline.ask import Ask, Lookup, Turn
 from service.pipeline.events import Source
@@ -76,8 +76,7 @@ class Gathered:
         ]
         loose = [Titled(each.text.strip(), each.title) for each in self.ask.documents]
         ahead += [Part(each.text + each.gap) for each in loose]
-        question = [Part(ASK)] if self.ask.asks else []
-        last = Said(asked.role, (*ahead, *question, *asked.parts))
+        last = Said(asked.role, (*ahead, *(_framed(asked.parts) if self.ask.asks else asked.parts)))
         first = [Said("system", (Part(self.system),))] if self.system else []
         return [*first, *said[:-1], last]
 
@@ -91,6 +90,13 @@ class Gathered:
                 end = place.end
         parts.append(Part(turn.text[end:]))
         return Said("system" if turn.role == "developer" else turn.role, tuple(part for part in parts if part.text))
+
+
+def _framed(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """As a question, in one part with its first words: parts are tokenized apart."""
+    if not parts or parts[0].passage is not None:
+        return (Part(ASK), *parts)
+    return (Part(ASK + parts[0].text), *parts[1:])
 
 
 def gather(tenant: Tenant, ask: Ask) -> Gathered:
@@ -108,17 +114,18 @@ def gather(tenant: Tenant, ask: Ask) -> Gathered:
 def look_up(tenant: Tenant, lookup: Lookup, *, ask: Ask) -> list[Hit]:
     """In the order of the prompt."""
     allowed = allowed_by(ask, lookup)
-    hits = tenant.library.search(query_of(lookup, allowed))
+    hits = tenant.library.search(query_of(lookup, ask=ask))
     if lookup.neighbors and hits:
         with tenant.catalog.view() as view:
             hits = with_neighbors(view, hits, before=lookup.neighbors, after=lookup.neighbors, allowed=allowed)
     return in_prompt_order(hits)
 
 
-def query_of(lookup: Lookup, allowed: Condition) -> Query:
+def query_of(lookup: Lookup, *, ask: Ask) -> Query:
     """What the library is asked."""
-    reranked = RERANKED * lookup.top_k if lookup.rerank else 0
-    return Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked)
+    reranked = min(RERANKED * lookup.top_k, MOST) if lookup.rerank else 0
+    allowed, bound = allowed_by(ask, lookup), allowed_by(ask)
+    return Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked, bound)
 
 
 def allowed_by(ask: Ask, lookup: Lookup | None = None) -> Condition:
@@ -159,6 +166,8 @@ def _system(tenant: Tenant, ask: Ask, *, entries: Sequence[Entry]) -> str:
     name = ask.lookup.collection if ask.lookup else ""
     name = name or (entries[0].passage.collection if entries else "")
     with tenant.catalog.view() as view:
-        collection = view.collection(name) if name else None
+        bound = ask.principal.bound
+        is_seen = bound is None or view.count(scope(collection=name, bound=bound)) > 0
+        collection = view.collection(name) if name and is_seen else None
     system = collection.rules.get("system") if collection else None
     return SYSTEM if system is None else str(system)

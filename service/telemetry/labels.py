@@ -37,6 +37,7 @@ ERRORS = frozenset(
     {
         "Busy",
         "CatalogError",
+        "ClientGone",
         "Conflict",
         "DocumentError",
         "EmbeddingError",

@@ -160,7 +160,7 @@ def _error_of(record: logging.LogRecord) -> BaseException | None:
 
 
 def _trace(error: BaseException, known: frozenset[int] = frozenset()) -> Iterator[str]:
-    """Frames and short messages, causes first. A message may quote what a user wrote, so it is cut."""
+    """Frames, causes first. A message may quote what a user wrote: it is told where debugging is, and cut."""
     known |= {id(error)}
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if earlier is not None and id(earlier) not in known:
@@ -168,7 +168,8 @@ def _trace(error: BaseException, known: frozenset[int] = frozenset()) -> Iterato
         yield "and then:"
     for frame in traceback.format_tb(error.__traceback__, limit=-FRAMES):
         yield from frame.rstrip().splitlines()
-    yield f"{type(error).__qualname__}: {_cut(str(error), LETTERS)}"
+    name = type(error).__qualname__
+    yield f"{name}: {_cut(str(error), LETTERS)}" if logging.getLogger().isEnabledFor(logging.DEBUG) else name
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
             yield from (f"| {each}" for each in _trace(member, known))  # pyright: ignore[reportUnknownArgumentType]

@@ -108,10 +108,11 @@ class _Exchange:
         self._is_over = True
         seconds = time.perf_counter() - self._started
         method, route = self._scope["method"], _template(self._scope)
+        method = method if method in METHODS else "_OTHER"  # who asks chooses it freely
         self._metrics.http(method=method, route=route, status=status, seconds=seconds)
         if status >= 500:
             self._span.fail(error or str(status))
-        self._span.describe(method=method if method in METHODS else "_OTHER", route=route, status=status)
+        self._span.describe(method=method, route=route, status=status)
         self._span.set(request_id=self._scope["state"]["request_id"], tenant=self._notes.fields.get("tenant"))
         said = {**self._notes.fields, **{f"{stage}_ms": ms for stage, ms in self._notes.timings_ms.items()}}
         said |= {"method": method, "route": route, "status": status, "seconds": round(seconds, 6)}

@@ -14,6 +14,7 @@ from retriever.catalog.base import Change, Collection
 from retriever.catalog.upload_types import NewUpload, Upload, UploadState
 from retriever.documents import Document
 from tests.retriever.test_catalog_model import (
+    COLLECTIONS,
     NAMES,
     Changes,
     Model,
@@ -51,6 +52,7 @@ class Uploads(Model):
     uploads: dict[int, Kept] = field(default_factory=dict)
     jobs: list[str] = field(default_factory=list)
     swept: int = 0
+    deletions: dict[str, int] = field(default_factory=dict)
 
     def live(self) -> dict[int, Kept]:
         return {number: each for number, each in self.uploads.items() if each.state.is_live}
@@ -67,13 +69,18 @@ class Uploads(Model):
             self.removal([self.staged.pop(version)])
 
     def accept(self, number: int, kept: Kept) -> None:
-        """A document's uploads in the order of their origins: the last that is live or ready counts."""
+        """A document's uploads in the order of their origins: the last that is live or ready counts.
+
+        A deletion counts among them where a file was live.
+        """
         name = kept.put.document
         same = {other: each for other, each in self.uploads.items() if name and each.put.document == name}
         is_late = any(each.origin > kept.origin for each in same.values() if each.state.is_live or _is_ready(each))
         self.uploads[number] = kept
         if is_late:
             kept.state = UploadState.SUPERSEDED
+        elif kept.origin != number and name and self.deletions.get(name, 0) >= kept.origin:
+            kept.state = UploadState.DELETED
         else:
             self.end({other: each for other, each in same.items() if each.state.is_live}, UploadState.SUPERSEDED)
 
@@ -98,6 +105,14 @@ class UploadChanges(Changes):
         with self.catalog.view() as view:
             found = [each for job in JOBS for each in view.uploads(job, limit=1000)]
         return data.draw(st.sampled_from(found))
+
+    @rule(names=st.lists(st.sampled_from(NAMES), max_size=3))
+    def delete(self, names: list[str]) -> None:
+        files = [number for number, each in self.uploads.live().items() if not each.put.document]
+        self.uploads.deletions |= dict.fromkeys(names, max(files, default=0))
+        with self.catalog.change() as change:
+            removal = change.delete(names)
+        assert told(removal) == self.uploads.delete({(name, each) for name in names for each in COLLECTIONS})
 
     @rule(name=collections)
     def delete_collection(self, name: str) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -124,13 +124,15 @@ class Service:
         return {**inherited, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **named, **self._more}
 
     def __enter__(self) -> Service:
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._stop_if_running)
             self.start()
-        except BaseException:
-            if self.process is not None:
-                self.kill()
-            raise
+            undo.pop_all()
         return self
+
+    def _stop_if_running(self) -> None:
+        if self.process is not None:
+            self.kill()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

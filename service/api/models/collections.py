@@ -10,7 +10,7 @@ class Rules(Strict):
 
     chunk_tokens: Whole = Field(256, ge=16, le=4096, description="Tokens of a chunk at most")
     system: str | None = Field(
-        None, max_length=20_000, description="The system prompt that chunks are captured behind; null for none"
+        None, max_length=20_000, description="The system prompt that chunks are captured behind; null for kvweave's own"
     )
     embedder: str = Field("", max_length=500, description="Its name; empty for the one in the settings")
 

@@ -1,6 +1,7 @@
 """The kinds of values that several requests share, with the limits that their schemas state."""
 
 import json
+from collections.abc import Callable
 from typing import Annotated, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
@@ -16,7 +17,7 @@ MOST_LISTED = 1000  # entries of one page
 # Clients take "." and ".." out of a path before they send it, so that nothing of such a name could be reached.
 NAME_PATTERN = r"^(?:[^.\x00][^\x00]*|\.[^.\x00][^\x00]*|\.\.[^\x00]+)$"
 _NO_NUL = r"^[^\x00]*$"
-_SOME_TEXT = r"^[^\x00]*[^\s\x00][^\x00]*$"  # more than white space
+_SOME_TEXT = r"^[^\x00]*[^\s\x00\x1c-\x1f][^\x00]*$"  # more than white space, as Python understands it
 
 
 class Strict(BaseModel):
@@ -25,9 +26,16 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def one_of(*names: str) -> JsonDict:
-    """The part of a schema that says that exactly one of these fields is given."""
-    return {"oneOf": [{"required": [name]} for name in names]}
+def one_of(*names: str) -> Callable[[JsonDict], None]:
+    """Lets a schema say that exactly one of these fields is given, so that none of them has a default."""
+
+    def say(schema: JsonDict) -> None:
+        schema["oneOf"] = [{"required": [name]} for name in names]
+        properties = cast(dict[str, JsonDict], schema["properties"])
+        for name in names:
+            properties[name].pop("default", None)
+
+    return say
 
 
 def _fitting_metadata(metadata: dict[str, object]) -> dict[str, object]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from service.api.models.fields import WHOLE, ChunkId, CollectionName, Filter, Strict, Whole, one_of
+from service.api.models.fields import WHOLE, ChunkId, CollectionName, Filter, Strict, Text, Whole, one_of
 
 RERANKED = ("documents", "chunk_ids")
 
@@ -48,8 +48,8 @@ class RerankRequest(Strict):
 
     model_config = ConfigDict(json_schema_extra=one_of(*RERANKED))
 
-    query: str = Field(min_length=1, max_length=1_000_000)
-    documents: list[str] = Field(default_factory=list[str], min_length=1, max_length=1000)
+    query: Text = Field(max_length=1_000_000)
+    documents: list[Text] = Field(default_factory=list[str], min_length=1, max_length=1000)
     chunk_ids: list[ChunkId] = Field(default_factory=list[str], min_length=1, max_length=1000)
     top_n: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
 

@@ -1,9 +1,9 @@
-"""What kvweave tells of an answer and OpenAI does not: where its caches came from and what it rests on."""
+"""What an answer rests on and how it came about, as all interfaces tell it."""
 
-from service.api.models.query import ChunkReportOut, ReportOut
+from service.api.models.query import ChunkReportOut, ReportOut, UsageOut
 from service.api.models.search import SourceOut
 from service.api.search import source_of as passage_of
-from service.pipeline.events import ChunkReport, Report, Source
+from service.pipeline.events import ChunkReport, Report, Source, Usage
 
 
 def report_of(report: Report) -> ReportOut:
@@ -11,7 +11,7 @@ def report_of(report: Report) -> ReportOut:
     return ReportOut(
         policy=report.policy,
         ratio=report.ratio,
-        chunks=[_chunk(each) for each in report.chunks],
+        chunks=[chunk_of(each) for each in report.chunks],
         dropped=list(report.dropped),
         timings_ms=report.timings_ms,
     )
@@ -34,7 +34,8 @@ def source_of(source: Source) -> SourceOut:
     )
 
 
-def _chunk(chunk: ChunkReport) -> ChunkReportOut:
+def chunk_of(chunk: ChunkReport) -> ChunkReportOut:
+    """Where its keys and values came from."""
     return ChunkReportOut(
         chunk_id=chunk.chunk_id,
         source=chunk.source,
@@ -42,4 +43,14 @@ def _chunk(chunk: ChunkReport) -> ChunkReportOut:
         tokens=chunk.tokens,
         recomputed=chunk.recomputed,
         bytes=chunk.nbytes,
+    )
+
+
+def usage_of(usage: Usage) -> UsageOut:
+    """In tokens."""
+    return UsageOut(
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        reused_tokens=usage.reused,
+        recomputed_tokens=usage.recomputed,
     )

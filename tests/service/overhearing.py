@@ -1,0 +1,35 @@
+"""What the pipeline asks of the engine, token by token."""
+
+from collections.abc import Callable
+
+from blend.engine import Event, Request, Ticket
+from blend.prompt import Chunk, Text
+from service.core import Core
+
+
+class Overheard:
+    """What the engine was asked."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.requests: list[Request] = []
+        self._submit = core.press.engine.submit
+        core.press.engine.submit = self.submit
+
+    def submit(self, request: Request, listen: Callable[[Event], None]) -> Ticket:
+        self.requests.append(request)
+        return self._submit(request, listen)
+
+    def ids(self) -> list[int]:
+        """Of the last prompt."""
+        prompt = self.requests[-1].prompt
+        return [*prompt.prefix, *(token for each in prompt.segments for token in each.ids), *prompt.suffix]
+
+    def control(self) -> list[int]:
+        """The control tokens of the last prompt, in order."""
+        return [token for token in self.ids() if token in self.core.press.wording.tokenizer.control]
+
+    def segments(self, kind: type[Chunk] | type[Text]) -> list[str]:
+        """The texts of the last prompt's segments."""
+        decode = self.core.press.wording.tokenizer.decode
+        return [decode(each.ids) for each in self.requests[-1].prompt.segments if isinstance(each, kind)]

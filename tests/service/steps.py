@@ -1,0 +1,252 @@
+"""Requests that one key sends in a row, to every endpoint there is, and what it is told: what may differ is taken out.
+
+Whoever sends the same twice, in worlds that differ in what the key must not see, is told the same twice.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import httpx
+
+from retriever.documents import chunk_id
+from service.demo import PASSAGES, QUESTIONS
+from tests.service.serving import Json, finished, good, wait_for
+
+LETTER, REGISTER, LEDGER = PASSAGES[1].text, PASSAGES[0].text, PASSAGES[2].text
+HIDDEN = "Selark keeps a heron in Fenhaven. It is fed by Dalware at noon."
+FRESH = "Mirel sells maps in Odan. Nobody else has any."
+CLOSED = "closed"  # a collection of others, with a system prompt of its own
+TEAM: Json = {"team": "a"}
+SAMPLING: Json = {"max_tokens": 3}
+CHAT = f"{LETTER}\n\nQuestion: {QUESTIONS[0]}"
+PLAIN = "Tell me what is kept in a house by the river, in few words and without any haste, as you did before."
+BEHIND: Json = {"question": QUESTIONS[0], "system": PLAIN, "chunk_ids": [chunk_id(LETTER)], "sampling": SAMPLING}
+CACHE = ("lookup", "prefetch", "pin", "unpin", "evict")
+
+ONE = "/v1/documents/{document_id}"
+COLLECTION = "/v1/collections/{name}"
+JOB = "/v1/jobs/{job_id}"
+
+_MOVING = {"created", "updated", "timings_ms", "id", "job_id", "request_id"}
+_MOVED = re.compile(r'"(created|updated|id|timings_ms)":(\{[^}]*\}|"[^"]*"|[0-9.]+)')
+_JOB = re.compile(r"job-[\w-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A request. `OWN` in a path stands for the last job that this key began."""
+
+    operation: str  # a method and a path, as the description of the interface has them
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    body: object = None
+    query: dict[str, str | int] = field(default_factory=dict[str, str | int])
+
+    @property
+    def method(self) -> str:
+        return self.operation.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        path = self.operation.partition(" ")[2]
+        for name, value in self.names.items():
+            path = path.replace(f"{{{name}}}", quote(value, safe=""))
+        return path
+
+    def send(self, client: httpx.Client) -> httpx.Response:
+        return client.request(self.method, self.path, json=self.body, params=self.query)
+
+
+OWN = "OWN"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a step was answered, without what differs from one time to the next."""
+
+    step: Step
+    status: int
+    body: object
+
+    def __repr__(self) -> str:
+        asked = f"{self.step.operation} {self.step.names} {self.step.body} {self.step.query}"
+        return f"{asked}\n-> {self.status} {self.body}\n"
+
+
+def document(name: str, *texts: str) -> Json:
+    return {"id": name, "chunks": [{"text": text} for text in texts], "metadata": TEAM}
+
+
+def asking(names: "Foreign") -> Iterator[Step]:
+    """Everything that can be asked by name, about what is not the key's own."""
+    for path in (ONE, f"{ONE}/chunks"):
+        yield Step(f"GET {path}", {"document_id": names.document})
+    yield Step(f"PATCH {ONE}", {"document_id": names.document}, {"metadata": TEAM})
+    yield Step(f"DELETE {ONE}", {"document_id": names.document})
+    yield Step("GET /v1/documents", query={"collection": CLOSED})
+    yield Step("GET /v1/documents", query={"after": names.document, "filter": '{"team": "b"}'})
+    yield Step(f"GET {COLLECTION}", {"name": CLOSED})
+    for method, path in (("GET", JOB), ("GET", f"{JOB}/events"), ("DELETE", JOB)):
+        yield Step(f"{method} {path}", {"job_id": names.job})
+    yield Step(f"GET {JOB}", {"job_id": names.job}, query={"after": 0, "limit": 1})
+    yield Step("GET /v1/jobs", query={"after": names.job})
+    for what in CACHE:
+        for which in ({"document_ids": [names.document]}, {"chunk_ids": [names.chunk]}, {"collection": CLOSED}):
+            yield Step(f"POST /v1/cache/{what}", body=which)
+    yield Step("POST /v1/rerank", body={"query": "heron", "chunk_ids": [names.chunk]})
+    for more in ({"collection": CLOSED}, {"filter": {"team": "b"}}, {"neighbors": 3}):
+        yield Step("POST /v1/search", body={"query": "heron Fenhaven", **more})
+    for more in ({"chunk_ids": [names.chunk]}, {"collection": CLOSED}, {"filter": {"team": "b"}}, {"neighbors": 2}):
+        yield Step("POST /v1/query", body={"question": "Who keeps a heron?", "sampling": SAMPLING, **more})
+    for more in ({"chunk_ids": [names.chunk]}, {"collection": CLOSED}, {}):
+        text = f"{HIDDEN}\n\nQuestion: Who keeps a heron?"
+        yield Step("POST /v1/chat/completions", body=chat(text, **more))
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Names of what is not the key's own, or of nothing at all."""
+
+    document: str = "hidden"
+    chunk: str = chunk_id(HIDDEN)
+    job: str = "job-0-0"
+
+
+def chat(text: str, **more: object) -> Json:
+    messages = [{"role": "user", "content": text}]
+    return {"model": "default", "messages": messages, "max_tokens": 3, "temperature": 0, **more}
+
+
+def looking() -> Iterator[Step]:
+    """Everything that tells of the whole."""
+    yield Step("GET /v1/documents")
+    yield Step("GET /v1/collections")
+    yield Step("GET /v1/jobs")
+    yield Step("GET /v1/jobs", query={"limit": 1})
+    yield Step("GET /v1/stats")
+    yield Step("GET /v1/models")
+    yield Step("GET /v1/models/{model}", {"model": "default"})
+
+
+def writing() -> Iterator[Step]:
+    """Documents whose texts others may have, too."""
+    documents = [document("fresh", FRESH), document("letter", LETTER), document("pair", REGISTER, LEDGER)]
+    yield Step("POST /v1/documents", body={"documents": documents})
+    yield Step(f"PUT {ONE}", {"document_id": "mine"}, {**without_id(document("mine", LETTER)), "collection": "mine"})
+    yield Step("POST /v1/documents", body={"documents": [{"text": HIDDEN, "metadata": TEAM}], "collection": "mine"})
+
+
+def without_id(given: Json) -> Json:
+    return {name: value for name, value in given.items() if name != "id"}
+
+
+def using() -> Iterator[Step]:
+    """What can be done with documents of one's own. Nothing of it changes one."""
+    yield Step(f"GET {JOB}", {"job_id": OWN})
+    yield Step(f"GET {JOB}", {"job_id": OWN}, query={"limit": 2})
+    yield Step(f"GET {JOB}/events", {"job_id": OWN})
+    for name in ("letter", "pair", "mine"):
+        yield Step(f"GET {ONE}", {"document_id": name})
+        yield Step(f"GET {ONE}/chunks", {"document_id": name})
+    yield Step(f"GET {COLLECTION}", {"name": "mine"})
+    yield Step("POST /v1/search", body={"query": QUESTIONS[0]})
+    yield Step("POST /v1/search", body={"query": "captain", "neighbors": 1, "filter": TEAM})
+    for _ in range(2):  # the second time from what the first one left
+        yield Step("POST /v1/query", body=BEHIND)
+        yield Step("POST /v1/query", body={"question": QUESTIONS[0], "sampling": SAMPLING})
+        yield Step("POST /v1/chat/completions", body=chat(CHAT))
+        yield Step("POST /v1/chat/completions", body=chat(PLAIN))
+    yield Step("POST /v1/chat/completions", body=chat(CHAT, stream=True, stream_options={"include_usage": True}))
+    yield Step("POST /v1/query", body={"question": QUESTIONS[0], "sampling": SAMPLING, "stream": True})
+    yield Step("POST /v1/query", body={"question": QUESTIONS[0], "documents": [{"text": LETTER}], "sampling": SAMPLING})
+    yield Step("POST /v1/query", body={"question": QUESTIONS[2], "chunk_ids": ids_of(REGISTER, LETTER)})
+    yield Step("POST /v1/query", body={"question": QUESTIONS[2], "system": "Be brief.", "collection": "mine"})
+    for chosen in ({"document_ids": ["fresh", "letter", "pair"]}, {"chunk_ids": ids_of(LEDGER, FRESH, LETTER)}):
+        yield Step("POST /v1/cache/lookup", body=chosen)
+    yield Step("POST /v1/cache/lookup", body={"collection": "mine"})
+    for what in ("pin", "unpin", "prefetch"):
+        yield Step(f"POST /v1/cache/{what}", body={"chunk_ids": ids_of(LETTER, REGISTER)})
+
+
+def ending() -> Iterator[Step]:
+    """The end of what `writing` made."""
+    yield Step(f"PATCH {ONE}", {"document_id": "letter"}, {"metadata": {"seen": True}})
+    yield Step("POST /v1/cache/evict", body={"document_ids": ["letter", "pair"]})
+    yield Step("POST /v1/cache/lookup", body={"document_ids": ["letter", "pair"]})
+    yield Step("POST /v1/query", body={"question": QUESTIONS[0], "chunk_ids": ids_of(LETTER), "sampling": SAMPLING})
+    yield Step(f"DELETE {JOB}", {"job_id": OWN})
+    for name in ("letter", "pair", "mine"):
+        yield Step(f"DELETE {ONE}", {"document_id": name})
+    yield Step(f"PUT {COLLECTION}", {"name": "kept"}, {})
+    yield Step(f"DELETE {COLLECTION}", {"name": "mine"})
+
+
+def every() -> list[Step]:
+    """All of a life, in its order."""
+    foreign = list(asking(Foreign()))
+    named = [step for step in foreign if step.names]
+    return [*looking(), *named, *writing(), *looking(), *foreign, *using(), *ending(), *looking()]
+
+
+def ids_of(*texts: str) -> list[str]:
+    return [chunk_id(text) for text in texts]
+
+
+def live(client: httpx.Client, steps: Sequence[Step]) -> list[Told]:
+    """Send them one after the other; what was put in is waited for, and so is what is computed again."""
+    told: list[Told] = []
+    job = "job-none"
+    for step in steps:
+        names = {name: job if value == OWN else value for name, value in step.names.items()}
+        sent = Step(step.operation, names, step.body, step.query)
+        response = sent.send(client)
+        if response.status_code == 202:
+            job = response.json()["job_id"]
+            finished(client, job)
+        told.append(Told(step, response.status_code, body_of(response)))
+        if lacking := missing_in(response):
+            wait_stored(client, lacking)
+    return told
+
+
+def missing_in(response: httpx.Response) -> list[str]:
+    """Chunks that an answer found evicted, which are computed again behind it."""
+    if "json" not in response.headers.get("content-type", "") or '"evicted"' not in response.text:
+        return []
+    found = response.json()
+    report = found.get("report") or found["kvweave"]["report"]
+    return [each["chunk_id"] for each in report["chunks"] if each["miss_reason"] == "evicted"]
+
+
+def wait_stored(client: httpx.Client, chunks: Sequence[str]) -> None:
+    def is_stored() -> bool:
+        found = good(client.post("/v1/cache/lookup", json={"chunk_ids": list(chunks)}))["chunks"]
+        return bool(found) and all(each["state"] == "stored" for each in found)
+
+    wait_for(is_stored, "what was missing is stored again")
+
+
+def body_of(response: httpx.Response) -> object:
+    """Without times, and with job ids that are all the same."""
+    if "json" in response.headers.get("content-type", ""):
+        return still(response.json())
+    return _JOB.sub("job", _MOVED.sub("", response.text))
+
+
+def still(found: object) -> object:
+    """What does not move of it."""
+    match found:
+        case dict():
+            return {name: still(value) for name, value in found.items() if name not in _MOVING or is_name(value)}
+        case list():
+            return [still(each) for each in found]
+        case str():
+            return _JOB.sub("job", found)
+        case _:
+            return found
+
+
+def is_name(value: object) -> bool:
+    """Documents are named by who puts them in, so their ids do not move."""
+    return isinstance(value, str) and not re.match(r"(job|query|chatcmpl)-|[0-9a-f]{16,}$", value)

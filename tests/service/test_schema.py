@@ -1,0 +1,186 @@
+"""The description of the interface, held against the service: no answer that it does not tell of, and none that fails.
+
+schemathesis runs as a process of its own, over HTTP, with every check that it has. What the rules of `schema_hooks`
+let pass, and nothing else, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from openapi_spec_validator import validate
+
+from service.access.control import Control
+from service.access.identity import DEFAULT_TENANT, Role
+from service.demo import PASSAGES
+from tests.servers.models import model_server
+from tests.service.schema_hooks import CHUNKS, DOCUMENT
+from tests.service.schema_hooks import __name__ as hooks
+from tests.service.serving import WAIT_S, Service, good, put_in
+
+ROOT = Path(__file__).parents[2]
+SCHEMATHESIS = (sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()")
+LIMIT_S = 3600  # for broken products alone
+BOUND = {"team": "a"}
+
+CONFIG = """
+continue-on-failure = true
+[auth.wfc]
+path = "{users}"
+user = "{key}"
+peers = ["{key}", "foreign"]  # neither may see what is the other's
+[generation]
+deterministic = true
+database = "none"
+max-examples = {examples}
+[phases.coverage]
+enabled = {coverage}
+[checks]
+max_response_time = {longest}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whose requests, and how many for each operation. `coverage`: the edges of all schemas too."""
+
+    key: str
+    examples: int
+    coverage: bool = False
+
+    def config(self, users: Path) -> str:
+        """As a file of settings."""
+        return CONFIG.format(
+            users=users,
+            key=self.key,
+            examples=self.examples,
+            coverage=json.dumps(self.coverage),
+            longest=WAIT_S,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A service with something in it, the keys to it, and the ids of its chunks."""
+
+    service: Service
+    keys: dict[str, str]
+    chunks: list[str]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("schema")
+    with (
+        model_server() as url,
+        Service(folder, log_level="warning", embedder=f"{url}#words", reranker=f"{url}#longest") as service,
+        service.client() as client,
+    ):
+        documents = [
+            {
+                "id": DOCUMENT if number == 0 else f"letter/{number}",
+                "text": each.text,
+                "title": each.title,
+                "metadata": {"team": "ab"[number % 2]},
+            }
+            for number, each in enumerate(PASSAGES)
+        ]
+        put_in(client, documents)
+        found = [good(client.get(f"/v1/documents/{quote(each['id'], safe='')}/chunks"))["chunks"] for each in documents]
+        control = Control(service.data / "control.sqlite")
+        keys = {
+            "operator": service.key,
+            "write": control.create_key(DEFAULT_TENANT, Role.WRITE)[1],
+            "foreign": control.create_key("other", Role.ADMIN)[1],
+            "bound": control.create_key(DEFAULT_TENANT, Role.READ, bound=BOUND)[1],
+        }
+        control.close()
+        yield Served(service, keys, [chunk["chunk_id"] for chunks in found for chunk in chunks])
+
+
+def test_the_description_is_valid(served: Served) -> None:
+    with served.service.client() as client:
+        validate(good(client.get("/openapi.json")))
+
+
+@pytest.mark.parametrize(("key", "examples", "least"), [("operator", 4, 200), ("write", 1, 80), ("bound", 1, 60)])
+def test_the_description_is_true(served: Served, tmp_path: Path, key: str, examples: int, least: int) -> None:
+    assert cases(served, tmp_path, Run(key, examples)) >= least
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("key", "examples", "least"), [("operator", 60, 5000), ("write", 20, 3000), ("bound", 20, 3000)]
+)
+def test_the_description_is_true_in_every_corner(
+    served: Served, tmp_path: Path, key: str, examples: int, least: int
+) -> None:
+    assert cases(served, tmp_path, Run(key, examples, coverage=True)) >= least
+
+
+def cases(served: Served, folder: Path, run: Run) -> int:
+    """Let it try; how many requests it thought of. A failure comes with all that it found."""
+    config, users = folder / "schemathesis.toml", folder / "users.json"
+    users.write_text(json.dumps({"auth": [_user(name, key) for name, key in served.keys.items()]}))
+    config.write_text(run.config(users))
+    environment = {
+        **os.environ,
+        CHUNKS: " ".join(served.chunks),
+        "SCHEMATHESIS_HOOKS": hooks,
+        "PYTHONPATH": str(ROOT),
+    }
+    description = f"{served.service.base_url}/openapi.json"
+    command = [*SCHEMATHESIS, "--config-file", str(config), "run", description, "--no-color"]
+    ended = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}"
+    found = re.search(r"(\d+) generated", ended.stdout)
+    assert found, ended.stdout
+    return int(found[1])
+
+
+def _user(name: str, key: str) -> dict[str, object]:
+    return {"name": name, "fixedHeaders": [{"name": "Authorization", "value": f"Bearer {key}"}]}
+
+
+def test_a_chat_without_a_word_is_answered(served: Served) -> None:
+    body = {"model": "default", "messages": [{"role": "user", "content": ""}], "max_tokens": 1}
+    with served.service.client() as client:
+        assert good(client.post("/v1/chat/completions", json=body))["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("more", [{"max_tokens": 1.0, "n": 1.0}, {"max_tokens": 1, "tools": [], "store": False}])
+def test_a_chat_takes_what_json_holds_to_be_the_same(served: Served, more: dict[str, object]) -> None:
+    body = {"model": "default", "messages": [{"role": "user", "content": "Where?"}], **more}
+    with served.service.client() as client:
+        good(client.post("/v1/chat/completions", json=body))
+
+
+@pytest.mark.parametrize("more", [{"tools": 0}, {"store": 0.0}, {"max_tokens": 1.5}, {"n": True}])
+def test_a_chat_refuses_what_only_looks_the_same(served: Served, more: dict[str, object]) -> None:
+    body = {"model": "default", "messages": [{"role": "user", "content": "Where?"}], **more}
+    with served.service.client() as client:
+        assert client.post("/v1/chat/completions", json=body).status_code == 400
+
+
+@pytest.mark.parametrize("text", ["", " ", "\x1c", "\x85"])
+def test_what_has_no_words_cannot_be_ranked(served: Served, text: str) -> None:
+    with served.service.client() as client:
+        for body in ({"query": text, "documents": ["a"]}, {"query": "a", "documents": ["a", text]}):
+            assert client.post("/v1/rerank", json=body).status_code == 422
+
+
+@pytest.mark.parametrize("top_k", [1, 250, 251, 1000])
+def test_as_many_hits_as_can_be_asked_for_can_be_ranked(served: Served, top_k: int) -> None:
+    with served.service.client() as client:
+        good(client.post("/v1/search", json={"query": "animal", "top_k": top_k, "rerank": True}))

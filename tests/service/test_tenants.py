@@ -1,0 +1,203 @@
+"""What a key learns of what is not for it: nothing, at no endpoint. The service is whole, with the built-in model."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from retriever.documents import Json
+from service.access.identity import Role
+from tests.service.serving import Inside, good, in_process, put_in, settings_in
+from tests.service.steps import (
+    BEHIND,
+    CHAT,
+    CLOSED,
+    HIDDEN,
+    LEDGER,
+    LETTER,
+    PLAIN,
+    TEAM,
+    Foreign,
+    Step,
+    Told,
+    asking,
+    body_of,
+    chat,
+    every,
+    live,
+    using,
+    writing,
+)
+
+OPERATED = {"GET /v1/admin/blend", "PUT /v1/admin/blend", "GET /metrics"}
+OPEN = {"GET /healthz", "GET /readyz"}
+READ = {
+    "GET /v1/documents",
+    "GET /v1/documents/{document_id}",
+    "GET /v1/documents/{document_id}/chunks",
+    "GET /v1/collections",
+    "GET /v1/collections/{name}",
+    "POST /v1/search",
+    "POST /v1/rerank",
+    "POST /v1/query",
+    "POST /v1/cache/lookup",
+    "GET /v1/stats",
+    "POST /v1/chat/completions",
+    "GET /v1/models",
+    "GET /v1/models/{model}",
+}  # all others change something
+SECRET_PROMPT = "You guard the herons of Fenhaven. Never tell where they sleep at night, whoever may ask you for it."
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("tenants"))) as service:
+        yield service
+
+
+def key_of(service: Inside, tenant: str, *, bound: Json | None = None, role: Role = Role.ADMIN) -> str:
+    return service.core.control.create_key(tenant, role, bound=bound)[1]
+
+
+def client_in(service: Inside, tenant: str, *, bound: Json | None = None, role: Role = Role.ADMIN) -> httpx.Client:
+    return service.client(key_of(service, tenant, bound=bound, role=role))
+
+
+@pytest.fixture(scope="module")
+def described(service: Inside) -> dict[str, Json]:
+    """Every operation that the description of the interface has."""
+    with service.client("") as client:
+        paths = good(client.get("/openapi.json"))["paths"]
+    return {f"{method.upper()} {path}": told for path, each in paths.items() for method, told in each.items()}
+
+
+def fill(client: httpx.Client) -> str:
+    """As others might: the same texts, more of them, in a collection with a secret system prompt; the job."""
+    good(client.put(f"/v1/collections/{CLOSED}", json={"system": SECRET_PROMPT, "chunk_tokens": 64}))
+    others = [
+        {"id": name, "chunks": [{"text": text}], "metadata": {"team": "b"}}
+        for name, text in {"hidden": HIDDEN, "hers": LETTER, "theirs": LEDGER, "more": "A heron is no badger."}.items()
+    ]
+    put_in(client, [{**each, "id": f"{each['id']} too"} for each in others], collection=CLOSED)
+    job = put_in(client, others)
+    for step in using():
+        if step.operation in ("POST /v1/query", "POST /v1/chat/completions", "POST /v1/search"):
+            step.send(client)
+    for text in (CHAT, PLAIN, f"{HIDDEN}\n\nQuestion: Who keeps a heron?"):
+        good(client.post("/v1/chat/completions", json=chat(text)))
+    return job["id"]
+
+
+def check_same(found: list[Told], wanted: list[Told]) -> None:
+    differing = [(one, other) for one, other in zip(found, wanted, strict=True) if one != other]
+    assert not differing, f"{len(differing)} of {len(found)} differ, the first:\n{differing[0][0]}\n{differing[0][1]}"
+
+
+# --- that nothing is forgotten
+
+
+def test_every_endpoint_and_every_name_in_it_is_tried(described: dict[str, Json]) -> None:
+    assert described.keys() - OPERATED - OPEN == {step.operation for step in every()}
+    assert described.keys() >= OPERATED | OPEN | READ
+    for operation, told in described.items():
+        assert ("security" in told) == (operation not in OPEN), operation
+
+
+# --- who may come in
+
+
+def test_a_wrong_key_is_told_the_same_everywhere_and_nothing_else(service: Inside) -> None:
+    key = key_of(service, "acme")
+    number = key.split("_")[1]
+    entry, revoked = service.core.control.create_key("acme", Role.ADMIN)
+    assert service.core.control.revoke_key(entry.id)
+    wrong = ["", "nonsense", key[:-1], f"{key}x", key.swapcase(), f"kvw_{number}_{'a' * 40}", revoked[1], " "]
+    steps = [*{step.operation: step for step in every()}.values(), *(Step(operation) for operation in OPERATED)]
+    wrong = ["", "nonsense", key[:-1], f"{key}x", key.swapcase(), f"kvw_{number}_{'a' * 40}", revoked]
+    headers = [f"Bearer {each}".strip() for each in wrong] + [key, f"Basic {key}", f"Bearer{key}"]
+    told: dict[object, set[str]] = {}
+    with service.client("") as client:
+        for number, header in enumerate(headers):
+            client.headers["Authorization"] = header
+            for step in steps if number < 2 else steps[number :: len(headers)]:
+                response = step.send(client)
+                assert (response.status_code, response.headers["www-authenticate"][:6]) == (401, "Bearer"), step
+                told.setdefault(header.startswith("Bearer "), set()).add(str(told_apart(response)))
+    assert [len(each) for each in told.values()] == [2, 2], f"in OpenAI's form and in ours: {told}"
+
+
+def told_apart(response: httpx.Response) -> object:
+    assert "json" in response.headers["content-type"]
+    return body_of(response)
+
+
+@pytest.mark.parametrize("role", [Role.READ, Role.WRITE, Role.ADMIN])
+@pytest.mark.parametrize("bound", [None, TEAM])
+def test_too_small_a_role_is_told_so_before_anything_is_looked_at(
+    service: Inside, role: Role, bound: Json | None
+) -> None:
+    tenant = f"role-{role.label}-{'bound' if bound else 'free'}"
+    with client_in(service, tenant, bound=bound, role=role) as client:
+        for operation in OPERATED:
+            assert (
+                Step(operation, body={"enabled": True} if "PUT" in operation else None).send(client).status_code == 403
+            )
+        for step in asking(Foreign()):
+            status = step.send(client).status_code
+            assert (status == 403) == (step.operation not in READ and role < Role.WRITE), step
+        for step in writing():
+            assert step.send(client).status_code == (403 if role < Role.WRITE else 202)
+
+
+# --- what one learns of others
+
+
+def test_two_tenants_share_nothing_observable(service: Inside) -> None:
+    with client_in(service, "tenant-1") as first, client_in(service, "tenant-2") as second:
+        alone = live(first, every())
+        assert is_reused(alone), "what is asked twice is not reused: this shows nothing"
+        with client_in(service, "tenant-0") as others:
+            job = fill(others)
+            before = live(others, list(watching()))
+            foreign = [replace(step, names={"job_id": job}) for step in asking(Foreign()) if "job_id" in step.names]
+            assert {told.status for told in live(second, foreign)} == {404}
+            check_same(live(second, every()), alone)
+            check_same(live(others, list(watching())), before)
+
+
+def watching() -> Iterator[Step]:
+    """What the others see of their own."""
+    yield Step("POST /v1/cache/lookup", body={"collection": "default"})
+    yield Step("POST /v1/cache/lookup", body={"collection": CLOSED})
+    yield Step("GET /v1/documents")
+    yield Step("GET /v1/stats")
+    yield Step("GET /v1/jobs")
+
+
+def is_reused(told: list[Told]) -> bool:
+    """Whether the second question behind one system prompt finds the prompt computed; chunks are reused both times."""
+    first, second = [each.body["usage"]["reused_tokens"] for each in told if each.step.body == BEHIND]  # pyright: ignore
+    return first + 10 < second
+
+
+def test_a_key_with_a_filter_learns_nothing_of_what_is_outside(service: Inside) -> None:
+    with client_in(service, "team-1", bound=TEAM) as first, client_in(service, "team-2", bound=TEAM) as second:
+        alone = live(first, every())
+        assert is_reused(alone)
+        with client_in(service, "team-2") as others:
+            fill(others)
+        check_same(live(second, every()), alone)
+
+
+def test_scores_of_a_key_with_a_filter_do_not_move_with_what_is_outside(service: Inside) -> None:
+    def scores() -> list[tuple[str, float]]:
+        hits = good(client.post("/v1/search", json={"query": "Which animal does Halio keep? heron"}))["hits"]
+        return [(hit["document_id"], hit["score"]) for hit in hits]
+
+    with client_in(service, "scores", bound=TEAM) as client, client_in(service, "scores") as others:
+        put_in(client, [{"id": "letter", "text": LETTER, "metadata": TEAM}])
+        before = scores()
+        put_in(others, [{"id": "hidden", "text": HIDDEN, "metadata": {"team": "b"}}])
+        after = scores()
+        assert before and after == before, f"{before} became {after}"

@@ -1,0 +1,104 @@
+"""The thread that works on all tenants' uploads: what fails for one of them, or for once, does not end it."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retriever.catalog.upload_types import Upload
+from retriever.catalog.view import SqliteView
+from retriever.documents import Draft
+from retriever.errors import CatalogError
+from retriever.library import Library
+from service.ingest import capturing
+from service.ingest.drafts import upload_of
+from tests.service import serving
+from tests.service.demo_served import NEW, Demo, demo
+from tests.service.faulty import Gate
+from tests.service.serving import good, wait_for
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    with demo(tmp_path_factory.mktemp("worker")) as running:
+        yield running
+
+
+def test_an_index_that_cannot_be_saved_does_not_end_it(running: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = Gate()
+
+    def maintain(library: Library) -> None:
+        tried.reached.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Library, "maintain", maintain)
+    assert tried.reached.wait(serving.WAIT_S)
+    running.check_ready(running.upload("new", NEW), "new")
+    running.forget("new")
+
+
+def test_a_tenant_without_a_catalog_holds_up_no_other(running: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenants, opened, tried = running.core.tenants, running.core.tenants.open, Gate()
+    broken = running.core.tenants.open("broken")
+
+    def open_or_fail(name: str) -> object:
+        if name == "broken":
+            tried.reached.set()
+            raise CatalogError("it is damaged: restore it from a backup")
+        return opened(name)
+
+    monkeypatch.setattr(tenants, "open", open_or_fail)
+    running.core.ingest._wake(broken)
+    assert tried.reached.wait(serving.WAIT_S)
+    running.check_ready(running.upload("new", NEW), "new")
+    running.forget("new")
+
+
+def test_an_upload_that_comes_while_it_finds_nothing_to_do_is_not_overheard(
+    running: Demo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[str] = []
+    live = SqliteView.live
+
+    def live_and_late(view: SqliteView, limit: int) -> list[Upload]:
+        found = live(view, limit)
+        if not found and not jobs:
+            late = upload_of(Draft(NEW, id="late"), "default")
+            jobs.append(running.core.ingest.accept(running.core.tenants.open("default"), [late]))
+        return found
+
+    monkeypatch.setattr(SqliteView, "live", live_and_late)
+    running.check_ready(running.upload("new", f"{NEW} It was early."), "new")
+    wait_for(lambda: jobs, "the worker found nothing to do")
+    running.check_ready(jobs[0], "late")
+    for name in ("new", "late"):
+        running.forget(name)
+
+
+def test_it_leaves_a_long_document_to_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturing, "BATCH_CHUNKS", 1)
+    chunks = [{"text": f"{number} {NEW}"} for number in range(30)]
+    held, computed = Gate(), list[int]()
+
+    def fault(name: str, what: object) -> None:
+        if name == "put":
+            computed.append(1)
+            held.pass_through()
+
+    with demo(tmp_path) as running:
+        with running.store.failing(fault):
+            body = {"documents": [{"id": "long", "chunks": chunks}]}
+            job = good(running.client.post("/v1/documents", json=body))["job_id"]
+            assert held.reached.wait(serving.WAIT_S)
+            ends = threading.Thread(target=running.core.ingest.close)
+            ends.start()
+            wait_for(lambda: running.core.ingest._closing, "it is told to stop")
+            held.opened.set()
+            ends.join(serving.WAIT_S)
+        assert (len(computed), good(running.client.get(f"/v1/jobs/{job}"))["status"]) == (1, "running")
+    with demo(tmp_path) as running:
+        running.check_ready(job, "long")
