@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from blend.fingerprint import Fingerprint
 from blend.fuse import FuseReport
 from blend.prompt import Prompt
 from blend.sampling import Sampling
@@ -86,6 +87,10 @@ class Engine(Protocol):
 
     def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
         """Compute records of chunks, whenever no request wants to be served."""
+        ...
+
+    def identify(self, fingerprint: Fingerprint) -> None:
+        """From the next request on, records of another fingerprint are misses. Its prefix does not matter."""
         ...
 
     @property

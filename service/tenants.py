@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 10.0  # how long a delete waits for the caches to go; the rest goes behind its back
 _SWEPT = 256  # chunks between two marks of how far it came
-_FOLDER = "tenants"
+TENANTS = "tenants"  # the folder of their catalogs
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Tenants:
     """All of a service. A tenant is opened once, and made when it is first asked for."""
 
     def __init__(self, folder: Path, make: Callable[[str, Path], Tenant]) -> None:
-        self._folder = folder / _FOLDER
+        self._folder = folder / TENANTS
         self._make = make
         self._open: dict[str, Tenant] = {}
         self._lock = Lock()

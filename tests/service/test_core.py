@@ -17,8 +17,12 @@ from service.evaluate.point import operating_point, point_file
 from service.settings import SettingsError
 from service.telemetry.logs import FIELDS
 from service.telemetry.traces import silent
+from store.codec.decode import decode
+from store.codec.encode import encode
 from store.errors import StoreUnavailable
 from store.memory import MemoryStore
+from store.reader import BlobReader
+from store.record import LayerKV, Record
 from tests.service.checkpoints import checkpoint
 from tests.service.serving import Inside, Service, ask, good, in_process, put_in, settings_in
 
@@ -96,6 +100,33 @@ def test_a_store_of_another_model_is_told_and_its_chunks_say_what_differs(
     told = [getattr(record, FIELDS) for record in caplog.records if "another fingerprint" in record.message]
     assert [each["differs"] for each in told] == ["weights"]
     assert {chunk["miss_reason"] for chunk in answer["report"]["chunks"]} == {"weights"}
+
+
+def test_records_that_the_model_would_not_compute_are_never_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after an upgrade that changed what is computed: stored well, named alike, and wrong."""
+    settings = settings_in(tmp_path)
+    with in_process(settings) as served, served.client() as client:
+        put_in(client, DOCUMENTS)
+        right = ask(client, QUESTIONS[0], blend={"policy": "reuse"})
+        store = served.core.store
+        for key in [entry.key for entry in store.entries()]:
+            found = store.open(key)
+            assert isinstance(found, BlobReader)
+            layers = [each and LayerKV(-each.keys, each.values) for each in decode(found).layers]
+            store.replace(encode(Record("float32", tuple(layers)), key, terms=found.head.terms))
+    with in_process(settings) as served, served.client() as client:
+        again = ask(client, QUESTIONS[0], blend={"policy": "reuse"})
+        put_in(client, [{**each, "metadata": {"again": 1}} for each in DOCUMENTS])
+    assert "its fingerprint is retired" in caplog.text
+    assert {chunk["source"] for chunk in again["report"]["chunks"]} == {"computed"}
+    caplog.clear()
+    with in_process(settings) as served, served.client() as client:
+        mended = ask(client, QUESTIONS[0], blend={"policy": "reuse"})
+    assert caplog.text.count("its fingerprint is retired") == 1  # the first one, again
+    assert {chunk["source"] for chunk in mended["report"]["chunks"]} == {"lmdb"}
+    assert mended["answer"] == right["answer"]
 
 
 class Gone(MemoryStore):
