@@ -207,7 +207,7 @@ class Core:
         press, folder = loaded.press, self.settings.data / TENANTS
         for path in sorted(folder.glob("*/catalog.sqlite")):
             with closing(loaded.library(path.parent).catalog) as catalog:
-                found = trusted(press, path.parent.name, catalog, store=self.store)
+                found = trusted(press, path.parent.name, catalog=catalog, store=self.store)
             press = replace(press, fingerprint=found)
         press.engine.identify(press.fingerprint)
         return press

@@ -31,11 +31,11 @@ ROUNDING = 0.02  # of the numbers' size: what another device, or another order o
 MOST = 100  # fingerprints that were retired
 
 
-def trusted(press: Press, tenant: str, catalog: Catalog, *, store: BlobStore) -> Fingerprint:
+def trusted(press: Press, tenant: str, *, catalog: Catalog, store: BlobStore) -> Fingerprint:
     """The model's fingerprint, or one that nothing is stored under yet, where a stored record is not the model's."""
     first = tried = press.fingerprint
     for number in range(1, MOST):
-        if _agrees(replace(press, fingerprint=tried), tenant, catalog, store=store):
+        if _agrees(replace(press, fingerprint=tried), tenant, catalog=catalog, store=store):
             break
         log.error(
             "a stored record is not what the model computes: its fingerprint is retired, all is computed again",
@@ -45,7 +45,7 @@ def trusted(press: Press, tenant: str, catalog: Catalog, *, store: BlobStore) ->
     return tried
 
 
-def _agrees(press: Press, tenant: str, catalog: Catalog, *, store: BlobStore) -> bool:
+def _agrees(press: Press, tenant: str, *, catalog: Catalog, store: BlobStore) -> bool:
     """Where nothing is stored, or nothing can be compared, nothing is wrong."""
     try:
         for passage, prefix in _some(press, catalog):
