@@ -169,7 +169,7 @@ def _trace(error: BaseException, known: frozenset[int] = frozenset()) -> Iterato
     for frame in traceback.format_tb(error.__traceback__, limit=-FRAMES):
         yield from frame.rstrip().splitlines()
     name = type(error).__qualname__
-    yield f"{name}: {_cut(str(error), LETTERS)}" if logging.getLogger().isEnabledFor(logging.DEBUG) else name
+    yield f"{name}: {_cut(str(error), LETTERS)}" if logging.getLogger(OURS[0]).isEnabledFor(logging.DEBUG) else name
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
             yield from (f"| {each}" for each in _trace(member, known))  # pyright: ignore[reportUnknownArgumentType]
