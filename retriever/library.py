@@ -74,6 +74,14 @@ class Library:
             claim(change, version)
         return version
 
+    def stage_all(self, documents: Sequence[Document], *, collection: str) -> list[int]:
+        """Embed them together and keep them, to serve later: the numbers of their versions."""
+        vectors = self._embedded(documents)
+        with self._catalog.change() as change:
+            versions = [change.stage(document, collection=collection) for document in documents]
+            _keep(change, vectors)
+        return versions
+
     def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
         """What the reranker says of each text. Raises SearchError where there is none."""
         if self._reranker is None:

@@ -14,6 +14,7 @@ from blend.errors import BlendError
 from retriever.errors import RetrieverError
 from service.commands.backup import backup, restore
 from service.commands.keys import keys
+from service.commands.precompute import precompute
 from service.commands.serve import serve
 from service.composition import compose_store
 from service.demo import PASSAGES, POLICIES, Outcome, show_answers, show_codecs
@@ -31,6 +32,7 @@ app = typer.Typer(
 
 app.command("eval")(evaluate)
 app.command()(serve)
+app.command()(precompute)
 app.command()(backup)
 app.command()(restore)
 app.add_typer(keys)

@@ -46,14 +46,15 @@ def compose_core(settings: Settings) -> Core:
     """A running service. Raises what stops a start at once; what the model says comes later."""
     makers = Makers(
         store=lambda: compose_store(settings),
-        load=lambda: _loaded(settings),
+        load=lambda: compose_loaded(settings),
         tracer=_tracer(settings),
         model_name=settings.model,
     )
     return Core(settings, makers)
 
 
-def _loaded(settings: Settings) -> Loaded:
+def compose_loaded(settings: Settings) -> Loaded:
+    """What there is once the model is there, which takes a while."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     embedder, reranker = _embedder(settings), _reranker(settings)

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
 from service.tenants import TENANTS, Tenant, Tenants
-from service.trust import trusted
+from service.trust import trusted_press
 from store.base import BlobStore
 from store.errors import StoreError
 from store.key import Scope
@@ -173,7 +173,7 @@ class Core:
     def _begin(self, loaded: Loaded) -> None:
         settings = self.settings
         self._stack.callback(loaded.press.engine.close)
-        press = self._trusted(loaded)
+        press = trusted_press(loaded.press, settings.data / TENANTS, library=loaded.library, store=self.store)
         loaded = replace(loaded, press=press)
         tenants = Tenants(settings.data, lambda name, folder: self._tenant(name, folder, loaded=loaded))
         self._stack.callback(tenants.close)
@@ -201,16 +201,6 @@ class Core:
         ingest.start()
         log.info("ready", extra=fields(model=self.model_name, window=press.window, codec=press.codec))
         self._compare(press)
-
-    def _trusted(self, loaded: Loaded) -> Press:
-        """With another fingerprint, where what any tenant has stored is not what the model computes."""
-        press, folder = loaded.press, self.settings.data / TENANTS
-        for path in sorted(folder.glob("*/catalog.sqlite")):
-            with closing(loaded.library(path.parent).catalog) as catalog:
-                found = trusted(press, path.parent.name, catalog=catalog, store=self.store)
-            press = replace(press, fingerprint=found)
-        press.engine.identify(press.fingerprint)
-        return press
 
     def _tenant(self, name: str, folder: Path, *, loaded: Loaded) -> Tenant:
         library = loaded.library(folder)

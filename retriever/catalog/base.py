@@ -116,6 +116,14 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of a corpus, when its documents came to serve. `signature`: what tells whether it changed since."""
+
+    signature: str
+    documents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """Documents that serve, their passages, and all chunks, those of staged versions too."""
 
@@ -218,6 +226,10 @@ class View(Protocol):
         """Of all chunks, those of staged versions too, in the order of their ids, from behind `after` on."""
         ...
 
+    def sources(self, collection: str) -> dict[str, SourceFile]:
+        """The files that were put into it, by their names."""
+        ...
+
     def unswept(self, limit: int) -> list[tuple[int, str]]:
         """Removed chunks (row, id) whose caches are not known to be gone, oldest first, but for chunks that are again.
 
@@ -279,6 +291,10 @@ class Change(Protocol):
         """Of a version that never served. One that is not there is dropped."""
         ...
 
+    def drop_orphans(self) -> Removal:
+        """Of versions that were staged for no live upload: whoever wanted to serve them was killed."""
+        ...
+
     def patch(self, document: str, *, metadata: Json) -> Entry | None:
         """Lay metadata over what is there; null takes a field away. None where there is no such document."""
         ...
@@ -335,6 +351,14 @@ class Change(Protocol):
 
     def forget_uploads(self, before: float) -> int:
         """Of jobs that are over and did not change since then: how many jobs. Documents stay."""
+        ...
+
+    def put_source(self, collection: str, name: str, *, source: SourceFile) -> None:
+        """Remember a file, in the place of what it was before."""
+        ...
+
+    def forget_source(self, collection: str, name: str) -> None:
+        """Its documents stay."""
         ...
 
     def swept(self, row: int) -> None:

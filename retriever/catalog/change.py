@@ -1,14 +1,16 @@
 """What can be changed in a SQLite catalog, inside one transaction. Begins and ends none."""
 
+import json
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from retriever.catalog.base import Collection, Entry, Removal, Vectors
+from retriever.catalog.base import Collection, Entry, Removal, SourceFile, Vectors
 from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import LISTED, SAME, check_id, digest_of, dumps, entries, fact, listed, loads
+from retriever.catalog.upload_rows import LIVE
 from retriever.catalog.upload_types import NewUpload, Upload
 from retriever.catalog.uploads import Uploads
 from retriever.documents import Document, Json, Part
@@ -34,6 +36,7 @@ class SqliteChange:
     def delete_collection(self, name: str) -> Removal:
         removal = _together([self._delete("l.collection = ?", name), *self._uploads.delete_collection(name)])
         self._run("DELETE FROM prefixes WHERE collection = ?", (name,))
+        self._run("DELETE FROM sources WHERE collection = ?", (name,))
         self._run("DELETE FROM collections WHERE name = ?", (name,))
         return removal
 
@@ -94,6 +97,11 @@ class SqliteChange:
         found = self._run("SELECT serving FROM documents WHERE row = ?", (version,)).fetchone()
         return self._remove(version) if found and not found[0] else Removal()
 
+    def drop_orphans(self) -> Removal:
+        wanted = f"SELECT version FROM uploads WHERE {LIVE} AND version IS NOT NULL"
+        found = self._run(f"SELECT row FROM documents WHERE serving = 0 AND row NOT IN ({wanted})").fetchall()
+        return _together([self._remove(version) for (version,) in found])
+
     def patch(self, document: str, *, metadata: Json) -> Entry | None:
         found = entries(self._connection, "d.id = ?", values=[document])
         if not found:
@@ -151,6 +159,13 @@ class SqliteChange:
 
     def cancel(self, job: str) -> int:
         return self._uploads.cancel(job)
+
+    def put_source(self, collection: str, name: str, *, source: SourceFile) -> None:
+        values = (collection, name, source.signature, json.dumps(source.documents))
+        self._run("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?)", values)
+
+    def forget_source(self, collection: str, name: str) -> None:
+        self._run("DELETE FROM sources WHERE collection = ? AND name = ?", (collection, name))
 
     def forget_uploads(self, before: float) -> int:
         return self._uploads.forget(before)

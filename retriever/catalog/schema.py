@@ -80,8 +80,15 @@ CREATE TABLE deletions (document TEXT PRIMARY KEY, upload INTEGER NOT NULL) STRI
 CREATE INDEX live_files ON uploads (row) WHERE state IN ('waiting', 'computing') AND document = '';
 """
 
+_SOURCES: Final = """
+CREATE TABLE sources (
+    collection TEXT NOT NULL, name TEXT NOT NULL, signature TEXT NOT NULL, documents TEXT NOT NULL,
+    PRIMARY KEY (collection, name)
+) STRICT, WITHOUT ROWID;
+"""
+
 # Each brings a catalog from its place in this list to the next version. Never changed, only followed by others.
-STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS)
+STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES)
 VERSION = len(STEPS)
 
 

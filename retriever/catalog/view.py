@@ -1,5 +1,6 @@
 """What can be read of a SQLite catalog, inside one transaction. Changes nothing."""
 
+import json
 import sqlite3
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from retriever.catalog.base import (
     Marked,
     Passage,
     Rows,
+    SourceFile,
     Standing,
     Vectors,
     Worded,
@@ -166,6 +168,12 @@ class SqliteView:
     def chunk_ids(self, after: str, limit: int) -> list[str]:
         found = self._connection.execute("SELECT id FROM chunks WHERE id > ? ORDER BY id LIMIT ?", (after, limit))
         return [chunk for (chunk,) in found]
+
+    def sources(self, collection: str) -> dict[str, SourceFile]:
+        found = self._connection.execute(
+            "SELECT name, signature, documents FROM sources WHERE collection = ?", (collection,)
+        )
+        return {name: SourceFile(signature, tuple(json.loads(told))) for name, signature, told in found}
 
     def unswept(self, limit: int) -> list[tuple[int, str]]:
         return self._connection.execute(

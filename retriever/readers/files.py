@@ -54,21 +54,27 @@ def read_file(path: Path) -> Reading:
 
 
 def read_all(paths: Iterable[Path]) -> Iterator[tuple[Path, Reading]]:
+    """What becomes of every file that `walk` finds, and of folders that it cannot read."""
+    for path, refusal in walk(paths):
+        yield path, refusal or read_file(path)
+
+
+def walk(paths: Iterable[Path]) -> Iterator[tuple[Path, Reading | None]]:
     """Every file, and every file of a known format in a folder or below, in order; hidden ones in folders are left out.
 
-    Links are followed, but no folder is walked twice.
+    Links are followed, but no folder is walked twice. One that cannot be read comes with what is wrong.
     """
     walked: set[tuple[int, int]] = set()
     for path in paths:
-        yield from _read_below(path, walked) if path.is_dir() else [(path, read_file(path))]
+        yield from _walk_below(path, walked) if path.is_dir() else [(path, None)]
 
 
-def _read_below(folder: Path, walked: set[tuple[int, int]]) -> Iterator[tuple[Path, Reading]]:
+def _walk_below(folder: Path, walked: set[tuple[int, int]]) -> Iterator[tuple[Path, Reading | None]]:
     waiting = [folder]
     while waiting:
         path = waiting.pop()
         if not path.is_dir():
-            yield path, read_file(path)
+            yield path, None
             continue
         try:
             found = path.stat()

@@ -34,6 +34,7 @@ class Outcome:
     put: Put | None
     reason: str = ""
     nbytes: int = 0
+    raw_bytes: int = 0  # of the keys and values before they were packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Capturing:
         except RecordError as error:
             return Outcome(item, None, f"{type(error).__name__}: {error}")
         put = self._store.put if self._purpose is Purpose.JOB else self._store.replace
-        return Outcome(item, put(blob), nbytes=blob.nbytes)
+        return Outcome(item, put(blob), nbytes=blob.nbytes, raw_bytes=record.nbytes)
 
 
 def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:

@@ -142,7 +142,7 @@ class Gone(MemoryStore):
 
 def test_it_is_not_ready_while_the_model_loads_nor_when_the_store_does_not_answer(tmp_path: Path) -> None:
     settings, store, go = settings_in(tmp_path), Gone(), threading.Event()
-    loaded = composition._loaded  # pyright: ignore[reportPrivateUsage]
+    loaded = composition.compose_loaded
 
     def load() -> object:
         go.wait()

@@ -1,0 +1,90 @@
+"""The files of a corpus and what tells whether one changed. Reads what is in them when it is asked to."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from glob import has_magic
+from pathlib import Path
+
+from retriever.documents import Draft
+from retriever.readers.files import read_file, walk
+from retriever.readers.reading import Problem
+from service.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusFile:
+    """`name` tells it from the others, wherever the corpus lies: its path from the folder that was named, with that."""
+
+    path: Path
+    name: str
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a file became, documents with ids."""
+
+    file: CorpusFile
+    drafts: tuple[Draft, ...]
+    problems: tuple[Problem, ...]
+
+
+def files(given: Sequence[str]) -> Iterator[CorpusFile | Problem]:
+    """Of files, folders and patterns, in order. Two of one name stop it: their documents would replace each other."""
+    seen: dict[str, Path] = {}
+    for root in _roots(given):
+        for path, refusal in walk([root]):
+            if refusal is not None:
+                yield from refusal.problems
+                continue
+            name = _name(path, root)
+            if name in seen and seen[name] != path:
+                raise Invalid(f"{seen[name]} and {path} would both be {name!r}: name a folder that holds both")
+            seen[name] = path
+            try:
+                found = path.stat()
+            except OSError as error:
+                yield Problem(str(path), f"it cannot be read ({error.strerror or error})")
+                continue
+            yield CorpusFile(path, name, f"{found.st_size} {found.st_mtime_ns}")
+
+
+def read_in(file: CorpusFile) -> Read:
+    """Its documents: of a file that is one, its name is the id; of others the ids that they bring, or name#place."""
+    reading = read_file(file.path)
+    drafts = [
+        draft if draft.id else replace(draft, id=file.name if len(reading.drafts) == 1 else f"{file.name}#{place}")
+        for place, draft in enumerate(reading.drafts)
+    ]
+    return Read(file, tuple(drafts), reading.problems)
+
+
+def _roots(given: Iterable[str]) -> Iterator[Path]:
+    for each in given:
+        path = Path(each)
+        if path.exists() or not has_magic(each):
+            if not path.exists():
+                raise Invalid(f"{each!r} is no file and no folder: name what is to be read")
+            yield path
+            continue
+        matches = sorted(_matching(path))
+        if not matches:
+            raise Invalid(f"no file fits {each!r}: name what is to be read")
+        yield from matches
+
+
+def _matching(pattern: Path) -> Iterator[Path]:
+    anchor = Path(pattern.anchor)
+    return anchor.glob(str(pattern.relative_to(anchor)))
+
+
+def _name(path: Path, root: Path) -> str:
+    """Text in any case, with slashes on every system."""
+    below = _absolute(path).relative_to(_absolute(root).parent)
+    return below.as_posix().encode("utf-8", "replace").decode()
+
+
+def _absolute(path: Path) -> Path:
+    """Without following links: what is linked in is named by where it is linked."""
+    return Path(os.path.normpath(Path.cwd() / path))

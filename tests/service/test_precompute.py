@@ -1,0 +1,140 @@
+"""`kvweave precompute`: store and catalog are what the corpus says, however often it runs, however it was stopped."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retriever.catalog.sqlite import SqliteCatalog
+from retriever.filters import EVERYTHING
+from service.demo import PASSAGES, QUESTIONS
+from store.url import open_store
+from tests.service.serving import KVWEAVE, Json, Service, ask, good
+
+KILLS = 3
+
+
+def corpus(folder: Path, *, files: int = 12) -> Path:
+    """Files of several kinds; the demo's passages among them."""
+    chance = random.Random(5)
+    root = folder / "corpus"
+    (root / "deep").mkdir(parents=True)
+    for number in range(files):
+        words = " ".join(chance.choices(["river", "lamp", "coin", "harbor", "signal"], k=chance.randint(20, 400)))
+        (root / "deep" / f"{number}.md").write_text(f"# Part {number}\n\n{words}.\n", encoding="utf-8")
+    for number, passage in enumerate(PASSAGES):
+        (root / f"{number} {passage.title}.txt").write_text(passage.text, encoding="utf-8")
+    lines = [{"id": f"line-{number}", "text": f"Line {number} of a register."} for number in range(3)]
+    (root / "register.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return root
+
+
+class Place:
+    """A data folder and a store of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = {"KVWEAVE_DATA": f"{folder}/data", "KVWEAVE_STORE": f"lmdb://{folder}/store"}
+
+    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.settings}
+        command = [*KVWEAVE, "precompute", *arguments, "--json"]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def run(self, *arguments: str, status: int = 0) -> Json:
+        """The last event."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == status, err.decode()
+        return json.loads(out.splitlines()[-1]) if out else {"error": err.decode()}
+
+    def holds(self) -> tuple[dict[str, bytes], dict[str, list[str]]]:
+        """Every blob, but for when it was begun, and every document's chunks."""
+        catalog = SqliteCatalog(self.folder / "data/tenants/default/catalog.sqlite")
+        with catalog.view() as view:
+            documents = {
+                each.id: [passage.text for passage in view.passages(each.id)]
+                for each in view.documents(EVERYTHING, limit=10_000)
+            }
+        catalog.close()
+        with open_store(self.settings["KVWEAVE_STORE"]) as store:
+            blobs = {entry.key.text: b"".join(map(bytes, _frames(store, entry.key))) for entry in store.entries()}
+        return blobs, documents
+
+
+def _frames(store: object, key: object) -> Iterator[bytes]:
+    found = store.open(key)  # type: ignore[attr-defined]
+    yield from found.blob().frames
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Place, Json]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    root, place = corpus(folder), Place(folder)
+    return root, place, place.run(str(root))
+
+
+def test_a_corpus_becomes_documents_whose_chunks_are_all_stored(undisturbed: tuple[Path, Place, Json]) -> None:
+    _, place, done = undisturbed
+    blobs, documents = place.holds()
+    assert done["documents"] == len(documents) == 12 + len(PASSAGES) + 3
+    assert {"corpus/deep/0.md", "corpus/0 Register 12.txt", "line-2"} <= documents.keys()
+    assert len(blobs) == done["stored"] == len({text for texts in documents.values() for text in texts})
+    assert not done["problems"] and done["raw_bytes"] > 2 * done["nbytes"] > 0
+
+
+def test_a_rerun_does_what_changed_and_prunes_what_is_gone(tmp_path: Path) -> None:
+    root, place = corpus(tmp_path), Place(tmp_path)
+    first = place.run(str(root))
+    again = place.run(str(root))
+    assert (again["stored"], again["documents"], again["unchanged"]) == (0, 0, first["files"])
+    (root / "deep/3.md").write_text("# Part 3\n\nSomething else.\n", encoding="utf-8")
+    (root / "deep/4.md").unlink()
+    (root / "register.jsonl").write_text('{"id": "line-0", "text": "Line 0 of a register."}\n', encoding="utf-8")
+    changed = place.run(str(root), "--prune")
+    assert (changed["documents"], changed["removed"], changed["stored"]) == (1, 3, 1)
+    blobs, documents = place.holds()
+    assert "corpus/deep/4.md" not in documents and "line-1" not in documents
+    assert documents["corpus/deep/3.md"] == ["# Part 3\n\nSomething else.\n"]
+    assert len(blobs) == len({text for texts in documents.values() for text in texts})
+
+
+def test_what_was_killed_goes_on_to_the_same_end(tmp_path: Path, undisturbed: tuple[Path, Place, Json]) -> None:
+    root, whole, _ = undisturbed
+    place, chance = Place(tmp_path), random.Random(int(time.time()))
+    for _ in range(KILLS):  # 2 to 8 s: while it starts, reads, computes or serves
+        process = place.start(str(root))
+        time.sleep(chance.uniform(2.0, 8.0))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    place.run(str(root))
+    assert place.holds() == whole.holds()
+
+
+def test_files_that_cannot_be_read_are_told_and_the_others_go_on(tmp_path: Path) -> None:
+    root, place = corpus(tmp_path, files=2), Place(tmp_path)
+    (root / "broken.pdf").write_bytes(b"%PDF-1.7 nothing")
+    done = place.run(str(root), status=1)
+    assert ["broken.pdf" in each["place"] for each in done["problems"]] == [True]
+    assert "corpus/deep/1.md" in place.holds()[1]
+
+
+@pytest.mark.parametrize("given", [["/nowhere"], ["/nowhere/*.md"]])
+def test_a_path_that_is_nothing_is_named(tmp_path: Path, given: list[str]) -> None:
+    assert "/nowhere" in Place(tmp_path).run(*given, status=2)["error"]
+
+
+def test_a_running_service_finds_what_is_put_in_beside_it(tmp_path: Path) -> None:
+    root, place = corpus(tmp_path, files=2), Place(tmp_path)
+    with Service(tmp_path) as service, service.client() as client:
+        assert place.run(str(root))["stored"] > 0
+        answer = ask(client, QUESTIONS[0])
+        assert answer["answer"] == "badger"
+        assert {chunk["source"] for chunk in answer["report"]["chunks"]} == {"lmdb"}
+        assert good(client.get("/v1/documents", params={"limit": 100}))["documents"]
