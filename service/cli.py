@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from blend.errors import BlendError
 from retriever.errors import RetrieverError
+from service.commands.asking import ask, search
 from service.commands.backup import backup, restore
 from service.commands.keys import keys
 from service.commands.precompute import precompute
@@ -32,6 +33,8 @@ app = typer.Typer(
 
 app.command("eval")(evaluate)
 app.command()(serve)
+app.command()(ask)
+app.command()(search)
 app.command()(precompute)
 app.command()(backup)
 app.command()(restore)

@@ -76,6 +76,8 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/flex.py:_blocks.sees": "torch decides",
         "blend/flex.py:_capped.score": "torch decides",
         "blend/step.py:Step.update": "transformers decides",
+        "service/commands/asking.py:ask": "typer makes an option of every parameter",
+        "service/commands/asking.py:search": "typer makes an option of every parameter",
         "service/commands/precompute.py:precompute": "typer makes an option of every parameter",
         "service/evaluate/command.py:evaluate": "typer makes an option of every parameter",
         "service/settings.py:Settings.settings_customise_sources": "pydantic-settings decides",

@@ -116,7 +116,7 @@ class Pipeline:
         self._fetches.shutdown(cancel_futures=True)
 
     async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
-        """Retrieval alone, best first as a prompt would have it."""
+        """Retrieval alone, best first."""
         tenant = self._parts.tenant_of(principal)
         ask = Ask(principal, (Turn("user", lookup.query),), lookup)
         return await self._in_thread(lambda: look_up(tenant, lookup, ask=ask))

@@ -103,7 +103,7 @@ def gather(tenant: Tenant, ask: Ask) -> Gathered:
     """All that the request brings, names, or asks to look up. No passage is seen that its key may not see."""
     named = [Entry(passage, 0.0, found=False) for passage in _named(tenant, ask)]
     known = {entry.passage.id for entry in named}
-    hits = look_up(tenant, ask.lookup, ask=ask) if ask.lookup else []
+    hits = in_prompt_order(look_up(tenant, ask.lookup, ask=ask)) if ask.lookup else []
     found = [Entry(hit.passage, hit.score, found=True) for hit in hits if hit.passage.id not in known]
     entries = (*named, *found)
     return Gathered(
@@ -112,13 +112,14 @@ def gather(tenant: Tenant, ask: Ask) -> Gathered:
 
 
 def look_up(tenant: Tenant, lookup: Lookup, *, ask: Ask) -> list[Hit]:
-    """In the order of the prompt."""
+    """Best first, each hit before its neighbors."""
     allowed = allowed_by(ask, lookup)
     hits = tenant.library.search(query_of(lookup, ask=ask))
     if lookup.neighbors and hits:
         with tenant.catalog.view() as view:
             hits = with_neighbors(view, hits, before=lookup.neighbors, after=lookup.neighbors, allowed=allowed)
-    return in_prompt_order(hits)
+        hits = sorted(hits, key=lambda hit: -hit.score)
+    return hits
 
 
 def query_of(lookup: Lookup, *, ask: Ask) -> Query:

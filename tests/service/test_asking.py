@@ -1,0 +1,65 @@
+"""`kvweave ask` and `kvweave search` against a running service, and against none."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.demo import PASSAGES, QUESTIONS
+from tests.service.serving import KVWEAVE, Inside, in_process, put_in, settings_in
+
+DOCUMENTS = [{"id": f"d{at}", "title": each.title, "text": each.text} for at, each in enumerate(PASSAGES)]
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("asking"))) as served:
+        with served.client() as client:
+            put_in(client, DOCUMENTS)
+        yield served
+
+
+def run(inside: Inside, *arguments: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
+    data = str(inside.core.settings.data)
+    environment = {**os.environ, "KVWEAVE_DATA": data, "KVWEAVE_STORE": "mem://", "COLUMNS": "120"}
+    command = [*KVWEAVE, *arguments, "--url", inside.base_url]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def test_an_answer_is_shown_with_its_sources(inside: Inside) -> None:
+    done = run(inside, "ask", QUESTIONS[0])
+    assert done.stdout.splitlines()[0] == "badger"
+    assert "Letter 40" in done.stdout and "reused" in done.stderr
+
+
+def test_machines_get_the_whole_answer(inside: Inside) -> None:
+    answer = json.loads(run(inside, "ask", QUESTIONS[0], "--policy", "full", "--top-k", "1", "--json").stdout)
+    assert answer["report"]["policy"] == "full" and len(answer["sources"]) == 1
+
+
+def test_hits_come_best_first(inside: Inside) -> None:
+    found = json.loads(run(inside, "search", "Halio badger Norworks", "--json").stdout)["hits"]
+    scores = [each["score"] for each in found]
+    assert len(scores) > 1 and scores == sorted(scores, reverse=True)
+    assert "Letter 40" in run(inside, "search", "badger").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--key", "kvw_nonsense"), "key"), (("--filter", '{"a": {"$no": 1}}'), "$no"), (("--filter", "{"), "JSON")],
+)
+def test_what_is_wrong_is_one_sentence(inside: Inside, arguments: tuple[str, ...], words: str) -> None:
+    done = run(inside, "ask", "Where?", *arguments, status=2)
+    assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_where_no_service_answers_the_remedy_is_told(tmp_path: Path) -> None:
+    environment = {**os.environ, "KVWEAVE_DATA": str(tmp_path), "KVWEAVE_STORE": "mem://"}
+    command = [*KVWEAVE, "search", "badger", "--url", "http://127.0.0.1:9"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and "kvweave serve" in done.stderr
