@@ -6,7 +6,7 @@ from typing import Final, cast
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from service.api.models.documents import FileUpload, Upload
+from service.api.models.documents import FileUpload, OneDocument, Upload
 from service.api.models.jobs import JobOut
 from service.api.models.problem import Problem
 from service.api.models.query import FusedEvent, LoadedEvent, QueryAnswer, RetrievedEvent, TokenEvent
@@ -15,7 +15,18 @@ from service.api.streams import MEDIA as STREAM
 
 Schema = dict[str, object]
 
-UNNAMED = (Upload, FileUpload, JobOut, Problem, QueryAnswer, RetrievedEvent, LoadedEvent, FusedEvent, TokenEvent)
+UNNAMED = (
+    Upload,
+    OneDocument,
+    FileUpload,
+    JobOut,
+    Problem,
+    QueryAnswer,
+    RetrievedEvent,
+    LoadedEvent,
+    FusedEvent,
+    TokenEvent,
+)
 
 _REF: Final = "#/components/schemas/"
 _SCALAR: Final[Schema] = {"type": ["string", "number", "boolean", "null"]}
@@ -108,7 +119,9 @@ def upload_body() -> Schema:
         "requestBody": {
             "required": True,
             "content": {
-                "application/json": {"schema": {"$ref": f"{_REF}Upload"}},
+                "application/json": {
+                    "schema": {"anyOf": [{"$ref": f"{_REF}{name}"} for name in ("Upload", "OneDocument")]}
+                },
                 "multipart/form-data": {
                     "schema": {"$ref": f"{_REF}FileUpload"},
                     "encoding": {

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -15,7 +15,7 @@ from retriever.catalog.upload_types import NewUpload
 from retriever.documents import Draft, Json, Part
 from retriever.readers.files import SUFFIXES, read
 from service.api.caller import By, Caller
-from service.api.models.documents import Accepted, DocumentIn, FileUpload, Upload
+from service.api.models.documents import PIECES, Accepted, DocumentIn, FileUpload, OneDocument, Upload
 from service.api.models.fields import check_metadata
 from service.api.security import parse
 from service.errors import Invalid, TooLarge
@@ -78,10 +78,21 @@ async def _file(sent: UploadFile | str) -> File:
 
 
 def _accept_json(by: Caller, body: bytes) -> Accepted:
-    upload = _valid(Upload, parse(body))
-    drafts = [draft_of(each, each.id or "") for each in upload.documents]
-    job, ids = accept(by, drafts, collection=upload.collection)
+    found = parse(body)
+    names = _names(found)
+    if "documents" not in names and not names.isdisjoint(PIECES):
+        one = _valid(OneDocument, found)
+        documents, collection = [one], one.collection
+    else:
+        upload = _valid(Upload, found)
+        documents, collection = upload.documents, upload.collection
+    job, ids = accept(by, [draft_of(each, each.id or "") for each in documents], collection=collection)
     return Accepted(job_id=job, documents=ids, files=[])
+
+
+def _names(found: object) -> set[str]:
+    """Of an object's fields."""
+    return set(cast(Json, found)) if isinstance(found, dict) else set()
 
 
 def _accept_files(by: Caller, files: Sequence[File], *, fields: Sequence[tuple[str, object]]) -> Accepted:

@@ -35,7 +35,7 @@ def backup(
         typer.echo(json.dumps({**asdict(report), "file": str(report.file)}, indent=2))
         return
     left = f", {report.left_out:,} blobs left out" if report.left_out else ""
-    tenants = f"{len(report.tenants):,} catalogs"
+    tenants = "1 catalog" if len(report.tenants) == 1 else f"{len(report.tenants):,} catalogs"
     typer.echo(f"{file}: {tenants}, {report.blobs:,} blobs, {report.nbytes:,} bytes{left}")
 
 

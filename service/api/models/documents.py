@@ -60,6 +60,14 @@ class Replacement(DocumentIn):
     collection: CollectionName | None = None
 
 
+class OneDocument(NewDocument):
+    """One document to put in, and where to."""
+
+    model_config = ConfigDict(json_schema_extra=one_of(*PIECES))
+
+    collection: CollectionName = DEFAULT_COLLECTION
+
+
 class Upload(Strict):
     """Documents to put in. One that is there already, just so, is left alone; another of its id is replaced."""
 

@@ -222,3 +222,10 @@ def test_statistics_and_the_switch(operator: TestClient, as_key: Clients) -> Non
 
 def test_roles_have_labels() -> None:
     assert [role.label for role in Role] == ["read", "write", "admin"]
+
+
+def test_one_document_is_put_in_by_itself(operator: TestClient) -> None:
+    accepted = operator.post("/v1/documents", json={"id": "one", "text": "Alone.", "collection": "c"})
+    assert accepted.status_code == 202 and accepted.json()["documents"] == ["one"]
+    refused = operator.post("/v1/documents", json={"id": "one", "text": "Alone.", "chunks": [{"text": "x"}]})
+    assert refused.status_code == 422
