@@ -20,6 +20,7 @@ from service.access.spelling import check_tenant
 from service.composition import compose_loaded, compose_store
 from service.ingest.rules import CollectionRules
 from service.precompute.corpus import CorpusFile, files
+from service.precompute.forecast import Forecast, forecast
 from service.precompute.work import Bench, Precompute, Tally
 from service.settings import Settings, load_settings
 from service.shelf import Shelf
@@ -33,6 +34,8 @@ Into = Annotated[str, typer.Option(help="The collection that they go into.")]
 Whose = Annotated[str, typer.Option(help="Whose documents they are.")]
 Tokens = Annotated[int, typer.Option(help="Tokens of a chunk; KVWEAVE_CHUNK_TOKENS by default.", show_default=False)]
 Prune = Annotated[bool, typer.Option("--prune", help="Delete documents whose files are gone from the corpus.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do and cost, from a sample; store nothing.")]
+Price = Annotated[float, typer.Option(help="What a TB costs a month, for --dry-run.", min=0)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object a line for machines.")]
 
 
@@ -43,6 +46,8 @@ def precompute(
     tenant: Whose = DEFAULT_TENANT,
     chunk_tokens: Tokens = 0,
     prune: Prune = False,
+    dry_run: DryRun = False,
+    price_per_tb: Price = 23.0,
     as_json: AsJson = False,
 ) -> None:
     """Turn a corpus into a ready store; run again, it does what is missing or changed. Exits with 1 if files failed.
@@ -56,6 +61,9 @@ def precompute(
     rules = CollectionRules(chunk_tokens or settings.chunk_tokens)
     with _bench(settings, tenant, collection=collection, rules=rules) as bench:
         work = Precompute(bench)
+        if dry_run:
+            _foretell(forecast(work, found, price_per_tb=price_per_tb), as_json=as_json)
+            return
         with _progress(len(found), as_json=as_json) as told:
             tally = work.run(found, told=told)
         if prune:
@@ -111,6 +119,23 @@ def _progress(total: int, *, as_json: bool) -> Generator[Callable[[Tally], None]
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task("", total=total)
         yield lambda tally: bar.update(task, completed=tally.files, description=_short(tally))
+
+
+def _foretell(told: Forecast, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"event": "forecast", **asdict(told)}))
+        return
+    for each in told.problems:
+        typer.echo(f"cannot be read: {each.place}: {each.reason}", err=True)
+    typer.echo(
+        f"{told.files:,} files ({told.unchanged:,} unchanged), {told.documents:,} documents to put in; "
+        f"{told.chunks:,} chunks: {told.present:,} are there, {told.unsupported:,} can be text only."
+    )
+    typer.echo(
+        f"{told.tokens:,} tokens to compute at {told.tokens_per_s:,.0f} a second: {told.seconds:,.0f} s. They take "
+        f"{told.nbytes / 1e6:,.1f} MB, {told.bytes_per_token:,.0f} bytes a token, {told.month_cost:,.2f} a month."
+    )
+    typer.echo(f"Reuse pays where the store reads {told.pays_from / 1e6:,.1f} MB a second or more.")
 
 
 def _rate(tally: Tally) -> float:

@@ -56,7 +56,7 @@ class Bench:
 
 
 @dataclass(slots=True)
-class _Group:
+class Group:
     """Files that go together. `chunks`: ids of what is to be computed, None for what can be text only."""
 
     fresh: list[tuple[CorpusFile, list[Document]]] = field(default_factory=list["tuple[CorpusFile, list[Document]]"])
@@ -86,8 +86,8 @@ class Precompute:
 
     def run(self, found: Iterable[CorpusFile | Problem], *, told: Callable[[Tally], None]) -> Tally:
         """All files; `told` is called as it goes on. Raises StoreError and CatalogError; what was done is kept."""
-        self._prepare()
-        groups = self._groups(found)
+        self._begin()
+        groups = self.groups(found)
         with ThreadPoolExecutor(1, "kvweave-read") as reader:
             coming = reader.submit(next, groups, None)
             while (group := coming.result()) is not None:
@@ -109,8 +109,8 @@ class Precompute:
                     change.forget_source(bench.collection, name)
                 self.tally.removed += len(gone)
 
-    def _prepare(self) -> None:
-        """The collection with its capture prefix, what the store has already, and nothing of a run that was killed."""
+    def _begin(self) -> None:
+        """The collection, and nothing left of a run that was killed."""
         bench = self._bench
         with bench.tenant.catalog.change() as change:
             change.drop_orphans()
@@ -119,6 +119,10 @@ class Precompute:
         if is_new:
             with bench.tenant.catalog.change() as change:
                 change.put_collection(Collection(bench.collection, bench.rules.to_json()))
+
+    def _look(self) -> None:
+        """What the store has already, behind this collection's prefix."""
+        bench = self._bench
         self._behind = bench.tenant.shelf.behind([bench.collection])[bench.collection]
         digest = self._behind.fingerprint.digest
         self._stored = {
@@ -127,12 +131,24 @@ class Precompute:
             if (entry.key.fingerprint, entry.key.codec) == (digest, bench.press.codec)
         }
 
-    def _groups(self, found: Iterable[CorpusFile | Problem]) -> Iterator[_Group]:
-        """Read ahead, in a thread of its own."""
+    @property
+    def press(self) -> Press:
+        """What computes."""
+        return self._bench.press
+
+    @property
+    def prefix(self) -> Ids:
+        """What the chunks are captured behind."""
+        assert self._behind is not None, "the first group was read"
+        return self._behind.prefix
+
+    def groups(self, found: Iterable[CorpusFile | Problem]) -> Iterator[Group]:
+        """What belongs together of what is missing or changed, read and cut."""
+        self._look()
         bench = self._bench
         with bench.tenant.catalog.view() as view:
             known = view.sources(bench.collection)
-        group, start = _Group(), time.perf_counter()
+        group, start = Group(), time.perf_counter()
         for each in found:
             if isinstance(each, Problem):
                 group.problems.append(each)
@@ -146,7 +162,7 @@ class Precompute:
             if group.is_full:
                 group.seconds = time.perf_counter() - start
                 yield group
-                group, start = _Group(), time.perf_counter()
+                group, start = Group(), time.perf_counter()
         group.seconds = time.perf_counter() - start
         yield group
 
@@ -158,7 +174,7 @@ class Precompute:
             return False
         return all(view.document(document) is not None for document in source.documents)
 
-    def _add(self, group: _Group, file: CorpusFile, *, source: SourceFile | None) -> None:
+    def _add(self, group: Group, file: CorpusFile, *, source: SourceFile | None) -> None:
         if source is not None:
             with self._bench.tenant.catalog.view() as view:
                 for document in source.documents:
@@ -184,7 +200,7 @@ class Precompute:
             else:
                 yield document
 
-    def _add_chunks(self, group: _Group, chunks: Iterable[tuple[str, str]]) -> None:
+    def _add_chunks(self, group: Group, chunks: Iterable[tuple[str, str]]) -> None:
         for chunk, text in chunks:
             self.tally.chunks += 1
             if chunk in self._stored:
@@ -192,7 +208,7 @@ class Precompute:
             elif chunk not in group.chunks:
                 group.chunks[chunk] = self._bench.press.ids(text)
 
-    def _finish(self, group: _Group, *, told: Callable[[Tally], None]) -> None:
+    def _finish(self, group: Group, *, told: Callable[[Tally], None]) -> None:
         """Indexed, computed, stored, and then served."""
         tally = self.tally
         tally.problems += group.problems
@@ -214,7 +230,7 @@ class Precompute:
             fresh = [each for each in documents if not view.serves(each, collection=bench.collection)]
         return bench.tenant.library.stage_all(fresh, collection=bench.collection) if fresh else []
 
-    def _compute(self, group: _Group, *, told: Callable[[Tally], None]) -> None:
+    def _compute(self, group: Group, *, told: Callable[[Tally], None]) -> None:
         bench, tally, behind = self._bench, self.tally, self._behind
         assert behind is not None
         wanted = [Item(bench.tenant.shelf.key(chunk, behind), ids) for chunk, ids in group.chunks.items() if ids]
@@ -240,7 +256,7 @@ class Precompute:
                 told(tally)
             bench.store.flush()
 
-    def _serve(self, group: _Group, versions: Sequence[int]) -> None:
+    def _serve(self, group: Group, versions: Sequence[int]) -> None:
         """In one transaction with the memory of their files, so that a file is known when its documents serve."""
         bench = self._bench
         with bench.tenant.catalog.view() as view:

@@ -138,3 +138,15 @@ def test_a_running_service_finds_what_is_put_in_beside_it(tmp_path: Path) -> Non
         assert answer["answer"] == "badger"
         assert {chunk["source"] for chunk in answer["report"]["chunks"]} == {"lmdb"}
         assert good(client.get("/v1/documents", params={"limit": 100}))["documents"]
+
+
+def test_a_forecast_says_what_the_run_then_does_and_stores_nothing(tmp_path: Path) -> None:
+    root, place = corpus(tmp_path), Place(tmp_path)
+    told = place.run(str(root), "--dry-run", "--price-per-tb", "1000000")
+    assert place.holds() == ({}, {})
+    done = place.run(str(root))
+    assert (told["documents"], told["chunks"], told["tokens"]) == (done["documents"], done["chunks"], done["tokens"])
+    assert 0.7 < told["nbytes"] / done["nbytes"] < 1.4 and told["seconds"] > 0
+    assert told["month_cost"] == pytest.approx(told["nbytes"] / 1e6)
+    again = place.run(str(root), "--dry-run")
+    assert (again["tokens"], again["present"], again["unchanged"]) == (0, done["chunks"], done["files"])

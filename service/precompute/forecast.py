@@ -1,0 +1,80 @@
+"""What a run over a corpus would do and cost, from a short sample of its chunks. Stores and indexes nothing."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from retriever.readers.reading import Problem
+from service.precompute.corpus import CorpusFile
+from service.precompute.work import Precompute
+from service.press import Ids, Press
+from store.blob import Terms
+from store.codec.encode import encode
+from store.key import CacheKey
+
+SAMPLED = 16  # chunks that are computed and packed, from all over the corpus
+TB = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`tokens` and `nbytes` are those of chunks that are not stored yet; `seconds` is for computing and packing them.
+
+    `pays_from`: bytes a second that read a chunk as soon as it can be computed; a slower store would not pay.
+    """
+
+    files: int
+    unchanged: int
+    documents: int
+    chunks: int
+    present: int
+    unsupported: int
+    tokens: int
+    nbytes: float
+    seconds: float
+    bytes_per_token: float
+    tokens_per_s: float
+    month_cost: float
+    pays_from: float
+    problems: tuple[Problem, ...]
+
+
+def forecast(work: Precompute, found: Iterable[CorpusFile | Problem], *, price_per_tb: float) -> Forecast:
+    """Reads and cuts all that is missing or changed, and computes a sample."""
+    chunks: dict[str, Ids | None] = {}
+    files = unchanged = documents = 0
+    problems: list[Problem] = []
+    for group in work.groups(found):
+        files, unchanged = files + group.files, unchanged + group.unchanged
+        documents += sum(len(fresh) for _, fresh in group.fresh)
+        problems += group.problems
+        chunks |= group.chunks
+    missing = [ids for ids in chunks.values() if ids]
+    rate, size = _sampled(work.press, work.prefix, missing=missing)
+    tokens = sum(map(len, missing))
+    return Forecast(
+        *(files, unchanged, documents, work.tally.chunks, work.tally.present, len(chunks) - len(missing), tokens),
+        nbytes=tokens * size,
+        seconds=tokens / rate if rate else 0.0,
+        bytes_per_token=size,
+        tokens_per_s=rate,
+        month_cost=tokens * size / TB * price_per_tb,
+        pays_from=size * rate,
+        problems=tuple(problems),
+    )
+
+
+def _sampled(press: Press, prefix: Ids, *, missing: Sequence[Ids]) -> tuple[float, float]:
+    """Tokens a second, computed and packed, and bytes a token. The first pass warms up and does not count."""
+    sample = missing[:: max(1, len(missing) // SAMPLED)][:SAMPLED]
+    if not sample:
+        return 0.0, 0.0
+    press.capture(prefix, sample[:1]).result()
+    start = time.perf_counter()
+    records = press.capture(prefix, sample).result()
+    blobs = [
+        encode(record, CacheKey("forecast", str(number), "sample", press.codec), terms=Terms(0, precomputed=False))
+        for number, record in enumerate(records)
+    ]
+    seconds, tokens = time.perf_counter() - start, sum(map(len, sample))
+    return tokens / seconds, sum(blob.nbytes for blob in blobs) / tokens
