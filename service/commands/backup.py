@@ -1,6 +1,7 @@
 """The commands `kvweave backup` and `kvweave restore`: options in, a sentence or JSON out."""
 
 import json
+from collections.abc import Sized
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -35,8 +36,7 @@ def backup(
         typer.echo(json.dumps({**asdict(report), "file": str(report.file)}, indent=2))
         return
     left = f", {report.left_out:,} blobs left out" if report.left_out else ""
-    tenants = "1 catalog" if len(report.tenants) == 1 else f"{len(report.tenants):,} catalogs"
-    typer.echo(f"{file}: {tenants}, {report.blobs:,} blobs, {report.nbytes:,} bytes{left}")
+    typer.echo(f"{file}: {_catalogs(report.tenants)}, {report.blobs:,} blobs, {report.nbytes:,} bytes{left}")
 
 
 def restore(
@@ -55,6 +55,10 @@ def restore(
         typer.echo(json.dumps(asdict(report), indent=2))
         return
     outcomes = ", ".join(f"{count:,} {name}" for name, count in report.blobs.items()) or "none"
-    typer.echo(f"restored {len(report.tenants):,} catalogs and all keys into {settings.data}; blobs: {outcomes}")
+    typer.echo(f"restored {_catalogs(report.tenants)} and all keys into {settings.data}; blobs: {outcomes}")
     if report.untouched:
         typer.echo(f"left alone, for the backup does not know them: {', '.join(report.untouched)}", err=True)
+
+
+def _catalogs(tenants: Sized) -> str:
+    return "1 catalog" if len(tenants) == 1 else f"{len(tenants):,} catalogs"

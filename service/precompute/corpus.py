@@ -14,7 +14,10 @@ from service.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class CorpusFile:
-    """`name` tells it from the others, wherever the corpus lies: its path from the folder that was named, with that."""
+    """`name` tells it from the others: its path from the folder that was named, with that, wherever the corpus lies.
+
+    A file that was named itself has its path from the present folder.
+    """
 
     path: Path
     name: str
@@ -39,9 +42,11 @@ def files(given: Sequence[str]) -> Iterator[CorpusFile | Problem]:
                 yield from refusal.problems
                 continue
             name = _name(path, root)
-            if name in seen and seen[name] != path:
+            if seen.get(name) == _absolute(path):
+                continue
+            if name in seen:
                 raise Invalid(f"{seen[name]} and {path} would both be {name!r}: name a folder that holds both")
-            seen[name] = path
+            seen[name] = _absolute(path)
             try:
                 found = path.stat()
             except OSError as error:
@@ -81,7 +86,9 @@ def _matching(pattern: Path) -> Iterator[Path]:
 
 def _name(path: Path, root: Path) -> str:
     """Text in any case, with slashes on every system."""
-    below = _absolute(path).relative_to(_absolute(root).parent)
+    whole, here = _absolute(path), Path.cwd()
+    above = here if path == root and whole.is_relative_to(here) else _absolute(root).parent
+    below = whole.relative_to(above)
     return below.as_posix().encode("utf-8", "replace").decode()
 
 

@@ -14,6 +14,8 @@ import pytest
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filters import EVERYTHING
 from service.demo import PASSAGES, QUESTIONS
+from service.errors import Invalid
+from service.precompute.corpus import CorpusFile, files
 from store.url import open_store
 from tests.service.serving import KVWEAVE, Json, Service, ask, good
 
@@ -150,3 +152,18 @@ def test_a_forecast_says_what_the_run_then_does_and_stores_nothing(tmp_path: Pat
     assert told["month_cost"] == pytest.approx(told["nbytes"] / 1e6)
     again = place.run(str(root), "--dry-run")
     assert (again["tokens"], again["present"], again["unchanged"]) == (0, done["chunks"], done["files"])
+
+
+def test_files_of_one_name_are_told_apart_by_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder / "sub").mkdir(parents=True)
+        (tmp_path / folder / "sub" / "a.txt").write_text(folder)
+    monkeypatch.chdir(tmp_path)
+
+    def names(*given: str) -> list[str]:
+        return [each.name for each in files(given) if isinstance(each, CorpusFile)]
+
+    assert names("one/sub/a.txt", "two/*/a.txt", "./two") == ["one/sub/a.txt", "two/sub/a.txt"]
+    assert names(str(tmp_path / "one")) == ["one/sub/a.txt"]
+    with pytest.raises(Invalid, match="would both be"):
+        names("one/sub", "two/sub")

@@ -88,11 +88,11 @@ def test_documents_and_caches_go_into_a_file_and_come_back(data: Path, tmp_path:
         store.put(blob_of("acme", "a"))
     report = json.loads(run("backup", file, "--blobs", "--json"))
     assert (report["tenants"], report["blobs"], report["nbytes"]) == (["acme"], 1, file.stat().st_size)
-    assert "1 catalogs, 0 blobs" in run("backup", tmp_path / "bare")
+    assert "1 catalog, 0 blobs" in run("backup", tmp_path / "bare")
     put(data, "acme", "later")
     put(data, "beta", "later")
     result = CliRunner().invoke(app, ["restore", str(file), "--force"], catch_exceptions=False)
-    assert "restored 1 catalogs" in result.stdout and "blobs: 1 present" in result.stdout
+    assert "restored 1 catalog " in result.stdout and "blobs: 1 present" in result.stdout
     assert "left alone, for the backup does not know them: beta" in result.stderr
     assert told(data)["acme"] == before["acme"]
     assert json.loads(run("restore", tmp_path / "bare", "--force", "--json"))["blobs"] == {}
