@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -28,11 +28,10 @@ from service.pipeline.answer import Parts, Pipeline, Steering
 from service.pipeline.ask import Blending
 from service.press import Press
 from service.settings import Settings, SettingsError
-from service.shelf import Shelf
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
-from service.tenants import TENANTS, Tenant, Tenants
+from service.tenants import TENANTS, Tenant, Tenants, tenant_over
 from service.trust import trusted_press
 from store.base import BlobStore
 from store.errors import StoreError
@@ -174,8 +173,12 @@ class Core:
         settings = self.settings
         self._stack.callback(loaded.press.engine.close)
         press = trusted_press(loaded.press, settings.data / TENANTS, library=loaded.library, store=self.store)
-        loaded = replace(loaded, press=press)
-        tenants = Tenants(settings.data, lambda name, folder: self._tenant(name, folder, loaded=loaded))
+        tenants = Tenants(
+            settings.data,
+            lambda name, folder: tenant_over(
+                name, loaded.library(folder), store=self.store, press=press, control=self.control
+            ),
+        )
         self._stack.callback(tenants.close)
         tools = Tools(press, self.store, self.metrics, settings.chunk_tokens)
         ingest = Ingest(tools, tenants, control=self.control)
@@ -201,11 +204,6 @@ class Core:
         ingest.start()
         log.info("ready", extra=fields(model=self.model_name, window=press.window, codec=press.codec))
         self._compare(press)
-
-    def _tenant(self, name: str, folder: Path, *, loaded: Loaded) -> Tenant:
-        library = loaded.library(folder)
-        shelf = Shelf(name, library.catalog, store=self.store, press=loaded.press, control=self.control)
-        return Tenant(name, library, shelf=shelf, store=self.store)
 
     def _steering(self) -> Steering:
         switch = self.control.switch()

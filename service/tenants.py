@@ -9,6 +9,8 @@ from threading import Lock
 
 from retriever.catalog.base import Catalog, Removal
 from retriever.library import Library
+from service.access.control import Control
+from service.press import Press
 from service.shelf import Shelf
 from service.telemetry.logs import fields
 from store.base import BlobStore
@@ -91,6 +93,12 @@ class Tenant:
                 log.warning("caches of deleted chunks could not be removed yet", extra=fields(reason=str(error)))
                 return False
         return True
+
+
+def tenant_over(name: str, library: Library, *, store: BlobStore, press: Press, control: Control) -> Tenant:
+    """A tenant whose chunks this model computes."""
+    shelf = Shelf(name, library.catalog, store=store, press=press, control=control)
+    return Tenant(name, library, shelf=shelf, store=store)
 
 
 class Tenants:

@@ -23,8 +23,7 @@ from service.precompute.corpus import CorpusFile, files
 from service.precompute.forecast import Forecast, forecast
 from service.precompute.work import Bench, Precompute, Tally
 from service.settings import Settings, load_settings
-from service.shelf import Shelf
-from service.tenants import TENANTS, Tenant
+from service.tenants import TENANTS, tenant_over
 from service.trust import trusted_press
 
 LINE_S = 5.0  # between two lines where there is no terminal
@@ -94,8 +93,8 @@ def _bench(settings: Settings, name: str, *, collection: str, rules: CollectionR
         press = trusted_press(loaded.press, settings.data / TENANTS, library=loaded.library, store=store)
         library = loaded.library(folder)
         stack.callback(library.catalog.close)
-        shelf = Shelf(name, library.catalog, store=store, press=press, control=control)
-        yield Bench(Tenant(name, library, shelf=shelf, store=store), press, store, collection, rules)
+        tenant = tenant_over(name, library, store=store, press=press, control=control)
+        yield Bench(tenant, press, store, collection, rules)
         library.maintain()
 
 

@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from blend.sampling import Sampling
 from blend.template import Option
 from retriever.documents import Json
 from retriever.search import Mode
 from service.access.identity import Principal
-
-Speaker = Literal["system", "user", "assistant", "developer"]
 
 
 @dataclass(frozen=True, slots=True)
