@@ -26,8 +26,9 @@ from blend.attention import kernels
 from blend.capture import VERSION
 from blend.checks import TOKENS, disagreement, refuse_moving_angles, refuse_structure
 from blend.decoder import Decoder
+from blend.digests import architecture_digest, rope_digest, stored_digest, weights_digest
 from blend.errors import TokenizerError, UnsupportedModel
-from blend.fingerprint import Fingerprint, architecture_digest, rope_digest, stored_digest, weights_digest
+from blend.fingerprint import Fingerprint
 from blend.gate import find_layers, install, text_config
 from blend.tokens import Tokenizer
 from blend.unpack import DTYPES

@@ -19,6 +19,7 @@ from retriever.library import Library
 from service.access.control import Control
 from service.access.identity import Principal
 from service.access.lock import hold
+from service.access.moving import ADMIN_KEY
 from service.access.rates import Rates
 from service.errors import Unavailable
 from service.grammar import Grammars
@@ -39,7 +40,6 @@ from store.key import Scope
 
 log = logging.getLogger(__name__)
 
-ADMIN_KEY = "admin.key"
 LOOKED_AT = 10_000  # blobs of a tenant, to find out whether any is of this model
 
 _START_ERRORS = (BlendError, RetrieverError, SettingsError, StoreError, OSError)

@@ -25,8 +25,8 @@ def _home() -> Path:
     return Path.home() / ".local/share/kvweave"
 
 
-def _default_store() -> str:
-    return f"lmdb://{_home()}/store"
+def _default_store(settings: dict[str, object]) -> str:
+    return f"lmdb://{Path(str(settings['data'])).absolute()}/store"
 
 
 def _policy(name: str) -> str:
@@ -47,6 +47,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
+    data: Path = Field(description="folder of catalogs, keys and indexes", default_factory=_home)
     store: Annotated[str, Field(description="URL of the store", default_factory=_default_store)]
     host: Annotated[str, Field(description="address that the service binds", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(description="port that the service binds", ge=0, le=65535)] = 8000
@@ -59,7 +60,6 @@ class Settings(BaseSettings):
         "q4"
     )
     share: Annotated[float, Field(description="the share of requests that reuse; the others read all", ge=0, le=1)] = 1
-    data: Path = Field(description="folder of catalogs, keys and indexes", default_factory=_home)
     auth: Annotated[bool, Field(description="whether requests need a key")] = True
     embedder: Annotated[str, Field(description="folder, hub name, or URL#model of the embedder")] = ""
     embedder_key: Annotated[SecretStr, Field(description="key of a remote embedder")] = SecretStr("")

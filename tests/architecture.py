@@ -18,6 +18,7 @@ PRODUCT = ("store", "retriever", "blend", "service", "clients")
 
 DYNAMIC_IMPORTS = ("__import__", "import_module", "importlib.import_module")
 
+DEFERRING = ("service.composition", "service.commands")  # optional extras; help and completion without torch
 FILE_LINES, FUNCTION_LINES = 400, 50
 PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
@@ -79,7 +80,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "service/commands/asking.py:ask": "typer makes an option of every parameter",
         "service/commands/asking.py:search": "typer makes an option of every parameter",
         "service/commands/precompute.py:precompute": "typer makes an option of every parameter",
-        "service/evaluate/command.py:evaluate": "typer makes an option of every parameter",
+        "service/commands/evaluate.py:evaluate": "typer makes an option of every parameter",
         "service/settings.py:Settings.settings_customise_sources": "pydantic-settings decides",
     },
 }
@@ -251,7 +252,7 @@ def environment_readers(source: Source) -> Iterator[Finding]:
 
 def deferred_imports(source: Source) -> Iterator[Finding]:
     for found in source.imports():
-        if found.where == "deferred" and source.module != "service.composition":
+        if found.where == "deferred" and not within(source.module, DEFERRING):
             yield found.line, f"imports {found.target} below the top of the file"
 
 

@@ -83,6 +83,7 @@ OBEYED = [
     ("unfinished_work", "store/a.py", "x = '# " + "TODO'  # done"),
     ("environment_readers", "service/settings.py", "import os\nx = os.environ"),
     ("deferred_imports", "service/composition.py", "def f(): import json"),
+    ("deferred_imports", "service/commands/a.py", "def f(): import json"),
     ("deferred_imports", "store/a.py", "if TYPE_CHECKING:\n  import json"),
     ("long_signatures", "store/a.py", "class A:\n  def f(self, a, b, *, c, d, e): pass"),
     ("long_signatures", "service/cli.py", "@app.command()\ndef ask(a, *, b, c, d, e, f, g): pass"),

@@ -9,8 +9,8 @@ import pytest
 import typer
 from pydantic import BaseModel
 
+from service.application import application
 from service.cli import app as cli
-from service.commands.serve import application
 from service.composition import compose_core
 from service.settings import CONFIG, Settings, load_settings
 from store.record import PackedRecord

@@ -11,7 +11,7 @@ from shutil import rmtree
 from service.access.private import private_folder, sync_folder
 
 RESTORING = "restoring"
-CONTROL, CATALOG, TENANTS = "control.sqlite", "catalog.sqlite", "tenants"
+CONTROL, CATALOG, TENANTS, ADMIN_KEY = "control.sqlite", "catalog.sqlite", "tenants", "admin.key"
 
 _LOGS = ("-wal", "-shm", "-journal")
 

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from service.core import ADMIN_KEY
+from service.access.moving import ADMIN_KEY
 from service.errors import ServiceError, Unauthorized, Unavailable
 from service.settings import Settings, load_settings
 

@@ -9,9 +9,6 @@ from typing import Annotated
 
 import typer
 
-from service.access.backup import back_up
-from service.access.restore import restore as put_back
-from service.composition import compose_store
 from service.settings import load_settings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
@@ -28,6 +25,9 @@ def backup(
 
     Example: kvweave backup /var/backups/kvweave.tar.zst
     """
+    from service.access.backup import back_up
+    from service.composition import compose_store
+
     settings = load_settings()
     with ExitStack() as stack:
         store = stack.enter_context(compose_store(settings)) if blobs else None
@@ -49,6 +49,9 @@ def restore(
 
     Example: kvweave restore /var/backups/kvweave.tar.zst --force
     """
+    from service.access.restore import restore as put_back
+    from service.composition import compose_store
+
     settings = load_settings()
     report = put_back(file, settings.data, force=force, open_store=lambda: compose_store(settings))
     if as_json:

@@ -1,30 +1,25 @@
 """The command `kvweave precompute`: options in; a bar, lines or JSON events out. Works on nothing itself."""
 
-import fcntl
 import json
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from service.access.control import Control
-from service.access.errors import AccessError
 from service.access.identity import DEFAULT_TENANT
-from service.access.private import private_file, private_folder
 from service.access.spelling import check_tenant
-from service.composition import compose_loaded, compose_store
 from service.ingest.rules import CollectionRules
 from service.precompute.corpus import CorpusFile, files
-from service.precompute.forecast import Forecast, forecast
-from service.precompute.work import Bench, Precompute, Tally
-from service.settings import Settings, load_settings
-from service.tenants import TENANTS, tenant_over
-from service.trust import trusted_press
+from service.precompute.tally import Tally
+from service.settings import load_settings
+
+if TYPE_CHECKING:
+    from service.precompute.forecast import Forecast
 
 LINE_S = 5.0  # between two lines where there is no terminal
 
@@ -53,12 +48,16 @@ def precompute(
 
     Example: kvweave precompute ./handbook 'notes/*.md' --collection handbook --prune
     """
+    from service.precompute.forecast import forecast
+    from service.precompute.opened import opened
+    from service.precompute.work import Precompute
+
     settings = load_settings()
     check_tenant(tenant)
     found = list(files(paths))
     start = time.perf_counter()
     rules = CollectionRules(chunk_tokens or settings.chunk_tokens)
-    with _bench(settings, tenant, collection=collection, rules=rules) as bench:
+    with opened(settings, tenant, collection=collection, rules=rules) as bench:
         work = Precompute(bench)
         if dry_run:
             _foretell(forecast(work, found, price_per_tb=price_per_tb), as_json=as_json)
@@ -69,33 +68,6 @@ def precompute(
             work.prune(each.name for each in found if isinstance(each, CorpusFile))
     _show(tally, seconds=time.perf_counter() - start, as_json=as_json)
     raise typer.Exit(1 if tally.problems else 0)
-
-
-@contextmanager
-def _bench(settings: Settings, name: str, *, collection: str, rules: CollectionRules) -> Generator[Bench]:
-    """All that a run needs. A service may run on the same folder; a second run on the same tenant may not."""
-    with ExitStack() as stack:
-        folder = settings.data / TENANTS / name
-        private_folder(settings.data)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = folder / "precompute.lock"
-        private_file(lock)
-        held = stack.enter_context(lock.open("rb"))
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AccessError(f"another precompute works for tenant {name!r}: wait for its end") from None
-        control = Control(settings.data / "control.sqlite")
-        stack.callback(control.close)
-        store = stack.enter_context(compose_store(settings))
-        loaded = compose_loaded(settings)
-        stack.callback(loaded.press.engine.close)
-        press = trusted_press(loaded.press, settings.data / TENANTS, library=loaded.library, store=store)
-        library = loaded.library(folder)
-        stack.callback(library.catalog.close)
-        tenant = tenant_over(name, library, store=store, press=press, control=control)
-        yield Bench(tenant, press, store, collection, rules)
-        library.maintain()
 
 
 @contextmanager
@@ -120,7 +92,7 @@ def _progress(total: int, *, as_json: bool) -> Generator[Callable[[Tally], None]
         yield lambda tally: bar.update(task, completed=tally.files, description=_short(tally))
 
 
-def _foretell(told: Forecast, *, as_json: bool) -> None:
+def _foretell(told: "Forecast", *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"event": "forecast", **asdict(told)}))
         return

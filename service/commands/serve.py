@@ -2,23 +2,15 @@
 
 import signal
 import threading
-from collections.abc import Callable
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import uvicorn
-from fastapi import FastAPI, Request
-from starlette.types import ASGIApp
 
-from service.api.app import Extension, create_app
-from service.api.state import core_of
-from service.composition import compose_core
-from service.core import Core
-from service.openai.errors import as_openai
-from service.openai.routes import PREFIXES, router
 from service.settings import Settings, SettingsError, load_settings
-from service.telemetry.logs import setup
-from service.telemetry.middleware import TelemetryMiddleware
+
+if TYPE_CHECKING:
+    from service.core import Core
 
 DRAIN_S = 30  # for requests that run when the service is told to stop
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -44,6 +36,9 @@ def serve(
             f"host (KVWEAVE_HOST): without keys the service binds to loopback only, not to {settings.host}: "
             "switch KVWEAVE_AUTH on, or bind 127.0.0.1"
         )
+    from service.composition import compose_core
+    from service.telemetry.logs import setup
+
     setup(settings.log_level, settings.log_style)
     core = compose_core(settings)
     server = uvicorn.Server(_config(core, settings))
@@ -57,21 +52,9 @@ def serve(
         raise SettingsError(core.not_ready() or "the service did not start")
 
 
-def application(make: Callable[[], Core]) -> FastAPI:
-    """All interfaces over a core that is made when the application starts, and closed when it ends."""
+def _config(core: "Core", settings: Settings) -> uvicorn.Config:
+    from service.application import observed
 
-    def of(request: Request) -> Core:
-        return core_of(cast(FastAPI, request.app))
-
-    return create_app(make, extensions=[Extension(router(of), dict.fromkeys(PREFIXES, as_openai))])
-
-
-def observed(core: Core) -> ASGIApp:
-    """The application with its lines, measures and traces around it."""
-    return TelemetryMiddleware(application(lambda: core), metrics=core.metrics, tracer=core.tracer)
-
-
-def _config(core: Core, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         observed(core),
         host=settings.host,
@@ -88,6 +71,6 @@ def _stop(server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-def _stop_when_failed(core: Core, server: uvicorn.Server) -> None:
+def _stop_when_failed(core: "Core", server: uvicorn.Server) -> None:
     core.failed.wait()
     _stop(server)

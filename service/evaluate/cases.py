@@ -7,12 +7,12 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
+from service.errors import ServiceError
 from service.prompts import Titled
 from service.world.scene import Scene, Shape, draw
 
 Json = dict[str, object]
 
-MULTIHOP = "multihop"
 KINDS = ("topic", "role", "code")
 LEVELS = {
     1: Shape((3, 4), (1, 3), (2, 2), KINDS, values=0.3),
@@ -23,7 +23,7 @@ TEXTS = ("text", "content", "paragraph_text", "passage")
 LISTS = ("ctxs", "passages", "paragraphs", "contexts", "context", "documents")
 
 
-class SuiteError(ValueError):
+class SuiteError(ServiceError, ValueError):
     """A suite that cannot be used; the message names the place and what is wanted there."""
 
 

@@ -14,6 +14,7 @@ from service.ingest.capturing import Capturing, Item, Purpose
 from service.ingest.drafts import cut_draft
 from service.ingest.rules import CollectionRules
 from service.precompute.corpus import CorpusFile, Read, read_in
+from service.precompute.tally import Tally
 from service.press import Ids, Press
 from service.shelf import Behind
 from service.tenants import Tenant
@@ -22,26 +23,6 @@ from store.key import Scope
 
 GROUP_TOKENS = 16_384  # that are computed between two transactions
 GROUP_FILES = 256
-
-
-@dataclass(slots=True)
-class Tally:
-    """How far it came. `stored` chunks were computed now, `present` ones were there; bytes are those of new blobs."""
-
-    files: int = 0
-    unchanged: int = 0
-    documents: int = 0
-    removed: int = 0
-    chunks: int = 0
-    present: int = 0
-    stored: int = 0
-    over_budget: int = 0
-    unsupported: int = 0
-    tokens: int = 0
-    nbytes: int = 0
-    raw_bytes: int = 0
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    problems: list[Problem] = field(default_factory=list[Problem])
 
 
 @dataclass(frozen=True, slots=True)

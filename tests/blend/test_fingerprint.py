@@ -13,9 +13,10 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import Gemma3TextConfig, LlamaConfig
 
-from blend import fingerprint
+from blend import digests
+from blend.digests import rope_digest, stored_digest, weights_digest
 from blend.errors import UnsupportedModel
-from blend.fingerprint import Fingerprint, prefix_digest, rope_digest, stored_digest, weights_digest
+from blend.fingerprint import Fingerprint, prefix_digest
 from tests.blend.families import FAMILIES, build
 
 SAMPLE = Fingerprint("w", "a", "t", "r", "bfloat16", "p", "1")
@@ -105,14 +106,14 @@ def test_how_a_tensor_lies_in_memory_does_not_count(monkeypatch: pytest.MonkeyPa
     turned = wide.transpose(0, 2).contiguous().transpose(0, 2)
     whole = weights_digest(Holder(a=wide))
     assert weights_digest(Holder(a=turned)) == whole
-    monkeypatch.setattr(fingerprint, "_PIECE_BYTES", 6)
+    monkeypatch.setattr(digests, "_PIECE_BYTES", 6)
     assert weights_digest(Holder(a=wide)) == weights_digest(Holder(a=turned)) == whole
 
 
 def test_tied_weights_are_read_once_and_count_as_equal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, moved = torch.randn(8), list[int]()
-    pieces: Callable[[torch.Tensor], object] = fingerprint._pieces
-    monkeypatch.setattr(fingerprint, "_pieces", lambda tensor: moved.append(1) or pieces(tensor))
+    pieces: Callable[[torch.Tensor], object] = digests._pieces
+    monkeypatch.setattr(digests, "_pieces", lambda tensor: moved.append(1) or pieces(tensor))
     tied = weights_digest(Holder(a=weight, b=weight))
     assert len(moved) == 1
     assert tied == weights_digest(Holder(a=weight, b=weight.clone()))

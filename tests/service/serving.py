@@ -22,8 +22,9 @@ import pytest
 import uvicorn
 
 from service import composition
-from service.commands.serve import observed
-from service.core import ADMIN_KEY, Core
+from service.access.moving import ADMIN_KEY
+from service.application import observed
+from service.core import Core
 from service.settings import PREFIX, Settings
 from store.base import BlobStore
 

@@ -1,6 +1,7 @@
 """The command line over a real store in a folder of its own."""
 
 import json
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -79,3 +80,10 @@ def test_an_expected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     error = capsys.readouterr().err
     assert error.startswith("kvweave: 'nfs://here' names no store")
     assert error.count("\n") == 1
+
+
+def test_help_and_completion_load_no_model_library_and_no_server() -> None:
+    heavy = "torch", "transformers", "faiss", "fastapi", "lmdb", "obstore"
+    script = f"import sys, service.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from blend import local
-from service.commands.serve import observed
+from service.application import observed
 from service.pipeline import answer
 from service.telemetry.middleware import TelemetryMiddleware
 from tests.service import serving

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from service.composition import compose_model
-from service.evaluate.cases import MULTIHOP, Case, multihop, read_cases
-from service.evaluate.choice import Choice, choose, save
-from service.evaluate.corpus import corpus_cases
-from service.evaluate.grid import FIXED, Result, Row, different, grid, run
-from service.evaluate.page import page
+from service.evaluate import MULTIHOP
 from service.evaluate.point import point_file
 from service.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from service.evaluate.cases import Case
+    from service.evaluate.choice import Choice
+    from service.evaluate.grid import Result, Row
 
 COLUMNS = (
     *("policy", "ratio", "codec", "exact", "one", "two", "F1", "agrees"),
@@ -79,6 +79,11 @@ def evaluate(
 
     Example: kvweave eval --suite questions.jsonl --policies full,hybrid --ratios 0.1,0.2 --codecs q4
     """
+    from service.composition import compose_model
+    from service.evaluate.choice import choose, save
+    from service.evaluate.grid import grid, run
+    from service.evaluate.page import page
+
     points = grid(_listed(policies), [_number(each) for each in _listed(ratios)], codecs=_listed(codecs))
     cases = _cases(suite, corpus, seed=seed, size=n, level=difficulty)
     settings = load_settings()
@@ -101,7 +106,10 @@ def evaluate(
         _show(result, choice)
 
 
-def _cases(suite: str, corpus: Path | None, *, seed: int, size: int, level: int) -> list[Case]:
+def _cases(suite: str, corpus: Path | None, *, seed: int, size: int, level: int) -> "list[Case]":
+    from service.evaluate.cases import multihop, read_cases
+    from service.evaluate.corpus import corpus_cases
+
     if suite == MULTIHOP and corpus is None:
         return multihop(seed=seed, size=size, level=level)
     if corpus is None:
@@ -123,7 +131,7 @@ def _number(text: str) -> float:
         raise typer.BadParameter(f"a ratio is a number in [0, 1], got {text!r}") from None
 
 
-def _facts(settings: Settings, *, suite: str, seed: int, result: Result, choice: Choice) -> dict[str, str]:
+def _facts(settings: Settings, *, suite: str, seed: int, result: "Result", choice: "Choice") -> dict[str, str]:
     drawn = {"seed": str(seed)} if suite == MULTIHOP else {}
     return {
         "model": settings.model,
@@ -147,7 +155,9 @@ def _progress(total: int) -> Generator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def _show(result: Result, choice: Choice) -> None:
+def _show(result: "Result", choice: "Choice") -> None:
+    from service.evaluate.grid import different
+
     caption = "exact match: of all, of one-chunk and of two-chunk questions, in percent; KL in nats a token"
     table = Table(*COLUMNS, box=SIMPLE_HEAD, caption=caption, pad_edge=False, collapse_padding=True)
     for row in different(result.rows):
@@ -160,8 +170,9 @@ def _show(result: Result, choice: Choice) -> None:
     typer.echo(choice.sentence)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: "Row") -> tuple[str, ...]:
     """Cells of the table; what a policy does not look at stays empty."""
+    from service.evaluate.grid import FIXED
 
     def share(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.1f}"
