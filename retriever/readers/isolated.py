@@ -1,16 +1,18 @@
-"""Has a parser that may hang, crash or swell do its work in a child process. Knows what it may use, and no format.
+"""Has a parser that may hang, crash or swell do its work in another process. Knows what it may use, and no format.
 
-A child is a module run with `-m` that calls `child.serve`. It gets the content on its standard input, and says what it
-found in one JSON message. One that dies or does not finish is an `Unreadable` that names the limit.
+A parser is a module run with `-m` that calls `child.serve`. Each content has a process of its own, forked from one that
+has the parser loaded, and what it found comes in one JSON message. One that dies or does not finish is an `Unreadable`
+that names the limit.
 """
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 
+from retriever.readers import keepers
+from retriever.readers.child import Request
 from retriever.readers.reading import MAX_BYTES, Unreadable, megabytes
 
 MEMORY_BYTES = 2 << 30  # of address space
@@ -19,12 +21,12 @@ WALL_S = 300.0
 
 INSTALL = "pip install 'kvweave[readers]'"
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
+_ROOT = Path(__file__).resolve().parent.parent.parent  # where this package is found, installed or not
 _MAX_SAID = 200  # characters of a parser's last words
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True):
-    """What a child found. `pages`: the texts, one for a format without pages; `problems`: sentences."""
+    """What a parser found. `pages`: the texts, one for a format without pages; `problems`: sentences."""
 
     pages: list[str]
     problems: list[str]
@@ -34,28 +36,18 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True):
 
 def ask(parser: str, content: bytes) -> Answer:
     """What the module `parser` makes of the content."""
-    limits = (str(MEMORY_BYTES), str(CPU_S), str(MAX_BYTES))
+    request = Request(len(content), MEMORY_BYTES, CPU_S, MAX_BYTES)
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-m", parser, *limits],
-            cwd=_ROOT,  # where this package is found, installed or not
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        with keepers.lent(parser, _ROOT) as keeper:
+            return msgspec.json.decode(keeper.answer(request, content, within_s=WALL_S), type=Answer)
+    except keepers.Ended as ended:
+        if ended.is_stale:  # an idle keeper ended just before
+            return ask(parser, content)
+        raise Unreadable(_why(ended.code, ended.complaint)) from None
     except OSError as error:
         raise Unreadable(f"no process could be started for its parser ({error}): try again") from error
-    with child:
-        try:
-            said, complaint = child.communicate(content, timeout=WALL_S)
-        except subprocess.TimeoutExpired:
-            raise Unreadable(f"its parser did not finish within {WALL_S:g} s: save it anew, or split it") from None
-        finally:
-            child.kill()
-    if child.returncode:
-        raise Unreadable(_why(child.returncode, complaint))
-    try:
-        return msgspec.json.decode(said, type=Answer)
+    except subprocess.TimeoutExpired:
+        raise Unreadable(f"its parser did not finish within {WALL_S:g} s: save it anew, or split it") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Unreadable(f"its parser said what nobody understands ({error}): save it anew") from None
 

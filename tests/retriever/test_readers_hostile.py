@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever.readers import isolated, jsonl, parse_pdf
+from retriever.readers import isolated, jsonl, keepers, parse_pdf
 from retriever.readers.files import read
 from retriever.readers.reading import Reading
 from tests.retriever.test_readers import LINES, PAGE, encrypted, pdf
@@ -117,6 +117,7 @@ def reason(name: str, content: bytes) -> str:
 
 
 def peak_of_children() -> int:
+    keepers.close()  # it counts those that were waited for, and what these have waited for
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
 
 
