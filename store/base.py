@@ -186,6 +186,10 @@ class BlobStore(ABC):
     def put(self, blob: Blob) -> Put:
         """Store a blob unless its key is there. A precomputed blob makes the one that is there precomputed."""
 
+    def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
+        """`put` of each, together where the medium gains by it. Where it raises, any of them may be stored."""
+        return [self.put(blob) for blob in blobs]
+
     @abstractmethod
     def replace(self, blob: Blob) -> Put:
         """Store a blob whatever is there. It stays precomputed, and pinned, if what was there is."""

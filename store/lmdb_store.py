@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from store.reader import Fetch
 
 T = TypeVar("T")
 
+_TOGETHER_BYTES = 16 << 20  # of blobs that one transaction takes
 _BATCH = 64  # blobs that one deleting transaction takes, so that no writer waits long
 _ATTEMPTS = 24
 _WORKING_BYTES = 16 * PAGE_BYTES  # about what a transaction copies of the trees
@@ -94,6 +95,19 @@ class LmdbStore(BlobStore):
 
     def put(self, blob: Blob) -> Put:
         return self._store(blob, keep=True)
+
+    def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
+        """A commit, and so a sync of the disk, for several of them."""
+        return [put for together in _together(blobs) for put in self._put_together(together)]
+
+    def _put_together(self, blobs: Sequence[Blob]) -> list[Put]:
+        def store(txn: lmdb.Transaction) -> list[Put | list[str]]:
+            return [self._store_in(txn, blob=blob, keep=True, more=0, at_once=True) for blob in blobs]
+
+        try:
+            return [put for put in self._run(store) if isinstance(put, Put)]
+        except (MapFull, StoreFull):  # one by one there may be room
+            return [self.put(blob) for blob in blobs]
 
     def replace(self, blob: Blob) -> Put:
         return self._store(blob, keep=False)
@@ -325,6 +339,19 @@ class LmdbStore(BlobStore):
         if not self._closed:
             self._closed = True
             self.environment.release()
+
+
+def _together(blobs: Iterable[Blob]) -> Iterator[list[Blob]]:
+    together: list[Blob] = []
+    nbytes = 0
+    for blob in blobs:
+        together.append(blob)
+        nbytes += blob.nbytes
+        if nbytes >= _TOGETHER_BYTES:
+            yield together
+            together, nbytes = [], 0
+    if together:
+        yield together
 
 
 def _parse(raw: bytes) -> CacheKey | None:

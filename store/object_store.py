@@ -9,7 +9,7 @@ tables/<tenant>/<id>   a fitted table
 quarantine/<key>       a blob that did not verify
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
@@ -25,6 +25,7 @@ from store.object_ranges import FIRST, ObjectBlob
 
 _SKEW_S = 5.0  # a listing shows whole seconds, and the clocks of a server's nodes differ
 _THREADS = 16
+_PUTTING = 16  # blobs at once: each waits for several answers
 _HEAD = range(1 << 16)  # nearly every head
 _BATCH = 1000  # what one request deletes
 _EPOCH_DIGITS = 20
@@ -41,6 +42,7 @@ class ObjectBlobStore(BlobStore):
         self._budget = budget or Budget()
         self._ledger = ListedLedger(client, self._budget)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="object")
+        self._putting = ThreadPoolExecutor(_PUTTING, thread_name_prefix="object-put")  # puts read heads with the other
 
     def _find(self, key: CacheKey) -> ObjectBlob | None:
         path = f"blobs/{key.text}"
@@ -67,6 +69,9 @@ class ObjectBlobStore(BlobStore):
         if terms.precomputed:
             self._keep(blob)
         return Put.PRESENT
+
+    def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
+        return list(self._putting.map(self.put, blobs))
 
     def replace(self, blob: Blob) -> Put:
         if self._killers(blob):
@@ -312,6 +317,7 @@ class ObjectBlobStore(BlobStore):
 
     def close(self) -> None:
         super().close()
+        self._putting.shutdown()
         self._pool.shutdown()
 
 

@@ -199,6 +199,9 @@ class TieredStore(BlobStore):
     def put(self, blob: Blob) -> Put:
         return self.lowest.put(blob)
 
+    def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
+        return self.lowest.put_all(blobs)
+
     def replace(self, blob: Blob) -> Put:
         with self._taking(lambda key, _: key == blob.head.key):
             outcome = self.lowest.replace(blob)

@@ -12,7 +12,6 @@ look for them; `access_key` and `secret_key` in the URL are for test servers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,22 +31,12 @@ from store.lmdb_store import LmdbStore
 from store.memory import MemoryStore
 from store.object_client import ObjectClient
 from store.object_store import ObjectBlobStore
+from store.size import parse_size
 from store.tiered import TieredStore
 
 if TYPE_CHECKING:  # these are types alone, the library has no such names when it runs
     from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config
 
-_UNITS = {
-    "": 1,
-    "k": 1000,
-    "m": 1000**2,
-    "g": 1000**3,
-    "t": 1000**4,
-    "ki": 1 << 10,
-    "mi": 1 << 20,
-    "gi": 1 << 30,
-    "ti": 1 << 40,
-}
 _BUDGETS = frozenset({"budget", "tenant_budget"})
 _REMOTE = _BUDGETS | {"timeout"}
 _S3 = _REMOTE | {"endpoint", "region", "access_key", "secret_key", "session_token", "virtual_hosted"}
@@ -98,15 +87,6 @@ def open_store(url: str) -> BlobStore:
         undo.pop_all()
     near = isinstance(opened[-1], LmdbStore | MemoryStore)
     return TieredStore(opened, sync_s=0.0 if near else _SYNC_S)
-
-
-def parse_size(text: str, what: str) -> int:
-    """Bytes of `4096`, `200GB`, `1.5GiB`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip(), re.IGNORECASE)
-    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
-    if size < 1:
-        raise UrlError(f"{what} must be a size such as 4096, 500MB or 20GiB, got {text!r}")
-    return size
 
 
 def _open_tier(text: str, *, lowest: bool) -> BlobStore:

@@ -1,14 +1,18 @@
 """Chunks to blobs in a store: computed in batches, one computed while the one before is packed. Knows no documents."""
 
+import os
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from typing import Protocol
 
 from service.press import Ids, Press
-from store.base import BlobStore, Put
-from store.blob import Terms
+from store.base import Put
+from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.errors import RecordError
 from store.key import CacheKey
@@ -16,6 +20,24 @@ from store.record import Record
 
 BATCH_TOKENS = 4096
 BATCH_CHUNKS = 64
+PACKERS = min(8, os.cpu_count() or 1)
+ROUNDS = 3  # of a chunk that an older delete of the same text swept away while it was computed
+
+
+class Sink(Protocol):
+    """What of a store it takes to keep blobs."""
+
+    def epoch(self, tenant: str) -> int:
+        """See `BlobStore`."""
+        ...
+
+    def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
+        """See `BlobStore`."""
+        ...
+
+    def replace(self, blob: Blob) -> Put:
+        """See `BlobStore`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +57,15 @@ class Outcome:
     reason: str = ""
     nbytes: int = 0
     raw_bytes: int = 0  # of the keys and values before they were packed
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of the caller's time: waiting for the model, packing, and storing."""
+
+    compute: float = 0.0
+    pack: float = 0.0
+    store: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,53 +91,90 @@ class Capturing:
     def __init__(
         self,
         press: Press,
-        store: BlobStore,
+        store: Sink,
         *,
         purpose: Purpose,
         wanted: Callable[[Sequence[Item]], Sequence[Item]] = lambda items: items,
     ) -> None:
+        self.spent = Spent()
         self._press = press
         self._store = store
         self._purpose = purpose
         self._wanted = wanted
 
-    def run(self, prefix: Ids, items: Sequence[Item]) -> Iterator[Outcome]:
-        """As they are stored. Raises StoreError, and Busy when the engine takes no more."""
+    def run(self, prefix: Ids, items: Iterable[Item]) -> Iterator[Outcome]:
+        """As they are stored. `items` are taken as the work goes on. Raises StoreError, and Busy when the engine is.
+
+        A chunk that was swept away meanwhile is tried again.
+        """
+        with ThreadPoolExecutor(PACKERS, "kvweave-pack") as pool:
+            for _ in range(ROUNDS - 1):
+                swept: list[Item] = []
+                for outcome in self._once(prefix, items, pool=pool):
+                    if outcome.put is Put.DELETED:
+                        swept.append(outcome.item)
+                    else:
+                        yield outcome
+                items = swept
+            yield from self._once(prefix, items, pool=pool)
+
+    def _once(self, prefix: Ids, items: Iterable[Item], *, pool: ThreadPoolExecutor) -> Iterator[Outcome]:
         flights: deque[_Flight] = deque()
         for batch in batches(items):
             epoch = self._store.epoch(batch[0].key.tenant)
             if still := self._wanted(batch):
                 flights.append(self._begun(prefix, still, epoch=epoch))
             if len(flights) > 1:
-                yield from self._ended(prefix, flights.popleft())
+                yield from self._ended(prefix, flights.popleft(), pool=pool)
         while flights:
-            yield from self._ended(prefix, flights.popleft())
+            yield from self._ended(prefix, flights.popleft(), pool=pool)
 
     def _begun(self, prefix: Ids, batch: Sequence[Item], *, epoch: int) -> _Flight:
         return _Flight(epoch, batch, self._press.capture(prefix, [item.ids for item in batch]))
 
-    def _ended(self, prefix: Ids, flight: _Flight) -> Iterator[Outcome]:
+    def _ended(self, prefix: Ids, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[Outcome]:
+        start = time.perf_counter()
         error = flight.records.exception()
+        self.spent.compute += time.perf_counter() - start
         if error is None:
-            for item, record in zip(flight.batch, flight.records.result(), strict=True):
-                yield self._kept(item, record, epoch=flight.epoch)
+            yield from self._kept(flight, pool=pool)
         elif len(flight.batch) > 1:  # one of them may be at fault, or all together too large
             for item in flight.batch:
-                yield from self._ended(prefix, self._begun(prefix, [item], epoch=flight.epoch))
+                yield from self._ended(prefix, self._begun(prefix, [item], epoch=flight.epoch), pool=pool)
         else:
             yield Outcome(flight.batch[0], None, f"{type(error).__name__}: {error}")
 
-    def _kept(self, item: Item, record: Record, *, epoch: int) -> Outcome:
-        terms = Terms(epoch, precomputed=self._purpose is Purpose.JOB)
-        try:
-            blob = encode(record, item.key, terms=terms)
-        except RecordError as error:
-            return Outcome(item, None, f"{type(error).__name__}: {error}")
-        put = self._store.put if self._purpose is Purpose.JOB else self._store.replace
-        return Outcome(item, put(blob), nbytes=blob.nbytes, raw_bytes=record.nbytes)
+    def _kept(self, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[Outcome]:
+        start = time.perf_counter()
+        records = flight.records.result()
+        terms = Terms(flight.epoch, precomputed=self._purpose is Purpose.JOB)
+        packed = list(pool.map(partial(_packed, terms=terms), flight.batch, records))
+        self.spent.pack += time.perf_counter() - start
+        start = time.perf_counter()
+        blobs = [blob for blob in packed if isinstance(blob, Blob)]
+        puts = iter(self._put(blobs))
+        self.spent.store += time.perf_counter() - start
+        for item, record, blob in zip(flight.batch, records, packed, strict=True):
+            if isinstance(blob, Blob):
+                yield Outcome(item, next(puts), nbytes=blob.nbytes, raw_bytes=record.nbytes)
+            else:
+                yield Outcome(item, None, blob)
+
+    def _put(self, blobs: Sequence[Blob]) -> list[Put]:
+        if self._purpose is Purpose.JOB:
+            return self._store.put_all(blobs)
+        return [self._store.replace(blob) for blob in blobs]
 
 
-def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+def _packed(item: Item, record: Record, *, terms: Terms) -> Blob | str:
+    """A blob, or why there can be none."""
+    try:
+        return encode(record, item.key, terms=terms)
+    except RecordError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def batches(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
     """In order, each within the limits, or one chunk alone."""
     batch: list[Item] = []
     tokens = 0

@@ -22,7 +22,6 @@ from store.base import BlobStore, Put
 from store.reader import BlobReader
 
 PROGRESS_S = 0.5  # between two marks of how far an upload came
-_ROUNDS = 3
 
 log = logging.getLogger(__name__)
 
@@ -144,15 +143,12 @@ class Ingestion:
         missing = [item for item in items if not isinstance(tools.store.open(item.key), BlobReader)]
         counts = {"stored": len(items) - len(missing), "over_budget": 0, "unsupported": len(known) - len(items)}
         self._mark(counts)
-        for _ in range(_ROUNDS):
-            missing = self._captured(behind.prefix, missing, counts=counts)
+        self._capture(behind.prefix, missing, counts=counts)
         tools.store.flush()
         self._marked = 0.0
         self._mark(counts)
 
-    def _captured(self, prefix: Ids, missing: Sequence[Item], *, counts: dict[str, int]) -> Sequence[Item]:
-        """What is still missing: an older delete of the same text swept it away meanwhile."""
-        swept: list[Item] = []
+    def _capture(self, prefix: Ids, missing: Sequence[Item], *, counts: dict[str, int]) -> None:
         start = time.perf_counter()
         capturing = Capturing(self._tools.press, self._tools.store, purpose=Purpose.JOB, wanted=self._wanted)
         for outcome in capturing.run(prefix, missing):
@@ -173,14 +169,13 @@ class Ingestion:
                     self._tenant.shelf.saw(outcome.item.key)
                     counts["stored"] += 1
                 case Put.DELETED:
-                    swept.append(outcome.item)
+                    pass
                 case Put.OVER_BUDGET:
                     counts["over_budget"] = self._upload.chunks - counts["stored"] - counts["unsupported"]
-                    return ()
+                    return
             self._mark(counts)
             if self._stops():
                 raise _Ended
-        return swept
 
     def _wanted(self, batch: Sequence[Item]) -> Sequence[Item]:
         """All of it, while the upload is live: whoever ends it later makes the store drop what is computed now."""

@@ -65,13 +65,13 @@ def choose_steps(absmax: Floats, bits: int) -> Steps:
 
 def quantize(x: Floats, bits: int, *, axis: int) -> tuple[Codes, Steps]:
     """Codes (H, D, P) and steps of x (H, T, D). `axis` shares a step: 1 a channel's tokens, 2 a token's channels."""
-    absmax = np.maximum(x.max(axis=axis, keepdims=True), -x.min(axis=axis, keepdims=True))
+    absmax = np.abs(x).max(axis=axis, keepdims=True)
     steps = choose_steps(absmax, bits)
     sizes = steps.values()
     inverse = np.divide(1.0, sizes, where=sizes > 0, out=np.zeros_like(sizes))
     scaled = x * inverse
     scaled += np.float32(2 ** (bits - 1))
-    np.clip(scaled, 0, 2**bits - 1, out=scaled)
+    np.minimum(scaled, np.float32(2**bits - 1), out=scaled)  # the cut to whole numbers is one to zero
     return pack(scaled.astype(np.uint8), codes_per_byte(bits)), steps
 
 

@@ -16,7 +16,7 @@ from blend.engine import Event, Request
 from blend.local import LocalEngine
 from blend.step import Segment
 from service.core import Core
-from store.base import BlobStore
+from store.base import BlobStore, Put
 from store.blob import Blob, Buffer
 from store.errors import StoreUnavailable
 from store.key import CacheKey
@@ -64,6 +64,10 @@ class FaultyStore:
                 yield data
 
         return BlobReader(found.head, found.raw_head, fetch=fetch, source=found.source, table=found.table)
+
+    def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
+        """Through the faults of each put."""
+        return [self.put(blob) for blob in blobs]
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (any method of a store)
         found = getattr(self.inner, name)

@@ -78,11 +78,11 @@ IN_JOBS = {
     "before it begins": Place("store", "epoch"),
     "as it begins": Place("store", "epoch", "behind"),
     "before it is computed": Place("engine", "capture"),
-    "before it is written": Place("store", "put"),
-    "when it is written": Place("store", "put", "behind"),
+    "before it is written": Place("store", "put_all"),
+    "when it is written": Place("store", "put_all", "behind"),
 }
 BETWEEN = {"as it begins": IN_JOBS["as it begins"], "before it is written": IN_JOBS["before it is written"]}
-IN_FILLS = {when: Place(p.owner, p.method.replace("put", "replace"), p.holds) for when, p in IN_JOBS.items()}
+IN_FILLS = {when: Place(p.owner, p.method.replace("put_all", "replace"), p.holds) for when, p in IN_JOBS.items()}
 
 
 @pytest.fixture(scope="module", params=["near", pytest.param("s3", marks=pytest.mark.long)])

@@ -66,6 +66,15 @@ class BlobStoreContract:
         assert store.put(blob(seed=2)) is Put.PRESENT
         assert self.raw(store, key()) == bytes(blob(seed=1))
 
+    def test_what_is_put_together_fares_as_if_put_alone(self, store: BlobStore) -> None:
+        store.put(blob(0))
+        store.delete(Scope("acme", key(1).chunk))
+        puts = store.put_all([blob(0), blob(1), blob(2), blob(2), blob(3)])
+        assert [put for put in puts if put is Put.STORED] == [Put.STORED] * 2
+        assert (puts[0], puts[1], sorted(puts[2:4])) == (Put.PRESENT, Put.DELETED, [Put.PRESENT, Put.STORED])
+        assert {entry.key for entry in store.entries()} == {key(0), key(2), key(3)}
+        assert store.put_all([]) == []
+
     def test_replace_overwrites_what_is_there(self, store: BlobStore) -> None:
         store.put(blob(seed=1, tokens=90))
         assert store.replace(blob(seed=2)) is Put.STORED
