@@ -76,7 +76,7 @@ eval: $(INSTALLED) ## the quality figures of tests/bench/LOG.md, as JSON into bu
 demo serve: $(INSTALLED)
 	@$(VENV)/bin/kvweave $@ $(ARGS)
 
-demo: ## answers from stored chunks, and what each codec makes of a chunk's cache
+demo: ## a sample corpus, three questions, full prefill against blending
 serve: ## the service, on this machine only
 
 clean: ## remove what tools leave behind; the environment stays

@@ -8,6 +8,7 @@ from blend.errors import BlendError
 from retriever.errors import RetrieverError
 from service.commands.asking import ask, search
 from service.commands.backup import backup, restore
+from service.commands.bench import bench
 from service.commands.demo import demo
 from service.commands.evaluate import evaluate
 from service.commands.keys import keys
@@ -22,7 +23,7 @@ app = typer.Typer(
     name="kvweave", help="A RAG chunk-cache service.", no_args_is_help=True, pretty_exceptions_enable=False
 )  # fmt: skip
 
-for command in (demo, serve, precompute, ask, search, stats, verify, gc, backup, restore):
+for command in (demo, serve, precompute, ask, search, stats, verify, gc, backup, restore, bench):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(keys)

@@ -15,6 +15,7 @@ from service.builtin import CHECKPOINT
 from service.core import Core, Loaded, Makers
 from service.evaluate.point import operating_point
 from service.pipeline.ask import Blending
+from service.precompute.work import Capture
 from service.press import Press
 from service.prompts import Wording
 from service.settings import Settings, SettingsError
@@ -77,6 +78,15 @@ def compose_loaded(settings: Settings) -> Loaded:
         Blending(point.policy, point.ratio),
         lambda folder: _library(folder, embedder=embedder, reranker=reranker),
     )
+
+
+def compose_remote(settings: Settings, actors: int) -> Capture:
+    """What captures on a Ray cluster."""
+    try:
+        from service.precompute.spread import spread
+    except ImportError as error:
+        raise SettingsError(f"--executor ray: install the extra `kvweave[ray]` ({error})") from None
+    return spread(settings, actors)
 
 
 def _library(folder: Path, *, embedder: Embedder | None, reranker: Reranker | None) -> Library:

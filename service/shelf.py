@@ -133,6 +133,7 @@ class Shelf:
             return Missing(miss.reason.value)
         with self._catalog.view() as view:
             upload = view.upload_of(passage.document)
+            limit = view.limit(passage.collection, model=behind.fingerprint.digest)
         if self.press.ids(passage.text) is None:
             return Missing("unsupported", mends=False)
         if upload and upload.state.is_live:
@@ -141,6 +142,8 @@ class Shelf:
             return Missing("over budget", mends=False)
         if key in self._seen:
             return Missing("evicted")
+        if limit and not upload:  # a file of a corpus
+            return Missing("over budget", mends=False)
         return Missing(self._differing(passage.id, behind.fingerprint) or "absent")
 
     def _differing(self, chunk: str, wanted: Fingerprint) -> str | None:

@@ -124,6 +124,14 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """Why not all caches of a collection are stored: `terms` in the words of who set them, `nbytes` that were then."""
+
+    terms: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """Documents that serve, their passages, and all chunks, those of staged versions too."""
 
@@ -228,6 +236,10 @@ class View(Protocol):
 
     def sources(self, collection: str) -> dict[str, SourceFile]:
         """The files that were put into it, by their names."""
+        ...
+
+    def limit(self, collection: str, *, model: str) -> Limit | None:
+        """What stopped a model's caches of this collection, if anything did."""
         ...
 
     def unswept(self, limit: int) -> list[tuple[int, str]]:
@@ -359,6 +371,10 @@ class Change(Protocol):
 
     def forget_source(self, collection: str, name: str) -> None:
         """Its documents stay."""
+        ...
+
+    def put_limit(self, collection: str, limit: Limit | None, *, model: str) -> None:
+        """Remember it, or that there is none any more."""
         ...
 
     def swept(self, row: int) -> None:

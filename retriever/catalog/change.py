@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from retriever.catalog.base import Collection, Entry, Removal, SourceFile, Vectors
+from retriever.catalog.base import Collection, Entry, Limit, Removal, SourceFile, Vectors
 from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import LISTED, SAME, check_id, digest_of, dumps, entries, fact, listed, loads
 from retriever.catalog.upload_rows import LIVE
@@ -37,6 +37,7 @@ class SqliteChange:
         removal = _together([self._delete("l.collection = ?", name), *self._uploads.delete_collection(name)])
         self._run("DELETE FROM prefixes WHERE collection = ?", (name,))
         self._run("DELETE FROM sources WHERE collection = ?", (name,))
+        self._run("DELETE FROM limits WHERE collection = ?", (name,))
         self._run("DELETE FROM collections WHERE name = ?", (name,))
         return removal
 
@@ -166,6 +167,11 @@ class SqliteChange:
 
     def forget_source(self, collection: str, name: str) -> None:
         self._run("DELETE FROM sources WHERE collection = ? AND name = ?", (collection, name))
+
+    def put_limit(self, collection: str, limit: Limit | None, *, model: str) -> None:
+        self._run("DELETE FROM limits WHERE collection = ? AND model = ?", (collection, model))
+        if limit is not None:
+            self._run("INSERT INTO limits VALUES (?, ?, ?, ?)", (collection, model, limit.terms, limit.nbytes))
 
     def forget_uploads(self, before: float) -> int:
         return self._uploads.forget(before)

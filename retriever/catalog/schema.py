@@ -87,8 +87,16 @@ CREATE TABLE sources (
 ) STRICT, WITHOUT ROWID;
 """
 
+# Where a corpus's caches stopped, by model: what limited them, and the bytes that they took then.
+_LIMITS: Final = """
+CREATE TABLE limits (
+    collection TEXT NOT NULL, model TEXT NOT NULL, terms TEXT NOT NULL, nbytes INTEGER NOT NULL,
+    PRIMARY KEY (collection, model)
+) STRICT, WITHOUT ROWID;
+"""
+
 # Each brings a catalog from its place in this list to the next version. Never changed, only followed by others.
-STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES)
+STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES, _LIMITS)
 VERSION = len(STEPS)
 
 

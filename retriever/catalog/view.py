@@ -12,6 +12,7 @@ from retriever.catalog.base import (
     Embedded,
     EmbedderEntry,
     Entry,
+    Limit,
     Marked,
     Passage,
     Rows,
@@ -174,6 +175,12 @@ class SqliteView:
             "SELECT name, signature, documents FROM sources WHERE collection = ?", (collection,)
         )
         return {name: SourceFile(signature, tuple(json.loads(told))) for name, signature, told in found}
+
+    def limit(self, collection: str, *, model: str) -> Limit | None:
+        found = self._connection.execute(
+            "SELECT terms, nbytes FROM limits WHERE collection = ? AND model = ?", (collection, model)
+        ).fetchone()
+        return Limit(*found) if found else None
 
     def unswept(self, limit: int) -> list[tuple[int, str]]:
         return self._connection.execute(

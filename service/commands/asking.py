@@ -163,6 +163,6 @@ def _account(event: Json) -> None:
     timings = cast("dict[str, float]", cast(Json, event["report"])["timings_ms"])
     typer.echo(
         f"{usage['prompt_tokens']:,} prompt tokens, {usage['reused_tokens']:,} reused, "
-        f"{usage['recomputed_tokens']:,} of them again; first token {timings.get('first_token', 0):.0f} ms",
+        f"{usage['recomputed_tokens']:,} recomputed; first token {timings.get('first_token', 0):.0f} ms",
         err=True,
     )

@@ -1,51 +1,169 @@
-"""The command `kvweave demo`."""
+"""The command `kvweave demo`: the sample corpus put in and asked, shown as text or JSON. Computes nothing itself."""
 
 import json
+import logging
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path, PurePath
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Column, Table
+from rich.text import Text
+
+from service.access.moving import ADMIN_KEY
+from service.precompute.tally import Tally
+from service.settings import PREFIX, Settings, load_settings
 
 if TYPE_CHECKING:
-    from service.demo import Outcome
+    from service.demo.run import Answered
+
+Told = Callable[[str], None]
+
+WIDE = 80  # columns, from which on tables have air
+SAME = 5.0  # percent: smaller differences are chance
+WAYS = ("full prefill", "blending")
+FOREIGN = ("model", "embedder", "codec", "dtype", "auth")  # settings that must be the demo's where its data is served
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def demo(*, as_json: AsJson = False) -> None:
-    """Ask the built-in model from stored chunks, and show what each codec makes of a chunk's cache."""
-    from service.demo import PASSAGES, POLICIES, show_answers, show_codecs
+    """Put a sample corpus in and ask it three questions, with the built-in model. Exits with 1 for a wrong answer.
 
+    Needs no settings and touches none of your documents: all is in the folder `demo` of the data folder.
+
+    Example: kvweave demo --json
+    """
+    logging.getLogger().addHandler(logging.NullHandler())  # what goes wrong is told once, as the error
+    settings, start = load_settings(), time.perf_counter()
+    with _status() as told:
+        told("loading the built-in model")
+        from service.demo.run import answers, demo_settings, ingest, running
+
+        mine = demo_settings(settings)
+        tally = ingest(mine, told=lambda tally: told(f"computing the caches of its documents: {tally.stored}"))
+        told("asking")
+        with running(mine) as core:
+            found = list(answers(core))
+    seconds = time.perf_counter() - start
     if as_json:
-        answers = [asdict(row) for row in show_answers()]
-        typer.echo(json.dumps({"answers": answers, "codecs": [asdict(row) for row in show_codecs()]}, indent=2))
+        typer.echo(json.dumps(_machine(tally, found, data=mine.data, seconds=seconds), indent=2))
+    else:
+        _show(tally, found, seconds=seconds)
+        _next(settings, mine)
+    raise typer.Exit(0 if all(each.is_right for each in found) else 1)
+
+
+@contextmanager
+def _status() -> Generator[Told]:
+    """What it does just now, on a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
         return
-    for passage in PASSAGES:
-        typer.echo(f"{passage.title}: {passage.text}")
-    question = Column("question", no_wrap=True)
-    numbers = ("first ms", "reused", "again", "prompt")
-    asked = Table(question, "policy", "answer", *numbers, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for row in show_answers():
-        cells = (f"{row.first_token_ms:.1f}", str(row.reused), str(row.recomputed), str(row.prompt))
-        asked.add_row(row.question, row.policy, row.answer, *cells, end_section=row.policy == POLICIES[-1])
-    Console().print(asked)
-    typer.echo("Every answer is the built-in model's own: full reads all text, the others reuse chunks stored as q4.\n")
-    table = Table("codec", "bytes", "ratio", "bits per value", "rms error", "GB/s read")
-    for row in show_codecs():
-        table.add_row(*_cells(row))
-    Console().print(table)
-    typer.echo("GB/s counts 16-bit bytes: to plain arrays for lossless, to packed codes for the others, one core.")
+    with console.status("") as status:
+        yield status.update
 
 
-def _cells(row: "Outcome") -> list[str]:
-    return [
-        row.codec,
-        f"{row.nbytes:,}",
-        f"{row.ratio:.2f}",
-        f"{row.bits:.2f}",
-        f"{row.rms_error:.4f}",
-        f"{row.read_gb_s:.2f}",
+def _machine(tally: Tally, found: "list[Answered]", *, data: Path, seconds: float) -> dict[str, object]:
+    corpus = {"documents": tally.files, "chunks": tally.chunks, "present": tally.present, "stored": tally.stored}
+    answers = [
+        {
+            **asdict(each.example),
+            "is_right": each.is_right,
+            "sources": [asdict(source) for source in each.sources],
+            "policies": [asdict(row) for row in each.rows],
+        }
+        for each in found
     ]
+    return {"data": str(data), "corpus": corpus, "answers": answers, "seconds": seconds}
+
+
+def _show(tally: Tally, found: "list[Answered]", *, seconds: float) -> None:
+    console = Console(highlight=False)
+    computed = f"{tally.stored} computed and stored now" if tally.stored else "all were computed and stored before"
+    console.print(f"{tally.files} documents, {tally.chunks} chunks: {computed}. {seconds:.1f} s in all.")
+    for number, each in enumerate(found, start=1):
+        console.print(Text(f"\n{number}. {each.example.question}", style="bold"))
+        console.print(Text(f"   {each.rows[-1].answer}\n", style="bold green" if each.is_right else "bold red"))
+        console.print(Padding(_sources(each), (0, 0, 1, 3), expand=False))
+        console.print(Padding(_figures(each, air=1 if console.width >= WIDE else 0), (0, 0, 0, 3), expand=False))
+    console.print(_verdict(found))
+
+
+def _sources(answered: "Answered") -> Table:
+    """Those that hold the answer with what they say, the others by name."""
+    table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
+    for each in answered.sources:
+        if each.sentence:
+            table.add_row(each.title, f"{each.sentence}  [dim]{_file(each.document)}[/]")
+    others = [_file(each.document) for each in answered.sources if not each.sentence]
+    table.add_row("also read", ", ".join(others), style="dim")
+    return table
+
+
+def _file(document: str) -> str:
+    return PurePath(document).name
+
+
+def _figures(answered: "Answered", *, air: int) -> Table:
+    first = Column(f"{answered.rows[0].prompt} tokens", no_wrap=True)
+    names = ("first token", "reused", "recomputed", "read")
+    numbers = (Column(name, justify="right", no_wrap=True) for name in names)
+    table = Table(first, "answer", *numbers, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, air))
+    for way, row in zip(WAYS, answered.rows, strict=True):
+        style = "" if row.answer == answered.example.answer else "red"
+        cells = (f"{row.first_token_ms:.0f} ms", f"{row.reused}", f"{row.recomputed}", f"{row.nbytes / 1000:.0f} kB")
+        table.add_row(way, Text(row.answer, style=style), *cells)
+    return table
+
+
+def _verdict(found: "list[Answered]") -> str:
+    """What the times say, whichever way they came out."""
+    ratios = [each.rows[-1].first_token_ms / each.rows[0].first_token_ms for each in found]
+    change = 100 * (median(ratios) - 1)
+    later = f"{abs(change):.0f} % {'later' if change > 0 else 'sooner'} than"
+    when = later if abs(change) >= SAME else "as soon as"
+    blending = f"{found[0].rows[-1].policy}, ratio {found[0].rows[-1].ratio:g}"
+    return (
+        f"\nWith blending ({blending}) the first token came {when} with full prefill. The built-in model is too small "
+        "to gain much: of its 5 layers blending computes 3 in full. Measure what yours gains:"
+    )
+
+
+def _next(settings: Settings, mine: Settings) -> None:
+    """Sentences fit the width; what is to be copied stands in lines of its own, unbroken."""
+    console, command = Console(highlight=False), _command()
+    typer.echo(f"\n   {command} bench --model NAME\n")
+    console.print("Look at the same documents in the console page:")
+    typer.echo(f"\n   {' '.join(_environment(settings, mine))} {command} serve\n")
+    console.print(f"Open http://{settings.host}:{settings.port}/ and give it the key that stands in")
+    typer.echo(f"\n   {mine.data / ADMIN_KEY}\n")
+    console.print("Your own documents, with your own model (a hub name or a folder):\n")
+    for rest in ("precompute ./docs", "serve", 'ask "Your question?"'):
+        typer.echo(f"   {PREFIX}MODEL=NAME {command} {rest}")
+
+
+def _environment(settings: Settings, mine: Settings) -> Iterator[str]:
+    """What a service over the demo's data needs besides the settings that are in force."""
+    names = ["data", *(name for name in FOREIGN if getattr(settings, name) != getattr(mine, name))]
+    if "store" in settings.model_fields_set:
+        names.append("store")
+    for name in names:
+        yield f"{PREFIX}{name.upper()}={shlex.quote(str(getattr(mine, name)))}"
+
+
+def _command() -> str:
+    """As it can be called from here."""
+    called = Path(sys.argv[0])
+    return "kvweave" if shutil.which("kvweave") or called.name != "kvweave" else shlex.quote(str(called))

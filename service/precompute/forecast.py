@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from retriever.readers.reading import Problem
 from service.precompute.corpus import CorpusFile
-from service.precompute.work import Precompute
+from service.precompute.groups import Bench, Reader, look
+from service.precompute.tally import Tally
 from service.press import Ids, Press
 from store.blob import Terms
 from store.codec.encode import encode
@@ -39,28 +40,25 @@ class Forecast:
     problems: tuple[Problem, ...]
 
 
-def forecast(work: Precompute, found: Iterable[CorpusFile | Problem], *, price_per_tb: float) -> Forecast:
+def forecast(bench: Bench, found: Iterable[CorpusFile | Problem], *, price_per_tb: float) -> Forecast:
     """Reads and cuts all that is missing or changed, and computes a sample."""
-    chunks: dict[str, Ids | None] = {}
-    files = unchanged = documents = 0
-    problems: list[Problem] = []
-    for group in work.groups(found):
-        files, unchanged = files + group.files, unchanged + group.unchanged
+    tally, missing, documents = Tally(), list[Ids](), 0
+    standing = look(bench)
+    for group in Reader(bench, standing).groups(found):
+        tally.add(group.tally)
         documents += sum(len(fresh) for _, fresh in group.fresh)
-        problems += group.problems
-        chunks |= group.chunks
-    missing = [ids for ids in chunks.values() if ids]
-    rate, size = _sampled(work.press, work.prefix, missing=missing)
+        missing += group.chunks.values()
+    rate, size = _sampled(bench.press, standing.behind.prefix, missing=missing)
     tokens = sum(map(len, missing))
     return Forecast(
-        *(files, unchanged, documents, work.tally.chunks, work.tally.present, len(chunks) - len(missing), tokens),
+        *(tally.files, tally.unchanged, documents, tally.chunks, tally.present, tally.unsupported, tokens),
         nbytes=tokens * size,
         seconds=tokens / rate if rate else 0.0,
         bytes_per_token=size,
         tokens_per_s=rate,
         month_cost=tokens * size / TB * price_per_tb,
         pays_from=size * rate,
-        problems=tuple(problems),
+        problems=tuple(tally.problems),
     )
 
 

@@ -4,21 +4,28 @@ import fcntl
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
+from retriever.catalog.base import Catalog
 from service.access.control import Control
 from service.access.errors import AccessError
 from service.access.moving import CONTROL
 from service.access.private import private_file, private_folder
 from service.composition import compose_loaded, compose_store
+from service.errors import Invalid
 from service.ingest.rules import CollectionRules
-from service.precompute.work import Bench
+from service.precompute.groups import Bench
 from service.settings import Settings
 from service.tenants import TENANTS, tenant_over
 from service.trust import trusted_press
 
 
 @contextmanager
-def opened(settings: Settings, name: str, *, collection: str, rules: CollectionRules) -> Generator[Bench]:
-    """All that a run needs. A service may run on the same folder; a second run on the same tenant may not."""
+def opened(
+    settings: Settings, name: str, *, collection: str = "default", chunk_tokens: int = 0, shard: bool = False
+) -> Generator[Bench]:
+    """All that a run needs. A service may run on the same folder; a second run on the same tenant may not.
+
+    Shards may run beside each other. `chunk_tokens` is for a new collection; 0 for what the settings say.
+    """
     with ExitStack() as stack:
         folder = settings.data / TENANTS / name
         private_folder(settings.data)
@@ -27,7 +34,7 @@ def opened(settings: Settings, name: str, *, collection: str, rules: CollectionR
         private_file(lock)
         held = stack.enter_context(lock.open("rb"))
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, (fcntl.LOCK_SH if shard else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AccessError(f"another precompute works for tenant {name!r}: wait for its end") from None
         control = Control(settings.data / CONTROL)
@@ -39,5 +46,22 @@ def opened(settings: Settings, name: str, *, collection: str, rules: CollectionR
         library = loaded.library(folder)
         stack.callback(library.catalog.close)
         tenant = tenant_over(name, library, store=store, press=press, control=control)
-        yield Bench(tenant, press, store, collection, rules)
-        library.maintain()
+        rules = _rules(library.catalog, collection, wanted=chunk_tokens, usual=settings.chunk_tokens)
+        yield Bench(tenant, press, store, collection, rules, settings.store)
+        if not shard:
+            library.maintain()
+
+
+def _rules(catalog: Catalog, collection: str, *, wanted: int, usual: int) -> CollectionRules:
+    """Those of the collection, if it is there: all its documents are cut alike, whoever puts them in."""
+    with catalog.view() as view:
+        found = view.collection(collection)
+    if found is None:
+        return CollectionRules(wanted or usual)
+    rules = CollectionRules.from_json(found.rules)
+    if wanted not in (0, rules.chunk_tokens):
+        raise Invalid(
+            f"--chunk-tokens: the collection {collection!r} is cut to {rules.chunk_tokens} tokens, not {wanted}: "
+            f"leave it out, or change the collection by PUT /v1/collections/{collection}"
+        )
+    return rules

@@ -1,13 +1,16 @@
 """How far a run over a corpus came. Counts, and knows nothing of what is counted."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from retriever.readers.reading import Problem
 
 
 @dataclass(slots=True)
 class Tally:
-    """How far it came. `stored` chunks were computed now, `present` ones were there; bytes are those of new blobs."""
+    """`stored` chunks were computed now, `present` ones were there, `dropped` ones made room; bytes are of new blobs.
+
+    `chunks` are told apart by their text: of these some are present, stored, over budget or text only (unsupported).
+    """
 
     files: int = 0
     unchanged: int = 0
@@ -18,8 +21,23 @@ class Tally:
     stored: int = 0
     over_budget: int = 0
     unsupported: int = 0
+    dropped: int = 0
     tokens: int = 0
     nbytes: int = 0
     raw_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     problems: list[Problem] = field(default_factory=list[Problem])
+
+    def add(self, other: "Tally") -> None:
+        """All that the other counted, too."""
+        for each in fields(self):
+            value = getattr(other, each.name)
+            if isinstance(value, int):
+                setattr(self, each.name, getattr(self, each.name) + value)
+        self.problems += other.problems
+        for stage, spent in other.seconds.items():
+            self.spend(stage, spent)
+
+    def spend(self, stage: str, seconds: float) -> None:
+        """So much longer at this stage."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds

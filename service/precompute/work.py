@@ -1,79 +1,65 @@
-"""Works through a corpus, group by group: the next is read and cut while one is computed. Prints nothing."""
+"""Works through a corpus: what comes next is read and cut while chunks are computed. Prints nothing."""
 
+import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 
-from blend.errors import TokenizerError
-from retriever.catalog.base import Collection, SourceFile, View
-from retriever.documents import Document
-from retriever.errors import DocumentError
+from blake3 import blake3
+
+from retriever.catalog.base import Collection, Limit, SourceFile
 from retriever.readers.reading import Problem
-from service.ingest.capturing import Capturing, Item, Purpose
-from service.ingest.drafts import cut_draft
-from service.ingest.rules import CollectionRules
-from service.precompute.corpus import CorpusFile, Read, read_in
+from service.ingest.capturing import Capturing, Item, Outcome, Purpose, Sink
+from service.precompute.corpus import CorpusFile
+from service.precompute.groups import Bench, Group, Reader, Shard, Standing, look, signature
+from service.precompute.need import Budget, Budgeted, needs
 from service.precompute.tally import Tally
-from service.press import Ids, Press
-from service.shelf import Behind
-from service.tenants import Tenant
-from store.base import BlobStore, Put
-from store.key import Scope
+from service.press import Ids
+from store.base import Put
 
-GROUP_TOKENS = 16_384  # that are computed between two transactions
-GROUP_FILES = 256
+RANKED = 256  # chunks whose texts are looked up together
+
+Told = Callable[[Tally], None]
+Capture = Callable[[Ids, Iterable[Item]], Iterator[Outcome]]  # in any order
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """What it is worked with."""
+class Plan:
+    """Which chunks are computed, and where: `capture` in the place of this process. A shard makes no catalog."""
 
-    tenant: Tenant
-    press: Press
-    store: BlobStore
-    collection: str
-    rules: CollectionRules
-
-
-@dataclass(slots=True)
-class Group:
-    """Files that go together. `chunks`: ids of what is to be computed, None for what can be text only."""
-
-    fresh: list[tuple[CorpusFile, list[Document]]] = field(default_factory=list["tuple[CorpusFile, list[Document]]"])
-    chunks: dict[str, Ids | None] = field(default_factory=dict[str, Ids | None])
-    problems: list[Problem] = field(default_factory=list[Problem])
-    files: int = 0
-    unchanged: int = 0
-    seconds: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(ids) for ids in self.chunks.values() if ids)
-
-    @property
-    def is_full(self) -> bool:
-        return self.tokens >= GROUP_TOKENS or self.files >= GROUP_FILES
+    budget: Budget | None = None
+    shard: Shard | None = None
+    capture: Capture | None = None
+    top_k: int = 5
 
 
 class Precompute:
     """Of one collection. May be stopped anywhere, and run again."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._behind: Behind | None = None
-        self._stored: set[str] = set()
+    def __init__(self, bench: Bench, plan: Plan = Plan()) -> None:
         self.tally = Tally()
+        self._bench = bench
+        self._plan = plan
 
-    def run(self, found: Iterable[CorpusFile | Problem], *, told: Callable[[Tally], None]) -> Tally:
+    def run(self, found: Iterable[CorpusFile | Problem], *, told: Told) -> Tally:
         """All files; `told` is called as it goes on. Raises StoreError and CatalogError; what was done is kept."""
         self._begin()
-        groups = self.groups(found)
-        with ThreadPoolExecutor(1, "kvweave-read") as reader:
-            coming = reader.submit(next, groups, None)
-            while (group := coming.result()) is not None:
-                coming = reader.submit(next, groups, None)
-                self._finish(group, told=told)
+        standing = look(self._bench)
+        terms = self._terms()
+        limit = standing.limit
+        settled = limit is not None and limit.terms == terms and self._held(standing) >= limit.nbytes
+        reader = Reader(self._bench, standing, shard=self._plan.shard, settled=settled)
+        run = _Run(self._bench, self._plan, standing=standing, tally=self.tally, told=told)
+        with ThreadPoolExecutor(1, "kvweave-read") as pool:
+            groups = _ahead(reader.groups(found), pool)
+            if self._plan.budget is None:
+                run.compute_all(groups)
+            else:
+                run.compute_needed(groups, self._plan.budget, seen=reader.seen)
+        self._bench.store.flush()
+        self._remember(standing, terms)
         return self.tally
 
     def prune(self, names: Iterable[str]) -> None:
@@ -93,182 +79,195 @@ class Precompute:
     def _begin(self) -> None:
         """The collection, and nothing left of a run that was killed."""
         bench = self._bench
-        with bench.tenant.catalog.change() as change:
-            change.drop_orphans()
         with bench.tenant.catalog.view() as view:
             is_new = view.collection(bench.collection) is None
-        if is_new:
-            with bench.tenant.catalog.change() as change:
-                change.put_collection(Collection(bench.collection, bench.rules.to_json()))
-
-    def _look(self) -> None:
-        """What the store has already, behind this collection's prefix."""
-        bench = self._bench
-        self._behind = bench.tenant.shelf.behind([bench.collection])[bench.collection]
-        digest = self._behind.fingerprint.digest
-        self._stored = {
-            entry.key.chunk
-            for entry in bench.store.entries(Scope(bench.tenant.name))
-            if (entry.key.fingerprint, entry.key.codec) == (digest, bench.press.codec)
-        }
-
-    @property
-    def press(self) -> Press:
-        """What computes."""
-        return self._bench.press
-
-    @property
-    def prefix(self) -> Ids:
-        """What the chunks are captured behind."""
-        assert self._behind is not None, "the first group was read"
-        return self._behind.prefix
-
-    def groups(self, found: Iterable[CorpusFile | Problem]) -> Iterator[Group]:
-        """What belongs together of what is missing or changed, read and cut."""
-        self._look()
-        bench = self._bench
-        with bench.tenant.catalog.view() as view:
-            known = view.sources(bench.collection)
-        group, start = Group(), time.perf_counter()
-        for each in found:
-            if isinstance(each, Problem):
-                group.problems.append(each)
-                continue
-            group.files += 1
-            with bench.tenant.catalog.view() as view:
-                is_same = self._is_same(view, known.get(each.name), file=each)
-            if is_same:
-                group.unchanged += 1
-            self._add(group, each, source=known[each.name] if is_same else None)
-            if group.is_full:
-                group.seconds = time.perf_counter() - start
-                yield group
-                group, start = Group(), time.perf_counter()
-        group.seconds = time.perf_counter() - start
-        yield group
-
-    def _signature(self, file: CorpusFile) -> str:
-        return f"{file.signature} {self._bench.rules.chunk_tokens}"
-
-    def _is_same(self, view: View, source: SourceFile | None, *, file: CorpusFile) -> bool:
-        if source is None or source.signature != self._signature(file):
-            return False
-        return all(view.document(document) is not None for document in source.documents)
-
-    def _add(self, group: Group, file: CorpusFile, *, source: SourceFile | None) -> None:
-        if source is not None:
-            with self._bench.tenant.catalog.view() as view:
-                for document in source.documents:
-                    self._add_chunks(group, ((each.id, each.text) for each in view.passages(document)))
-            return
-        read = read_in(file)
-        group.problems += read.problems
-        documents = list(self._cut(read, group.problems))
-        if documents or not read.problems:
-            group.fresh.append((file, documents))
-        for document in documents:
-            self._add_chunks(group, ((part.id, part.text) for part in document.parts))
-
-    def _cut(self, read: Read, problems: list[Problem]) -> Iterator[Document]:
-        bench = self._bench
-        for draft in read.drafts:
-            try:
-                document = cut_draft(draft, draft.id, tokens=bench.rules.chunk_tokens, count=bench.press.counted)
-                for part in document.parts:
-                    bench.press.ids(part.text)
-            except (DocumentError, TokenizerError) as error:
-                problems.append(Problem(draft.id, str(error)))
-            else:
-                yield document
-
-    def _add_chunks(self, group: Group, chunks: Iterable[tuple[str, str]]) -> None:
-        for chunk, text in chunks:
-            self.tally.chunks += 1
-            if chunk in self._stored:
-                self.tally.present += 1
-            elif chunk not in group.chunks:
-                group.chunks[chunk] = self._bench.press.ids(text)
-
-    def _finish(self, group: Group, *, told: Callable[[Tally], None]) -> None:
-        """Indexed, computed, stored, and then served."""
-        tally = self.tally
-        tally.problems += group.problems
-        tally.seconds["read and cut"] = tally.seconds.get("read and cut", 0.0) + group.seconds
-        with self._timed("index"):
-            versions = self._staged([document for _, documents in group.fresh for document in documents])
-        self._compute(group, told=told)
-        with self._timed("index"):
-            self._serve(group, versions)
-        tally.files += group.files
-        tally.unchanged += group.unchanged
-        tally.documents += len(versions)
-        told(tally)
-
-    def _staged(self, documents: Sequence[Document]) -> list[int]:
-        """Those that do not serve already, just so."""
-        bench = self._bench
-        with bench.tenant.catalog.view() as view:
-            fresh = [each for each in documents if not view.serves(each, collection=bench.collection)]
-        return bench.tenant.library.stage_all(fresh, collection=bench.collection) if fresh else []
-
-    def _compute(self, group: Group, *, told: Callable[[Tally], None]) -> None:
-        bench, tally, behind = self._bench, self.tally, self._behind
-        assert behind is not None
-        wanted = [Item(bench.tenant.shelf.key(chunk, behind), ids) for chunk, ids in group.chunks.items() if ids]
-        tally.unsupported += len(group.chunks) - len(wanted)
-        if tally.over_budget:  # what did not fit once is not tried again
-            tally.over_budget += len(wanted)
-            return
-        with self._timed("compute and store"):
-            capturing = Capturing(bench.press, bench.store, purpose=Purpose.JOB)
-            for done, outcome in enumerate(capturing.run(behind.prefix, wanted), start=1):
-                if outcome.put in (Put.STORED, Put.PRESENT):
-                    tally.stored += 1
-                    tally.tokens += len(outcome.item.ids)
-                    tally.nbytes += outcome.nbytes
-                    tally.raw_bytes += outcome.raw_bytes
-                    self._stored.add(outcome.item.key.chunk)
-                elif outcome.put is Put.OVER_BUDGET:
-                    tally.over_budget += 1 + len(wanted) - done
-                    break
-                elif outcome.put is None:
-                    tally.unsupported += 1
-                    tally.problems.append(Problem(outcome.item.key.chunk, outcome.reason))
-                told(tally)
-            bench.store.flush()
-
-    def _serve(self, group: Group, versions: Sequence[int]) -> None:
-        """In one transaction with the memory of their files, so that a file is known when its documents serve."""
-        bench = self._bench
-        with bench.tenant.catalog.view() as view:
-            known = view.sources(bench.collection) if group.fresh else {}
-        dropped: list[str] = []
         with bench.tenant.catalog.change() as change:
-            for version in versions:
-                change.serve(version)
-            for file, documents in group.fresh:
-                ids = tuple(document.id for document in documents)
-                before = known.get(file.name)
-                dropped += [each for each in (before.documents if before else ()) if each not in ids]
-                change.put_source(bench.collection, file.name, source=SourceFile(self._signature(file), ids))
-            if dropped:
-                change.delete(dropped)
-        self.tally.removed += len(dropped)
-        bench.tenant.sweep(5.0)
+            if is_new:
+                change.put_collection(Collection(bench.collection, bench.rules.to_json()))
+            if self._plan.shard is None:
+                change.drop_orphans()
 
-    def _timed(self, stage: str) -> "_Timer":
-        return _Timer(self.tally, stage)
+    def _terms(self) -> str:
+        """What limits this run, in words that tell whether another run might come further."""
+        plan, store = self._plan, blake3(self._bench.url.encode()).hexdigest(16)
+        if plan.budget is None:
+            return json.dumps([store])
+        asked = blake3("\0".join(plan.budget.questions).encode()).hexdigest(16)
+        return json.dumps([store, plan.budget.nbytes, plan.top_k, asked])
+
+    def _held(self, standing: Standing) -> int:
+        """Bytes of all that stands in the way: where it falls below what it was, there is room again."""
+        if self._plan.budget is not None:
+            return standing.nbytes
+        return sum(entry.nbytes for entry in self._bench.store.entries())
+
+    def _remember(self, standing: Standing, terms: str) -> None:
+        """Why not all is stored, so that the next run need not try."""
+        if self._plan.shard is not None:
+            return
+        limit = Limit(terms, self._held(look(self._bench))) if self.tally.over_budget else None
+        if limit != standing.limit:
+            with self._bench.tenant.catalog.change() as change:
+                change.put_limit(self._bench.collection, limit, model=standing.behind.fingerprint.digest)
 
 
-@dataclass(slots=True)
-class _Timer:
-    tally: Tally
-    stage: str
-    start: float = 0.0
+class _Run:
+    """One of them, from the first group to the last outcome."""
 
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
+    def __init__(self, bench: Bench, plan: Plan, *, standing: Standing, tally: Tally, told: Told) -> None:
+        self._bench = bench
+        self._plan = plan
+        self._standing = standing
+        self._tally = tally
+        self._told = told
+        self._owner: dict[str, Group] = {}
+        self._is_full = False
 
-    def __exit__(self, *_: object) -> None:
-        spent = time.perf_counter() - self.start
-        self.tally.seconds[self.stage] = self.tally.seconds.get(self.stage, 0.0) + spent
+    def compute_all(self, groups: Iterable[Group]) -> None:
+        """Each group serves when all its chunks are stored, or cannot be."""
+        self._take(self._asked(groups), sink=self._bench.store)
+
+    def compute_needed(self, groups: Iterable[Group], budget: Budget, *, seen: Mapping[str, bool]) -> None:
+        """All groups serve first; then what the questions need most is computed, until the budget is used up."""
+        tally, bench, stored = self._tally, self._bench, self._standing.stored
+        for group in groups:
+            self._open(group)
+            self._leave(group)
+            self._close(group)
+        if not any(seen.values()):
+            return
+        with self._timed("rank"):
+            need = needs(
+                bench.tenant.library, budget.questions, collection=bench.collection, top_k=self._plan.top_k
+            )  # fmt: skip
+        ranked = sorted(seen, key=lambda chunk: -need[chunk])
+        there = [
+            (bench.tenant.shelf.key(chunk, self._standing.behind), stored[chunk]) for chunk in ranked if chunk in stored
+        ]
+
+        def room() -> int:
+            return budget.nbytes - sum(nbytes for chunk, nbytes in look(bench).stored.items() if chunk in seen)
+
+        sink = Budgeted(bench.store, room, spare=there, need=need)
+        wanted = self._texts([chunk for chunk in ranked if seen[chunk]], sink)
+        self._take(wanted, sink=sink)
+        tally.dropped, tally.present = sink.dropped, tally.present - sink.dropped
+        tally.over_budget = tally.chunks - tally.present - tally.stored - tally.unsupported
+
+    def _take(self, items: Iterable[Item], *, sink: Sink) -> None:
+        capturing = Capturing(self._bench.press, sink, purpose=Purpose.JOB)
+        capture = self._plan.capture or capturing.run
+        for outcome in capture(self._standing.behind.prefix, items):
+            self._count(outcome)
+            if self._plan.capture is None:
+                self._tally.seconds |= asdict(capturing.spent)
+            self._told(self._tally)
+
+    def _asked(self, groups: Iterable[Group]) -> Iterator[Item]:
+        """The chunks of each group in turn. One that waits for none serves at once."""
+        shelf, behind = self._bench.tenant.shelf, self._standing.behind
+        for group in groups:
+            self._open(group)
+            if self._is_full:
+                self._leave(group)
+            self._owner |= dict.fromkeys(group.chunks, group)
+            if not group.waiting:
+                self._close(group)
+            yield from (Item(shelf.key(chunk, behind), ids) for chunk, ids in group.chunks.items())
+
+    def _texts(self, chunks: Sequence[str], sink: Budgeted) -> Iterator[Item]:
+        """As long as there is room."""
+        bench, behind = self._bench, self._standing.behind
+        for start in range(0, len(chunks), RANKED):
+            with bench.tenant.catalog.view() as view:
+                rows = view.rows_of(chunks[start : start + RANKED])
+                texts = view.texts(list(rows.values()))
+            for chunk in chunks[start : start + RANKED]:
+                if sink.is_full:
+                    return
+                ids = bench.press.ids(texts[rows[chunk]]) if chunk in rows else None
+                if ids is not None:  # somebody may have deleted it meanwhile
+                    yield Item(bench.tenant.shelf.key(chunk, behind), ids)
+
+    def _count(self, outcome: Outcome) -> None:
+        tally, chunk = self._tally, outcome.item.key.chunk
+        match outcome.put:
+            case Put.STORED | Put.PRESENT:
+                tally.stored += 1
+                tally.tokens += len(outcome.item.ids)
+                tally.nbytes += outcome.nbytes
+                tally.raw_bytes += outcome.raw_bytes
+            case Put.OVER_BUDGET:
+                self._is_full = True
+                tally.over_budget += 1
+            case Put.DELETED:
+                tally.problems.append(Problem(chunk, "it was deleted again and again while it was computed: run again"))
+            case None:
+                tally.unsupported += 1
+                tally.problems.append(Problem(chunk, outcome.reason))
+        group = self._owner.pop(chunk, None)
+        if group is not None:
+            group.waiting -= 1
+            if not group.waiting:
+                self._close(group)
+
+    def _leave(self, group: Group) -> None:
+        """Its chunks are over budget."""
+        self._tally.over_budget += len(group.chunks)
+        group.chunks.clear()
+        group.waiting = 0
+
+    def _open(self, group: Group) -> None:
+        """Its documents are kept and indexed, to serve later: those that do not serve already, just so."""
+        bench = self._bench
+        self._tally.add(group.tally)
+        if self._plan.shard is not None:
+            return
+        documents = [document for _, found in group.fresh for document in found]
+        with self._timed("index"):
+            with bench.tenant.catalog.view() as view:
+                fresh = [each for each in documents if not view.serves(each, collection=bench.collection)]
+            if fresh:
+                group.versions = bench.tenant.library.stage_all(fresh, collection=bench.collection)
+        self._told(self._tally)
+
+    def _close(self, group: Group) -> None:
+        """Its documents serve, in one transaction with the memory of their files: a known file's documents serve."""
+        bench = self._bench
+        if self._plan.shard is not None or not group.fresh:
+            return
+        dropped: list[str] = []
+        with self._timed("index"):
+            with bench.tenant.catalog.view() as view:
+                known = view.sources(bench.collection)
+            with bench.tenant.catalog.change() as change:
+                for version in group.versions:
+                    change.serve(version)
+                for file, documents in group.fresh:
+                    ids = tuple(document.id for document in documents)
+                    before = known.get(file.name)
+                    dropped += [each for each in (before.documents if before else ()) if each not in ids]
+                    source = SourceFile(signature(file, bench.rules), ids)
+                    change.put_source(bench.collection, file.name, source=source)
+                if dropped:
+                    change.delete(dropped)
+            bench.tenant.sweep(5.0)
+        self._tally.removed += len(dropped)
+        self._tally.documents += len(group.versions)
+        self._told(self._tally)
+
+    @contextmanager
+    def _timed(self, stage: str) -> Generator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._tally.spend(stage, time.perf_counter() - start)
+
+
+def _ahead(groups: Iterator[Group], pool: Executor) -> Iterator[Group]:
+    """The next is read while one is worked on."""
+    coming = pool.submit(next, groups, None)
+    while (group := coming.result()) is not None:
+        coming = pool.submit(next, groups, None)
+        yield group

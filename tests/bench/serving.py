@@ -29,14 +29,12 @@ from typing import Any
 
 import httpx
 import numpy as np
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from retriever.documents import chunk_id
-from service.builtin import CHECKPOINT
 from service.composition import compose_model
 from service.evaluate.cases import Case, multihop
 from service.settings import load_settings
+from tests.bench.models import random_model
 
 SEED = 77
 TOKENS = 24
@@ -201,20 +199,6 @@ class Run:
 
 def _overhead(total: float, timings: dict[str, float]) -> float:
     return total - sum(timings.get(stage, 0.0) for stage in STAGES)
-
-
-def random_model(shape: str, folder: Path) -> str:
-    """A checkpoint of this shape with the built-in model's tokenizer; the built-in one for none."""
-    if not shape:
-        return "builtin"
-    layers, width = map(int, shape.split("x"))
-    config = AutoConfig.from_pretrained(CHECKPOINT)
-    config.update({"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 3 * width})
-    config.update({"num_attention_heads": width // 32, "num_key_value_heads": width // 32, "layer_types": None})
-    torch.manual_seed(SEED)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(CHECKPOINT).save_pretrained(folder)
-    return str(folder)
 
 
 @contextmanager

@@ -3,14 +3,12 @@
 import json
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from service import cli
-from service.demo import QUESTIONS
 from store.errors import MissReason
 from store.url import open_store
 from tests.store.contract import flipped
@@ -57,19 +55,6 @@ def test_gc_compacts_an_lmdb_store(tmp_path: Path) -> None:
         for name in range(20):
             store.discard(key(name))
     assert json.loads(run("gc", "--store", url, "--json", "--compact"))["compacted"] > 100_000
-
-
-def test_demo_answers_from_stored_chunks_and_shows_every_codec() -> None:
-    shown = json.loads(run("demo", "--json"))
-    answers = {(row["question"], row["policy"]): row["answer"] for row in shown["answers"]}
-    assert [answers[question, "full"] for question in QUESTIONS] == ["badger", "Belford", "Corina", "Rosen"]
-    assert [answers[question, "hybrid"] for question in QUESTIONS] == ["badger", "Belford", "Corina", "Rosen"]
-    assert all(row["reused"] > 0 for row in shown["answers"] if row["policy"] != "full")
-    rows = shown["codecs"]
-    assert [row["codec"] for row in rows] == ["lossless", "q8", "q6", "q4", "q3", "q2"]
-    assert rows[0]["rms_error"] == 0
-    assert all(better["rms_error"] < worse["rms_error"] for better, worse in pairwise(rows))
-    assert all(larger["nbytes"] > smaller["nbytes"] for larger, smaller in pairwise(rows))
 
 
 def test_an_expected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

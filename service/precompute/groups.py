@@ -1,0 +1,186 @@
+"""What is missing or changed of a corpus, read and cut, in groups that go together. Computes and stores nothing."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from blend.errors import TokenizerError
+from retriever.catalog.base import Limit, SourceFile
+from retriever.documents import Document
+from retriever.errors import DocumentError
+from retriever.readers.reading import Problem
+from service.errors import Invalid
+from service.ingest.drafts import cut_draft
+from service.ingest.rules import CollectionRules
+from service.precompute.corpus import CorpusFile, Read, read_in
+from service.precompute.tally import Tally
+from service.press import Ids, Press
+from service.shelf import Behind
+from service.tenants import Tenant
+from store.base import BlobStore
+from store.key import Scope
+
+GROUP_TOKENS = 16_384  # to compute, between two transactions
+GROUP_FILES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What it is worked with. `url` names the store, and says its budgets."""
+
+    tenant: Tenant
+    press: Press
+    store: BlobStore
+    collection: str
+    rules: CollectionRules
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of several equal shares of all chunks; which, their ids tell."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """As `0/4` to `3/4`."""
+        number, _, of = text.partition("/")
+        if number.isdecimal() and of.isdecimal() and int(number) < int(of):
+            return cls(int(number), int(of))
+        raise Invalid(f"--shard takes a share such as 0/4, the first of four, up to 3/4; got {text!r}")
+
+    def holds(self, chunk: str) -> bool:
+        """Whether it is of this share."""
+        return int(chunk[:8], 16) % self.of == self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What there is before a run. `stored`: the bytes of each chunk that the collection's model has there."""
+
+    behind: Behind
+    stored: dict[str, int]
+    limit: Limit | None
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that is stored."""
+        return sum(self.stored.values())
+
+
+def look(bench: Bench) -> Standing:
+    """As the catalog and the store say now."""
+    behind = bench.tenant.shelf.behind([bench.collection])[bench.collection]
+    digest = behind.fingerprint.digest
+    stored = {
+        entry.key.chunk: entry.nbytes
+        for entry in bench.store.entries(Scope(bench.tenant.name))
+        if (entry.key.fingerprint, entry.key.codec) == (digest, bench.press.codec)
+    }
+    with bench.tenant.catalog.view() as view:
+        return Standing(behind, stored, view.limit(bench.collection, model=digest))
+
+
+@dataclass(slots=True)
+class Group:
+    """Files that go together. `chunks` are to be computed; `waiting` counts those that are not yet."""
+
+    fresh: list[tuple[CorpusFile, list[Document]]] = field(default_factory=list["tuple[CorpusFile, list[Document]]"])
+    chunks: dict[str, Ids] = field(default_factory=dict[str, Ids])
+    tally: Tally = field(default_factory=Tally)
+    versions: list[int] = field(default_factory=list[int])
+    waiting: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return sum(map(len, self.chunks.values())) >= GROUP_TOKENS or self.tally.files >= GROUP_FILES
+
+
+class Reader:
+    """Of one run: `seen` are all chunks that came by, in the order of the corpus, and whether they are to be computed.
+
+    `settled`: what is missing of files that did not change is over budget, and is not asked for again.
+    """
+
+    def __init__(self, bench: Bench, standing: Standing, *, shard: Shard | None = None, settled: bool = False) -> None:
+        self.seen: dict[str, bool] = {}
+        self._bench = bench
+        self._standing = standing
+        self._shard = shard
+        self._settled = settled
+
+    def groups(self, found: Iterable[CorpusFile | Problem]) -> Iterator[Group]:
+        """The last may be empty."""
+        with self._bench.tenant.catalog.view() as view:
+            known = view.sources(self._bench.collection)
+        group, start = Group(), time.perf_counter()
+        for each in found:
+            if isinstance(each, Problem):
+                group.tally.problems.append(each)
+                continue
+            group.tally.files += 1
+            if not self._add_known(group, each, source=known.get(each.name)):
+                self._add_fresh(group, each)
+            if group.is_full:
+                group.tally.spend("read and cut", time.perf_counter() - start)
+                yield group
+                group, start = Group(), time.perf_counter()
+        group.tally.spend("read and cut", time.perf_counter() - start)
+        yield group
+
+    def _add_known(self, group: Group, file: CorpusFile, *, source: SourceFile | None) -> bool:
+        """Whether the file is as it was when its documents came to serve, and they still do."""
+        if source is None or source.signature != signature(file, self._bench.rules):
+            return False
+        with self._bench.tenant.catalog.view() as view:
+            if not all(view.document(document) for document in source.documents):
+                return False
+            group.tally.unchanged += 1
+            for passage in (each for document in source.documents for each in view.passages(document)):
+                self._add(group, passage.id, text=passage.text, settled=self._settled)
+        return True
+
+    def _add_fresh(self, group: Group, file: CorpusFile) -> None:
+        read = read_in(file)
+        group.tally.problems += read.problems
+        documents = list(self._cut(read, group.tally.problems))
+        if documents or not read.problems:
+            group.fresh.append((file, documents))
+        for document in documents:
+            for part in document.parts:
+                self._add(group, part.id, text=part.text, settled=False)
+
+    def _cut(self, read: Read, problems: list[Problem]) -> Iterator[Document]:
+        bench = self._bench
+        for draft in read.drafts:
+            try:
+                document = cut_draft(draft, draft.id, tokens=bench.rules.chunk_tokens, count=bench.press.counted)
+                for part in document.parts:
+                    bench.press.ids(part.text)
+            except (DocumentError, TokenizerError) as error:
+                problems.append(Problem(draft.id, str(error)))
+            else:
+                yield document
+
+    def _add(self, group: Group, chunk: str, *, text: str, settled: bool) -> None:
+        if chunk in self.seen or (self._shard and not self._shard.holds(chunk)):
+            return
+        self.seen[chunk] = False
+        group.tally.chunks += 1
+        if chunk in self._standing.stored:
+            group.tally.present += 1
+        elif (ids := self._bench.press.ids(text)) is None:
+            group.tally.unsupported += 1
+        elif settled:
+            group.tally.over_budget += 1
+        else:
+            self.seen[chunk] = True
+            group.chunks[chunk] = ids
+            group.waiting += 1
+
+
+def signature(file: CorpusFile, rules: CollectionRules) -> str:
+    """What tells whether a file must be read and cut again."""
+    return f"{file.signature} {rules.chunk_tokens}"
