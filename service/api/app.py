@@ -11,6 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
 
+from service.api.console import console
 from service.api.limits import Limits
 from service.api.models.problem import Problem
 from service.api.openapi import describe, upload_body
@@ -76,6 +77,7 @@ def create_app(core_of: Callable[[], "Core"], *, extensions: Sequence[Extension]
     renderers = Renderers({prefix: render for each in extensions for prefix, render in each.renders.items()})
     for extension in extensions:
         app.include_router(extension.router)
+    app.include_router(console())
     install(app, renderers)
     app.add_middleware(Segments)
     app.add_middleware(KnownHosts, renderers=renderers)
