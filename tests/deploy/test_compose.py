@@ -1,0 +1,252 @@
+"""The image, and the services that `docker compose` runs from it."""
+
+import fnmatch
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from service.settings import CONFIG
+from tests.deploy.plans import (
+    DEPLOY,
+    DOCKERFILE,
+    OUR_IMAGE,
+    ROOT,
+    SETTINGS,
+    Plan,
+    document,
+    is_pinned,
+    open_below,
+    ours,
+    parse,
+    settings_of,
+)
+
+COMPOSE = document(ROOT / "docker-compose.yml")
+SERVICES: Plan = COMPOSE["services"]
+SERVING = ("service", "service-gpu")
+GIVEN = {"S3_ACCESS_KEY": "an-access-key", "S3_SECRET_KEY": "a-secret-key"}
+VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
+
+every_service = pytest.mark.parametrize("name", SERVICES)
+
+
+def filled(text: str) -> str:
+    """With its variables replaced, as for a user who sets only what must be set."""
+
+    def value(match: re.Match[str]) -> str:
+        name, kind, rest = match.groups()
+        assert kind != "?" or name in GIVEN, f"{name} must be set"
+        return GIVEN.get(name, rest or "")
+
+    return VARIABLE.sub(value, text)
+
+
+def environment(name: str) -> dict[str, str]:
+    found: dict[str, str | None] = SERVICES[name].get("environment", {})
+    return {key: filled(value) for key, value in found.items() if value is not None}
+
+
+def ends_by_itself(service: Plan) -> bool:
+    return service["restart"] == "no"
+
+
+@every_service
+def test_a_service_has_no_rights_that_it_does_not_need(name: str) -> None:
+    service = SERVICES[name]
+    user, group = map(int, service["user"].split(":"))
+    assert user > 0
+    assert group > 0
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "devices", "pid", "ipc", "userns_mode"} & service.keys()
+    assert service.get("network_mode", "none") == "none"
+
+
+@every_service
+def test_a_service_runs_a_pinned_image(name: str) -> None:
+    assert is_pinned(SERVICES[name]["image"])
+
+
+def test_the_image_is_made_from_a_pinned_one() -> None:
+    bases = re.findall(r"^FROM (\S+)(?: AS (\w+))?$", DOCKERFILE, re.MULTILINE)
+    stages = {stage for _, stage in bases}
+    assert [base for base, _ in bases if base not in stages and not is_pinned(base)] == []
+
+
+@every_service
+def test_a_service_that_stays_says_how_it_does(name: str) -> None:
+    service = SERVICES[name]
+    check = service.get("healthcheck", {})
+    if ends_by_itself(service):
+        assert check == {"disable": True}
+    elif not service["image"].startswith(OUR_IMAGE):  # ours has the image's own
+        assert check["test"][0] == "CMD"
+
+
+@every_service
+def test_a_port_is_published_on_loopback_alone(name: str) -> None:
+    assert [port for port in SERVICES[name].get("ports", []) if not port.startswith("127.0.0.1:")] == []
+
+
+def test_the_s3_server_is_reached_by_the_service_and_its_jobs_alone() -> None:
+    assert COMPOSE["networks"]["store"] == {"internal": True}
+    assert SERVICES["s3"]["networks"] == ["store"]
+    assert {name for name, each in SERVICES.items() if "store" in each.get("networks", ())} == {
+        "s3", *SERVING, "job", "job-gpu"
+    }  # fmt: skip
+
+
+@every_service
+def test_all_that_a_service_refers_to_is_there(name: str) -> None:
+    service = SERVICES[name]
+    for each in service.get("volumes", []):
+        source, target, *_ = each.split(":")
+        assert target.startswith("/")
+        assert (ROOT / source).exists() if source.startswith("./") else source in COMPOSE["volumes"]
+    assert set(service.get("networks", ())) <= COMPOSE["networks"].keys()
+    for other, how in service.get("depends_on", {}).items():
+        ends = ends_by_itself(SERVICES[other])
+        assert how["condition"] == ("service_completed_successfully" if ends else "service_healthy")
+
+
+@every_service
+def test_no_secret_stands_in_the_file(name: str) -> None:
+    for key, value in SERVICES[name].get("environment", {}).items():
+        if re.search(r"KEY|SECRET|TOKEN|PASSWORD", key) and value is not None:
+            variable = VARIABLE.fullmatch(value)
+            assert variable is not None
+            assert variable[2] == "?", f"{key} has a default"
+            assert len(variable[3]) > 20, f"the error for {key} says what to do"
+
+
+@pytest.mark.parametrize("name", [*SERVING, "job", "job-gpu"])
+def test_every_setting_can_be_set_and_those_that_are_make_a_start(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ours(SERVICES[name]["environment"]) == SETTINGS - {CONFIG}
+    settings = settings_of(environment(name), monkeypatch)
+    assert settings.auth
+    assert any(each.endswith(f":{settings.data}") for each in SERVICES[name]["volumes"])
+    open_below(settings.store, tmp_path)
+
+
+def test_a_job_shares_no_lmdb_folder_with_the_service() -> None:
+    """LMDB tells its readers apart by process numbers, which are the same in each container."""
+    serving, job = (environment(name)["KVWEAVE_STORE"] for name in ("service", "job"))
+    assert "lmdb:" in serving
+    assert job == serving.split("|")[-1]
+
+
+def test_the_service_on_a_gpu_is_the_same_with_a_gpu() -> None:
+    plain, gpu = (dict(SERVICES[name]) for name in SERVING)
+    (device,) = gpu.pop("deploy")["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert gpu.pop("profiles") == ["gpu"]
+    assert gpu == plain
+
+
+def test_prometheus_reads_the_service_with_the_key_that_is_made_for_it() -> None:
+    (job,) = document(DEPLOY / "prometheus.yml")["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    host, port = target.split(":")
+    for name in SERVING:
+        assert host in SERVICES[name]["networks"]["metrics"]["aliases"]
+        assert environment(name)["KVWEAVE_PORT"] == port
+    maker, reader = SERVICES["metrics-key"], SERVICES["prometheus"]
+    key = Path(job["authorization"]["credentials_file"])
+    assert f"metrics-key:{key.parent}" in maker["volumes"]
+    assert f"metrics-key:{key.parent}:ro" in reader["volumes"]
+    assert maker["user"].split(":")[1] == reader["user"].split(":")[1]
+    script = "\n".join(maker["command"])
+    assert re.search(rf"mv \S+ {key}$", script, re.MULTILINE)
+    (made,) = re.findall(r"^kvweave (.*?) >", script, re.MULTILINE)
+    parse(shlex.split(made))
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    (source,) = document(provisioning / "datasources" / "prometheus.yml")["datasources"]
+    (boards,) = document(provisioning / "dashboards" / "kvweave.yml")["providers"]
+    grafana = SERVICES["grafana"]
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in SERVICES
+    mounted = {target: ROOT / folder for folder, target, *_ in (each.split(":") for each in grafana["volumes"])}
+    assert mounted[grafana["environment"]["GF_PATHS_PROVISIONING"]] == ROOT / "./service/deploy/grafana/provisioning"
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert str(home.parent) == boards["options"]["path"]
+    assert (mounted[str(home.parent)] / home.name).is_file()
+
+
+def test_the_image_holds_the_packages_and_the_files_beside_them() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    packages = {pattern.removesuffix("*") for pattern in project["packages"]["find"]["include"]}
+    assert set(re.findall(r"^COPY (\w+) \./\1$", DOCKERFILE, re.MULTILINE)) == packages
+    allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    copied = {name for line in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()}
+    assert {name.removeprefix("!") for name in allowed if name.startswith("!")} == copied
+
+    data: dict[str, list[str]] = project["package-data"]
+    left_out = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "service").rglob("*")
+        if path.is_file()
+        and path.suffix not in (".py", ".pyc")
+        and DEPLOY not in path.parents
+        and not any(
+            fnmatch.fnmatch(path.relative_to(ROOT / name.replace(".", "/")).as_posix(), pattern)
+            for name, patterns in data.items()
+            if (ROOT / name.replace(".", "/")) in path.parents
+            for pattern in patterns
+        )
+    ]
+    assert left_out == [], "name them in [tool.setuptools.package-data]"
+
+
+@contextmanager
+def answering(status: int) -> Iterator[int]:
+    """A server on loopback that answers so; its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/readyz" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # the library's name
+            return
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
+def test_the_health_check_is_green_when_the_service_is_ready_whatever_proxy_is_set(status: int, healthy: bool) -> None:  # noqa: FBT001
+    (script,) = re.findall(r'^    CMD \["python", "-c", "(.*)"\]$', DOCKERFILE, re.MULTILINE)
+    with answering(status) as port:
+        variables = {**os.environ, "KVWEAVE_PORT": str(port), "http_proxy": "http://127.0.0.1:9"}
+        run = subprocess.run([sys.executable, "-c", script], env=variables, timeout=60, check=False)
+    assert (run.returncode == 0) is healthy
+
+
+def test_the_image_runs_as_nobody_in_particular_and_starts_the_service() -> None:
+    assert re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["10001:10001"]
+    (entry,) = re.findall(r'^ENTRYPOINT \["(\w+)"\]$', DOCKERFILE, re.MULTILINE)
+    (command,) = re.findall(r'^CMD \["(\w+)"\]$', DOCKERFILE, re.MULTILINE)
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert entry in scripts
+    parse([command])
+    assert set(re.findall(r"\b(KVWEAVE_\w+)=", DOCKERFILE)) <= SETTINGS
