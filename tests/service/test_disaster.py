@@ -1,0 +1,77 @@
+"""What is left after everything is lost but a backup, and what an older release left: the same answers."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from retriever.catalog import schema
+from service.demo import PASSAGES, QUESTIONS
+from tests.service.serving import KVWEAVE, Json, Service, ask, good, put_in
+
+
+def documents() -> list[Json]:
+    return [
+        {"id": f"p{number}", "title": each.title, "text": each.text, "metadata": {"place": number}}
+        for number, each in enumerate(PASSAGES)
+    ]
+
+
+def command(service: Service, *arguments: str) -> None:
+    environment = {**os.environ, "KVWEAVE_DATA": str(service.data), "KVWEAVE_STORE": store_of(service)}
+    done = subprocess.run([*KVWEAVE, *arguments], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def store_of(service: Service) -> str:
+    return f"lmdb://{service.data.parent}/store"
+
+
+def told(service: Service, key: str) -> list[Json]:
+    """What a client gets to see: answers, their sources with scores, and all documents with their metadata."""
+    with service.client(key) as client:
+        answers = [ask(client, question) for question in QUESTIONS]
+        listed = good(client.get("/v1/documents"))["documents"]
+    return [{name: each[name] for name in ("answer", "sources", "finish_reason")} for each in answers] + listed
+
+
+def origins(service: Service, key: str) -> set[str]:
+    """Where the chunks of an answer come from."""
+    with service.client(key) as client:
+        return {chunk["source"] for chunk in ask(client, QUESTIONS[0])["report"]["chunks"]}
+
+
+@pytest.mark.parametrize("blobs", [False, True])
+def test_backup_destroy_restore_gives_the_same_answers(tmp_path: Path, blobs: bool) -> None:  # noqa: FBT001
+    archive = tmp_path / "all.tar.zst"
+    with Service(tmp_path) as service:
+        key = service.key
+        with service.client() as client:
+            put_in(client, documents())
+        before = told(service, key)
+        command(service, "backup", str(archive), *(["--blobs"] if blobs else []))
+    shutil.rmtree(tmp_path / "data")
+    shutil.rmtree(tmp_path / "store")
+    command(service, "restore", str(archive))
+    with service:
+        assert origins(service, key) == ({"lmdb"} if blobs else {"computed"})
+        assert told(service, key) == before
+
+
+def test_a_catalog_of_the_version_before_goes_on(tmp_path: Path) -> None:
+    with Service(tmp_path) as service:
+        key = service.key
+        with service.client() as client:
+            put_in(client, documents())
+        before = told(service, key)
+    catalog = tmp_path / "data/tenants/default/catalog.sqlite"
+    with sqlite3.connect(catalog) as connection:
+        connection.execute("DROP TABLE limits")  # what the last step made
+        connection.execute(f"PRAGMA user_version = {schema.VERSION - 1}")
+    connection.close()
+    with service:
+        assert told(service, key) == before
+        assert origins(service, key) == {"lmdb"}
