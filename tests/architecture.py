@@ -46,7 +46,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "faiss": ("retriever", "tests"),
     **dict.fromkeys(["torch", "transformers"], ("blend", "retriever.encoder", "service", "tests")),
     **dict.fromkeys(["lmdb", "obstore"], ("store", "tests")),
-    **dict.fromkeys(["fastapi", "limits", "llguidance", "starlette"], ("service", "tests")),
+    **dict.fromkeys(["fastapi", "fastapi_offline", "limits", "llguidance", "starlette"], ("service", "tests")),
     **dict.fromkeys(["opentelemetry", "prometheus_client"], ("service.telemetry", "tests")),
     **dict.fromkeys(["pydantic_settings", "typer", "uvicorn"], ("service", "tests")),
     "service.telemetry.export": ("service.composition", "tests"),

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
 
 from service.api.console import console
+from service.api.docs import docs
 from service.api.limits import Limits
 from service.api.models.problem import Problem
 from service.api.openapi import describe, upload_body
@@ -69,6 +70,7 @@ def create_app(core_of: Callable[[], "Core"], *, extensions: Sequence[Extension]
         version=version("kvweave"),
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
         telemetry=_QUIET,
     )
@@ -78,6 +80,7 @@ def create_app(core_of: Callable[[], "Core"], *, extensions: Sequence[Extension]
     for extension in extensions:
         app.include_router(extension.router)
     app.include_router(console())
+    app.include_router(docs())
     install(app, renderers)
     app.add_middleware(Segments)
     app.add_middleware(KnownHosts, renderers=renderers)

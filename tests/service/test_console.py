@@ -198,3 +198,14 @@ def test_a_wheel_has_all_of_it() -> None:
 
 def test_no_file_is_longer_than_the_others_may_be() -> None:
     assert {name: lines for name, text in TEXTS.items() if (lines := text.count("\n")) > 400} == {}
+
+
+def test_the_reference_loads_nothing_from_another_host(client: TestClient) -> None:
+    shown = client.get("/docs")
+    assert "'self'" in shown.headers["content-security-policy"]
+    loaded = re.findall(r"""(?:href|src|url)["']?\s*[=:]\s*["']([^"']+)["']""", shown.text)
+    assert len(loaded) >= 4
+    for address in loaded:
+        assert urljoin("http://here/docs", address).startswith("http://here/")
+        assert client.get(urljoin("/docs", address)).status_code == 200, address
+    assert client.get("/docs/redoc.standalone.js").status_code == 404
