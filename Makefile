@@ -6,6 +6,7 @@ ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -c constraints.txt
+RUNS := $(VENV)/.runs
 INSTALLED := $(VENV)/.installed
 UNFINISHED := $(VENV).unfinished
 OLDEST := $(shell sed -n 's/.*transformers>=\([0-9.]*\),.*/\1.0/p' pyproject.toml)
@@ -22,10 +23,17 @@ install: $(INSTALLED) ## create the environment, again only when the dependencie
 
 # An install that was cut off is begun afresh: pip takes half a package for a whole one.
 # torch comes first and by exact version: a range makes pip fetch gigabytes of CUDA on a machine without a GPU.
-$(INSTALLED): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	@clear=$$(test ! -e $(UNFINISHED) || echo --clear); touch $(UNFINISHED); $(PYTHON) -m venv $$clear $(VENV)
 	@echo 'installing into $(VENV): a minute or two'
 	$(PIP) -q $(TORCH)
+	$(PIP) -q -e '.[readers]'
+	@touch $@ && rm $(UNFINISHED)
+
+# What the tests and checks need on top.
+$(INSTALLED): $(RUNS)
+	@test ! -e $(UNFINISHED) || $(MAKE) --always-make $(RUNS)
+	@touch $(UNFINISHED)
 	$(PIP) -q -e '.[dev]'
 	@touch $@ && rm $(UNFINISHED)
 
@@ -73,7 +81,7 @@ model: $(INSTALLED) ## train the built-in model again, into build/model
 eval: $(INSTALLED) ## the quality figures of tests/bench/LOG.md, as JSON into build/eval
 	tests/bench/quality.sh $(VENV)/bin/kvweave build/eval
 
-demo serve: $(INSTALLED)
+demo serve: $(RUNS)
 	@$(VENV)/bin/kvweave $@ $(ARGS)
 
 demo: ## a sample corpus, three questions, full prefill against blending
