@@ -46,7 +46,7 @@ def forecast(bench: Bench, found: Iterable[CorpusFile | Problem], *, price_per_t
     standing = look(bench)
     for group in Reader(bench, standing).groups(found):
         tally.add(group.tally)
-        documents += sum(len(fresh) for _, fresh in group.fresh)
+        documents += sum(len(fresh.documents) for fresh in group.fresh)
         missing += group.chunks.values()
     rate, size = _sampled(bench.press, standing.behind.prefix, missing=missing)
     tokens = sum(map(len, missing))

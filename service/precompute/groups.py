@@ -83,14 +83,24 @@ def look(bench: Bench) -> Standing:
         return Standing(behind, stored, view.limit(bench.collection, model=digest))
 
 
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """A file that was read again. One that is not `whole` has documents that could not be read."""
+
+    file: CorpusFile
+    documents: list[Document]
+    whole: bool
+
+
 @dataclass(slots=True)
 class Group:
     """Files that go together. `chunks` are to be computed; `waiting` counts those that are not yet."""
 
-    fresh: list[tuple[CorpusFile, list[Document]]] = field(default_factory=list["tuple[CorpusFile, list[Document]]"])
+    fresh: list[Fresh] = field(default_factory=list[Fresh])
     chunks: dict[str, Ids] = field(default_factory=dict[str, Ids])
     tally: Tally = field(default_factory=Tally)
     versions: list[int] = field(default_factory=list[int])
+    staged: set[str] = field(default_factory=set[str])
     waiting: int = 0
 
     @property
@@ -135,7 +145,8 @@ class Reader:
         if source is None or source.signature != signature(file, self._bench.rules):
             return False
         with self._bench.tenant.catalog.view() as view:
-            if not all(view.document(document) for document in source.documents):
+            found = [view.document(document) for document in source.documents]
+            if not all(entry and entry.collection == self._bench.collection for entry in found):
                 return False
             group.tally.unchanged += 1
             for passage in (each for document in source.documents for each in view.passages(document)):
@@ -144,10 +155,11 @@ class Reader:
 
     def _add_fresh(self, group: Group, file: CorpusFile) -> None:
         read = read_in(file)
-        group.tally.problems += read.problems
-        documents = list(self._cut(read, group.tally.problems))
-        if documents or not read.problems:
-            group.fresh.append((file, documents))
+        problems = list(read.problems)
+        documents = list(self._cut(read, problems))
+        group.tally.problems += problems
+        if documents or not problems:
+            group.fresh.append(Fresh(file, documents, whole=not problems))
         for document in documents:
             for part in document.parts:
                 self._add(group, part.id, text=part.text, settled=False)

@@ -113,8 +113,8 @@ def _connect() -> None:
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise Unavailable(
-            f"--executor ray: {_line(error)}: RAY_ADDRESS names the cluster's own HOST:PORT; where it asks for a token, "
-            f"set RAY_AUTH_MODE=token"
+            f"--executor ray: {_line(error)}: RAY_ADDRESS names the cluster's own HOST:PORT; "
+            "where it asks for a token, set RAY_AUTH_MODE=token"
         ) from None
     logging.getLogger("ray").setLevel(logging.ERROR)
     for handler in logging.getLogger("ray.data").handlers:
@@ -143,16 +143,18 @@ def _living() -> list[Row]:
 
 
 def _for_actors(settings: Settings) -> Settings:
-    """Without what they do not need, keys above all, and with a path that is the same whatever folder they run in."""
-    path = Path(settings.model)
-    nothing = {
+    """Without what they do not need, keys above all, and with names that mean the same on each node."""
+    unused = {
         "embedder": "",
         "embedder_key": SecretStr(""),
         "reranker": "",
         "reranker_key": SecretStr(""),
         "traces": "",
     }
-    return settings.model_copy(update={**nothing, "model": str(path.absolute()) if path.is_dir() else settings.model})
+    local = settings.model != "builtin" and Path(settings.model).is_dir()
+    model = str(Path(settings.model).absolute()) if local else settings.model
+    device = settings.device.partition(":")[0]  # an actor sees one GPU, whichever Ray gives it
+    return settings.model_copy(update={**unused, "model": model, "device": device})
 
 
 def _versions() -> dict[str, str]:
@@ -169,11 +171,10 @@ def _rounds(order: Order, items: Iterable[Item], *, actors: int) -> Iterator[Out
     """One after another: what comes next is read while this is computed, and what was lost goes with it."""
     coming = ((number, pickle.dumps(tuple(batch))) for number, batch in enumerate(batches(items)))
     left: dict[int, bytes] = {}
-    fruitless = 0
+    form, fruitless = _shape_now(order, actors), 0
     while True:
-        form = shape(
-            [cast("dict[str, float]", node["Resources"]) for node in _living()], order.settings.device, actors=actors
-        )
+        now = _shape_now(order, actors)
+        form = now if now.gpus == form.gpus else form  # where all GPUs are lost, none takes the place of one
         left |= islice(coming, max(0, min(WINDOW * form.actors, WIDEST) - len(left)))
         if not left:
             return
@@ -191,9 +192,14 @@ def _rounds(order: Order, items: Iterable[Item], *, actors: int) -> Iterator[Out
         left |= after
         fruitless = 0 if came else fruitless + 1
         if fruitless == ROUNDS:
-            raise Unavailable(f"no actor could compute anything ({why}): look at the nodes of the cluster")
+            raise Unavailable(f"no actor could compute anything ({why}): look at the cluster's nodes, and Ray's logs")
         if fruitless:
             time.sleep(PAUSE_S)  # until the cluster knows which nodes are lost
+
+
+def _shape_now(order: Order, actors: int) -> Shape:
+    nodes = [cast("dict[str, float]", node["Resources"]) for node in _living()]
+    return shape(nodes, order.settings.device, actors=actors)
 
 
 def _round(order: Order, left: Mapping[int, bytes], *, form: Shape) -> Iterator[tuple[int, list[Outcome]]]:

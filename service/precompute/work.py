@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from blake3 import blake3
 
 from retriever.catalog.base import Collection, Limit, SourceFile
+from retriever.documents import Document
 from retriever.readers.reading import Problem
 from service.ingest.capturing import Capturing, Item, Outcome, Purpose, Sink
 from service.precompute.corpus import CorpusFile
@@ -20,6 +21,7 @@ from service.press import Ids
 from store.base import Put
 
 RANKED = 256  # chunks whose texts are looked up together
+SWEEP_S = 60.0  # what is left then is swept by the next run
 
 Told = Callable[[Tally], None]
 Capture = Callable[[Ids, Iterable[Item]], Iterator[Outcome]]  # in any order
@@ -59,7 +61,9 @@ class Precompute:
             else:
                 run.compute_needed(groups, self._plan.budget, seen=reader.seen)
         self._bench.store.flush()
-        self._remember(standing, terms)
+        if self._plan.shard is None:
+            self._remember(standing, terms)
+            self._sweep()
         return self.tally
 
     def prune(self, names: Iterable[str]) -> None:
@@ -70,22 +74,29 @@ class Precompute:
         held = {document for name, source in known.items() if name in kept for document in source.documents}
         for name, source in known.items():
             if name not in kept:
-                gone = [document for document in source.documents if document not in held]
+                gone = _in_collection(bench, [document for document in source.documents if document not in held])
                 bench.tenant.delete(gone)
                 with bench.tenant.catalog.change() as change:
                     change.forget_source(bench.collection, name)
                 self.tally.removed += len(gone)
 
     def _begin(self) -> None:
-        """The collection, and nothing left of a run that was killed."""
+        """The collection."""
         bench = self._bench
         with bench.tenant.catalog.view() as view:
-            is_new = view.collection(bench.collection) is None
+            if view.collection(bench.collection) is not None:
+                return
         with bench.tenant.catalog.change() as change:
-            if is_new:
-                change.put_collection(Collection(bench.collection, bench.rules.to_json()))
-            if self._plan.shard is None:
-                change.drop_orphans()
+            change.put_collection(Collection(bench.collection, bench.rules.to_json()))
+
+    def _sweep(self) -> None:
+        """What runs that were killed left behind goes, and the caches of all that is gone.
+
+        Not earlier: until all files are read, any of them may bring a text back whose cache is there.
+        """
+        with self._bench.tenant.catalog.change() as change:
+            change.drop_orphans()
+        self._bench.tenant.sweep(SWEEP_S)
 
     def _terms(self) -> str:
         """What limits this run, in words that tell whether another run might come further."""
@@ -103,8 +114,6 @@ class Precompute:
 
     def _remember(self, standing: Standing, terms: str) -> None:
         """Why not all is stored, so that the next run need not try."""
-        if self._plan.shard is not None:
-            return
         limit = Limit(terms, self._held(look(self._bench))) if self.tally.over_budget else None
         if limit != standing.limit:
             with self._bench.tenant.catalog.change() as change:
@@ -122,6 +131,8 @@ class _Run:
         self._told = told
         self._owner: dict[str, Group] = {}
         self._is_full = False
+        with bench.tenant.catalog.view() as view:
+            self._known = view.sources(bench.collection)  # nobody else changes them meanwhile
 
     def compute_all(self, groups: Iterable[Group]) -> None:
         """Each group serves when all its chunks are stored, or cannot be."""
@@ -157,10 +168,13 @@ class _Run:
     def _take(self, items: Iterable[Item], *, sink: Sink) -> None:
         capturing = Capturing(self._bench.press, sink, purpose=Purpose.JOB)
         capture = self._plan.capture or capturing.run
+        start = time.perf_counter() - self._tally.seconds.get("index", 0.0)
         for outcome in capture(self._standing.behind.prefix, items):
-            self._count(outcome)
             if self._plan.capture is None:
                 self._tally.seconds |= asdict(capturing.spent)
+            else:  # what is not spent on indexing here is waited for
+                self._tally.seconds["compute"] = time.perf_counter() - start - self._tally.seconds.get("index", 0.0)
+            self._count(outcome)
             self._told(self._tally)
 
     def _asked(self, groups: Iterable[Group]) -> Iterator[Item]:
@@ -219,42 +233,62 @@ class _Run:
 
     def _open(self, group: Group) -> None:
         """Its documents are kept and indexed, to serve later: those that do not serve already, just so."""
-        bench = self._bench
         self._tally.add(group.tally)
         if self._plan.shard is not None:
             return
-        documents = [document for _, found in group.fresh for document in found]
         with self._timed("index"):
-            with bench.tenant.catalog.view() as view:
-                fresh = [each for each in documents if not view.serves(each, collection=bench.collection)]
-            if fresh:
-                group.versions = bench.tenant.library.stage_all(fresh, collection=bench.collection)
+            self._stage(group, [document for fresh in group.fresh for document in fresh.documents])
         self._told(self._tally)
+
+    def _stage(self, group: Group, documents: Iterable[Document]) -> None:
+        bench = self._bench
+        with bench.tenant.catalog.view() as view:
+            fresh = [each for each in documents if not view.serves(each, collection=bench.collection)]
+        if fresh:
+            group.versions += bench.tenant.library.stage_all(fresh, collection=bench.collection)
+            group.staged |= {each.id for each in fresh}
 
     def _close(self, group: Group) -> None:
         """Its documents serve, in one transaction with the memory of their files: a known file's documents serve."""
         bench = self._bench
         if self._plan.shard is not None or not group.fresh:
             return
-        dropped: list[str] = []
         with self._timed("index"):
-            with bench.tenant.catalog.view() as view:
-                known = view.sources(bench.collection)
+            fresh = [document for fresh in group.fresh for document in fresh.documents]
+            self._stage(group, [each for each in fresh if each.id not in group.staged])  # that another file let go
+            sources, dropped = self._sources(group)
             with bench.tenant.catalog.change() as change:
                 for version in group.versions:
                     change.serve(version)
-                for file, documents in group.fresh:
-                    ids = tuple(document.id for document in documents)
-                    before = known.get(file.name)
-                    dropped += [each for each in (before.documents if before else ()) if each not in ids]
-                    source = SourceFile(signature(file, bench.rules), ids)
-                    change.put_source(bench.collection, file.name, source=source)
+                for name, source in sources.items():
+                    change.put_source(bench.collection, name, source=source)
                 if dropped:
                     change.delete(dropped)
-            bench.tenant.sweep(5.0)
         self._tally.removed += len(dropped)
         self._tally.documents += len(group.versions)
         self._told(self._tally)
+
+    def _sources(self, group: Group) -> tuple[dict[str, SourceFile], list[str]]:
+        """What is remembered of its files, and the documents that no file has any more.
+
+        What could not be read of a file stays as it was, and the file is read again by the next run.
+        """
+        sources: dict[str, SourceFile] = {}
+        left: list[str] = []
+        for fresh in group.fresh:
+            ids = tuple(document.id for document in fresh.documents)
+            before = self._known.get(fresh.file.name)
+            others = tuple(each for each in (before.documents if before else ()) if each not in ids)
+            if fresh.whole:
+                sources[fresh.file.name] = SourceFile(signature(fresh.file, self._bench.rules), ids)
+                left += others
+            else:
+                sources[fresh.file.name] = SourceFile("", (*ids, *others))
+        self._known |= sources
+        if not left:
+            return sources, []
+        held = {document for source in self._known.values() for document in source.documents}
+        return sources, _in_collection(self._bench, [each for each in dict.fromkeys(left) if each not in held])
 
     @contextmanager
     def _timed(self, stage: str) -> Generator[None]:
@@ -263,6 +297,13 @@ class _Run:
             yield
         finally:
             self._tally.spend(stage, time.perf_counter() - start)
+
+
+def _in_collection(bench: Bench, documents: Iterable[str]) -> list[str]:
+    """Those of them that are: a corpus that was put into another one took its documents there."""
+    with bench.tenant.catalog.view() as view:
+        found = [view.document(document) for document in documents]
+    return [entry.id for entry in found if entry and entry.collection == bench.collection]
 
 
 def _ahead(groups: Iterator[Group], pool: Executor) -> Iterator[Group]:

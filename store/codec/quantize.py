@@ -35,6 +35,7 @@ def _places() -> NDArray[np.int64]:
 
 
 _GRID = _grid()
+_INVERSES = np.float32(1) / _GRID
 _PLACES = _places()
 
 
@@ -47,8 +48,15 @@ class Steps:
 
     def values(self) -> Scales:
         """The step sizes, every one exact in bfloat16."""
+        return self._taken(_GRID)
+
+    def inverses(self) -> Scales:
+        """One over each of them, zero for zero."""
+        return self._taken(_INVERSES)
+
+    def _taken(self, table: Scales) -> Scales:
         places = self.codes.astype(np.int64) + (self.top - _LOWEST - _TOP)
-        return np.where(self.codes > 0, _GRID.take(places, mode="clip"), np.float32(0))
+        return np.where(self.codes > 0, table.take(places, mode="clip"), np.float32(0))
 
 
 def choose_steps(absmax: Floats, bits: int) -> Steps:
@@ -57,19 +65,18 @@ def choose_steps(absmax: Floats, bits: int) -> Steps:
     A byte spans 16 octaves: a channel quieter than the loudest by more gets the smallest step there is.
     """
     wanted = absmax * np.float32(2.0 ** (1 - bits))
-    places = _PLACES.take((np.abs(wanted).view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16))
+    places = _PLACES.take((wanted.view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16))
     top = max(int(places.max()), _LOWEST + _TOP)
-    codes = np.where(absmax > 0, (places - top + _TOP).clip(1, _TOP), 0)
-    return Steps(codes.astype(np.uint8), top)
+    codes = np.maximum(places - (top - _TOP), 1).astype(np.uint8)
+    codes *= absmax > 0
+    return Steps(codes, top)
 
 
 def quantize(x: Floats, bits: int, *, axis: int) -> tuple[Codes, Steps]:
     """Codes (H, D, P) and steps of x (H, T, D). `axis` shares a step: 1 a channel's tokens, 2 a token's channels."""
     absmax = np.abs(x).max(axis=axis, keepdims=True)
     steps = choose_steps(absmax, bits)
-    sizes = steps.values()
-    inverse = np.divide(1.0, sizes, where=sizes > 0, out=np.zeros_like(sizes))
-    scaled = x * inverse
+    scaled = x * steps.inverses()
     scaled += np.float32(2 ** (bits - 1))
     np.minimum(scaled, np.float32(2**bits - 1), out=scaled)  # the cut to whole numbers is one to zero
     return pack(scaled.astype(np.uint8), codes_per_byte(bits)), steps
