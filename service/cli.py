@@ -1,46 +1,83 @@
-"""The command `kvweave`: its commands gathered, and errors as one line. Loads neither torch nor a server."""
+"""The command `kvweave`: its commands gathered, and what goes wrong as one line. Loads neither torch nor a server."""
 
 import sys
+from typing import Annotated
 
 import typer
 
-from blend.errors import BlendError
-from retriever.errors import RetrieverError
+from service.commands import pages
 from service.commands.asking import ask, search
 from service.commands.backup import backup, restore
 from service.commands.bench import bench
 from service.commands.demo import demo
 from service.commands.evaluate import evaluate
+from service.commands.failing import expected, sentence, usage
 from service.commands.keys import keys
 from service.commands.precompute import precompute
+from service.commands.screen import tell
 from service.commands.serve import serve
 from service.commands.stores import gc, stats, verify
-from service.errors import ServiceError
-from service.settings import SettingsError
-from store.errors import StoreError
 
-app = typer.Typer(
-    name="kvweave", help="A RAG chunk-cache service.", no_args_is_help=True, pretty_exceptions_enable=False
-)  # fmt: skip
+STOPPED = 130  # by Ctrl-C
+GROUPS = {
+    "Start": (demo, serve),
+    "Corpus": (precompute,),
+    "Ask a running service": (ask, search),
+    "Store": (stats, verify, gc),
+    "Keys and backups": (backup, restore),
+}
+END = """
+Begin with:
+  kvweave demo
+  kvweave COMMAND --help
 
-for command in (demo, serve, precompute, ask, search, stats, verify, gc, backup, restore, bench):
-    app.command()(command)
-app.command("eval")(evaluate)
-app.add_typer(keys)
+Exit codes:
+  0    done
+  1    done, but a file, a blob or an answer failed
+  2    it could not be done; one line says why
+  130  stopped by Ctrl-C
+
+Settings come from variables such as KVWEAVE_DATA and KVWEAVE_MODEL, or from the TOML file that KVWEAVE_CONFIG names.
+"""
+
+app = typer.Typer(name="kvweave", cls=pages.Contents, no_args_is_help=True, pretty_exceptions_enable=False, epilog=END)
+
+for group, commands in GROUPS.items():
+    for command in commands:
+        pages.command(app, group=group)(command)
+app.add_typer(keys, rich_help_panel="Keys and backups")
+pages.command(app, "eval", group="Measure")(evaluate)
+pages.command(app, group="Measure")(bench)
 
 
 @app.callback()
-def root() -> None:
-    """Keeps the caches of document chunks, compressed and verified.
-
-    Example: kvweave stats --store lmdb:///var/lib/kvweave
+def root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=pages.tell_version)
+    ] = False,
+) -> None:
+    """Answer questions over your documents with a language model, sooner: what it computes for each chunk of text is
+    kept, compressed and verified, and fused into every prompt that needs it.
     """
 
 
 def main() -> None:
-    """Run the command; an expected error is one line with the remedy."""
+    """Run the command. What cannot be done is one line with the remedy; a traceback is a fault of this code."""
     try:
-        app()
-    except (BlendError, RetrieverError, ServiceError, SettingsError, StoreError) as error:
-        typer.echo(f"kvweave: {error}", err=True)
-        sys.exit(2)
+        code = app(prog_name="kvweave", standalone_mode=False)
+    except SystemExit:  # of a completion; what is expected need not be known
+        raise
+    except (KeyboardInterrupt, typer.Abort):
+        code = STOPPED
+    except typer.TyperException as error:
+        code = _told(usage(error))
+    except expected() as error:
+        code = _told(sentence(error))
+    sys.exit(code or 0)
+
+
+def _told(line: str) -> int:
+    if line:
+        tell(f"kvweave: {line}", err=True)
+    return 2

@@ -102,8 +102,8 @@ def load_settings() -> Settings:
         raise SettingsError(f"{CONFIG} names {file}, which is no file")
     try:
         return Settings()  # pyright: ignore[reportCallIssue] (its fields come from the sources)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file} is not valid TOML: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file} is not valid TOML in UTF-8: {error}") from None
     except ValidationError as error:
         raise SettingsError("; ".join(_sentence(each["loc"], each["msg"]) for each in error.errors())) from None
 

@@ -40,6 +40,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "retriever.encoder": ("service.composition", "tests"),
     "blend": ("blend", "service", "tests"),
     "store": ("store", "service.composition", "tests"),
+    "store.url": ("store", "service.composition", "service.commands", "tests"),
     **dict.fromkeys(RECORDS, ("store", "blend", "service", "tests")),
     **dict.fromkeys(CONTRACTS, ("store", "service", "tests")),
     "tests": ("tests",),

@@ -1,13 +1,15 @@
 """Compares the documentation with the code: what exists is documented, what is documented exists."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import pytest
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
+from typer.core import TyperCommand, TyperGroup
 
 from service.application import application
 from service.cli import app as cli
@@ -23,6 +25,8 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 MOST_SETTINGS = 30
 WORDS_OF_A_SENTENCE = 4
+
+Command = TyperCommand | TyperGroup
 
 
 def code_in(markdown: str) -> str:
@@ -51,6 +55,48 @@ def paths_in(markdown: str) -> set[str]:
 def shape(path: str) -> str:
     """A path with its parameters' names left out: the reader need not see ours."""
     return re.sub(r"\{\w+\}", "{}", path)
+
+
+def command_lines_in(markdown: str) -> list[list[str]]:
+    """What stands behind `kvweave` in the lines of fenced blocks, as a shell hands it over."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", markdown, re.MULTILINE | re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    split = [shlex.split(line, comments=True) for line in lines if re.search(r"(^|\s)kvweave\s", line)]
+    return [words[words.index("kvweave") + 1 :] for words in split if "kvweave" in words]
+
+
+def options_in(markdown: str) -> set[str]:
+    """Those that prose names, alone or behind their command: these with it, as in `gc --compact`."""
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL))
+    found: set[str] = set()
+    for span in spans:
+        told = re.match(r"(?:.*\bkvweave ([a-z]+(?: [a-z]+)?) .*?)?(?<![\w-])(--[a-z][a-z-]*)", span)
+        found |= {f"{told[1]} {told[2]}" if told[1] else told[2]} if told else set()
+    return found
+
+
+def command_line() -> TyperGroup:
+    return cast("TyperGroup", typer.main.get_command(cli))
+
+
+def below(command: Command) -> dict[str, Command]:
+    return cast("dict[str, Command]", command.commands) if isinstance(command, TyperGroup) else {}
+
+
+def check(words: list[str], command: Command) -> None:
+    """Parse a command line and run nothing. Raises what the command line would say."""
+    rest = list(words)
+    while inner := below(command):
+        command = inner[rest.pop(0)]
+    command.make_context(command.name, rest)
+
+
+def options_of(command: Command, path: str = "") -> Iterator[str]:
+    """Of a command and those below it: each alone, and behind its command."""
+    for option in ("--help", *(name for parameter in command.params for name in parameter.opts)):
+        yield from (option, f"{path} {option}")
+    for name, inner in below(command).items():
+        yield from options_of(inner, f"{path} {name}".strip())
 
 
 def is_served(path: str, endpoints: set[str]) -> bool:
@@ -97,6 +143,18 @@ def test_the_commands_are_the_documented_ones(commands: set[str]) -> None:
     assert commands_in(README) == commands
 
 
+def test_the_command_lines_are_ones_that_the_commands_take() -> None:
+    lines = command_lines_in(README)
+    assert {line[0] for line in lines} >= {"precompute", "serve", "ask", "bench", "eval", "backup", "restore", "gc"}
+    for line in lines:
+        check(line, command_line())
+
+
+def test_the_options_that_prose_names_exist() -> None:
+    assert "--save" in options_in(README)
+    assert options_in(README) <= set(options_of(command_line()))
+
+
 def test_the_settings_are_the_documented_ones(settings: set[str]) -> None:
     assert settings
     assert settings_in(README) == settings
@@ -112,6 +170,36 @@ def test_each_setting_is_described_in_the_line_that_names_it(settings: set[str])
         words = re.findall(r"[A-Za-z]+", re.sub(r"`[^`]*`", "", line))
         described |= settings_in(line) if len(words) >= WORDS_OF_A_SENTENCE else set()
     assert settings - described == set()
+
+
+def test_the_defaults_of_settings_are_the_documented_ones() -> None:
+    prefix = str(Settings.model_config.get("env_prefix", "")).upper()
+    for name, field in Settings.model_fields.items():
+        default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
+        if field.default_factory is None:  # others depend on the machine
+            shown = f"`{str(default).lower()}`" if default not in ("", None) else "none"
+            assert f"\n| `{prefix}{name.upper()}` | {shown} |" in README
+
+
+def sizes() -> dict[str, int]:
+    """Bytes of a token by model, as the table of sizing has them."""
+    row = r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d.]+) \|$"
+    [bits] = re.findall(r"plans\s+with\s+([\d.]+)\s+bits", README)
+    found: dict[str, int] = {}
+    for name, layers, heads, dim, nbytes, packed in re.findall(row, README, re.MULTILINE):
+        numbers = 2 * int(layers) * int(heads) * int(dim)
+        assert (name, nbytes) == (name, f"{2 * numbers:,}")
+        assert (name, packed) == (name, f"{numbers * float(bits) / 8 / 1000:.1f}")
+        found[name] = 2 * numbers
+    return found
+
+
+def test_the_sizes_of_models_follow_from_their_shapes() -> None:
+    known = sizes()
+    assert len(known) > 10
+    eight = next(nbytes for name, nbytes in known.items() if name.startswith("Llama 3.1 8B"))
+    tokens = Settings.model_fields["kv_bytes"].default // eight
+    assert re.search(rf"4\s+GiB\s+holds\s+{tokens:,}\s+tokens\s+of\s+an\s+8B", README)
 
 
 def test_every_endpoint_is_documented(endpoints: set[str]) -> None:
@@ -150,6 +238,30 @@ def test_prose_is_not_read_as_code() -> None:
     assert targets_in(SAMPLE) == {"test"}
     assert settings_in(SAMPLE) == {"KVWEAVE_STORE"}
     assert paths_in(SAMPLE) == {"/v1/jobs/{id}", "/v1/documents/handbook"}
+
+
+GONE = """
+```
+KVWEAVE_PORT=1 kvweave keys create --tenant acme \\
+    --filter '{"team": "law"}'     # a key
+docker compose exec service kvweave verify --json | tail
+kvweave serve --colour red
+```
+and `kvweave gc --colour`, `--json`
+"""
+
+
+def test_a_command_line_is_read_as_a_shell_reads_it() -> None:
+    keys, verify, serve = command_lines_in(GONE)
+    assert keys == ["keys", "create", "--tenant", "acme", "--filter", '{"team": "law"}']
+    assert (verify[:2], serve) == (["verify", "--json"], ["serve", "--colour", "red"])
+
+
+def test_a_stale_option_is_noticed() -> None:
+    command = command_line()
+    with pytest.raises(Exception, match="--colour"):
+        check(["serve", "--colour", "red"], command)
+    assert options_in(GONE) - set(options_of(command)) == {"gc --colour"}
 
 
 def test_an_example_leads_to_an_endpoint_and_a_stale_one_does_not() -> None:

@@ -3,30 +3,58 @@
 import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
-import httpx
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
 
-from service.access.moving import ADMIN_KEY
-from service.errors import ServiceError, Unauthorized, Unavailable
-from service.settings import Settings, load_settings
+from service.commands.options import AsJson, a_policy
+from service.commands.screen import address, console, tell
+
+if TYPE_CHECKING:
+    import httpx
+
+    from service.settings import Settings
 
 Json = dict[str, object]
 
 SHOWN = 100  # letters of a passage in a table
+WIDE = 100  # columns, from which on sources are a table
+WAIT_S = 600  # for an answer; a queue may be long
 
-Question = Annotated[str, typer.Argument(help="In plain words.")]
-Url = Annotated[str, typer.Option(help="Where the service is; by default as in the settings.", show_default=False)]
-Key = Annotated[str, typer.Option(help="An API key; by default the one in the data folder.", show_default=False)]
-Within = Annotated[str, typer.Option(help="One collection; all by default.", show_default=False)]
-Where = Annotated[str, typer.Option("--filter", help="A filter on metadata, as JSON.", show_default=False)]
-TopK = Annotated[int, typer.Option(help="How many chunks; the service's own number by default.", show_default=False)]
-Policy = Annotated[str, typer.Option(help="How chunks are reused, such as full.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+PLACE = "Where the service is"
+
+Question = Annotated[str, typer.Argument(help="In plain words.", metavar="QUESTION")]
+Url = Annotated[
+    str,
+    typer.Option(metavar="URL", help="By default as in the settings.", show_default=False, rich_help_panel=PLACE),
+]
+Key = Annotated[
+    str,
+    typer.Option(
+        metavar="KEY", help="An API key; by default that of admin.key in the data folder.", show_default=False,
+        rich_help_panel=PLACE,
+    ),
+]  # fmt: skip
+Within = Annotated[str, typer.Option(metavar="NAME", help="One collection; all by default.", show_default=False)]
+Where = Annotated[str, typer.Option("--filter", metavar="JSON", help="A filter on metadata.", show_default=False)]
+TopK = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="How many chunks; by default as the service is set.", min=0, show_default=False),
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="How chunks are reused; full computes all anew.",
+        show_default=False,
+        autocompletion=a_policy,
+    ),
+]
 
 
 def ask(
@@ -34,7 +62,7 @@ def ask(
     *,
     collection: Within = "",
     where: Where = "",
-    top_k: TopK = -1,
+    top_k: TopK = None,
     policy: Policy = "",
     url: Url = "",
     key: Key = "",
@@ -42,7 +70,12 @@ def ask(
 ) -> None:
     """Ask a running service, and show the answer as it comes, with its sources.
 
-    Example: kvweave ask "Which animal does Halio keep?" --filter '{"lang": "en"}'
+    The answer and its sources go to standard output, what it took to standard error.
+
+    Examples:
+      kvweave ask "Which animal does Halio keep?"
+      kvweave ask "Who lives in K7?" --filter '{"lang": "en"}'
+      kvweave ask "Who lives in K7?" --policy full --json
     """
     body: Json = {"question": question, **_narrowed(collection, where, top_k=top_k)}
     body |= {"blend": {"policy": policy}} if policy else {}
@@ -54,8 +87,7 @@ def ask(
             if not response.is_success:
                 response.read()
                 _good(response)
-            for name, event in _events(response.iter_lines()):
-                _tell(name, event)
+            _tell_all(_events(response))
 
 
 def search(
@@ -63,14 +95,16 @@ def search(
     *,
     collection: Within = "",
     where: Where = "",
-    top_k: TopK = -1,
+    top_k: TopK = None,
     url: Url = "",
     key: Key = "",
     as_json: AsJson = False,
 ) -> None:
     """Show the chunks of a running service that fit best.
 
-    Example: kvweave search "badger" --collection letters --top-k 3
+    Examples:
+      kvweave search "badger"
+      kvweave search "badger" --collection letters --top-k 3
     """
     body: Json = {"query": question, **_narrowed(collection, where, top_k=top_k)}
     with _client(url, key) as client:
@@ -81,49 +115,77 @@ def search(
     _sources(cast("list[Json]", found["hits"]))
 
 
-def _narrowed(collection: str, where: str, *, top_k: int) -> Json:
+def _narrowed(collection: str, where: str, *, top_k: int | None) -> Json:
+    from service.errors import Invalid
+
     try:
         condition = json.loads(where) if where else None
-    except ValueError as error:
-        raise typer.BadParameter(f'--filter takes JSON such as \'{{"lang": "en"}}\': {error}') from None
-    wanted: Json = {"collection": collection or None, "filter": condition, "top_k": None if top_k < 0 else top_k}
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f'--filter takes JSON such as \'{{"lang": "en"}}\', got {where[:60]!r}: {error}') from None
+    wanted: Json = {"collection": collection or None, "filter": condition, "top_k": top_k}
     return {name: value for name, value in wanted.items() if value is not None}
 
 
 @contextmanager
-def _client(url: str, key: str) -> Generator[httpx.Client]:
+def _client(url: str, key: str) -> Generator["httpx.Client"]:
+    import httpx
+
+    from service.errors import Invalid, Unavailable
+    from service.settings import load_settings
+
     settings = load_settings()
-    url, key = url or f"http://{settings.host}:{settings.port}", key or _key(settings)
+    url, key = url or address(settings.host, settings.port), key or _key(settings)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=600) as client:
+        with httpx.Client(base_url=url, headers=headers, timeout=WAIT_S) as client:
             yield client
-    except httpx.TransportError as error:
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError):
+        raise Invalid(f"--url {url!r} is no address: write it as http://127.0.0.1:8000") from None
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise Unavailable(f"no service answers at {url} ({error}): run kvweave serve, or name its --url") from None
+    except httpx.TimeoutException:
+        raise Unavailable(f"{url} did not answer within {WAIT_S} s: its log says what it does; ask again") from None
+    except httpx.TransportError as error:
+        raise Unavailable(f"{url} broke off ({error}): see the service's log, and ask again") from None
 
 
-def _key(settings: Settings) -> str:
+def _key(settings: "Settings") -> str:
+    from service.access.moving import ADMIN_KEY
+
     try:
         return (settings.data / ADMIN_KEY).read_text("ascii").strip()
-    except OSError:
+    except (OSError, UnicodeError):
         return ""
 
 
-def _good(response: httpx.Response) -> Json:
+def _good(response: "httpx.Response") -> Json:
     """The body of what succeeded; what the service says of what did not."""
-    if response.is_success:
-        return cast(Json, response.json())
+    from service.errors import ServiceError, Unauthorized
+
     try:
-        problem = cast(Json, response.json())
+        body: object = response.json()
     except ValueError:
-        problem = {}
-    said = str(problem.get("detail") or f"the service answered {response.status_code}")
-    raise (Unauthorized if response.status_code == 401 else ServiceError)(said)
+        body = None
+    found = cast(Json, body) if isinstance(body, dict) else {}
+    if response.is_success:
+        return found or _strange(response)
+    said = str(found.get("detail") or f"{response.url} answered {response.status_code}: is it a kvweave service?")
+    if response.status_code == 401:
+        raise Unauthorized(f"{said}; name it by --key")
+    raise ServiceError(said)
 
 
-def _events(lines: Iterator[str]) -> Iterator[tuple[str, Json]]:
+def _strange(response: "httpx.Response") -> Json:
+    from service.errors import ServiceError
+
+    raise ServiceError(f"what answers at {response.url} is no kvweave service: name its --url")
+
+
+def _events(response: "httpx.Response") -> Iterator[tuple[str, Json]]:
+    if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
+        _strange(response)
     name = ""
-    for line in lines:
+    for line in response.iter_lines():
         field, _, value = line.partition(": ")
         if field == "event":
             name = value
@@ -131,38 +193,74 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, Json]]:
             yield name, cast(Json, json.loads(value))
 
 
-def _tell(name: str, event: Json) -> None:
-    match name:
-        case "token":
-            typer.echo(event["text"], nl=False)
-        case "error":
-            typer.echo()
-            raise ServiceError(str(event.get("detail", "the answer ended early")))
-        case "done":
-            typer.echo()
-            _sources(cast("list[Json]", event["sources"]))
-            _account(event)
-        case _:
-            pass
+def _tell_all(events: Iterator[tuple[str, Json]]) -> None:
+    from service.errors import ServiceError
+
+    for name, event in events:
+        match name:
+            case "token":
+                typer.echo(event["text"], nl=False)
+            case "error":
+                typer.echo()
+                raise ServiceError(str(event.get("detail", "the answer ended early")))
+            case "done":
+                typer.echo("\n")
+                _sources(cast("list[Json]", event["sources"]))
+                _account(event)
+                return
+            case _:
+                pass
+    typer.echo()
+    raise ServiceError("the answer ended early: the service was stopped; ask again")
 
 
 def _sources(found: list[Json]) -> None:
     if not found:
-        typer.echo("Nothing was found.", err=True)
+        tell("Nothing was found.", err=True)
         return
-    table = Table("score", "document", "title", "text", box=SIMPLE_HEAD, pad_edge=False)
+    screen = console()
+    if screen.width < WIDE:
+        for place, each in enumerate(found):
+            _paragraph(each, above=int(place > 0))
+        return
+    table = Table(
+        *(Column(name, no_wrap=True) for name in ("score", "document")),
+        "title",
+        "text",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
     for each in found:
-        text = " ".join(str(each["text"]).split())
-        shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
-        table.add_row(f"{float(str(each['score'])):.2f}", str(each["document_id"]), str(each["title"]), shown)
-    Console().print(table)
+        table.add_row(
+            _score(each), *(escape(str(each[name])) for name in ("document_id", "title")), escape(_shown(each))
+        )
+    screen.print(table)
+
+
+def _paragraph(found: Json, *, above: int) -> None:
+    """For narrow terminals: what tells it from the others in one line, its text below."""
+    screen, title = console(), str(found["title"])
+    name = str(found["document_id"])
+    head = Text.assemble(_score(found), "  ", (name, "bold"), f"  {title}" if title not in ("", name) else "")
+    screen.print(Padding(head, (above, 0, 0, 0), expand=False))
+    screen.print(Padding(Text(_shown(found)), (0, 0, 0, 2), expand=False))
+
+
+def _score(found: Json) -> str:
+    return f"{float(str(found['score'])):.2f}"
+
+
+def _shown(found: Json) -> str:
+    text = " ".join(str(found["text"]).split())
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
 def _account(event: Json) -> None:
     usage = cast("dict[str, int]", event["usage"])
     timings = cast("dict[str, float]", cast(Json, event["report"])["timings_ms"])
-    typer.echo(
-        f"{usage['prompt_tokens']:,} prompt tokens, {usage['reused_tokens']:,} reused, "
+    tell(
+        f"\n{usage['prompt_tokens']:,} prompt tokens, {usage['reused_tokens']:,} reused, "
         f"{usage['recomputed_tokens']:,} recomputed; first token {timings.get('first_token', 0):.0f} ms",
         err=True,
     )

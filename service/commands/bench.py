@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from service.errors import Invalid
-from service.settings import load_settings
+from service.commands.options import AsJson
+from service.commands.options import codecs as complete_codecs
+from service.commands.options import policies as complete_policies
+from service.commands.screen import console, many, tell
 
 if TYPE_CHECKING:
     from service.measure.asking import Row
@@ -26,30 +27,75 @@ if TYPE_CHECKING:
 MB = 1e6
 WIDE = 80  # columns, from which on tables have air
 
+PROMPTS, MEDIUM = "Prompts", "Model and store"
+
 Named = Annotated[
-    str, typer.Option("--model", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False)
+    str,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="Hub name or folder; KVWEAVE_MODEL by default.",
+        show_default=False,
+        rich_help_panel=MEDIUM,
+    ),
 ]
-Chunks = Annotated[str, typer.Option(help="How many chunks the prompts have, with commas.")]
+Chunks = Annotated[
+    str, typer.Option(metavar="LIST", help="How many chunks the prompts have, with commas.", rich_help_panel=PROMPTS)
+]
 Tokens = Annotated[
     int | None,
-    typer.Option(help="Tokens of a chunk; KVWEAVE_CHUNK_TOKENS by default.", min=16, max=4096, show_default=False),
+    typer.Option(
+        metavar="N",
+        help="Tokens of a chunk; by default as in the settings.",
+        min=16,
+        max=4096,
+        show_default=False,
+        rich_help_panel=PROMPTS,
+    ),
 ]
 Policies = Annotated[
-    str, typer.Option(help="Policies besides full and the settings' own, with commas.", show_default=False)
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Policies besides full and the settings' own, with commas.",
+        show_default=False,
+        rich_help_panel=PROMPTS,
+        autocompletion=complete_policies,
+    ),
 ]
-Codecs = Annotated[str, typer.Option(help="Codecs besides the settings' own, with commas; they are packed alone.")]
-Repeats = Annotated[int, typer.Option(help="Rounds that count; figures are medians.", min=1)]
+Codecs = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Codecs besides the settings' own, with commas; by default lossless, q8, q6, q4, q3 and q2.",
+        show_default=False,
+        rich_help_panel=MEDIUM,
+        autocompletion=complete_codecs,
+    ),
+]
+Repeats = Annotated[
+    int,
+    typer.Option(metavar="N", help="Rounds that count; figures are medians.", min=1, rich_help_panel=PROMPTS),
+]
 Corpus = Annotated[
     str,
-    typer.Option(help="A file, folder or pattern to take chunks from; made-up texts by default.", show_default=False),
+    typer.Option(
+        metavar="PATH",
+        help="A file, folder or pattern to take chunks from; made-up texts by default.",
+        show_default=False,
+        rich_help_panel=PROMPTS,
+    ),
 ]
 StoreUrl = Annotated[
     str,
     typer.Option(
-        "--store", help="URL of a store to measure; by default a new LMDB, gone afterwards.", show_default=False
+        "--store",
+        metavar="URL",
+        help="The store to measure; by default a new LMDB, gone afterwards.",
+        show_default=False,
+        rich_help_panel=MEDIUM,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def bench(
@@ -64,13 +110,17 @@ def bench(
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measure what reuse is worth with this model on this machine: speeds, sizes, and when the first token comes.
+    """Measure what reuse is worth with your model on this machine: speeds, sizes, and when the first token comes.
 
     What is written into a store that is named goes again, also when this is interrupted.
 
-    Example: kvweave bench --model ./my-model --store s3://bucket/prefix --chunks 4,16 --policies reuse,heads
+    Examples:
+      kvweave bench --chunks 2,5 --repeats 3
+      kvweave bench --model ./my-model --policies reuse,heads
+      kvweave bench --store s3://bucket/prefix --json
     """
     from service.measure.run import Plan, measure
+    from service.settings import load_settings
 
     settings = load_settings()
     settings = settings.model_copy(update={"model": model}) if model else settings
@@ -87,7 +137,7 @@ def bench(
     with _ended_in_order(), _progress(plan.steps) as told:
         found = measure(settings, plan, told=told)
     for problem in found.problems:
-        typer.echo(f"not read: {problem.place}: {problem.reason}", err=True)
+        tell(f"not read: {problem.place}: {problem.reason}", err=True)
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2, allow_nan=False))
     else:
@@ -99,6 +149,8 @@ def _listed(text: str) -> list[str]:
 
 
 def _number(text: str) -> int:
+    from service.errors import Invalid
+
     try:
         return int(text)
     except ValueError:
@@ -123,7 +175,7 @@ def _ended_in_order() -> Generator[None]:
 @contextmanager
 def _progress(steps: int) -> Generator[Callable[[str], None]]:
     """A bar on a terminal, a line for each new stage elsewhere; on standard error, so that the output stays clean."""
-    console = Console(stderr=True)
+    screen = console(stderr=True)
     last = ""
 
     def line(stage: str) -> None:
@@ -132,11 +184,11 @@ def _progress(steps: int) -> Generator[Callable[[str], None]]:
             last = stage
             typer.echo(stage, err=True)
 
-    if not console.is_terminal:
+    if not screen.is_terminal:
         yield line
         return
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True)
+    bar = Progress(*columns, console=screen, transient=True)
     task = bar.add_task("", total=steps)
 
     def advance(stage: str) -> None:
@@ -150,25 +202,24 @@ def _progress(steps: int) -> Generator[Callable[[str], None]]:
 
 
 def _show(found: "Measured", *, repeats: int) -> None:
-    console = Console()
-    padding = 1 if console.width >= WIDE else 0
+    screen = console()
+    padding = 1 if screen.width >= WIDE else 0
     needed = found.worth.needed_bytes_per_s
-    console.print(_model_table(found.facts, prefill=found.worth.prefill_tokens_per_s))
-    console.print()
-    console.print(_codec_table(found.codecs, prefill=found.worth.prefill_tokens_per_s, padding=padding))
-    console.print()
-    console.print(_prompt_table(found.rows, repeats=repeats, padding=padding))
-    console.print()
+    screen.print(_model_table(found.facts, prefill=found.worth.prefill_tokens_per_s))
+    screen.print()
+    screen.print(_codec_table(found.codecs, prefill=found.worth.prefill_tokens_per_s, padding=padding))
+    screen.print()
+    screen.print(_prompt_table(found.rows, repeats=repeats, padding=padding))
+    screen.print()
     for note in found.notes:
-        console.print(note, highlight=False)
+        screen.print(note)
     reads = ", ".join(f"{each.tier} {each.bytes_per_s / MB:,.0f} MB/s" for each in found.tiers)
-    console.print(
+    screen.print(
         f"The store reads, on one thread and right after writing: {reads}. Reuse cannot pay below "
         f"{needed / MB:,.1f} MB/s ({found.worth.bytes_per_token:,.0f} bytes a token x "
         f"{found.worth.prefill_tokens_per_s:,.0f} tokens/s).",
-        highlight=False,
     )
-    console.print(found.worth.sentence, highlight=False, style="bold")
+    screen.print(found.worth.sentence, style="bold")
 
 
 def _table(*columns: str | Column, title: str, caption: str, padding: int) -> Table:
@@ -191,7 +242,7 @@ def _model_table(facts: "Facts", *, prefill: float) -> Table:
     table = Table.grid(padding=(0, 2))
     own = "" if facts.own_layers == facts.layers else f", {facts.own_layers} with keys and values of their own"
     rows = {
-        "model": f"{facts.model} ({facts.dtype}, {facts.device}, {_many(facts.threads, 'thread')})",
+        "model": f"{facts.model} ({facts.dtype}, {facts.device}, {many(facts.threads, 'thread')})",
         "layers": f"{facts.layers}{own}",
         "window": f"{facts.window:,} tokens",
         "KV": f"{facts.bytes_per_token:,.0f} bytes a token before packing",
@@ -235,7 +286,7 @@ def _prompt_table(rows: "tuple[Row, ...]", *, repeats: int, padding: int) -> Tab
         Column("policy", no_wrap=True),
         *columns,
         title="Time to the first token",
-        caption=f"medians of {_many(repeats, 'round')}; chunks came from {sources}; {meaning}",
+        caption=f"medians of {many(repeats, 'round')}; chunks came from {sources}; {meaning}",
         padding=padding,
     )
     for place, row in enumerate(rows):
@@ -253,10 +304,6 @@ def _prompt_table(rows: "tuple[Row, ...]", *, repeats: int, padding: int) -> Tab
             end_section=is_last,
         )
     return table
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -6,35 +6,30 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path, PurePath
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from service.access.moving import ADMIN_KEY
-from service.precompute.tally import Tally
-from service.settings import PREFIX, Settings, load_settings
+from service.commands.options import AsJson
+from service.commands.screen import address, console, status
 
 if TYPE_CHECKING:
     from service.demo.run import Answered
-
-Told = Callable[[str], None]
+    from service.precompute.tally import Tally
+    from service.settings import Settings
 
 WIDE = 80  # columns, from which on tables have air
 SAME = 5.0  # percent: smaller differences are chance
 WAYS = ("full prefill", "blending")
 FOREIGN = ("model", "embedder", "codec", "dtype", "auth")  # settings that must be the demo's where its data is served
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def demo(*, as_json: AsJson = False) -> None:
@@ -42,12 +37,15 @@ def demo(*, as_json: AsJson = False) -> None:
 
     Needs no settings and touches none of your documents: all is in the folder `demo` of the data folder.
 
-    Example: kvweave demo --json
+    Examples:
+      kvweave demo
+      kvweave demo --json
     """
+    from service.settings import load_settings
+
     logging.getLogger().addHandler(logging.NullHandler())  # what goes wrong is told once, as the error
     settings, start = load_settings(), time.perf_counter()
-    with _status() as told:
-        told("loading the built-in model")
+    with status("loading the built-in model") as told:
         from service.demo.run import answers, demo_settings, ingest, running
 
         mine = demo_settings(settings)
@@ -64,18 +62,7 @@ def demo(*, as_json: AsJson = False) -> None:
     raise typer.Exit(0 if all(each.is_right for each in found) else 1)
 
 
-@contextmanager
-def _status() -> Generator[Told]:
-    """What it does just now, on a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status("") as status:
-        yield status.update
-
-
-def _machine(tally: Tally, found: "list[Answered]", *, data: Path, seconds: float) -> dict[str, object]:
+def _machine(tally: "Tally", found: "list[Answered]", *, data: Path, seconds: float) -> dict[str, object]:
     corpus = {"documents": tally.files, "chunks": tally.chunks, "present": tally.present, "stored": tally.stored}
     answers = [
         {
@@ -89,16 +76,16 @@ def _machine(tally: Tally, found: "list[Answered]", *, data: Path, seconds: floa
     return {"data": str(data), "corpus": corpus, "answers": answers, "seconds": seconds}
 
 
-def _show(tally: Tally, found: "list[Answered]", *, seconds: float) -> None:
-    console = Console(highlight=False)
+def _show(tally: "Tally", found: "list[Answered]", *, seconds: float) -> None:
+    screen = console()
     computed = f"{tally.stored} computed and stored now" if tally.stored else "all were computed and stored before"
-    console.print(f"{tally.files} documents, {tally.chunks} chunks: {computed}. {seconds:.1f} s in all.")
+    screen.print(f"{tally.files} documents, {tally.chunks} chunks: {computed}. {seconds:.1f} s in all.")
     for number, each in enumerate(found, start=1):
-        console.print(Text(f"\n{number}. {each.example.question}", style="bold"))
-        console.print(Text(f"   {each.rows[-1].answer}\n", style="bold green" if each.is_right else "bold red"))
-        console.print(Padding(_sources(each), (0, 0, 1, 3), expand=False))
-        console.print(Padding(_figures(each, air=1 if console.width >= WIDE else 0), (0, 0, 0, 3), expand=False))
-    console.print(_verdict(found))
+        screen.print(Text(f"\n{number}. {each.example.question}", style="bold"))
+        screen.print(Text(f"   {each.rows[-1].answer}\n", style="bold green" if each.is_right else "bold red"))
+        screen.print(Padding(_sources(each), (0, 0, 1, 3), expand=False))
+        screen.print(Padding(_figures(each, air=1 if screen.width >= WIDE else 0), (0, 0, 0, 3), expand=False))
+    screen.print(_verdict(found))
 
 
 def _sources(answered: "Answered") -> Table:
@@ -141,21 +128,26 @@ def _verdict(found: "list[Answered]") -> str:
     )
 
 
-def _next(settings: Settings, mine: Settings) -> None:
+def _next(settings: "Settings", mine: "Settings") -> None:
     """Sentences fit the width; what is to be copied stands in lines of its own, unbroken."""
-    console, command = Console(highlight=False), _command()
+    from service.access.moving import ADMIN_KEY
+    from service.settings import PREFIX
+
+    screen, command = console(), _command()
     typer.echo(f"\n   {command} bench --model NAME\n")
-    console.print("Look at the same documents in the console page:")
+    screen.print("Look at the same documents in the console page:")
     typer.echo(f"\n   {' '.join(_environment(settings, mine))} {command} serve\n")
-    console.print(f"Open http://{settings.host}:{settings.port}/ and give it the key that stands in")
+    screen.print(f"Open {address(settings.host, settings.port)}/ and give it the key that stands in")
     typer.echo(f"\n   {mine.data / ADMIN_KEY}\n")
-    console.print("Your own documents, with your own model (a hub name or a folder):\n")
+    screen.print("Your own documents, with your own model (a hub name or a folder):\n")
     for rest in ("precompute ./docs", "serve", 'ask "Your question?"'):
         typer.echo(f"   {PREFIX}MODEL=NAME {command} {rest}")
 
 
-def _environment(settings: Settings, mine: Settings) -> Iterator[str]:
+def _environment(settings: "Settings", mine: "Settings") -> Iterator[str]:
     """What a service over the demo's data needs besides the settings that are in force."""
+    from service.settings import PREFIX
+
     names = ["data", *(name for name in FOREIGN if getattr(settings, name) != getattr(mine, name))]
     if "store" in settings.model_fields_set:
         names.append("store")

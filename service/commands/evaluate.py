@@ -9,53 +9,109 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
+from service.commands.options import AsJson, codecs, policies
+from service.commands.screen import console, many, status, tell
 from service.evaluate import MULTIHOP
-from service.evaluate.point import point_file
-from service.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from service.evaluate.cases import Case
     from service.evaluate.choice import Choice
     from service.evaluate.grid import Result, Row
+    from service.settings import Settings
 
+NARROW = ("policy", "ratio", "codec", "exact", "F1", "agrees", "loss", "sooner")
 COLUMNS = (
     *("policy", "ratio", "codec", "exact", "one", "two", "F1", "agrees"),
     *("KL", "loss", "ttft ms", "sooner", "B/token"),
 )
-WIDTH = 112  # of the table
+WIDE = 112  # columns, from which on all are shown
 AUTO = Path("auto")
 EVERY = 50  # questions between two lines of progress where there is no terminal
 
+QUESTIONS, GRID, RESULT = "Questions", "What is compared", "Result"
+
 Suite = Annotated[
     str,
-    typer.Option(help=f"{MULTIHOP}, or a JSON or JSONL file of questions with passages, and with answers if known."),
+    typer.Option(
+        metavar="NAME",
+        help=f"{MULTIHOP}, or a JSON or JSONL file of questions with passages, and with answers if known.",
+        rich_help_panel=QUESTIONS,
+    ),
 ]
-Corpus = Annotated[Path | None, typer.Option(help="A file or a folder that the suite's questions are asked of.")]
-Seed = Annotated[int, typer.Option(help="What the built-in suite is drawn from.")]
-Count = Annotated[int, typer.Option("--n", help="How many questions; 0 for all of a file.", min=0)]
-Difficulty = Annotated[int, typer.Option(help="Of the built-in suite: 1 to 3.")]
-Policies = Annotated[str, typer.Option(help="Policies, with commas.")]
-Ratios = Annotated[str, typer.Option(help="Shares of cached tokens to recompute, with commas.")]
-Codecs = Annotated[str, typer.Option(help="Codecs, with commas.")]
+Corpus = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH", help="A file or a folder that the suite's questions are asked of.", rich_help_panel=QUESTIONS
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(metavar="N", help="What the built-in suite is drawn from.", rich_help_panel=QUESTIONS)
+]
+Count = Annotated[
+    int,
+    typer.Option("--n", metavar="N", help="How many questions; 0 for all of a file.", min=0, rich_help_panel=QUESTIONS),
+]
+Difficulty = Annotated[
+    int, typer.Option(metavar="N", help="Of the built-in suite.", min=1, max=3, rich_help_panel=QUESTIONS)
+]
+Policies = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Policies, with commas; by default all but prefix.",
+        show_default=False,
+        rich_help_panel=GRID,
+        autocompletion=policies,
+    ),
+]
+Ratios = Annotated[
+    str,
+    typer.Option(metavar="LIST", help="Shares of cached tokens to recompute, with commas.", rich_help_panel=GRID),
+]
+Codecs = Annotated[
+    str, typer.Option(metavar="LIST", help="Codecs, with commas.", rich_help_panel=GRID, autocompletion=codecs)
+]
 AnswerTokens = Annotated[
-    int, typer.Option(help="Tokens of the longest answer, and of what divergence looks at.", min=1)
+    int,
+    typer.Option(
+        metavar="N", help="Tokens of the longest answer, and of what divergence looks at.", min=1, rich_help_panel=GRID
+    ),
 ]
 Named = Annotated[
-    str, typer.Option("--model", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False)
+    str,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="Hub name or folder; KVWEAVE_MODEL by default.",
+        show_default=False,
+        rich_help_panel=GRID,
+    ),
 ]
-Bound = Annotated[float, typer.Option(help="How much may be lost against full prefill; 0.01 is one percent.")]
+Bound = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="How much may be lost against full prefill; 0.01 is one percent.",
+        min=0,
+        max=1,
+        rich_help_panel=RESULT,
+    ),
+]
 Saved = Annotated[
     Path | None,
     typer.Option(
-        "--save", help="Write the recommended point into this settings file, or `auto`: serve takes it for this model."
+        "--save",
+        metavar="FILE",
+        help="Write the recommended point into this settings file, or `auto`: serve takes it for this model.",
+        rich_help_panel=RESULT,
     ),
 ]
-Html = Annotated[Path | None, typer.Option("--html", help="Write a page with plots.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.", rich_help_panel=RESULT)
+]
 
 
 def evaluate(
@@ -75,35 +131,66 @@ def evaluate(
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure quality against full prefill, and recommend an operating point.
+    """Measure what reuse costs in quality against full prefill, and recommend an operating point for your model.
 
-    Example: kvweave eval --suite questions.jsonl --policies full,hybrid --ratios 0.1,0.2 --codecs q4
+    Without a suite it asks questions on a made-up world, which any model can answer from the passages alone.
+
+    Examples:
+      kvweave eval --n 20
+      kvweave eval --model ./my-model --html report.html
+      kvweave eval --corpus ./docs --suite questions.txt
+      kvweave eval --policies full,hybrid --ratios 0.1,0.2
     """
     from service.composition import compose_model
-    from service.evaluate.choice import choose, save
+    from service.evaluate.choice import choose
     from service.evaluate.grid import grid, run
     from service.evaluate.page import page
 
+    _check_folders(html, save_to)
     points = grid(_listed(policies), [_number(each) for each in _listed(ratios)], codecs=_listed(codecs))
     cases = _cases(suite, corpus, seed=seed, size=n, level=difficulty)
-    settings = load_settings()
-    settings = settings.model_copy(update={"model": model}) if model else settings
-    loaded = compose_model(settings)
+    settings = _settings(model)
+    with status(f"loading {settings.model}"):
+        loaded = compose_model(settings)
     with _progress(len(cases)) as progress:
         result = run(loaded, cases, points=points, answer_tokens=answer_tokens, progress=progress)
     choice = choose(result.rows, bound=bound)
     facts = _facts(settings, suite=suite, seed=seed, result=result, choice=choice)
-    if save_to == AUTO:
-        save_to = point_file(settings, loaded.fingerprint.weights)
-        save_to.parent.mkdir(parents=True, exist_ok=True)
     if save_to:
-        save(choice, save_to)
+        _save(choice, save_to, settings=settings, weights=loaded.fingerprint.weights)
     if html:
         html.write_text(page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps({**facts, **asdict(result), "choice": asdict(choice)}, indent=2, allow_nan=False))
     else:
         _show(result, choice)
+
+
+def _settings(model: str) -> "Settings":
+    """With this model, if one is named."""
+    from service.settings import load_settings
+
+    settings = load_settings()
+    return settings.model_copy(update={"model": model}) if model else settings
+
+
+def _check_folders(*files: Path | None) -> None:
+    """Before anything is measured for a long time."""
+    from service.errors import Invalid
+
+    for file in files:
+        if file and not file.absolute().parent.is_dir():
+            raise Invalid(f"{file} cannot be written: there is no folder {file.parent}: make it, or name another")
+
+
+def _save(choice: "Choice", file: Path, *, settings: "Settings", weights: str) -> None:
+    from service.evaluate.choice import save
+    from service.evaluate.point import point_file
+
+    if file == AUTO:
+        file = point_file(settings, weights)
+        file.parent.mkdir(parents=True, exist_ok=True)
+    save(choice, file)
 
 
 def _cases(suite: str, corpus: Path | None, *, seed: int, size: int, level: int) -> "list[Case]":
@@ -116,7 +203,7 @@ def _cases(suite: str, corpus: Path | None, *, seed: int, size: int, level: int)
         return read_cases(Path(suite))[: size or None]
     cases, problems = corpus_cases(corpus, Path(suite))
     for problem in problems:
-        typer.echo(f"not read: {problem.place}: {problem.reason}", err=True)
+        tell(f"not read: {problem.place}: {problem.reason}", err=True)
     return cases[: size or None]
 
 
@@ -125,13 +212,15 @@ def _listed(text: str) -> list[str]:
 
 
 def _number(text: str) -> float:
+    from service.errors import Invalid
+
     try:
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"a ratio is a number in [0, 1], got {text!r}") from None
+        raise Invalid(f"--ratios: a number in [0, 1] is wanted, got {text!r}: write for example 0.05,0.15") from None
 
 
-def _facts(settings: Settings, *, suite: str, seed: int, result: "Result", choice: "Choice") -> dict[str, str]:
+def _facts(settings: "Settings", *, suite: str, seed: int, result: "Result", choice: "Choice") -> dict[str, str]:
     drawn = {"seed": str(seed)} if suite == MULTIHOP else {}
     return {
         "model": settings.model,
@@ -146,11 +235,11 @@ def _facts(settings: Settings, *, suite: str, seed: int, result: "Result", choic
 @contextmanager
 def _progress(total: int) -> Generator[Callable[[int], None]]:
     """A bar on a terminal, a line now and then elsewhere; on standard error, so that the output stays clean."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    screen = console(stderr=True)
+    if not screen.is_terminal:
         yield lambda done: typer.echo(f"{done} of {total} questions", err=True) if done % EVERY == 0 else None
         return
-    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as bar:
+    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=screen) as bar:
         task = bar.add_task("", total=total)
         yield lambda done: bar.update(task, completed=done)
 
@@ -158,16 +247,24 @@ def _progress(total: int) -> Generator[Callable[[int], None]]:
 def _show(result: "Result", choice: "Choice") -> None:
     from service.evaluate.grid import different
 
-    caption = "exact match: of all, of one-chunk and of two-chunk questions, in percent; KL in nats a token"
-    table = Table(*COLUMNS, box=SIMPLE_HEAD, caption=caption, pad_edge=False, collapse_padding=True)
-    for row in different(result.rows):
-        table.add_row(*_cells(row))
-    console = Console()
-    console.width = max(console.width, WIDTH)
-    console.print(table)
+    screen = console()
+    rows = [dict(zip(COLUMNS, _cells(row), strict=True)) for row in different(result.rows)]
+    names = COLUMNS if screen.width >= WIDE else NARROW
+    shown = [name for name in names if any(row[name] for row in rows)]
+    exact = "exact match in percent, of all" + (", of one-chunk and of two-chunk questions" if "one" in shown else "")
+    caption = f"{exact}; KL in nats a token" if names is COLUMNS else f"{exact}; --json and --html tell more"
+    columns = (_column(name) for name in shown)
+    table = Table(*columns, box=SIMPLE_HEAD, show_edge=False, caption=caption, pad_edge=False, collapse_padding=True)
+    for row in rows:
+        table.add_row(*(row[name] for name in shown))
+    screen.print(table)
     if result.dropped:
-        typer.echo(f"{result.dropped} passages did not fit into the model's window and were left out.")
-    typer.echo(choice.sentence)
+        tell(f"{many(result.dropped, 'passage')} did not fit into the model's window and were left out.")
+    tell(choice.sentence, style="bold")
+
+
+def _column(name: str) -> Column:
+    return Column(name, justify="left" if name in ("policy", "codec", "loss") else "right", no_wrap=name != "loss")
 
 
 def _cells(row: "Row") -> tuple[str, ...]:

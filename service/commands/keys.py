@@ -4,50 +4,82 @@ import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Column, Table
+from rich.text import Text
 
-from retriever.documents import Json
-from service.access.control import Control, KeyEntry, Quota
-from service.access.errors import AccessError
-from service.access.identity import DEFAULT_TENANT, Role
-from service.access.moving import CONTROL
-from service.settings import load_settings
+from service.access.identity import DEFAULT_TENANT
+from service.commands import pages
+from service.commands.options import AsJson, a_role
+from service.commands.screen import console, tell
+
+if TYPE_CHECKING:
+    from retriever.documents import Json
+    from service.access.control import Control, KeyEntry
+    from service.access.identity import Role
+
+WIDE = 100  # columns, from which on keys are a table
+
+END = """
+Examples:
+  kvweave keys create --role write --note "for Anna"
+  kvweave keys list
+"""
 
 keys = typer.Typer(
-    name="keys", help="Make, list and revoke API keys, and set what a tenant may keep.", no_args_is_help=True
-)  # fmt: skip
+    name="keys",
+    cls=pages.Contents,
+    help="Make, list and revoke API keys, and set what a tenant may keep.",
+    no_args_is_help=True,
+    epilog=END,
+)
 
-WIDTH = 112  # of the table
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-Named = Annotated[str, typer.Option(help="Whose key it is.")]
+Named = Annotated[str, typer.Option(metavar="NAME", help="Whose key it is.")]
 Filter = Annotated[
-    str, typer.Option("--filter", help="A filter on metadata that the key's holder cannot widen.", show_default=False)
+    str,
+    typer.Option(
+        "--filter", metavar="JSON", help="A filter on metadata that the key's holder cannot widen.", show_default=False
+    ),
 ]
-PerMinute = Annotated[int, typer.Option(help="Requests a minute; 0 for no limit.", min=0)]
-Documents = Annotated[int, typer.Option(help="How many documents it may keep; 0 lifts the limit.", show_default=False)]
-Chunks = Annotated[int, typer.Option(help="How many chunks it may keep; 0 lifts the limit.", show_default=False)]
+PerMinute = Annotated[int, typer.Option(metavar="N", help="Requests a minute; 0 for no limit.", min=0)]
+Documents = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="How many documents it may keep; 0 lifts the limit.", min=0, show_default=False),
+]
+Chunks = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="How many chunks it may keep; 0 lifts the limit.", min=0, show_default=False),
+]
 
 
-@keys.command()
+@pages.command(keys)
 def create(
     *,
     tenant: Named = DEFAULT_TENANT,
-    role: Annotated[str, typer.Option(help="read, write or admin; each may do what the one before may.")] = "read",
+    role: Annotated[
+        str,
+        typer.Option(
+            metavar="ROLE", help="read, write or admin; each may do what the one before may.", autocompletion=a_role
+        ),
+    ] = "read",
     where: Filter = "",
     per_minute: PerMinute = 0,
-    note: Annotated[str, typer.Option(help="What listings show beside it.", show_default=False)] = "",
+    note: Annotated[str, typer.Option(metavar="TEXT", help="What listings show beside it.", show_default=False)] = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it. It is kept as a digest only, so it cannot be shown again.
 
-    Example: kvweave keys create --tenant acme --role write --filter '{"team": "law"}' --per-minute 60
+    The key alone goes to standard output. A service that runs knows it at once.
+
+    Examples:
+      kvweave keys create --role write --note "for Anna"
+      kvweave keys create --filter '{"team": "law"}' --json
+      kvweave keys create --tenant acme --per-minute 60
     """
     bound = _filter(where) if where else None
     with _control() as control:
@@ -58,56 +90,88 @@ def create(
         typer.echo(json.dumps({**_shown(entry), "key": key}, indent=2))
     else:
         typer.echo(key)
-        typer.echo(f"key {entry.id} of {tenant}, role {entry.role.label}: it is shown only now", err=True)
+        tell(f"key {entry.id} of {tenant}, role {entry.role.label}: it is shown only now", err=True)
 
 
-@keys.command("list")
+@pages.command(keys, "list")
 def list_keys(
     *,
-    tenant: Annotated[str, typer.Option(help="Only the keys of this one.", show_default=False)] = "",
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Only the keys of this one.", show_default=False)] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show all keys, the revoked ones too; none of them can be used with what is shown."""
+    """Show all keys, the revoked ones too; none of them can be used with what is shown.
+
+    Examples:
+      kvweave keys list
+      kvweave keys list --tenant acme --json
+    """
     with _control() as control:
         found = control.keys(tenant or None)
     if as_json:
         typer.echo(json.dumps([_shown(entry) for entry in found], indent=2))
         return
-    columns = ("tenant", "role", "filter", "a minute", "note", "created", "revoked")
-    table = Table(Column("id", no_wrap=True), *columns, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for entry in found:
-        table.add_row(*(escape(cell) for cell in _cells(entry)))
-    console = Console()
-    console.width = max(console.width, WIDTH)
-    console.print(table)
+    if not found:
+        tell("There is no key yet: kvweave keys create makes one, and so does the first kvweave serve.", err=True)
+        return
+    screen = console()
+    rows = [_cells(entry) for entry in found]
+    if screen.width < WIDE:
+        for row in rows:
+            _paragraph(row)
+        return
+    used = [name for name in rows[0] if any(row[name] for row in rows)]
+    whole = (Column(name, no_wrap=name in ("id", "role", "created", "revoked")) for name in used)
+    table = Table(*whole, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    for row in rows:
+        table.add_row(*(escape(row[name]) for name in used))
+    screen.print(table)
 
 
-@keys.command()
+def _paragraph(row: dict[str, str]) -> None:
+    """For narrow terminals."""
+    tell(f"{row['id']}  {row['role']} of {row['tenant']}, {row['created']}", style="bold")
+    for name in ("revoked", "filter", "a minute", "note"):
+        if row[name]:
+            console().print(Padding(Text(f"{name}: {row[name]}"), (0, 0, 0, 2), expand=False))
+
+
+@pages.command(keys)
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="As `keys list` shows it.")], *, as_json: AsJson = False
 ) -> None:
-    """Let a key in no more, from now on and in every running service."""
+    """Let a key in no more, from now on and in every running service.
+
+    Examples:
+      kvweave keys list
+      kvweave keys revoke KEY_ID
+    """
+    from service.access.errors import AccessError
+
     with _control() as control:
         if not control.revoke_key(key_id):
             raise AccessError(f"there is no key {key_id!r} in force: `kvweave keys list` shows the ids")
     typer.echo(json.dumps({"id": key_id, "revoked": True}) if as_json else f"revoked {key_id}")
 
 
-@keys.command()
+@pages.command(keys)
 def quota(
     tenant: Annotated[str, typer.Argument(help="Whose limits.")],
     *,
-    documents: Documents = -1,
-    chunks: Chunks = -1,
+    documents: Documents = None,
+    chunks: Chunks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show or set how much a tenant may keep.
+    """Show or set how much a tenant may keep. What is over a new limit stays; nothing more is taken.
 
-    Example: kvweave keys quota acme --documents 10000 --chunks 0
+    Examples:
+      kvweave keys quota acme
+      kvweave keys quota acme --documents 10000 --chunks 0
     """
+    from service.access.control import Quota
+
     with _control() as control:
         found = control.quota(tenant)
-        if documents >= 0 or chunks >= 0:
+        if documents is not None or chunks is not None:
             found = Quota(_limit(documents, found.documents), _limit(chunks, found.chunks))
             control.set_quota(tenant, found)
     if as_json:
@@ -117,7 +181,11 @@ def quota(
 
 
 @contextmanager
-def _control() -> Generator[Control]:
+def _control() -> Generator["Control"]:
+    from service.access.control import Control
+    from service.access.moving import CONTROL
+    from service.settings import load_settings
+
     control = Control(load_settings().data / CONTROL)
     try:
         yield control
@@ -125,29 +193,34 @@ def _control() -> Generator[Control]:
         control.close()
 
 
-def _role(name: str) -> Role:
+def _role(name: str) -> "Role":
+    from service.access.errors import AccessError
+    from service.access.identity import Role
+
     try:
         return Role.parse(name)
     except ValueError as error:
         raise AccessError(str(error)) from None
 
 
-def _filter(text: str) -> Json:
+def _filter(text: str) -> "Json":
+    from service.access.errors import AccessError
+
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise AccessError(f'--filter takes JSON such as \'{{"team": "law"}}\', got {text[:60]!r}: {error}') from None
     if not isinstance(found, dict):
         raise AccessError(f"--filter takes a JSON object, got {text[:60]!r}")
-    return cast(Json, found)
+    return cast("Json", found)
 
 
-def _limit(wanted: int, found: int | None) -> int | None:
+def _limit(wanted: int | None, found: int | None) -> int | None:
     """What was not asked for stays."""
-    return found if wanted < 0 else wanted or None
+    return found if wanted is None else wanted or None
 
 
-def _shown(entry: KeyEntry) -> dict[str, object]:
+def _shown(entry: "KeyEntry") -> dict[str, object]:
     return {
         "id": entry.id,
         "tenant": entry.tenant,
@@ -160,17 +233,17 @@ def _shown(entry: KeyEntry) -> dict[str, object]:
     }
 
 
-def _cells(entry: KeyEntry) -> tuple[str, ...]:
-    return (
-        entry.id,
-        entry.tenant,
-        entry.role.label,
-        "" if entry.bound is None else json.dumps(entry.bound, ensure_ascii=False),
-        _number(entry.per_minute),
-        entry.note,
-        _time(entry.created),
-        "" if entry.revoked is None else _time(entry.revoked),
-    )
+def _cells(entry: "KeyEntry") -> dict[str, str]:
+    return {
+        "id": entry.id,
+        "tenant": entry.tenant,
+        "role": entry.role.label,
+        "filter": "" if entry.bound is None else json.dumps(entry.bound, ensure_ascii=False),
+        "a minute": "" if entry.per_minute is None else f"{entry.per_minute:,}",
+        "note": entry.note,
+        "created": _time(entry.created),
+        "revoked": "" if entry.revoked is None else _time(entry.revoked),
+    }
 
 
 def _number(limit: int | None) -> str:

@@ -1,31 +1,37 @@
 """The command `kvweave precompute`: options in; a bar, lines or JSON events out. Works on nothing itself."""
 
 import json
+import signal
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from retriever.readers.reading import Problem
 from service.access.identity import DEFAULT_TENANT
-from service.access.spelling import check_tenant
-from service.errors import Invalid
-from service.precompute.corpus import CorpusFile, files
-from service.precompute.tally import Tally
-from service.settings import Settings, load_settings
+from service.commands.screen import console, lasting, many, size, status, tell
 
 if TYPE_CHECKING:
+    from service.precompute.corpus import CorpusFile
     from service.precompute.forecast import Forecast
-    from service.precompute.work import Capture, Plan
+    from service.precompute.groups import Bench
+    from service.precompute.tally import Tally
+    from service.precompute.work import Capture, Plan, Precompute
+    from service.settings import Settings
 
+P = ParamSpec("P")
+
+CENT = 0.01
 LINE_S = 5.0  # between two lines where there is no terminal
 COMPUTING = ("compute", "pack", "store", "index")  # stages that follow each other
 BESIDE = "read and cut"
@@ -38,24 +44,98 @@ class Executor(StrEnum):
     RAY = "ray"
 
 
-Paths = Annotated[list[str], typer.Argument(help="Files, folders, or patterns in quotes.")]
-Into = Annotated[str, typer.Option(help="The collection that they go into.")]
-Whose = Annotated[str, typer.Option(help="Whose documents they are.")]
-Tokens = Annotated[int, typer.Option(help="Tokens of a chunk, for a new collection.", show_default=False, min=0)]
-Model = Annotated[str, typer.Option(help="Compute for this model, beside what others have stored.", show_default=False)]
-Prune = Annotated[bool, typer.Option("--prune", help="Delete documents whose files are gone from the corpus.")]
-Most = Annotated[str, typer.Option(help="Bytes that its caches may take, such as 500GB.", show_default=False)]
-Log = Annotated[
-    Path | None, typer.Option(help="A JSONL log of questions: what they need most is computed first, for --budget.")
+CORPUS, COST, PLACE = "What is put in", "Limits and cost", "Where and for what it is computed"
+
+Paths = Annotated[list[str], typer.Argument(metavar="PATH", help="Files, folders, or patterns in quotes.")]
+Into = Annotated[str, typer.Option(metavar="NAME", help="The collection that they go into.", rich_help_panel=CORPUS)]
+Whose = Annotated[str, typer.Option(metavar="NAME", help="Whose documents they are.", rich_help_panel=CORPUS)]
+Tokens = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Tokens of a chunk, for a new collection.",
+        show_default=False,
+        min=0,
+        rich_help_panel=CORPUS,
+    ),
 ]
-Part = Annotated[str, typer.Option(help="Compute one share, such as 0/4, and make no catalog.", show_default=False)]
-Where = Annotated[Executor, typer.Option(help="Where chunks are computed.")]
-Actors = Annotated[int, typer.Option(help="For ray: how many; one a GPU by default, or one a node.", min=0)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do and cost, from a sample; store nothing.")]
-Price = Annotated[float, typer.Option(help="What a TB costs a month, for --dry-run.", min=0)]
+Model = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Compute for this model, beside what others have stored.",
+        show_default=False,
+        rich_help_panel=PLACE,
+    ),
+]
+Prune = Annotated[
+    bool,
+    typer.Option("--prune", help="Delete documents whose files are gone from the corpus.", rich_help_panel=CORPUS),
+]
+Most = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="Bytes that its caches may take, such as 500GB.",
+        show_default=False,
+        rich_help_panel=COST,
+    ),
+]
+Log = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A JSONL log of questions: what they need most is computed first, for --budget.",
+        rich_help_panel=COST,
+    ),
+]
+Part = Annotated[
+    str,
+    typer.Option(
+        metavar="I/N",
+        help="Compute one share, such as 0/4, and make no catalog.",
+        show_default=False,
+        rich_help_panel=PLACE,
+    ),
+]
+Where = Annotated[Executor, typer.Option(help="Here, or on a Ray cluster.", rich_help_panel=PLACE)]
+Actors = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="For ray: how many; 0 for one a GPU, or one a node.",
+        min=0,
+        rich_help_panel=PLACE,
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Say what it would do and cost, from a sample; store nothing.", rich_help_panel=COST
+    ),
+]
+Price = Annotated[
+    float,
+    typer.Option(metavar="PRICE", help="What a TB costs a month, for --dry-run.", min=0, rich_help_panel=COST),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object a line for machines.")]
 
 
+def _resumable(command: Callable[P, None]) -> Callable[P, None]:
+    """Ctrl-C is no failure: it says how to go on."""
+
+    @wraps(command)
+    def run(*arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            typer.echo("kvweave: stopped; what is stored is kept: run it again to go on", err=True)
+            raise typer.Exit(128 + signal.SIGINT) from None
+
+    return run
+
+
+@_resumable
 def precompute(
     paths: Paths,
     *,
@@ -73,19 +153,22 @@ def precompute(
     price_per_tb: Price = 23.0,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a corpus into a ready store; run again, it does what is missing or changed. Exits with 1 if files failed.
+    """Turn a corpus of files into a ready store: read, cut, index, compute, store. Exits with 1 if files failed.
 
-    Example: kvweave precompute ./handbook 'notes/*.md' --collection handbook --prune
-    Example: kvweave precompute ./handbook --dry-run --price-per-tb 23
-    Example: kvweave precompute ./handbook --budget 500GB --queries questions.jsonl
-    Example: kvweave precompute ./handbook --model Qwen/Qwen3-8B
+    Run again, it does what is missing or changed; stopped at any moment, it goes on where it was. A service may run
+    meanwhile. Reads text, Markdown, JSON and JSONL; with the extra `readers` also HTML and PDF.
+
+    Examples:
+      kvweave precompute ./docs 'notes/*.md' --prune
+      kvweave precompute ./docs --dry-run --price-per-tb 23
+      kvweave precompute docs --budget 9GB --queries log.jsonl
+      kvweave precompute ./docs --model Qwen/Qwen3-8B
     """
-    from service.precompute.forecast import forecast
+    from service.access.spelling import check_tenant
+    from service.precompute.corpus import files
     from service.precompute.opened import opened
-    from service.precompute.work import Precompute
 
-    settings = load_settings()
-    settings = settings.model_copy(update={"model": model}) if model else settings
+    settings = _settings(model)
     check_tenant(tenant)
     _refuse_mixed(budget=budget, queries=queries, shard=shard, prune=prune, executor=executor)
     wanted = replace(_plan(budget, queries, shard=shard), top_k=settings.top_k)
@@ -93,20 +176,51 @@ def precompute(
         wanted = replace(wanted, capture=_remote(settings, actors))
     found = list(files(paths))
     start = time.perf_counter()
-    with opened(settings, tenant, collection=collection, chunk_tokens=chunk_tokens, shard=bool(shard)) as bench:
+    opening = opened(settings, tenant, collection=collection, chunk_tokens=chunk_tokens, shard=bool(shard))
+    with ExitStack() as stack:
+        with status(f"loading {settings.model}"):
+            bench = stack.enter_context(opening)
         if dry_run:
-            _foretell(forecast(bench, found, price_per_tb=price_per_tb), as_json=as_json)
-            return
-        work = Precompute(bench, wanted)
-        with _progress(len(found), as_json=as_json) as told:
-            tally = work.run(found, told=told)
-        if prune:
-            work.prune(each.name for each in found if isinstance(each, CorpusFile))
+            raise typer.Exit(_foretell(bench, found, price_per_tb=price_per_tb, as_json=as_json))
+        tally = _run(bench, wanted, found=found, prune=prune, as_json=as_json)
     _show(tally, seconds=time.perf_counter() - start, as_json=as_json)
     raise typer.Exit(1 if tally.problems else 0)
 
 
+def _settings(model: str) -> "Settings":
+    """With this model, if one is named."""
+    from service.settings import load_settings
+
+    settings = load_settings()
+    return settings.model_copy(update={"model": model}) if model else settings
+
+
+def _run(
+    bench: "Bench", wanted: "Plan", *, found: "Sequence[CorpusFile | Problem]", prune: bool, as_json: bool
+) -> "Tally":
+    from service.precompute.work import Precompute
+
+    work = Precompute(bench, wanted)
+    with _progress(len(found), as_json=as_json) as told:
+        tally = work.run(found, told=told)
+    if prune:
+        _prune(work, found)
+    return tally
+
+
+def _prune(work: "Precompute", found: "Sequence[CorpusFile | Problem]") -> None:
+    """Of a folder that cannot be read nobody knows which files are gone."""
+    from service.precompute.corpus import CorpusFile
+
+    if any(isinstance(each, Problem) for each in found):
+        tell("nothing is pruned, as not all files could be listed: mend what is told and run again", err=True)
+        return
+    work.prune(each.name for each in found if isinstance(each, CorpusFile))
+
+
 def _refuse_mixed(*, budget: str, queries: Path | None, shard: str, prune: bool, executor: Executor) -> None:
+    from service.errors import Invalid
+
     if queries and not budget:
         raise Invalid("--queries says what a budget is spent on first: name a --budget, such as 500GB")
     if budget and (shard or executor is Executor.RAY):
@@ -128,26 +242,26 @@ def _plan(budget: str, queries: Path | None, *, shard: str) -> "Plan":
     )
 
 
-def _remote(settings: Settings, actors: int) -> "Capture":
+def _remote(settings: "Settings", actors: int) -> "Capture":
     from service.composition import compose_remote
 
     return compose_remote(settings, actors)
 
 
 @contextmanager
-def _progress(total: int, *, as_json: bool) -> Generator[Callable[[Tally], None]]:
+def _progress(total: int, *, as_json: bool) -> Generator[Callable[["Tally"], None]]:
     """A bar on a terminal, a line now and then elsewhere, on standard error; events on standard output for machines."""
-    console = Console(stderr=True)
+    screen = console(stderr=True)
     last = time.monotonic()
 
-    def line(tally: Tally) -> None:
+    def line(tally: "Tally") -> None:
         nonlocal last
         if time.monotonic() - last >= LINE_S:
             last = time.monotonic()
             told = {"event": "progress", **_told(tally), "of_files": total}
             typer.echo(json.dumps(told) if as_json else _sentence(tally, total), err=not as_json)
 
-    if as_json or not console.is_terminal:
+    if as_json or not screen.is_terminal:
         yield line
         return
     columns = (
@@ -157,74 +271,86 @@ def _progress(total: int, *, as_json: bool) -> Generator[Callable[[Tally], None]
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    bar = Progress(*columns, console=console, expand=True)
+    bar = Progress(*columns, console=screen, expand=True)
     task = bar.add_task("", total=total)
-    with Live(bar, console=console, refresh_per_second=4) as live:
+    with Live(bar, console=screen, refresh_per_second=4) as live:
 
-        def show(tally: Tally) -> None:
+        def show(tally: "Tally") -> None:
             bar.update(task, completed=tally.files)
             live.update(Group(bar, Text(_short(tally))))
 
         yield show
 
 
-def _foretell(told: "Forecast", *, as_json: bool) -> None:
+def _foretell(bench: "Bench", found: "Sequence[CorpusFile | Problem]", *, price_per_tb: float, as_json: bool) -> int:
+    """The exit code."""
+    from service.precompute.forecast import forecast
+
+    told = forecast(bench, found, price_per_tb=price_per_tb)
     if as_json:
         typer.echo(json.dumps({"event": "forecast", **asdict(told)}))
-        return
+    else:
+        _show_forecast(told, price_per_tb=price_per_tb)
+    return 1 if told.problems else 0
+
+
+def _show_forecast(told: "Forecast", *, price_per_tb: float) -> None:
     for each in told.problems:
-        typer.echo(f"cannot be read: {each.place}: {each.reason}", err=True)
-    typer.echo(
-        f"{told.files:,} files ({told.unchanged:,} unchanged), {told.documents:,} documents to put in; "
-        f"{told.chunks:,} chunks: {told.present:,} are there, {told.unsupported:,} can be text only."
-    )
-    typer.echo(
-        f"{told.tokens:,} tokens to compute at {told.tokens_per_s:,.0f} a second: {told.seconds:,.0f} s. They take "
-        f"{told.nbytes / 1e6:,.1f} MB, {told.bytes_per_token:,.0f} bytes a token, {told.month_cost:,.2f} a month."
-    )
-    typer.echo(f"Reuse pays where the store reads {told.pays_from / 1e6:,.1f} MB a second or more.")
+        tell(f"cannot be read: {each.place}: {each.reason}", err=True)
+    cost = f"{told.month_cost:,.2f}" if told.month_cost >= CENT or not told.month_cost else f"less than {CENT}"
+    documents = many(told.documents, "document")
+    tell(f"{many(told.files, 'file')}, {told.unchanged:,} of them unchanged; {documents} to put in.")
+    texts = f", {told.unsupported:,} can be text only" if told.unsupported else ""
+    tell(f"{many(told.chunks, 'chunk')}: {told.present:,} are there{texts}.")
+    if not told.tokens:
+        tell("Nothing is to be computed.")
+        return
+    rate, each = f"{told.tokens_per_s:,.0f} a second", f"{told.bytes_per_token:,.0f} bytes a token"
+    tell(f"{many(told.tokens, 'token')} to compute, at {rate}: {lasting(told.seconds)}.")
+    tell(f"They take {size(told.nbytes)}, {each}: {cost} a month at {price_per_tb:g} a TB.")
+    tell(f"Reuse pays where the store reads {size(told.pays_from)} a second or more.")
 
 
-def _short(tally: Tally) -> str:
+def _short(tally: "Tally") -> str:
+    return f"{many(tally.stored, 'chunk')}, {_speed(tally)}" if tally.stored else "nothing computed yet"
+
+
+def _speed(tally: "Tally") -> str:
     spent = sum(tally.seconds.get(stage, 0.0) for stage in COMPUTING)
     ratio = tally.raw_bytes / tally.nbytes if tally.nbytes else 0.0
     rate = tally.tokens / spent if spent else 0.0
-    return f"{tally.stored:,} chunks, {rate:,.0f} tokens/s, {_bytes(tally.nbytes)}, {ratio:.1f}x smaller"
+    return f"{rate:,.0f} tokens/s, {size(tally.nbytes)}, {ratio:.1f}x smaller"
 
 
-def _bytes(nbytes: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9)):
-        if nbytes >= size:
-            return f"{nbytes / size:,.2f} {unit}"
-    return f"{nbytes / 1e6:,.1f} MB"
-
-
-def _sentence(tally: Tally, total: int) -> str:
+def _sentence(tally: "Tally", total: int) -> str:
     return f"{tally.files:,} of {total:,} files: {_short(tally)}"
 
 
-def _told(tally: Tally) -> dict[str, object]:
+def _told(tally: "Tally") -> dict[str, object]:
     return {**asdict(tally), "problems": [asdict(each) for each in tally.problems]}
 
 
-def _show(tally: Tally, *, seconds: float, as_json: bool) -> None:
+def _show(tally: "Tally", *, seconds: float, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"event": "done", **_told(tally), "wall_s": seconds}))
         return
     for each in tally.problems:
-        typer.echo(f"failed: {each.place}: {each.reason}", err=True)
-    typer.echo(f"{tally.files:,} files, {tally.unchanged:,} of them unchanged")
-    typer.echo(f"{tally.documents:,} documents put in, {tally.removed:,} removed")
-    typer.echo(
-        f"{tally.chunks:,} chunks: {tally.stored:,} computed, {tally.present:,} were there, "
-        f"{tally.unsupported:,} as text only, {tally.over_budget:,} over budget"
-    )
+        tell(f"failed: {each.place}: {each.reason}", err=True)
+    tell(f"{many(tally.files, 'file')}, {tally.unchanged:,} of them unchanged")
+    tell(f"{many(tally.documents, 'document')} put in, {tally.removed:,} removed")
+    others = {
+        "were there": tally.present,
+        "as text only": tally.unsupported,
+        "over budget": tally.over_budget,
+    }
+    beside = "".join(f", {count:,} {what}" for what, count in others.items() if count)
+    tell(f"{many(tally.chunks, 'chunk')}: {tally.stored:,} computed{beside}")
     if tally.dropped:
-        typer.echo(f"{tally.dropped:,} stored chunks that fewer questions need made room")
-    typer.echo(_short(tally))
+        tell(f"{many(tally.dropped, 'stored chunk')} that fewer questions need made room")
+    if tally.stored:
+        tell(_speed(tally))
     apart = {stage: spent for stage, spent in tally.seconds.items() if stage != BESIDE}
     stages = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in apart.items())
-    beside = f"; beside it, {BESIDE} {tally.seconds.get(BESIDE, 0.0):.1f} s"
-    typer.echo(f"{seconds:.1f} s in all: {stages}{beside}")
+    tell(f"{seconds:.1f} s in all: {stages}; beside it, {BESIDE} {tally.seconds.get(BESIDE, 0.0):.1f} s")
     if tally.problems:
-        typer.echo(f"{len(tally.problems):,} failed, as told above: mend them and run again", err=True)
+        tell(f"{len(tally.problems):,} failed, as told above: mend them and run again", err=True)

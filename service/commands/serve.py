@@ -1,76 +1,159 @@
 """The command `kvweave serve`: a core, the application over it, and a server around both."""
 
+import logging
 import signal
+import socket
 import threading
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-import uvicorn
 
-from service.settings import Settings, SettingsError, load_settings
+from service.commands.options import StoreUrl
+from service.commands.screen import address, console
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from service.core import Core
+    from service.settings import Settings
+
+log = logging.getLogger(__name__)
 
 DRAIN_S = 30  # for requests that run when the service is told to stop
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
+Host = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Address to bind; KVWEAVE_HOST by default.", show_default=False)
+]
+Port = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Port to bind; KVWEAVE_PORT by default.", min=0, max=65535, show_default=False),
+]
 
-def serve(
-    host: Annotated[str, typer.Option(help="Address to bind; KVWEAVE_HOST by default.", show_default=False)] = "",
-    *,
-    port: Annotated[int, typer.Option(help="Port to bind; KVWEAVE_PORT by default.", show_default=False)] = -1,
-    store: Annotated[
-        str, typer.Option("--store", help="URL of the store; KVWEAVE_STORE by default.", show_default=False)
-    ] = "",
-) -> None:
-    """Run the service. The first start leaves an admin key in the data folder, in admin.key.
 
-    Example: KVWEAVE_DATA=/var/lib/kvweave kvweave serve --port 8000
+def serve(host: Host = "", *, port: Port = None, store: StoreUrl = "") -> None:
+    """Run the service: REST, OpenAI's chat endpoint and a console page over your documents.
+
+    The first start leaves an admin key in the data folder, in the file admin.key. Ctrl-C stops it: what runs is
+    finished, what waits goes on at the next start.
+
+    Examples:
+      kvweave serve
+      kvweave serve --port 8080
+      KVWEAVE_MODEL=./my-model kvweave serve --host 0.0.0.0
     """
+    from service.settings import SettingsError, load_settings
+
     settings = load_settings()
-    given: dict[str, object] = {"host": host or settings.host, "port": settings.port if port < 0 else port}
+    given: dict[str, object] = {"host": host or settings.host, "port": settings.port if port is None else port}
     settings = settings.model_copy(update={**given, **({"store": store} if store else {})})
     if not settings.auth and settings.host not in LOOPBACK:
         raise SettingsError(
             f"host (KVWEAVE_HOST): without keys the service binds to loopback only, not to {settings.host}: "
             "switch KVWEAVE_AUTH on, or bind 127.0.0.1"
         )
+    with _bound(settings.host, settings.port) as sockets:
+        _run(settings, sockets)
+
+
+def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
     from service.composition import compose_core
-    from service.telemetry.logs import setup
+    from service.settings import SettingsError
+    from service.telemetry.logs import fields, setup
 
     setup(settings.log_level, settings.log_style)
-    core = compose_core(settings)
-    server = uvicorn.Server(_config(core, settings))
-    threading.Thread(target=_stop_when_failed, args=(core, server), daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
-    try:
-        server.run()
-    finally:
-        core.close()
+    with ExitStack() as stack:
+        core = compose_core(settings)
+        stack.callback(core.close)
+        server = _server(core, settings)
+        threading.Thread(target=_stop_when_failed, args=(core, server), daemon=True).start()
+        signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
+        port = sockets[0].getsockname()[1]
+        _greet(settings, port=port)
+        log.info("listening", extra=fields(address=address(settings.host, port)))
+        server.run(sockets)
     if core.failed.is_set():
         raise SettingsError(core.not_ready() or "the service did not start")
 
 
-def _config(core: "Core", settings: Settings) -> uvicorn.Config:
+@contextmanager
+def _bound(host: str, port: int) -> Generator[list[socket.socket]]:
+    """Before anything is opened or loaded, so that a port which is taken is told at once. Nobody can connect yet."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(each) for each in _sockets(host, port)]
+
+
+def _sockets(host: str, port: int) -> list[socket.socket]:
+    from service.settings import SettingsError
+
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(f"host (KVWEAVE_HOST): {host!r} is no address of this machine: {error}") from None
+    places = {(family, place[:2]): place for family, _, _, _, place in found}
+    return [_socket(family, place) for (family, _), place in places.items()]
+
+
+def _socket(family: int, place: tuple[object, ...]) -> socket.socket:
+    from service.settings import SettingsError
+
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        found.bind(place)
+    except OSError as error:
+        found.close()
+        raise SettingsError(
+            f"{place[0]} port {place[1]} cannot be bound ({error.strerror}): "
+            "stop what listens there, or choose another --port or --host"
+        ) from None
+    return found
+
+
+def _server(core: "Core", settings: "Settings") -> "uvicorn.Server":
+    import uvicorn
+
     from service.application import observed
 
-    return uvicorn.Config(
-        observed(core),
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=DRAIN_S,
+    return uvicorn.Server(
+        uvicorn.Config(
+            observed(core),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_S,
+        )
     )
 
 
-def _stop(server: uvicorn.Server) -> None:
+def _greet(settings: "Settings", *, port: int) -> None:
+    """On a terminal: where to look, and with what key. A log has no use for it."""
+    from service.access.moving import ADMIN_KEY
+
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        return
+    place, key = address(settings.host, port), settings.data / ADMIN_KEY
+    typer.echo(f"\nkvweave serves {settings.model}; Ctrl-C stops it.\n", err=True)
+    typer.echo(f"  console page   {place}/", err=True)
+    typer.echo(f"  API            {place}/docs", err=True)
+    if not settings.auth:
+        typer.echo("  key            none is needed (KVWEAVE_AUTH is off)\n", err=True)
+    elif key.is_file():
+        typer.echo(f"  admin key      in {key}\n", err=True)
+    else:
+        typer.echo("  key            kvweave keys create\n", err=True)
+
+
+def _stop(server: "uvicorn.Server") -> None:
     """Also what the server's own last signal meets, so that a service that ended in order exits with 0."""
     server.should_exit = True
 
 
-def _stop_when_failed(core: "Core", server: uvicorn.Server) -> None:
+def _stop_when_failed(core: "Core", server: "uvicorn.Server") -> None:
     core.failed.wait()
     _stop(server)

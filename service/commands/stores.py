@@ -1,57 +1,101 @@
 """The commands `kvweave stats`, `verify` and `gc`: what a store holds, checked and tidied. Need no model."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
 
-from service.settings import load_settings
-from store.scrub import GRACE_S, GcRules, ScrubReport, collect
-from store.scrub import verify as scrub
+from service.commands.options import AsJson, StoreUrl
+from service.commands.screen import console, many, size, status, tell
 
 if TYPE_CHECKING:
     from store.base import BlobStore
+    from store.scrub import GcReport, ScrubReport
 
-StoreUrl = Annotated[
-    str, typer.Option("--store", help="URL of the store; KVWEAVE_STORE by default.", show_default=False)
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+GRACE_HOURS = 24.0  # as `store.scrub` has it
+EVERY = 100  # blobs between two looks at the screen
 
 
-def stats(*, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """Show what the store holds, tier by tier."""
+def stats(
+    *,
+    store: StoreUrl = "",
+    models: Annotated[
+        bool, typer.Option("--models", help="Tell apart by tenant, model fingerprint and codec; lists every blob.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the store holds, tier by tier: blobs, their bytes on the medium, and the budget.
+
+    Examples:
+      kvweave stats
+      kvweave stats --models
+      kvweave stats --store lmdb:///var/lib/kvweave --json
+    """
     with _opened(store) as opened:
+        if models:
+            _show_models(opened, as_json=as_json)
+            return
         rows = opened.usage()
     if as_json:
         _print_json([asdict(row) for row in rows])
         return
-    table = Table("tier", "blobs", "bytes", "budget")
+    columns = (Column(name, justify="right", no_wrap=True) for name in ("blobs", "size", "bytes", "budget"))
+    table = Table(Column("tier", no_wrap=True), *columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for row in rows:
-        table.add_row(
-            row.tier, f"{row.blobs:,}", f"{row.nbytes:,}", "none" if row.budget is None else f"{row.budget:,}"
-        )
-    Console().print(table)
+        budget = "none" if row.budget is None else size(row.budget)
+        table.add_row(row.tier, f"{row.blobs:,}", size(row.nbytes), f"{row.nbytes:,}", budget)
+    console().print(table)
+
+
+def _show_models(store: "BlobStore", *, as_json: bool) -> None:
+    held: dict[tuple[str, ...], tuple[int, int]] = {}
+    for tier in store.tiers:
+        for entry in tier.entries():
+            key = entry.key
+            kind = (tier.name, key.tenant, key.fingerprint, key.codec)
+            blobs, nbytes = held.get(kind, (0, 0))
+            held[kind] = blobs + 1, nbytes + entry.nbytes
+    names = ("tier", "tenant", "fingerprint", "codec")
+    if as_json:
+        rows = ({**dict(zip(names, kind, strict=True)), "blobs": n, "nbytes": b} for kind, (n, b) in held.items())
+        _print_json(list(rows))
+        return
+    numbers = (Column(name, justify="right", no_wrap=True) for name in ("blobs", "size"))
+    table = Table(
+        *(Column(name, overflow="fold") for name in names), *numbers, box=SIMPLE_HEAD, show_edge=False, pad_edge=False
+    )
+    for kind, (blobs, nbytes) in sorted(held.items()):
+        table.add_row(*kind, f"{blobs:,}", size(nbytes))
+    console().print(table)
 
 
 def verify(*, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """Check every blob; the bad ones go into quarantine. Exits with 1 if there were any."""
+    """Check every frame of every blob, and put the bad ones into quarantine. Exits with 1 if there were any.
+
+    A chunk whose blob was bad is computed again when it is needed. `kvweave gc` empties the quarantine after a day.
+
+    Examples:
+      kvweave verify
+      kvweave verify --store s3://bucket/prefix --json
+    """
+    from store.scrub import ScrubReport
+    from store.scrub import verify as scrub
+
     report = ScrubReport()
-    with _opened(store) as opened:
+    with _opened(store) as opened, status("checking") as told:
         for done, report in scrub(opened):
-            if done % 1000 == 0 and not as_json:
-                Console(stderr=True).print(f"{done:,} blobs checked, {len(report.bad)} bad")
+            if done % EVERY == 0:
+                told(f"{many(done, 'blob')} checked, {len(report.bad):,} bad")
     if as_json:
         bad = [{"tier": b.tier, "key": b.key.text, "reason": b.reason, "detail": b.detail} for b in report.bad]
         _print_json({"checked": report.checked, "bytes": report.nbytes, "bad": bad, "strays": report.strays})
     else:
-        for row in report.bad:
-            typer.echo(f"{row.tier} {row.key.text}: {row.detail}")
-        for name in report.strays:
-            typer.echo(f"not written by kvweave, left alone: {name}")
-        typer.echo(f"{report.checked:,} blobs, {report.nbytes:,} bytes checked; {len(report.bad)} bad")
+        for sentence in _checked(report):
+            tell(sentence)
     raise typer.Exit(1 if report.bad else 0)
 
 
@@ -59,32 +103,73 @@ def gc(
     *,
     store: StoreUrl = "",
     fingerprint: Annotated[
-        str, typer.Option(help="Also remove all blobs of this model fingerprint.", show_default=False)
+        str,
+        typer.Option(metavar="ID", help="Also remove all blobs of this model fingerprint.", show_default=False),
     ] = "",
-    grace_hours: Annotated[float, typer.Option(help="Keep quarantined blobs for so long.", min=0)] = GRACE_S / 3600,
+    grace_hours: Annotated[
+        float, typer.Option(metavar="HOURS", help="Keep quarantined blobs for so long.", min=0)
+    ] = GRACE_HOURS,
     compact: Annotated[bool, typer.Option("--compact", help="Give free space back; stop the service first.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove what has expired and what killed deletes left behind; a model's blobs only when it is named.
 
-    Example: kvweave gc --fingerprint 3fa9c1 --compact
+    `kvweave stats --models` shows the fingerprints.
+
+    Examples:
+      kvweave gc
+      kvweave gc --compact
+      kvweave gc --fingerprint 3fa9c1
     """
+    from store.scrub import GcRules, collect
+
     rules = GcRules(fingerprint=fingerprint or None, grace_s=grace_hours * 3600)
     with _opened(store) as opened:
         report = collect(opened, rules)
-        freed = opened.compact() if compact else 0
-    result = {**asdict(report), "compacted": freed}
+        freed = opened.compact() if compact else None
     if as_json:
-        _print_json(result)
-    else:
-        typer.echo(", ".join(f"{name} {value:,}" for name, value in result.items()))
+        _print_json({**asdict(report), "compacted": freed or 0})
+        return
+    for sentence in _collected(report, freed):
+        tell(sentence)
+
+
+def _checked(report: "ScrubReport") -> Iterator[str]:
+    for row in report.bad:
+        yield f"bad: {row.tier} {row.key.text}: {row.detail}"
+    for name in report.strays:
+        yield f"not written by kvweave, left alone: {name}"
+    held = f"{many(report.checked, 'blob')} checked, {size(report.nbytes)}"
+    bad = f"{len(report.bad):,} bad: what they held is computed again when it is needed"
+    yield f"{held}: {bad if report.bad else 'all are sound'}."
+
+
+def _collected(report: "GcReport", freed: int | None) -> Iterator[str]:
+    parts = {
+        "expired": report.expired,
+        "of the named fingerprint": report.fingerprint,
+        "of no document": report.orphans,
+        "out of quarantine": report.quarantined,
+    }
+    removed = sum(parts.values())
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in parts.items() if count)
+    yield (
+        f"Removed {many(removed, 'blob')} ({kinds}), {size(report.nbytes)}."
+        if removed
+        else "Nothing was to be removed."
+    )
+    if report.deletions:
+        yield f"Forgot {many(report.deletions, 'old deletion')}."
+    if freed is not None:
+        yield f"Gave {size(freed)} back to the disk."
 
 
 def _opened(url: str) -> "BlobStore":
-    from service.composition import compose_store
+    from service.settings import load_settings
+    from store.url import open_store
 
     settings = load_settings()
-    return compose_store(settings.model_copy(update={"store": url}) if url else settings)
+    return open_store(url or settings.store)
 
 
 def _print_json(value: object) -> None:

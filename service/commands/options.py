@@ -1,0 +1,44 @@
+"""Options that several commands take, and what shells complete their values to. Reads no settings and no store."""
+
+from typing import Annotated
+
+import typer
+
+
+def a_policy() -> list[str]:
+    """Loaded only where somebody presses the tabulator."""
+    from blend.policy import POLICIES
+
+    return list(POLICIES)
+
+
+def a_codec() -> list[str]:
+    """Those without a fitted table."""
+    return ["lossless", *(f"q{bits}" for bits in range(2, 9))]
+
+
+def a_role() -> list[str]:
+    """Of a key."""
+    return ["read", "write", "admin"]
+
+
+def policies(incomplete: str) -> list[str]:
+    """The list as far as it is typed, with each policy that it does not hold yet."""
+    return _longer(incomplete, a_policy())
+
+
+def codecs(incomplete: str) -> list[str]:
+    """The list as far as it is typed, with each codec that it does not hold yet."""
+    return _longer(incomplete, a_codec())
+
+
+def _longer(typed: str, names: list[str]) -> list[str]:
+    before, comma, _ = typed.rpartition(",")
+    return [f"{before}{comma}{name}" for name in names if name not in before.split(",")]
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+StoreUrl = Annotated[
+    str,
+    typer.Option("--store", metavar="URL", help="The store; KVWEAVE_STORE by default.", show_default=False),
+]
