@@ -20,7 +20,7 @@ from store.record import Record
 
 BATCH_TOKENS = 4096
 BATCH_CHUNKS = 64
-PACKERS = min(8, os.cpu_count() or 1)
+PACKERS = min(8, max(1, (os.cpu_count() or 1) // 4))  # more would take the interpreter's lock from the model's thread
 ROUNDS = 3  # of a chunk that an older delete of the same text swept away while it was computed
 
 
