@@ -1,6 +1,7 @@
 """Chunks captured by actors on the nodes of a Ray cluster; their blobs go from there to the store. Knows no documents.
 
-Ray finds its cluster by RAY_ADDRESS, or begins one on this machine. What a lost node had taken is computed elsewhere.
+Ray finds its cluster by RAY_ADDRESS, or the one that runs on this machine; it begins none, for that would listen on all
+interfaces. What a lost node had taken is computed elsewhere.
 """
 
 import logging
@@ -106,8 +107,10 @@ def _of_one_machine(kind: str) -> Invalid:
 def _connect() -> None:
     """Quietly: what Ray and its Data have to say goes to their own files."""
     try:
-        if not ray.is_initialized():
-            _greet(canonicalize_bootstrap_address(None))  # pyright: ignore[reportArgumentType] (None is what it takes)
+        address = canonicalize_bootstrap_address(None)  # pyright: ignore[reportArgumentType] (None is what it takes)
+        if address is None:  # one that Ray began here would listen on all interfaces
+            raise Invalid("--executor ray: no cluster is named: set RAY_ADDRESS; `ray start --head` begins one")
+        _greet(address)
         ray.init(  # pyright: ignore[reportUnknownMemberType]
             ignore_reinit_error=True, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR
         )
@@ -127,10 +130,8 @@ def _connect() -> None:
     context.max_consecutive_actor_init_deaths = DEATHS
 
 
-def _greet(address: str | None) -> None:
+def _greet(address: str) -> None:
     """Ray itself waits minutes for a cluster that does not answer. Raises OSError."""
-    if address is None:
-        return
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()

@@ -251,11 +251,11 @@ def own_lines(text: str) -> list[str]:
 
 
 @on_loopback
-def test_a_run_that_begins_its_own_cluster_stores_what_a_local_run_does_and_says_no_more(tmp_path: Path) -> None:
+def test_a_cluster_stores_what_a_local_run_does_and_says_no_more(tmp_path: Path) -> None:
     root, local, spread = corpus(tmp_path, files=4), Place(tmp_path / "local"), Place(tmp_path / "spread")
     beside = local.start(root)
-    with short_folder() as short:
-        process = spread.start(root, "--executor", "ray", RAY_TMPDIR=str(short))
+    with cluster(nodes=1) as found:
+        process = spread.start(root, "--executor", "ray", RAY_ADDRESS=found.address)
         out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err
     assert beside.wait(WAIT_S) == 0
@@ -263,7 +263,7 @@ def test_a_run_that_begins_its_own_cluster_stores_what_a_local_run_does_and_says
     assert spread.holds() == local.holds()
     assert [line for line in own_lines(err) if " files: " not in line] == []
     assert "4 files, 0 of them unchanged\n4 documents put in" in out
-    wait_for(lambda: not any("ray" in line[0] for line in processes().values()), "nothing of ray is left")
+    wait_for(lambda: not actors(), "no actor is left")
 
 
 @pytest.mark.long

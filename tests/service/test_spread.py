@@ -95,3 +95,9 @@ def test_actors_are_as_many_and_as_wide_as_fit(
     nodes: list[dict[str, float]], device: str, actors: int, wanted: tuple[int, int, int]
 ) -> None:
     assert spread.shape(nodes, device, actors=actors) == spread.Shape(*wanted)
+
+
+def test_no_cluster_is_begun_that_would_listen_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "canonicalize_bootstrap_address", lambda address: None)
+    with pytest.raises(ServiceError, match="set RAY_ADDRESS"):
+        spread.spread(Settings(store="s3://bucket/prefix"), 0)
