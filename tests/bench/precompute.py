@@ -146,7 +146,7 @@ def kills(times: int, paths: list[str], *, undisturbed: Place, whole_s: float, f
     chance, place, stored = random.Random(), Place(folder), list[int]()
     for _ in range(times):
         process = place.start(paths)
-        time.sleep(chance.uniform(0.0, START_S + whole_s))
+        time.sleep(chance.uniform(0.0, START_S + 2 * whole_s / times))  # so that the last ones too meet work
         process.send_signal(signal.SIGKILL)
         process.communicate()
         with open_store(f"lmdb://{folder}/store") as store:
