@@ -23,6 +23,7 @@ from service.access.lock import hold
 from service.commands import serve, stores
 from service.commands.screen import address, lasting, size
 from service.settings import PREFIX
+from service.telemetry import logs
 from store.scrub import GRACE_S
 from store.url import open_store
 from tests.service.serving import KVWEAVE, free_port
@@ -112,6 +113,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVWEAVE_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(logs, "setup", lambda level, style: None)  # it would outlive the output that is captured here
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("a file")
     (tmp_path / "wrong.toml").write_text("port = = 1")
