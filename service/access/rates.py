@@ -30,7 +30,8 @@ class Rates:
         with self._guard:
             if self._window.hit(item, *who):
                 return
-            wait_s = self._window.get_window_stats(item, *who).reset_time - time.time()
+            stats = self._window.get_window_stats(item, *who)
+            wait_s = 0.0 if stats.remaining else stats.reset_time - time.time()  # at the instant that one leaves
             if wait_s > WINDOW_S:  # the clock was set back: a key is not shut out until it is that late again
                 self._window.clear(item, *who)
                 self._window.hit(item, *who)

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.access.identity import Principal, Role
@@ -34,6 +34,7 @@ def passes(rates: Rates, principal: Principal) -> float | None:
 
 
 @settings(deadline=None, max_examples=60)
+@example(per_minute=2, pauses=[0.0, 1.0, 19.0, 40.0])
 @given(per_minute=st.integers(1, 5), pauses=st.lists(st.integers(0, 160).map(lambda n: n / 4), max_size=40))
 def test_no_minute_has_more_requests_than_allowed_and_none_is_refused_without_need(
     per_minute: int, pauses: list[float]
