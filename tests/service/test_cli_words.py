@@ -23,7 +23,6 @@ from service.access.lock import hold
 from service.commands import serve, stores
 from service.commands.screen import address, lasting, size
 from service.settings import PREFIX
-from service.telemetry import logs
 from store.scrub import GRACE_S
 from store.url import open_store
 from tests.service.serving import KVWEAVE, free_port
@@ -113,14 +112,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVWEAVE_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(logs, "setup", lambda level, style: None)  # it would outlive the output that is captured here
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("a file")
-    (tmp_path / "wrong.toml").write_text("port = = 1")
-    (tmp_path / "wrong.jsonl").write_text('{"question": ')
+    monkeypatch.setattr("service.telemetry.logs.setup", lambda level, style: None)  # it would outlive what is captured
+    for folder in ("empty", "garbage"):
+        (tmp_path / folder).mkdir()
+    for name, text in (("file", "a file"), ("wrong.toml", "port = = 1"), ("wrong.jsonl", '{"question": ')):
+        (tmp_path / name).write_text(text)
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "\xfc"}')
     (tmp_path / "asked.jsonl").write_text('{"question": "Who?", "ctxs": ["It is Anna."]}')
-    (tmp_path / "garbage").mkdir()
     (tmp_path / "garbage/control.sqlite").write_bytes(b"no database" * 1000)
     return tmp_path
 
