@@ -54,8 +54,13 @@ def trusted(press: Press, tenant: str, *, catalog: Catalog, store: BlobStore) ->
             "a stored record is not what the model computes: its fingerprint is retired, all is computed again",
             extra=fields(tenant=tenant, fingerprint=tried.digest),
         )
-        tried = replace(first, capture=f"{first.capture}.{number}")
+        tried = retired(first, number)
     return tried
+
+
+def retired(first: Fingerprint, number: int) -> Fingerprint:
+    """What takes the place of a model's own fingerprint when so many before it are not to be used any more."""
+    return replace(first, capture=f"{first.capture}.{number}")
 
 
 def _agrees(press: Press, tenant: str, *, catalog: Catalog, store: BlobStore) -> bool:

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from service.commands.options import AsJson
+from service.commands.options import AsJson, listed, settings_with
 from service.commands.options import codecs as complete_codecs
 from service.commands.options import policies as complete_policies
 from service.commands.screen import console, many, tell
@@ -120,16 +120,14 @@ def bench(
       kvweave bench --store s3://bucket/prefix --json
     """
     from service.measure.run import Plan, measure
-    from service.settings import load_settings
 
-    settings = load_settings()
-    settings = settings.model_copy(update={"model": model}) if model else settings
+    settings = settings_with(model)
     plan = Plan(
-        chunks=tuple(_number(each) for each in _listed(chunks)),
+        chunks=tuple(_number(each) for each in listed(chunks)),
         chunk_tokens=chunk_tokens or settings.chunk_tokens,
         repeats=repeats,
-        policies=tuple(_listed(policies)),
-        codecs=tuple(_listed(codecs)),
+        policies=tuple(listed(policies)),
+        codecs=tuple(listed(codecs)),
         corpus=corpus,
         store=store,
     )
@@ -142,10 +140,6 @@ def bench(
         typer.echo(json.dumps(asdict(found), indent=2, allow_nan=False))
     else:
         _show(found, repeats=repeats)
-
-
-def _listed(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]
 
 
 def _number(text: str) -> int:

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Column, Table
 
-from service.commands.options import AsJson, codecs, policies
+from service.commands.options import AsJson, codecs, listed, policies, settings_with
 from service.commands.screen import console, many, status, tell
 from service.evaluate import MULTIHOP
 
@@ -147,9 +147,9 @@ def evaluate(
     from service.evaluate.page import page
 
     _check_folders(html, save_to)
-    points = grid(_listed(policies), [_number(each) for each in _listed(ratios)], codecs=_listed(codecs))
+    points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
     cases = _cases(suite, corpus, seed=seed, size=n, level=difficulty)
-    settings = _settings(model)
+    settings = settings_with(model)
     with status(f"loading {settings.model}"):
         loaded = compose_model(settings)
     with _progress(len(cases)) as progress:
@@ -164,14 +164,6 @@ def evaluate(
         typer.echo(json.dumps({**facts, **asdict(result), "choice": asdict(choice)}, indent=2, allow_nan=False))
     else:
         _show(result, choice)
-
-
-def _settings(model: str) -> "Settings":
-    """With this model, if one is named."""
-    from service.settings import load_settings
-
-    settings = load_settings()
-    return settings.model_copy(update={"model": model}) if model else settings
 
 
 def _check_folders(*files: Path | None) -> None:
@@ -205,10 +197,6 @@ def _cases(suite: str, corpus: Path | None, *, seed: int, size: int, level: int)
     for problem in problems:
         tell(f"not read: {problem.place}: {problem.reason}", err=True)
     return cases[: size or None]
-
-
-def _listed(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]
 
 
 def _number(text: str) -> float:

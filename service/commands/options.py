@@ -1,8 +1,24 @@
-"""Options that several commands take, and what shells complete their values to. Reads no settings and no store."""
+"""Options that several commands take, what becomes of them, and what shells complete their values to."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+
+def settings_with(model: str) -> "Settings":
+    """Those in force, with this model if one is named."""
+    from service.settings import load_settings
+
+    settings = load_settings()
+    return settings.model_copy(update={"model": model}) if model else settings
+
+
+def listed(text: str) -> list[str]:
+    """What stands between commas."""
+    return [each.strip() for each in text.split(",") if each.strip()]
 
 
 def a_policy() -> list[str]:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from retriever.readers.reading import Problem
 from service.access.identity import DEFAULT_TENANT
+from service.commands.options import settings_with
 from service.commands.screen import console, lasting, many, size, status, tell
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def precompute(
     from service.precompute.corpus import files
     from service.precompute.opened import opened
 
-    settings = _settings(model)
+    settings = settings_with(model)
     check_tenant(tenant)
     _refuse_mixed(budget=budget, queries=queries, shard=shard, prune=prune, executor=executor)
     wanted = replace(_plan(budget, queries, shard=shard), top_k=settings.top_k)
@@ -185,14 +186,6 @@ def precompute(
         tally = _run(bench, wanted, found=found, prune=prune, as_json=as_json)
     _show(tally, seconds=time.perf_counter() - start, as_json=as_json)
     raise typer.Exit(1 if tally.problems else 0)
-
-
-def _settings(model: str) -> "Settings":
-    """With this model, if one is named."""
-    from service.settings import load_settings
-
-    settings = load_settings()
-    return settings.model_copy(update={"model": model}) if model else settings
 
 
 def _run(

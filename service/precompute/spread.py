@@ -10,7 +10,7 @@ import socket
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import cast
@@ -33,7 +33,7 @@ from service.precompute.work import Capture
 from service.press import Ids, Press
 from service.settings import Settings, SettingsError
 from service.telemetry.logs import fields
-from service.trust import MOST
+from service.trust import MOST, retired
 from store.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -272,8 +272,8 @@ def _other(press: Press, order: Order) -> str:
                 f"begun: install the same on both"
             )
     own = press.fingerprint.behind(order.prefix)
-    retired = (replace(own, capture=f"{own.capture}.{number}") for number in range(1, MOST))  # by service/trust.py
-    if order.fingerprint in {each.digest for each in (own, *retired)}:
+    others = (retired(own, number) for number in range(1, MOST))
+    if order.fingerprint in {each.digest for each in (own, *others)}:
         return ""
     return (
         f"node {socket.gethostname()} has another model as {order.settings.model!r} than where the run was begun: "
