@@ -5,6 +5,7 @@ named with dots; of a list each element counts. A field that is absent equals no
 wherever their contrary does not.
 """
 
+import json
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +63,12 @@ EVERYTHING: Final = Condition((_EVERY,))  # no filter
 def in_collection(name: str) -> Condition:
     """The documents of one collection."""
     return Condition(("SELECT row FROM labels WHERE collection = ?",), (_text("collection", name),))
+
+
+def outside(names: Sequence[str]) -> Condition:
+    """The documents of all other collections."""
+    listed = json.dumps([_text("collection", name) for name in names])
+    return Condition(("SELECT row FROM labels WHERE collection NOT IN (SELECT value FROM json_each(?))",), (listed,))
 
 
 def condition(where: Json) -> Condition:

@@ -39,6 +39,7 @@ class Library:
         self._reranker = reranker
         self._indexes: dict[str, VectorIndex] = {}
         self._recogniser = Recogniser()
+        self._advanced = 0  # the last chunk that `advance` embedded, so that it need not look from the first one on
         if embedders:
             with catalog.change() as change:
                 change.add_embedder(embedders[0].name, dim=embedders[0].dim)
@@ -50,37 +51,37 @@ class Library:
 
     def put(self, documents: Sequence[Document], *, collection: str) -> Removal:
         """Embed them and make them serve."""
-        vectors = self._embedded(documents)
+        vectors = self._embedded(documents, collection=collection)
         with self._catalog.change() as change:
             removal = change.put(documents, collection=collection)
             _keep(change, vectors)
         return removal
 
-    def stage(
-        self,
-        document: Document,
-        *,
-        collection: str,
-        claim: Callable[[Change, int], None] = lambda change, version: None,
-    ) -> int:
-        """Embed it and keep it, to serve later: the number of the version.
-
-        `claim` is called within the change; where it raises, nothing is kept.
-        """
-        vectors = self._embedded([document])
-        with self._catalog.change() as change:
-            version = change.stage(document, collection=collection)
-            _keep(change, vectors)
-            claim(change, version)
+    def stage(self, document: Document, *, collection: str) -> int:
+        """Embed it and keep it, to serve later: the number of the version."""
+        [version] = self.stage_all([document], collection=collection)
         return version
 
-    def stage_all(self, documents: Sequence[Document], *, collection: str) -> list[int]:
-        """Embed them together and keep them, to serve later: the numbers of their versions."""
-        vectors = self._embedded(documents)
+    def stage_all(
+        self,
+        documents: Sequence[Document],
+        *,
+        collection: str,
+        claim: Callable[[Change, Sequence[int]], Sequence[int]] = lambda change, versions: versions,
+    ) -> list[int]:
+        """Embed them together and keep them, to serve later: the numbers of their versions.
+
+        `claim` is called with these within the change, and says which are still wanted; the others are dropped.
+        """
+        vectors = self._embedded(documents, collection=collection)
         with self._catalog.change() as change:
             versions = [change.stage(document, collection=collection) for document in documents]
             _keep(change, vectors)
-        return versions
+            wanted = set(claim(change, versions))
+            for version in versions:
+                if version not in wanted:
+                    change.drop(version)
+        return [version for version in versions if version in wanted]
 
     def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
         """What the reranker says of each text. Raises SearchError where there is none."""
@@ -105,16 +106,19 @@ class Library:
         if wanted is None or chunks < 1:
             return 0
         with self._catalog.view() as view:
-            found = _lacking(view, wanted.name, limit=chunks)
+            found = _lacking(view, wanted.name, after=self._advanced, limit=chunks)
+            if not found and self._advanced:  # what was passed may lack one now
+                found = _lacking(view, wanted.name, after=0, limit=chunks)
             done = not found and view.embedders() == [EmbedderEntry(wanted.name, wanted.dim, serving=True)]
         if done:
             return 0
-        vectors = {wanted.name: _by(wanted, found)}
+        vectors = {wanted.name: _by(wanted, [(chunk, text) for _, chunk, text in found])}
         with self._catalog.change() as change:
             change.add_embedder(wanted.name, dim=wanted.dim)  # another library, with another wish, may have let it go
             _keep(change, vectors)
             if not found:
                 change.serve_embedder(wanted.name)
+        self._advanced = found[-1][0] if found else 0
         return len(found)
 
     def maintain(self) -> None:
@@ -127,10 +131,12 @@ class Library:
         if serving:
             self._index(serving).maintain(self._catalog)
 
-    def _embedded(self, documents: Sequence[Document]) -> dict[str, tuple[list[str], Vectors]]:
-        """By each embedder, of all chunks but white space."""
+    def _embedded(self, documents: Sequence[Document], *, collection: str) -> dict[str, tuple[list[str], Vectors]]:
+        """By each embedder, of all chunks but white space; of none, where the collection is kept without search."""
         texts = {part.id: part.text for each in documents for part in each.parts if part.text.strip()}
         with self._catalog.view() as view:
+            if collection in view.unsearched():
+                return {}
             known = {entry.name for entry in view.embedders()}
             wanted = [each for name, each in self._embedders.items() if name in known]
             has = {each.name: view.vectors(list(texts), embedder=each.name) for each in wanted}
@@ -160,11 +166,10 @@ class Library:
         raise SearchError("the catalog changes faster than it can be searched: try again")
 
 
-def _lacking(view: View, embedder: str, *, limit: int) -> list[tuple[str, str]]:
-    """Chunks without a vector, but for white space."""
-    after = 0
+def _lacking(view: View, embedder: str, *, after: int, limit: int) -> list[tuple[int, str, str]]:
+    """Chunks behind a row without a vector that should have one, but for white space."""
     while found := view.without_vector(after, embedder=embedder, limit=limit):
-        if told := [(chunk, text) for _, chunk, text in found if text.strip()]:
+        if told := [each for each in found if each[2].strip()]:
             return told
         after = found[-1][0]
     return []

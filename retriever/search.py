@@ -11,7 +11,7 @@ from retriever.catalog.base import Passage, View, Worded
 from retriever.documents import Json
 from retriever.embedding import Embedder, Reranker
 from retriever.errors import SearchError
-from retriever.filters import EVERYTHING, Condition, condition, in_collection
+from retriever.filters import EVERYTHING, Condition, condition, in_collection, outside
 from retriever.vectors import VectorIndex
 
 WINDOW = 10  # hits of each kind that are fused at least; else as many as are asked for
@@ -46,9 +46,11 @@ class Hit:
     score: float
 
 
-def scope(*, collection: str = "", where: Json | None = None, bound: Json | None = None) -> Condition:
-    """What a request may see: a collection, a filter of its own, and one that its key cannot widen."""
-    found = [in_collection(collection)] if collection else []
+def scope(
+    *, collection: str = "", where: Json | None = None, bound: Json | None = None, without: Sequence[str] = ()
+) -> Condition:
+    """What a request may see: a collection, or all but some; a filter of its own, and one that its key cannot widen."""
+    found = [in_collection(collection)] if collection else [outside(without)] if without else []
     found += [condition(each) for each in (where, bound) if each]
     first, *others = found or [EVERYTHING]
     for other in others:

@@ -15,6 +15,7 @@ from store.errors import SpecError
 
 PREFIX = "KVWEAVE_"
 CONFIG = f"{PREFIX}CONFIG"
+OF_CLIENTS = (f"{PREFIX}BASE_URL", f"{PREFIX}API_KEY")  # where a service is, and the key for it: no settings of one
 
 
 class SettingsError(ValueError):
@@ -94,7 +95,7 @@ class Settings(BaseSettings):
 def load_settings() -> Settings:
     """The settings in force; raises `SettingsError` with the sentence that mends it."""
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG}
-    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    unknown = sorted({name for name in os.environ if name.startswith(PREFIX)} - known - {*OF_CLIENTS})
     if unknown:
         raise SettingsError(f"unknown setting {unknown[0]}: there are {_listed(known)}")
     file = os.environ.get(CONFIG)

@@ -25,7 +25,7 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """`rules`: how its documents are cut, and whatever else its owner keeps with it."""
+    """`rules`: how its documents are cut, `"search": false` where none is ever found, and what else its owner keeps."""
 
     name: str
     rules: Json
@@ -155,6 +155,9 @@ class View(Protocol):
     def standing(self) -> Standing: ...
     def collection(self, name: str) -> Collection | None: ...
     def collections(self) -> list[Collection]: ...
+    def unsearched(self) -> tuple[str, ...]:
+        """Names of those that are kept without search."""
+        ...
 
     def prefix(self, collection: str, *, model: str) -> tuple[int, ...] | None:
         """The token ids that a model's captures of this collection stand behind."""
@@ -221,7 +224,7 @@ class View(Protocol):
         ...
 
     def without_vector(self, after: int, *, embedder: str, limit: int) -> list[tuple[int, str, str]]:
-        """Chunks (row, id, text) that lack one, in the order of their rows."""
+        """Chunks (row, id, text) that lack one, in the order of their rows; not those that no search may find."""
         ...
 
     def deleted_after(self, row: int, *, limit: int) -> list[tuple[int, str]]:

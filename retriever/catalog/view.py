@@ -50,6 +50,12 @@ class SqliteView:
         found = self._connection.execute("SELECT name, rules FROM collections ORDER BY name")
         return [Collection(name, loads(rules)) for name, rules in found]
 
+    def unsearched(self) -> tuple[str, ...]:
+        found = self._connection.execute(
+            "SELECT name FROM collections WHERE json_type(rules, '$.search') = 'false' ORDER BY name"
+        )
+        return tuple(name for (name,) in found)
+
     def prefix(self, collection: str, *, model: str) -> tuple[int, ...] | None:
         found = self._connection.execute(
             "SELECT ids FROM prefixes WHERE collection = ? AND model = ?", (collection, model)
@@ -149,11 +155,17 @@ class SqliteView:
         return {chunk: _vectors([vector])[0] for chunk, vector in found}
 
     def without_vector(self, after: int, *, embedder: str, limit: int) -> list[tuple[int, str, str]]:
+        hidden = self.unsearched()
+        told = (
+            "AND EXISTS (SELECT 1 FROM passages p JOIN labels l ON l.row = p.label "
+            f"WHERE p.chunk = chunks.row AND l.collection NOT IN {LISTED}) "
+        )
         return self._connection.execute(
             "SELECT row, id, text FROM chunks WHERE row > ? "
             "AND NOT EXISTS (SELECT 1 FROM vectors WHERE chunk = chunks.row "
-            "AND embedder = (SELECT row FROM embedders WHERE name = ?)) ORDER BY row LIMIT ?",
-            (after, embedder, limit),
+            "AND embedder = (SELECT row FROM embedders WHERE name = ?)) "
+            f"{told if hidden else ''}ORDER BY row LIMIT ?",
+            (after, embedder, *([listed(hidden)] if hidden else []), limit),
         ).fetchall()
 
     def deleted_after(self, row: int, *, limit: int) -> list[tuple[int, str]]:

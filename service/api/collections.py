@@ -37,7 +37,7 @@ def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Resp
     tenant = by.tenant
     with tenant.catalog.view() as view:
         is_new = view.collection(name) is None
-    kept = CollectionRules(rules.chunk_tokens, rules.system, rules.embedder)
+    kept = CollectionRules(rules.chunk_tokens, rules.system, rules.embedder, rules.search)
     by.core.ingest.put_collection(tenant, name, rules=kept)
     with tenant.catalog.view() as view:
         documents = view.count(by.allowed(collection=name))
@@ -79,5 +79,6 @@ def _told(name: str, rules: CollectionRules, *, documents: int) -> CollectionOut
         chunk_tokens=rules.chunk_tokens,
         system=rules.system,
         embedder=rules.embedder,
+        search=rules.search,
         documents=documents,
     )

@@ -25,21 +25,31 @@ Json = dict[str, object]
 SHOWN = 100  # letters of a passage in a table
 WIDE = 100  # columns, from which on sources are a table
 WAIT_S = 600  # for an answer; a queue may be long
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 PLACE = "Where the service is"
 
 Question = Annotated[str, typer.Argument(help="In plain words.", metavar="QUESTION")]
 Url = Annotated[
     str,
-    typer.Option(metavar="URL", help="By default as in the settings.", show_default=False, rich_help_panel=PLACE),
+    typer.Option(
+        metavar="URL",
+        help="By default as in the settings.",
+        envvar="KVWEAVE_BASE_URL",
+        show_default=False,
+        rich_help_panel=PLACE,
+    ),
 ]
 Key = Annotated[
     str,
     typer.Option(
-        metavar="KEY", help="An API key; by default that of admin.key in the data folder.", show_default=False,
+        metavar="KEY",
+        help="An API key; for this machine by default that of admin.key in the data folder.",
+        envvar="KVWEAVE_API_KEY",
+        show_default=False,
         rich_help_panel=PLACE,
     ),
-]  # fmt: skip
+]
 Within = Annotated[str, typer.Option(metavar="NAME", help="One collection; all by default.", show_default=False)]
 Where = Annotated[str, typer.Option("--filter", metavar="JSON", help="A filter on metadata.", show_default=False)]
 TopK = Annotated[
@@ -134,13 +144,16 @@ def _client(url: str, key: str) -> Generator["httpx.Client"]:
     from service.settings import load_settings
 
     settings = load_settings()
-    url, key = url or address(settings.host, settings.port), key or _key(settings)
+    named = url.strip().rstrip("/").removesuffix("/v1")  # as clients of OpenAI's name it
+    url, key = named or address(settings.host, settings.port), key.strip() or _key(settings, named)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=WAIT_S) as client:
             yield client
     except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError):
-        raise Invalid(f"--url {url!r} is no address: write it as http://127.0.0.1:8000") from None
+        raise Invalid(
+            f"--url {url!r} is no address: write it as http://127.0.0.1:8000, in KVWEAVE_BASE_URL too"
+        ) from None
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise Unavailable(f"no service answers at {url} ({error}): run kvweave serve, or name its --url") from None
     except httpx.TimeoutException:
@@ -149,12 +162,17 @@ def _client(url: str, key: str) -> Generator["httpx.Client"]:
         raise Unavailable(f"{url} broke off ({error}): see the service's log, and ask again") from None
 
 
-def _key(settings: "Settings") -> str:
+def _key(settings: "Settings", named: str) -> str:
+    """The operator's, unless another machine is named: it must not learn it."""
+    import httpx
+
     from service.access.moving import ADMIN_KEY
 
     try:
+        if named and httpx.URL(named).host not in (*LOOPBACK, settings.host):
+            return ""
         return (settings.data / ADMIN_KEY).read_text("ascii").strip()
-    except (OSError, UnicodeError):
+    except (OSError, UnicodeError, httpx.InvalidURL):
         return ""
 
 
@@ -171,7 +189,7 @@ def _good(response: "httpx.Response") -> Json:
         return found or _strange(response)
     said = str(found.get("detail") or f"{response.url} answered {response.status_code}: is it a kvweave service?")
     if response.status_code == 401:
-        raise Unauthorized(f"{said}; name it by --key")
+        raise Unauthorized(f"{said}; name it by --key or KVWEAVE_API_KEY")
     raise ServiceError(said)
 
 

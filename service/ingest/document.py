@@ -1,19 +1,20 @@
-"""One upload from its bytes to a document that serves with all its caches. Each step may be done again."""
+"""Uploads from their bytes to documents that serve with all their caches. Each step may be done again."""
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blend.errors import TokenizerError
 from retriever.catalog.base import Change, Collection
 from retriever.catalog.upload_types import Upload, UploadState
-from retriever.documents import Document, Draft
+from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.files import read
-from service.ingest.capturing import Capturing, Item, Purpose
+from service.ingest.capturing import Capturing, Item, Outcome, Purpose
 from service.ingest.drafts import cut_draft, decode_draft, named, upload_of
 from service.ingest.rules import CollectionRules
+from service.ingest.together import TOGETHER
 from service.press import Ids, Press
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
@@ -37,118 +38,152 @@ class Tools:
 
 
 class _Ended(Exception):
-    """The upload was deleted, cancelled or overtaken meanwhile, or the service stops: then it stays as it is."""
+    """All uploads were deleted, cancelled or overtaken meanwhile, or the service stops: then they stay as they are."""
 
 
 class Ingestion:
-    """Of one upload. `stops`: whether the service is to end, and the upload to go on after its next start."""
+    """Of one upload, or of several of one collection; of these each ends by itself, and a file is alone.
 
-    def __init__(self, tools: Tools, tenant: Tenant, *, upload: Upload, stops: Callable[[], bool]) -> None:
+    `stops`: whether the service is to end, and the uploads to go on after its next start.
+    """
+
+    def __init__(self, tools: Tools, tenant: Tenant, *, uploads: Sequence[Upload], stops: Callable[[], bool]) -> None:
         self._tools = tools
         self._stops = stops
         self._tenant = tenant
-        self._upload = upload
+        self._collection = uploads[0].collection
+        self._live = {upload.number: upload for upload in uploads}  # as far as they came; none whose end is known
+        self._full: set[int] = set()  # those for which the store's budget is used up
+        self._owners: dict[str, list[int]] = {}  # of each chunk that is missing
         self._marked = 0.0
 
     def run(self) -> None:
-        """To its end, whatever that is. Raises what may pass: StoreError, CatalogError, a temporary EmbeddingError."""
+        """To their ends, whatever these are. Raises what may pass: StoreError, CatalogError, a temporary
+        EmbeddingError; and of several uploads whatever else one of them may be at fault for.
+        """
         with self._tenant.catalog.view() as view:
-            content = view.content(self._upload.number)
-        if content is None:
-            return
+            found = {number: view.content(number) for number in self._live}
+        contents = {number: content for number, content in found.items() if content is not None}
         try:
-            if self._upload.name:
-                self._expand(content)
+            self._keep(contents.keys())
+            first = next(iter(self._live.values()))
+            if first.name:
+                self._expand(first, contents[first.number])
             else:
-                self._ingest(decode_draft(content))
+                self._ingest(contents)
         except _Ended:
             return
         except (DocumentError, TokenizerError) as error:
+            if len(self._live) > 1:
+                raise
             self.fail(str(error))
 
     def fail(self, reason: str) -> None:
         """For good."""
-        failed = replace(self._upload, state=UploadState.FAILED, version=None, detail=reason)
+        for upload in [*self._live.values()]:
+            self._fail(upload, reason)
+
+    def wait(self, reason: str) -> None:
+        """Say why they do not go on just now."""
+        with self._tenant.catalog.change() as change:
+            for upload in self._live.values():
+                change.advance(replace(upload, detail=reason))
+
+    def _fail(self, upload: Upload, reason: str) -> None:
+        del self._live[upload.number]
+        failed = replace(upload, state=UploadState.FAILED, version=None, detail=reason)
         with self._tenant.catalog.change() as change:
             if change.advance(failed):
                 self._tools.metrics.uploaded(self._tenant.name, state=failed.state.value)
         self._tenant.sweep(1.0)
 
-    def wait(self, reason: str) -> None:
-        """Say why it does not go on just now."""
-        with self._tenant.catalog.change() as change:
-            change.advance(replace(self._upload, detail=reason))
-
-    def _expand(self, content: bytes) -> None:
+    def _expand(self, upload: Upload, content: bytes) -> None:
         """A file into its documents. What of it cannot be read is told beside those that can."""
-        reading = read(self._upload.name, content)
+        reading = read(upload.name, content)
         problems = "; ".join(f"{problem.place}: {problem.reason}" for problem in reading.problems)
-        drafts = named(reading.drafts, self._upload.name)
+        drafts = named(reading.drafts, upload.name)
         if not drafts:
-            self.fail(problems or f"{self._upload.name} holds no text")
+            self.fail(problems or f"{upload.name} holds no text")
             return
         with self._tenant.catalog.change() as change:
-            if change.advance(replace(self._upload, detail=problems)):
-                change.expand(self._upload.number, [upload_of(draft, self._upload.collection) for draft in drafts])
+            if change.advance(replace(upload, detail=problems)):
+                change.expand(upload.number, [upload_of(draft, upload.collection) for draft in drafts])
         self._tools.metrics.uploaded(self._tenant.name, state=UploadState.READY.value)
 
-    def _ingest(self, draft: Draft) -> None:
-        rules = self._rules()
-        document = cut_draft(draft, self._upload.document, tokens=rules.chunk_tokens, count=self._tools.press.counted)
+    def _ingest(self, contents: Mapping[int, bytes]) -> None:
+        documents = dict(self._cut(contents))
+        self._keep(documents)
         with self._tenant.catalog.view() as view:
-            serves = view.serves(document, collection=self._upload.collection)
-        if serves:  # the same was put in before
-            self._upload = replace(self._upload, state=UploadState.COMPUTING, chunks=_chunks(document))
-        elif self._upload.version is None:
-            self._stage(document)
-        self._compute(document)
-        with self._tenant.catalog.change() as change:
-            ready = replace(self._upload, state=UploadState.READY, detail=self._summary())
-            if not change.advance(ready):
-                raise _Ended
-            if ready.version is not None:
-                change.serve(ready.version)
-        self._tools.metrics.uploaded(self._tenant.name, state=ready.state.value)
-        self._tenant.sweep(1.0)
+            serving = {number for number, each in documents.items() if view.serves(each, collection=self._collection)}
+        for number in serving:  # the same was put in before
+            self._live[number] = replace(self._live[number], state=UploadState.COMPUTING)
+        fresh = [number for number in documents if number not in serving and self._live[number].version is None]
+        self._stage({number: documents[number] for number in fresh})
+        self._compute({number: document for number, document in documents.items() if number in self._live})
+        self._serve()
+
+    def _cut(self, contents: Mapping[int, bytes]) -> Iterator[tuple[int, Document]]:
+        """Those that can be; the others fail."""
+        rules, count = self._rules(), self._tools.press.counted
+        for number, content in contents.items():
+            upload = self._live[number]
+            try:
+                yield number, cut_draft(decode_draft(content), upload.document, tokens=rules.chunk_tokens, count=count)
+            except (DocumentError, TokenizerError) as error:
+                self._fail(upload, str(error))
 
     def _rules(self) -> CollectionRules:
-        """Of its collection, which is made where it is not there."""
-        name = self._upload.collection
+        """Of the collection, which is made where it is not there."""
         with self._tenant.catalog.view() as view:
-            found = view.collection(name)
+            found = view.collection(self._collection)
         if found is None:
             fresh = CollectionRules(self._tools.chunk_tokens)
             with self._tenant.catalog.change() as change:
-                change.put_collection(Collection(name, fresh.to_json()))
+                change.put_collection(Collection(self._collection, fresh.to_json()))
             return fresh
         return CollectionRules.from_json(found.rules)
 
-    def _stage(self, document: Document) -> None:
-        def claim(change: Change, version: int) -> None:
-            claimed = replace(self._upload, state=UploadState.COMPUTING, version=version, detail="")
-            claimed = replace(claimed, chunks=_chunks(document))
-            if not change.advance(claimed):
-                raise _Ended
-            self._upload = claimed
+    def _stage(self, documents: Mapping[int, Document]) -> None:
+        """Those whose uploads are live still."""
 
-        self._tenant.library.stage(document, collection=self._upload.collection, claim=claim)
+        def claim(change: Change, versions: Sequence[int]) -> list[int]:
+            claimed: list[int] = []
+            for version, (number, document) in zip(versions, documents.items(), strict=True):
+                upload = replace(self._live[number], state=UploadState.COMPUTING, version=version, detail="")
+                upload = replace(upload, chunks=len(_chunks(document)))
+                if change.advance(upload):
+                    claimed.append(version)
+                    self._live[number] = upload
+                else:
+                    del self._live[number]
+            return claimed
 
-    def _compute(self, document: Document) -> None:
+        if documents:
+            self._tenant.library.stage_all([*documents.values()], collection=self._collection, claim=claim)
+            self._keep(self._live)
+
+    def _compute(self, documents: Mapping[int, Document]) -> None:
         """All chunks whose blobs are not there. Where the budget is used up, the others are left."""
         tools, shelf = self._tools, self._tenant.shelf
-        behind = shelf.behind([self._upload.collection])[self._upload.collection]
-        texts = {part.id: part.text for part in document.parts}
+        behind = shelf.behind([self._collection])[self._collection]
+        texts = {part.id: part.text for document in documents.values() for part in document.parts}
         known = {chunk: tools.press.ids(text) for chunk, text in texts.items()}
         items = [Item(shelf.key(chunk, behind), ids) for chunk, ids in known.items() if ids is not None]
         missing = [item for item in items if not isinstance(tools.store.open(item.key), BlobReader)]
-        counts = {"stored": len(items) - len(missing), "over_budget": 0, "unsupported": len(known) - len(items)}
-        self._mark(counts)
-        self._capture(behind.prefix, missing, counts=counts)
+        self._owners = {item.key.chunk: [] for item in missing}
+        for number, document in documents.items():
+            chunks = _chunks(document)
+            lacking = [chunk for chunk in chunks if chunk in self._owners]
+            for chunk in lacking:
+                self._owners[chunk].append(number)
+            unsupported = sum(known[chunk] is None for chunk in chunks)
+            counts = {"stored": len(chunks) - unsupported - len(lacking), "unsupported": unsupported, "over_budget": 0}
+            self._live[number] = replace(self._live[number], chunks=len(chunks), **counts)
+        self._mark()
+        self._capture(behind.prefix, missing)
         tools.store.flush()
-        self._marked = 0.0
-        self._mark(counts)
 
-    def _capture(self, prefix: Ids, missing: Sequence[Item], *, counts: dict[str, int]) -> None:
+    def _capture(self, prefix: Ids, missing: Sequence[Item]) -> None:
         start = time.perf_counter()
         capturing = Capturing(self._tools.press, self._tools.store, purpose=Purpose.JOB, wanted=self._wanted)
         for outcome in capturing.run(prefix, missing):
@@ -161,50 +196,73 @@ class Ingestion:
                 seconds=end - start,
             )
             start = end
-            match outcome.put:
-                case None:
-                    log.warning("a chunk cannot be computed", extra=fields(reason=outcome.reason.partition(":")[0]))
-                    counts["unsupported"] += 1
-                case Put.STORED | Put.PRESENT:
-                    self._tenant.shelf.saw(outcome.item.key)
-                    counts["stored"] += 1
-                case Put.DELETED:
-                    pass
-                case Put.OVER_BUDGET:
-                    counts["over_budget"] = self._upload.chunks - counts["stored"] - counts["unsupported"]
-                    return
-            self._mark(counts)
+            self._count(outcome)
+            if self._full.issuperset(self._live):
+                return
+            self._mark()
             if self._stops():
                 raise _Ended
 
-    def _wanted(self, batch: Sequence[Item]) -> Sequence[Item]:
-        """All of it, while the upload is live: whoever ends it later makes the store drop what is computed now."""
-        upload = self._upload
-        with self._tenant.catalog.view() as view:
-            found = view.uploads(upload.job, after=upload.number - 1, limit=1)
-        if not found or found[0].number != upload.number or not found[0].state.is_live:
-            raise _Ended
-        return batch
+    def _count(self, outcome: Outcome) -> None:
+        """What became of a chunk, for all that hold it."""
+        owners = [number for number in self._owners[outcome.item.key.chunk] if number in self._live]
+        is_stored = outcome.put in (Put.STORED, Put.PRESENT)
+        if is_stored:
+            self._tenant.shelf.saw(outcome.item.key)
+        elif outcome.put is Put.OVER_BUDGET:
+            self._full.update(owners)
+        elif outcome.put is None:
+            log.warning("a chunk cannot be computed", extra=fields(reason=outcome.reason.partition(":")[0]))
+        for number in owners:
+            upload = self._live[number]
+            stored, unsupported = upload.stored + is_stored, upload.unsupported + (outcome.put is None)
+            left = upload.chunks - stored - unsupported if number in self._full else 0
+            self._live[number] = replace(upload, stored=stored, unsupported=unsupported, over_budget=left)
 
-    def _mark(self, counts: Mapping[str, int]) -> None:
-        """Keep how far it came, now and then. Raises _Ended where nobody wants it any more."""
-        self._upload = replace(self._upload, **counts)
+    def _wanted(self, batch: Sequence[Item]) -> Sequence[Item]:
+        """What uploads want that are live: whoever ends one later makes the store drop what is computed for it now."""
+        with self._tenant.catalog.view() as view:
+            self._keep({upload.number for upload in view.live(TOGETHER)})  # they are the oldest that there are
+        wanting = self._live.keys() - self._full
+        return [item for item in batch if not wanting.isdisjoint(self._owners[item.key.chunk])]
+
+    def _mark(self) -> None:
+        """Keep how far they came, now and then. Raises _Ended where nobody wants any more of it."""
         if time.monotonic() - self._marked > PROGRESS_S:
             with self._tenant.catalog.change() as change:
-                if not change.advance(self._upload):
-                    raise _Ended
+                live = {number for number, upload in self._live.items() if change.advance(upload)}
+            self._keep(live)
             self._marked = time.monotonic()
 
-    def _summary(self) -> str:
-        """What a person should know of it."""
-        upload = self._upload
-        told: list[str] = []
-        if upload.over_budget:
-            told.append(f"{upload.stored} of {upload.chunks} chunks are stored: the store's budget is used up")
-        if upload.unsupported:
-            told.append(f"{upload.unsupported} of {upload.chunks} chunks are served as text only")
-        return "; ".join(told)
+    def _keep(self, live: Iterable[int]) -> None:
+        """These alone. Raises _Ended where there is none."""
+        kept = set(live)
+        self._live = {number: upload for number, upload in self._live.items() if number in kept}
+        if not self._live:
+            raise _Ended
+
+    def _serve(self) -> None:
+        """All that are live still, at once."""
+        ready = [replace(upload, state=UploadState.READY, detail=_summary(upload)) for upload in self._live.values()]
+        with self._tenant.catalog.change() as change:
+            ready = [upload for upload in ready if change.advance(upload)]
+            for upload in ready:
+                if upload.version is not None:
+                    change.serve(upload.version)
+        for upload in ready:
+            self._tools.metrics.uploaded(self._tenant.name, state=upload.state.value)
+        self._tenant.sweep(1.0)
 
 
-def _chunks(document: Document) -> int:
-    return len({part.id for part in document.parts})
+def _summary(upload: Upload) -> str:
+    """What a person should know of it."""
+    told: list[str] = []
+    if upload.over_budget:
+        told.append(f"{upload.stored} of {upload.chunks} chunks are stored: the store's budget is used up")
+    if upload.unsupported:
+        told.append(f"{upload.unsupported} of {upload.chunks} chunks are served as text only")
+    return "; ".join(told)
+
+
+def _chunks(document: Document) -> set[str]:
+    return {part.id for part in document.parts}

@@ -10,11 +10,13 @@ class CollectionRules:
     """`system`: the system prompt that its chunks are captured behind; None for the service's own.
 
     Chunks are captured behind the first one that the collection ever had: another one later misses no chunk.
+    `search`: whether they are embedded and found; their caches serve in any case.
     """
 
     chunk_tokens: int = 256
     system: str | None = None
     embedder: str = ""
+    search: bool = True
 
     def to_json(self) -> Json:
         """What `from_json` reads."""

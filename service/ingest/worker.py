@@ -1,4 +1,5 @@
-"""The thread that works on all tenants' uploads, one document each in turn, and fills what queries found missing."""
+"""The thread that works on all tenants' uploads, a document or a few small ones each in turn, and fills what queries
+found missing."""
 
 import logging
 import secrets
@@ -18,6 +19,7 @@ from service.errors import Exhausted
 from service.ingest.capturing import Capturing, Item, Purpose
 from service.ingest.document import Ingestion, Tools
 from service.ingest.rules import CollectionRules
+from service.ingest.together import together
 from service.telemetry.logs import fields
 from service.tenants import Tenant, Tenants
 from store.base import Put
@@ -54,6 +56,7 @@ class Ingest:
         self._changed = Condition()
         self._busy: OrderedDict[str, None] = OrderedDict()
         self._fills: OrderedDict[tuple[str, str, str], _Fill] = OrderedDict()
+        self._apart: set[tuple[str, int]] = set()  # uploads among which one went wrong: each is tried alone
         self._closing = False
         self._tidied = time.monotonic()
         self._thread = Thread(target=self._work, name="kvweave-ingest", daemon=True)
@@ -155,7 +158,7 @@ class Ingest:
             self._tidy()
 
     def _turn(self) -> bool:
-        """One document of the next tenant, and a batch of fills; whether there was any."""
+        """A document of the next tenant, or a few small ones, and a batch of fills; whether there was any."""
         with self._changed:
             name = next(iter(self._busy), None)
             if name is not None:
@@ -165,7 +168,7 @@ class Ingest:
         return self._fill() or name is not None
 
     def _take(self, name: str) -> None:
-        """One document of a tenant, which is then the last in the row, also where it failed."""
+        """Of a tenant, which is then the last in the row, also where it failed."""
         more = True
         try:
             more = self._upload(self._tenants.open(name))
@@ -179,21 +182,27 @@ class Ingest:
     def _upload(self, tenant: Tenant) -> bool:
         """Whether there may be more."""
         with tenant.catalog.view() as view:
-            live = view.live(1)
-        if live:
-            self._run(tenant, live[0])
-        return bool(live)
+            uploads = together(view, apart={number for name, number in self._apart if name == tenant.name})
+        if uploads:
+            self._run(tenant, uploads)
+        else:
+            self._apart = {each for each in self._apart if each[0] != tenant.name}
+        return bool(uploads)
 
-    def _run(self, tenant: Tenant, upload: Upload) -> None:
-        ingestion = Ingestion(self._tools, tenant, upload=upload, stops=lambda: self._closing)
+    def _run(self, tenant: Tenant, uploads: Sequence[Upload]) -> None:
+        ingestion = Ingestion(self._tools, tenant, uploads=uploads, stops=lambda: self._closing)
+        names = {(tenant.name, upload.number) for upload in uploads}
         try:
             ingestion.run()
+            self._apart -= names
         except Busy:  # the engine is closing, and so are we
             self._pause("the engine takes nothing more", None)
         except EmbeddingError as error:
             if error.temporary:
                 ingestion.wait(str(error))
                 self._pause("the embedder does not answer", error)
+            elif len(uploads) > 1:
+                self._apart |= names
             else:
                 ingestion.fail(str(error))
         except StoreError as error:
@@ -202,7 +211,11 @@ class Ingest:
         except CatalogError:
             raise
         except Exception as error:
-            log.error("an upload failed", exc_info=error, extra=fields(upload=upload.number))
+            if len(uploads) > 1:  # nobody knows whose fault it is
+                log.warning("uploads are worked on one by one", extra=fields(reason=type(error).__name__))
+                self._apart |= names
+                return
+            log.error("an upload failed", exc_info=error, extra=fields(upload=uploads[0].number))
             ingestion.fail(f"kvweave could not work on it: {type(error).__name__}; its log says more")
 
     def _pause(self, what: str, error: Exception | None) -> None:

@@ -103,7 +103,9 @@ class StreamOptions(Strict):
 class Extras(Strict):
     """What kvweave takes and OpenAI does not."""
 
-    documents: list[LooseIn] | None = Field(None, description="Read for this answer and kept nowhere", max_length=1000)
+    documents: list[LooseIn] | None = Field(
+        None, description="Read for this answer and kept nowhere; known chunks in them are reused", max_length=1000
+    )
     chunk_ids: list[ChunkId] | None = Field(None, max_length=1000)
     collection: CollectionName | None = Field(None, description="Search this collection with the last message")
     blend: BlendIn | None = None

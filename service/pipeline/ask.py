@@ -53,7 +53,7 @@ class Ask:
     """One request for an answer. The last turn is the user's.
 
     `asks`: the last turn is a question about the passages and is framed as one; else it stands as it is written.
-    `inline`: chunks are recognised wherever their text stands in the turns.
+    `inline`: chunks are recognised wherever their text stands in the turns, as they always are in `documents`.
     """
 
     principal: Principal

@@ -1,18 +1,21 @@
 """What goes into a prompt: finds passages and puts them where they belong. Computes nothing of the model."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from retriever.catalog.base import Passage
+from retriever.catalog.base import Passage, View
 from retriever.filters import Condition
 from retriever.search import MOST, Hit, Query, in_prompt_order, scope, with_neighbors
-from service.errors import NotFound
+from service.errors import Invalid, NotFound
 from service.pipeline.ask import Ask, Lookup, Turn
 from service.pipeline.events import Source
 from service.prompts import ASK, SYSTEM, Part, Said, Titled
 from service.tenants import Tenant
 
 RERANKED = 4  # times as many as are wanted are reranked
+_BETWEEN = "\0"  # texts that are searched together: hardly a chunk holds one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +40,44 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """In the turn with this number the text of a passage stands from `start` to `end`."""
+    """In the text with this number, a turn's or a loose document's, a passage stands from `start` to `end`."""
 
-    turn: int
+    number: int
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The passages of a prompt by their numbers: those before the question, then those inside of turns."""
+    """The passages of a prompt by their numbers: those before the question, those inside of turns, and those inside
+    of the documents that came with the request."""
 
     ask: Ask
     system: str
     entries: tuple[Entry, ...]
     inside: tuple[tuple[Place, Entry], ...] = ()
+    loose: tuple[tuple[Place, Entry], ...] = ()
 
     @property
     def all(self) -> tuple[Entry, ...]:
         """By number."""
-        return (*self.entries, *(entry for _, entry in self.inside))
+        return (*self.entries, *(entry for _, entry in (*self.inside, *self.loose)))
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """In the order of the prompt."""
-        loose = (Source("", each.id, each.title, each.text, 0.0) for each in self.ask.documents)
-        return (*(entry.source for entry in self.all), *loose)
+        """Each stretch of the prompt once: what came with the request is named as it came, not by what stands in it."""
+        shown = (*self.entries, *(entry for _, entry in self.inside))
+        return (*(entry.source for entry in shown), *self._loose_sources())
+
+    def _loose_sources(self) -> Iterator[Source]:
+        """With a chunk's id where a document is one chunk, from its first letter to its last."""
+        whole = {
+            place.number: entry.passage.id
+            for place, entry in self.loose
+            if place.end - place.start == len(self.ask.documents[place.number].text.strip())
+        }
+        for number, each in enumerate(self.ask.documents):
+            yield Source(whole.get(number, ""), each.id, each.title, each.text, 0.0)
 
     def turns(self, *, without: frozenset[int] = frozenset()) -> list[Said]:
         """The chat, with the passages in their places."""
@@ -74,22 +89,42 @@ class Gathered:
             if number not in without
             for part in (Part(entry.titled.text, number), Part(entry.titled.gap))
         ]
-        loose = [Titled(each.text.strip(), each.title) for each in self.ask.documents]
-        ahead += [Part(each.text + each.gap) for each in loose]
+        ahead += self._loose_parts()
         last = Said(asked.role, (*ahead, *(_framed(asked.parts) if self.ask.asks else asked.parts)))
         first = [Said("system", (Part(self.system),))] if self.system else []
         return [*first, *said[:-1], last]
 
     def _said(self, number: int, turn: Turn) -> Said:
         """A turn cut where passages stand in it."""
-        parts: list[Part] = []
-        end = 0
-        for at, (place, _) in enumerate(self.inside, start=len(self.entries)):
-            if place.turn == number:
-                parts += [Part(turn.text[end : place.start]), Part(turn.text[place.start : place.end], at)]
-                end = place.end
-        parts.append(Part(turn.text[end:]))
-        return Said("system" if turn.role == "developer" else turn.role, tuple(part for part in parts if part.text))
+        places = self._places(self.inside, first=len(self.entries))
+        parts = tuple(_cut(turn.text, places.get(number, [])))
+        return Said("system" if turn.role == "developer" else turn.role, parts)
+
+    def _loose_parts(self) -> Iterator[Part]:
+        """The documents that came with the request, cut where passages stand in them."""
+        places = self._places(self.loose, first=len(self.entries) + len(self.inside))
+        for number, each in enumerate(self.ask.documents):
+            titled = Titled(each.text.strip(), each.title)
+            yield from _cut(titled.text + titled.gap, places.get(number, []))
+
+    def _places(self, found: Sequence[tuple[Place, Entry]], *, first: int) -> dict[int, list[tuple[Place, int]]]:
+        """By the numbers of texts, with those of passages."""
+        places: dict[int, list[tuple[Place, int]]] = {}
+        for at, (place, _) in enumerate(found, start=first):
+            places.setdefault(place.number, []).append((place, at))
+        return places
+
+
+def _cut(text: str, places: Sequence[tuple[Place, int]]) -> Iterator[Part]:
+    """Where passages stand in it, with their numbers; none is empty."""
+    end = 0
+    for place, passage in places:
+        if place.start > end:
+            yield Part(text[end : place.start])
+        yield Part(text[place.start : place.end], passage)
+        end = place.end
+    if end < len(text):
+        yield Part(text[end:])
 
 
 def _framed(parts: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -106,15 +141,15 @@ def gather(tenant: Tenant, ask: Ask) -> Gathered:
     hits = in_prompt_order(look_up(tenant, ask.lookup, ask=ask)) if ask.lookup else []
     found = [Entry(hit.passage, hit.score, found=True) for hit in hits if hit.passage.id not in known]
     entries = (*named, *found)
-    return Gathered(
-        ask, _system(tenant, ask, entries=entries), entries, tuple(_inside(tenant, ask)) if ask.inline else ()
-    )
+    inside = _recognised(tenant, ask, texts=[turn.text for turn in ask.turns]) if ask.inline else ()
+    loose = _recognised(tenant, ask, texts=[each.text.strip() for each in ask.documents])
+    return Gathered(ask, _system(tenant, ask, entries=entries), entries, tuple(inside), tuple(loose))
 
 
 def look_up(tenant: Tenant, lookup: Lookup, *, ask: Ask) -> list[Hit]:
-    """Best first, each hit before its neighbors."""
-    allowed = allowed_by(ask, lookup)
-    hits = tenant.library.search(query_of(lookup, ask=ask))
+    """Best first, each hit before its neighbors. Raises Invalid for a collection that is kept without search."""
+    allowed = _searched(tenant, lookup, ask=ask)
+    hits = tenant.library.search(_query_of(lookup, ask=ask, allowed=allowed))
     if lookup.neighbors and hits:
         with tenant.catalog.view() as view:
             hits = with_neighbors(view, hits, before=lookup.neighbors, after=lookup.neighbors, allowed=allowed)
@@ -122,18 +157,35 @@ def look_up(tenant: Tenant, lookup: Lookup, *, ask: Ask) -> list[Hit]:
     return hits
 
 
-def query_of(lookup: Lookup, *, ask: Ask) -> Query:
+def allowed_by(ask: Ask) -> Condition:
+    """What the key of the request may see."""
+    return scope(bound=ask.principal.bound)
+
+
+def _searched(tenant: Tenant, lookup: Lookup, *, ask: Ask) -> Condition:
+    """What the request wants to be looked through, within what its key may see."""
+    name, bound = lookup.collection, ask.principal.bound
+    with tenant.catalog.view() as view:
+        hidden = view.unsearched()
+        if name in hidden and _sees(view, name, ask=ask):
+            raise Invalid(
+                f'the collection {name!r} is kept without search: put "search": true into its rules '
+                "(PUT /v1/collections/{name}), or name chunk_ids",
+                field="collection",
+            )
+    return scope(collection=name, where=lookup.where, bound=bound, without=hidden)
+
+
+def _query_of(lookup: Lookup, *, ask: Ask, allowed: Condition) -> Query:
     """What the library is asked."""
     reranked = min(RERANKED * lookup.top_k, MOST) if lookup.rerank else 0
-    allowed, bound = allowed_by(ask, lookup), allowed_by(ask)
-    return Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked, bound)
+    return Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked, bound=allowed_by(ask))
 
 
-def allowed_by(ask: Ask, lookup: Lookup | None = None) -> Condition:
-    """What the request wants to see, within what its key may."""
-    if lookup is None:
-        return scope(bound=ask.principal.bound)
-    return scope(collection=lookup.collection, where=lookup.where, bound=ask.principal.bound)
+def _sees(view: View, collection: str, *, ask: Ask) -> bool:
+    """Whether the collection is there for the key: with a filter, if it holds something for it."""
+    bound = ask.principal.bound
+    return bound is None or view.count(scope(collection=collection, bound=bound)) > 0
 
 
 def _named(tenant: Tenant, ask: Ask) -> Sequence[Passage]:
@@ -150,14 +202,16 @@ def _named(tenant: Tenant, ask: Ask) -> Sequence[Passage]:
     return [by_id[chunk] for chunk in dict.fromkeys(ask.chunk_ids)]
 
 
-def _inside(tenant: Tenant, ask: Ask) -> Iterator[tuple[Place, Entry]]:
-    """Chunks whose text stands in the turns."""
-    allowed = allowed_by(ask)
-    for number, turn in enumerate(ask.turns):
-        if turn.text.strip():
-            for each in tenant.library.recognise(turn.text, allowed=allowed):
-                entry = Entry(each.passage, 0.0, found=False)
-                yield Place(number, each.start, each.end), entry
+def _recognised(tenant: Tenant, ask: Ask, *, texts: Sequence[str]) -> Iterator[tuple[Place, Entry]]:
+    """Chunks whose text stands in these: found by one search, as the work on a search is bounded, not their number."""
+    if not any(text.strip() for text in texts):
+        return
+    starts = list(accumulate((len(text) + len(_BETWEEN) for text in texts), initial=0))
+    for each in tenant.library.recognise(_BETWEEN.join(texts), allowed=allowed_by(ask)):
+        number = bisect_right(starts, each.start) - 1
+        place = Place(number, each.start - starts[number], each.end - starts[number])
+        if place.end <= len(texts[number]):  # a chunk may hold what stands between texts, too
+            yield place, Entry(each.passage, 0.0, found=False)
 
 
 def _system(tenant: Tenant, ask: Ask, *, entries: Sequence[Entry]) -> str:
@@ -167,8 +221,6 @@ def _system(tenant: Tenant, ask: Ask, *, entries: Sequence[Entry]) -> str:
     name = ask.lookup.collection if ask.lookup else ""
     name = name or (entries[0].passage.collection if entries else "")
     with tenant.catalog.view() as view:
-        bound = ask.principal.bound
-        is_seen = bound is None or view.count(scope(collection=name, bound=bound)) > 0
-        collection = view.collection(name) if name and is_seen else None
+        collection = view.collection(name) if name and _sees(view, name, ask=ask) else None
     system = collection.rules.get("system") if collection else None
     return SYSTEM if system is None else str(system)

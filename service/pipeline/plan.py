@@ -78,16 +78,15 @@ class Plan:
     def chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
         """What became of each."""
         misses = dict(report.misses)
-        slots = report.recomputed_slots
+        slots, every = report.recomputed_slots, self.gathered.all
         found: list[ChunkReport] = []
         place, order = len(self.fitted.laid.prefix), 0
         for run in self.fitted.laid.runs:
             stop = place + len(run.ids)
             if run.passage is not None:
                 again = bisect_left(slots, stop) - bisect_left(slots, place)
-                entry = self.gathered.all[run.passage]
-                each = self._report(run.passage, entry, tokens=len(run.ids), again=again, miss=misses.get(order))
-                found.append(each)
+                miss = misses.get(order)
+                found.append(self._report(run.passage, every[run.passage], tokens=len(run.ids), again=again, miss=miss))
                 order += 1
             place = stop
         return tuple(found)

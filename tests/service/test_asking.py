@@ -3,11 +3,14 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from service import cli
+from service.commands import asking
 from service.demo import PASSAGES, QUESTIONS
 from tests.service.serving import KVWEAVE, Inside, in_process, put_in, settings_in
 
@@ -56,6 +59,37 @@ def test_hits_come_best_first(inside: Inside) -> None:
 def test_what_is_wrong_is_one_sentence(inside: Inside, arguments: tuple[str, ...], words: str) -> None:
     done = run(inside, "ask", "Where?", *arguments, status=2)
     assert words in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_the_service_and_the_key_are_those_of_the_environment_as_clients_read_it(
+    inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], end: str
+) -> None:
+    monkeypatch.setenv("KVWEAVE_DATA", str(tmp_path))  # where no admin.key is
+    monkeypatch.setenv("KVWEAVE_BASE_URL", f"{inside.base_url}{end}")
+    monkeypatch.setattr(sys, "argv", ["kvweave", "search", "badger"])
+    for key, status in ((inside.key, 0), ("kvw_nonsense", 2)):
+        monkeypatch.setenv("KVWEAVE_API_KEY", key)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == status
+    told = capfd.readouterr()
+    assert "Letter 40" in told.out and "KVWEAVE_API_KEY" in told.err
+    monkeypatch.setattr(sys, "argv", ["kvweave", "search", "badger", "--url", "http://127.0.0.1:9"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "no service answers at http://127.0.0.1:9 " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "is_sent"), [("", True), ("http://localhost:8000/v1", True), ("http://kv.example:8000", False)]
+)
+def test_the_key_of_this_machine_goes_to_no_other(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch, url: str, *, is_sent: bool
+) -> None:
+    monkeypatch.setenv("KVWEAVE_DATA", str(inside.core.settings.data))
+    with asking._client(url, "") as client:
+        assert client.headers.get("Authorization", "") == (f"Bearer {inside.key}" if is_sent else "")
 
 
 def test_where_no_service_answers_the_remedy_is_told(tmp_path: Path) -> None:

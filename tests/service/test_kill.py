@@ -146,7 +146,9 @@ def written(chance: Random) -> str:
 
 
 def change(client: httpx.Client, state: State, chance: Random) -> bool:
-    """Put one document in, replace it, or delete it; False where no answer came."""
+    """Put documents in or replace them, one or several at once, or delete one; False where no answer came."""
+    if chance.random() < 0.3:
+        return change_several(client, state, chance)
     name, text = f"d{chance.randrange(NAMES)}", None if chance.random() < 0.2 else written(chance)
     state.asks(name, text)
     try:
@@ -160,6 +162,20 @@ def change(client: httpx.Client, state: State, chance: Random) -> bool:
     except httpx.TransportError:
         return False
     state.hears(name, text)
+    return True
+
+
+def change_several(client: httpx.Client, state: State, chance: Random) -> bool:
+    texts = {f"d{number}": written(chance) for number in chance.sample(range(NAMES), 5)}
+    for name, text in texts.items():
+        state.asks(name, text)
+    try:
+        body = {"documents": [{"id": name, "text": text} for name, text in texts.items()]}
+        state.jobs.append(good(client.post("/v1/documents", json=body))["job_id"])
+    except httpx.TransportError:
+        return False
+    for name, text in texts.items():
+        state.hears(name, text)
     return True
 
 

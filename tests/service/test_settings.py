@@ -38,6 +38,17 @@ def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, va
         load_settings()
 
 
+def test_what_clients_read_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain = load_settings()
+    for name in ("KVWEAVE_API_KEY", "KVWEAVE_BASE_URL"):
+        monkeypatch.setenv(name, "x")
+    assert load_settings() == plain
+    (tmp_path / "k.toml").write_text('api_key = "x"\n')
+    monkeypatch.setenv("KVWEAVE_CONFIG", str(tmp_path / "k.toml"))
+    with pytest.raises(SettingsError, match="unknown setting 'api_key'"):
+        load_settings()
+
+
 @pytest.mark.parametrize(
     ("text", "words"), [("stoer = 1\n", "stoer"), ("store = \n", "valid TOML"), ("port = 'x'\n", "port")]
 )

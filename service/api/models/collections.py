@@ -13,6 +13,11 @@ class Rules(Strict):
         None, max_length=20_000, description="The system prompt that chunks are captured behind; null for kvweave's own"
     )
     embedder: str = Field("", max_length=500, description="Its name; empty for the one in the settings")
+    search: bool = Field(
+        True,
+        description="Whether its chunks are embedded and found; false where another index finds them: "
+        "chunk_ids and recognition in a text reuse their caches all the same",
+    )
 
 
 class CollectionOut(BaseModel):
@@ -22,6 +27,7 @@ class CollectionOut(BaseModel):
     chunk_tokens: int
     system: str | None
     embedder: str
+    search: bool
     documents: int
 
 

@@ -19,7 +19,10 @@ class MessageIn(Strict):
 
 
 class LooseIn(Strict):
-    """A document that comes with the request. It is read for this answer and kept nowhere."""
+    """A document that comes with the request. It is read for this answer and kept nowhere.
+
+    Where its text is a known chunk, or holds some, their caches are reused.
+    """
 
     text: Text
     title: Title = ""

@@ -24,7 +24,10 @@ class SearchRequest(Strict):
 
 
 class SourceOut(BaseModel):
-    """A passage. `start` and `end`: characters of the document's text, where it was cut from one."""
+    """A passage. `start` and `end`: characters of the document's text, where it was cut from one.
+
+    A document that came with the request is named by its own id, and by a chunk's where its text is one.
+    """
 
     chunk_id: str
     document_id: str

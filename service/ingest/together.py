@@ -1,0 +1,28 @@
+"""Which uploads are worked on together: small documents, for which a batch and four transactions each are too much."""
+
+from collections.abc import Container, Iterator, Sequence
+
+from retriever.catalog.base import View
+from retriever.catalog.upload_types import Upload
+
+TOGETHER = 64  # uploads at most: as many chunks go through the model at once
+TOGETHER_BYTES = 32 << 10  # of their contents at most: whoever waits, waits as for one document of middling length
+
+
+def together(view: View, *, apart: Container[int] = ()) -> list[Upload]:
+    """The oldest live upload, and small ones of its collection. Files, and the numbers in `apart`, go alone."""
+    live = view.live(TOGETHER)
+    if not live or live[0].name or live[0].number in apart:
+        return live[:1]
+    same = [each for each in live if each.collection == live[0].collection and not each.name]
+    return list(_small(view, [each for each in same if each.number not in apart]))
+
+
+def _small(view: View, uploads: Sequence[Upload]) -> Iterator[Upload]:
+    """The first, and those behind it up to one that is too large: its turn comes next."""
+    left = TOGETHER_BYTES
+    for number, upload in enumerate(uploads):
+        left -= len(view.content(upload.number) or b"")
+        if number and left < 0:
+            return
+        yield upload

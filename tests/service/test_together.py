@@ -1,0 +1,323 @@
+"""Small documents that are worked on together: what becomes of each is what becomes of it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blend.errors import TokenizerError
+from retriever.catalog.base import View
+from retriever.catalog.upload_types import Upload, UploadState
+from retriever.embedding import EmbeddingError, Vectors
+from service import composition
+from service.access.identity import Role
+from service.ingest import capturing, together, worker
+from service.ingest.document import Ingestion
+from service.press import Ids, Press
+from store.errors import StoreUnavailable
+from store.key import Scope
+from tests.retriever.fakes import WordEmbedder
+from tests.service.demo_served import NEW, demo
+from tests.service.serving import Inside, Json, finished, good, in_process, put_in, settings_in
+from tests.service.test_deletes import IN_JOBS, Place, passed
+
+TEXTS = [f"{who} keeps a {what} in K{at}." for at, (who, what) in enumerate(zip("ABCDEF", "abcdef", strict=True))]
+FEW = settings(max_examples=3, deadline=None, derandomize=True)  # each takes a tenant or two
+MANY = settings(max_examples=60, deadline=None)
+LAST = "Nothing else was noted."
+FAULTS = ["uncut", "cursed", "strange", "poison", "unsaid"]
+
+
+class Poisoned(WordEmbedder):
+    """Refuses some texts for good."""
+
+    def passages(self, texts: Sequence[str]) -> Vectors:
+        if any("poison" in text for text in texts):
+            raise EmbeddingError("the text is poison", temporary=False)
+        return super().passages(texts)
+
+
+def faulty(patch: pytest.MonkeyPatch) -> None:
+    """A service that fails, each time in another step, at texts that name the fault."""
+    counted, ids = Press.counted, Press.ids
+
+    def counting(press: Press, texts: Sequence[str]) -> list[int]:
+        if any("uncut" in text for text in texts):
+            raise TokenizerError("it cannot be cut")
+        return counted(press, texts)
+
+    def saying(press: Press, text: str) -> Ids | None:
+        if "cursed" in text:
+            raise TokenizerError("it cannot be said")
+        if "strange" in text:
+            raise ZeroDivisionError
+        return None if "unsaid" in text else ids(press, text)
+
+    patch.setattr(Press, "counted", counting)
+    patch.setattr(Press, "ids", saying)
+    patch.setattr(composition, "_embedder", lambda settings: Poisoned())  # pyright: ignore[reportUnknownLambdaType]
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    """Its batches are small, so that a group has several."""
+    with pytest.MonkeyPatch.context() as patch:
+        faulty(patch)
+        patch.setattr(capturing, "BATCH_CHUNKS", 3)
+        patch.setattr(worker, "PAUSE_S", 0.02)
+        with in_process(settings_in(tmp_path_factory.mktemp("together"))) as inside:
+            yield inside
+
+
+_numbers = count()
+
+
+class Tenanted:
+    """A tenant that nobody had before, with a client of its own."""
+
+    def __init__(self, inside: Inside) -> None:
+        self.inside = inside
+        self.name = f"t{next(_numbers)}"
+        self.client = inside.client(inside.core.control.create_key(self.name, Role.ADMIN)[1])
+
+    def __enter__(self) -> Tenanted:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
+
+    def post(self, documents: Sequence[Json]) -> str:
+        return good(self.client.post("/v1/documents", json={"documents": documents}))["job_id"]
+
+    def items(self, job: str) -> list[Json]:
+        """What became of each upload."""
+        found = finished(self.client, job)["items"]
+        told = ("document", "state", "chunks", "stored", "over_budget", "unsupported", "detail")
+        return [{name: each[name] for name in told} for each in found]
+
+    def documents(self) -> dict[str, list[str]]:
+        """Their texts."""
+        found = good(self.client.get("/v1/documents", params={"limit": 1000}))["documents"]
+        pages = {each["id"]: good(self.client.get(f"/v1/documents/{each['id']}/chunks"))["chunks"] for each in found}
+        return {name: [chunk["text"] for chunk in chunks] for name, chunks in pages.items()}
+
+    def blobs(self) -> set[str]:
+        """The chunks that have one."""
+        return {entry.key.chunk for entry in self.inside.core.store.entries(Scope(self.name))}
+
+    def chunks(self) -> set[str]:
+        """Those that the catalog knows."""
+        with self.inside.core.tenants.open(self.name).catalog.view() as view:
+            return set(view.chunk_ids("", 10_000))
+
+
+texts = st.sampled_from([*TEXTS, *TEXTS, *FAULTS])
+made = st.builds(
+    lambda parts, is_cut: {"text": " ".join(parts)} if is_cut else {"chunks": [{"text": part} for part in parts]},
+    st.lists(texts, min_size=1, max_size=3),
+    st.booleans(),
+)
+
+
+several = st.lists(made, min_size=2, max_size=9)
+
+
+@FEW
+@given(documents=several)
+def test_each_comes_to_the_end_that_it_comes_to_alone(inside: Inside, documents: list[Json]) -> None:
+    check_ends(inside, documents)
+
+
+@pytest.mark.long
+@MANY
+@given(documents=several)
+def test_each_of_many_comes_to_the_end_that_it_comes_to_alone(inside: Inside, documents: list[Json]) -> None:
+    check_ends(inside, documents)
+
+
+def check_ends(inside: Inside, given: list[Json]) -> None:
+    documents = [{"id": f"d{at}", **each} for at, each in enumerate(given)]
+    ends: list[object] = []
+    for limit in (1, together.TOGETHER):
+        with pytest.MonkeyPatch.context() as patch, Tenanted(inside) as tenant:
+            patch.setattr(together, "TOGETHER", limit)
+            items = tenant.items(tenant.post(documents))
+            ends.append((items, tenant.documents(), tenant.blobs()))
+            assert tenant.blobs() <= tenant.chunks()
+            assert {each["state"] for each in items} <= {"ready", "failed"}
+    assert ends[0] == ends[1]
+
+
+# --- while they are worked on
+
+
+@dataclass(frozen=True, slots=True)
+class Meanwhile:
+    """What somebody does: puts a document in again, deletes it, or cancels the job that brought it."""
+
+    what: str
+    document: int
+    text: str
+
+
+meanwhiles = st.lists(
+    st.builds(Meanwhile, st.sampled_from(["put", "delete", "cancel"]), st.integers(0, 7), st.sampled_from(TEXTS)),
+    min_size=1,
+    max_size=5,
+)
+HELD = ["before it begins", "as it begins", "before it is written", "when it is written"]
+
+
+@FEW
+@given(held=st.sampled_from(HELD), shared=st.booleans(), steps=meanwhiles)
+def test_what_ends_one_of_them_meanwhile_ends_that_alone(
+    inside: Inside, *, held: str, shared: bool, steps: list[Meanwhile]
+) -> None:
+    check_meanwhile(inside, held, shared=shared, steps=steps)
+
+
+@pytest.mark.long
+@MANY
+@given(held=st.sampled_from(HELD), shared=st.booleans(), steps=meanwhiles)
+def test_whatever_ends_some_of_them_meanwhile_ends_these_alone(
+    inside: Inside, *, held: str, shared: bool, steps: list[Meanwhile]
+) -> None:
+    check_meanwhile(inside, held, shared=shared, steps=steps)
+
+
+def check_meanwhile(inside: Inside, held: str, *, shared: bool, steps: list[Meanwhile]) -> None:
+    wanted = {f"d{at}": [TEXTS[at % 3]] if shared else [f"{TEXTS[0]} {at}"] for at in range(8)}
+    body = [{"id": name, "chunks": [{"text": text} for text in told]} for name, told in wanted.items()]
+    with Tenanted(inside) as tenant:
+        with IN_JOBS[held].gated(inside.core) as gate:
+            jobs = [tenant.post(body[:4]), tenant.post(body[4:])]
+            passed(gate)
+            of = {name: jobs[at // 4] for at, name in enumerate(wanted)}
+            for step in steps:
+                name = f"d{step.document}"
+                if step.what == "put":
+                    of[name] = tenant.post([{"id": name, "text": step.text}])
+                    wanted[name] = [step.text]
+                    jobs.append(of[name])
+                elif step.what == "delete":
+                    tenant.client.delete(f"/v1/documents/{name}")
+                    wanted.pop(name, None)
+                else:
+                    good(tenant.client.delete(f"/v1/jobs/{of[name]}"))
+                    wanted = {each: told for each, told in wanted.items() if of[each] != of[name]}
+        for job in jobs:
+            finished(tenant.client, job)
+        put_in(tenant.client, [{"id": "last", "text": LAST}])  # what comes after it sweeps
+        assert tenant.documents() == {**wanted, "last": [LAST]}
+        assert tenant.blobs() == tenant.chunks()
+
+
+def test_a_store_that_does_not_answer_makes_all_of_them_wait(tmp_path: Path) -> None:
+    def fault(name: str, what: object) -> None:
+        if name == "put":
+            raise StoreUnavailable("it does not answer: look after it")
+
+    with demo(tmp_path) as running:
+        body = {"documents": [{"id": f"n{at}", "text": f"{NEW} {at}"} for at in range(3)]}
+        with running.store.failing(fault):
+            job = good(running.client.post("/v1/documents", json=body))["job_id"]
+            assert "it does not answer" in running.detail(job)
+            items = good(running.client.get(f"/v1/jobs/{job}"))["items"]
+            assert [each["state"] for each in items] == ["computing"] * 3
+        running.check_ready(job, "n2")
+
+
+def test_of_a_budget_that_is_used_up_each_is_told_what_is_stored_of_it(tmp_path: Path) -> None:
+    chunks = [f"{text} It was noted on day {day}." for day in range(8) for text in TEXTS]
+    documents = [
+        {"id": f"d{at}", "chunks": [{"text": each} for each in chunks[at : at + 1 + at % 3]]} for at in range(40)
+    ]
+    with in_process(settings_in(tmp_path, store="mem://?budget=90KB")) as inside, Tenanted(inside) as tenant:
+        items = tenant.items(tenant.post(documents))
+        assert {each["state"] for each in items} == {"ready"}
+        for item, document in zip(items, documents, strict=True):
+            assert item["chunks"] == len(document["chunks"]) == item["stored"] + item["over_budget"]
+            states = [
+                each["state"] for each in good(tenant.client.get(f"/v1/documents/{item['document']}/chunks"))["chunks"]
+            ]
+            assert states.count("stored") == item["stored"], (item, states)
+            assert ("budget" in item["detail"]) == (item["over_budget"] > 0)
+        assert sum(each["over_budget"] for each in items) > 0 < len(tenant.blobs())
+
+
+# --- which go together
+
+
+@dataclass(slots=True)
+class Queue:
+    """As much of a view as is looked at."""
+
+    contents: dict[int, bytes] = field(default_factory=dict)
+    uploads: list[Upload] = field(default_factory=list)
+
+    def add(self, collection: str, *, name: str, nbytes: int) -> None:
+        number = len(self.contents) + 1
+        told = (number, "job", "" if name else f"d{number}", collection, name, UploadState.WAITING)
+        self.uploads.append(Upload(*told, None, 0, 0, 0, 0, "", 0.0, 0.0))
+        self.contents[number] = bytes(nbytes)
+
+    def live(self, limit: int) -> list[Upload]:
+        return self.uploads[:limit]
+
+    def content(self, number: int) -> bytes:
+        return self.contents[number]
+
+
+waiting = st.tuples(
+    st.sampled_from(["a", "b"]), st.sampled_from(["", "", "", "file.md"]), st.sampled_from([9, 900, 20_000, 90_000])
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(given=st.lists(waiting, max_size=150), apart=st.sets(st.integers(1, 150), max_size=5))
+def test_the_oldest_goes_with_small_ones_of_its_collection_until_none_is_left(
+    given: list[tuple[str, str, int]], apart: set[int]
+) -> None:
+    queue = Queue()
+    for collection, name, nbytes in given:
+        queue.add(collection, name=name, nbytes=nbytes)
+    while queue.uploads:
+        group = together.together(cast(View, queue), apart=apart)
+        assert group[0] is queue.uploads[0] and len(group) <= together.TOGETHER
+        assert [each.number for each in group] == sorted({each.number for each in group})
+        if len(group) > 1:
+            assert {(each.collection, each.name) for each in group} == {(group[0].collection, "")}
+            assert sum(len(queue.contents[each.number]) for each in group) <= together.TOGETHER_BYTES
+            assert apart.isdisjoint(each.number for each in group)
+        queue.uploads = [each for each in queue.uploads if each not in group]
+    assert together.together(cast(View, queue)) == []
+
+
+def test_one_tenant_with_many_holds_up_no_other(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[tuple[str, int]] = []
+
+    class Noted(Ingestion):
+        def run(self) -> None:
+            turns.append((self._tenant.name, len(self._live)))
+            super().run()
+
+    monkeypatch.setattr(worker, "Ingestion", Noted)
+    monkeypatch.setattr(together, "TOGETHER", 12)
+    monkeypatch.setattr(together, "TOGETHER_BYTES", 4000)
+    small = [{"id": f"d{at}", "text": f"{TEXTS[at % 6]} {at}"} for at in range(36)]
+    large: Json = {"id": "large", "chunks": [{"text": f"{'word ' * 90}{at}"} for at in range(10)]}
+    with Tenanted(inside) as many, Tenanted(inside) as one:
+        with Place("store", "epoch").gated(inside.core) as gate:
+            first = many.post([*small[:16], large, *small[16:]])
+            passed(gate)
+            second = one.post([{"id": "mine", "text": TEXTS[0]}])
+        assert finished(one.client, second)["status"] == finished(many.client, first)["status"] == "done"
+    assert turns[:2] == [(many.name, 12), (one.name, 1)]
+    assert [size for name, size in turns if name == many.name] == [12, 4, 1, 12, 8]

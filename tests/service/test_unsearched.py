@@ -1,0 +1,169 @@
+"""Collections that another index searches: their caches serve, and nothing of them is embedded or found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from retriever.documents import chunk_id
+from service import composition
+from service.access.identity import Role
+from service.demo import PASSAGES, QUESTIONS
+from service.ingest import worker
+from service.precompute.corpus import files
+from service.precompute.opened import opened
+from service.precompute.work import Precompute
+from tests.retriever.fakes import WordEmbedder
+from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in, wait_for
+
+REGISTER, LETTER, LEDGER, LAST = (each.text for each in PASSAGES)
+TEAM: Json = {"team": "a"}
+OFF: Json = {"search": False}
+BRIEF: Json = {"max_tokens": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A service with an embedder, and what it holds: the letter and the ledger in `foreign`, which has no search, the
+    register and the ledger in `default`."""
+
+    inside: Inside
+    embedder: WordEmbedder
+
+    def client(self, *, bound: Json | None = None) -> httpx.Client:
+        return self.inside.client(self.inside.core.control.create_key("default", Role.ADMIN, bound=bound)[1])
+
+
+@pytest.fixture
+def embedder(monkeypatch: pytest.MonkeyPatch) -> WordEmbedder:
+    """The one that every service here has. It has not long to wait before it looks what is to be embedded."""
+    embedder = WordEmbedder()
+    monkeypatch.setattr(composition, "_embedder", lambda settings: embedder)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(worker, "IDLE_S", 0.1)
+    return embedder
+
+
+@pytest.fixture
+def served(tmp_path: Path, embedder: WordEmbedder) -> Iterator[Served]:
+    with in_process(settings_in(tmp_path, store="mem://")) as inside, inside.client() as client:
+        assert good(client.put("/v1/collections/foreign", json=OFF))["search"] is False
+        put_in(client, [node("letter", LETTER), node("ledger", LEDGER)], collection="foreign")
+        put_in(client, [node("register", REGISTER), node("ledger too", LEDGER)])
+        yield Served(inside, embedder)
+
+
+def node(name: str, text: str, **metadata: object) -> Json:
+    return {"id": name, "chunks": [{"text": text}], "metadata": {**TEAM, **metadata}}
+
+
+def found(client: httpx.Client, **more: object) -> list[str]:
+    """The documents of all hits, in every mode."""
+    seen: set[str] = set()
+    for mode in ("lexical", "vector", "hybrid"):
+        body = {"query": f"{QUESTIONS[0]} Norworks captain", "mode": mode, "top_k": 100, "neighbors": 1, **more}
+        seen |= {hit["document_id"] for hit in good(client.post("/v1/search", json=body))["hits"]}
+    return sorted(seen)
+
+
+def chat(client: httpx.Client, content: str, **more: object) -> httpx.Response:
+    turns = [{"role": "user", "content": content}]
+    body = {"model": "default", "messages": turns, "max_tokens": 2, "temperature": 0, **more}
+    return client.post("/v1/chat/completions", json=body)
+
+
+def test_nothing_of_it_is_embedded_or_found(served: Served) -> None:
+    with served.client() as client:
+        assert found(client) == found(client, filter=TEAM) == ["ledger too", "register"]
+        assert sorted(served.embedder.seen) == sorted([REGISTER, LEDGER])
+        asked = good(client.post("/v1/query", json={"question": QUESTIONS[0], "top_k": 9, "sampling": BRIEF}))
+        assert {each["document_id"] for each in asked["sources"]} == {"ledger too", "register"}
+
+
+def test_a_search_that_names_it_is_told_the_remedy(served: Served) -> None:
+    with served.client() as client:
+        named: Json = {"collection": "foreign"}
+        query = {"question": "Who?", "sampling": BRIEF, **named}
+        for path, body in (("search", {"query": "heron", **named}), ("query", query)):
+            refused = client.post(f"/v1/{path}", json=body)
+            assert refused.status_code == 422
+            [error] = refused.json()["errors"]
+            assert error["field"] == "collection" and '"search": true' in error["message"]
+        streamed = client.post("/v1/query", json={**query, "stream": True})
+        assert streamed.status_code == 422
+        refused = chat(client, "Who?", **named)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "collection")
+        assert client.post("/v1/query", json={**query, "top_k": 0}).status_code == 200  # it searches nothing
+
+
+def test_its_caches_serve_by_every_other_way(served: Served) -> None:
+    with served.client() as client:
+        by_id: Json = {"question": QUESTIONS[0], "chunk_ids": [chunk_id(LETTER)], "sampling": BRIEF}
+        loose: Json = {"question": QUESTIONS[0], "documents": [{"text": LETTER}], "sampling": BRIEF}
+        for body in (by_id, loose, {**by_id, "collection": "foreign"}):
+            answer = good(client.post("/v1/query", json=body))
+            assert answer["usage"]["reused_tokens"] > 0
+            assert [(each["chunk_id"], each["source"]) for each in answer["report"]["chunks"]] == [
+                (chunk_id(LETTER), "ram")
+            ]
+        inline = good(chat(client, f"{LETTER}\n\nQuestion: {QUESTIONS[0]}"))
+        assert inline["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        listed = good(client.get("/v1/documents", params={"collection": "foreign"}))["documents"]
+        assert [each["id"] for each in listed] == ["ledger", "letter"]
+        [chunk] = good(client.get("/v1/documents/letter/chunks"))["chunks"]
+        assert chunk["state"] == "stored"
+        looked = good(client.post("/v1/cache/lookup", json={"collection": "foreign"}))["chunks"]
+        assert {each["state"] for each in looked} == {"stored"} and len(looked) == 2
+        assert good(client.post("/v1/cache/evict", json={"document_ids": ["letter"]}))["blobs"] == 1
+        assert good(client.delete("/v1/documents/letter"))["done"]
+        assert good(client.delete("/v1/collections/foreign"))["chunks_kept"] == 1
+        assert found(client) == ["ledger too", "register"]
+
+
+def test_switched_on_it_is_embedded_and_found_and_switched_off_it_is_not(served: Served) -> None:
+    with served.client() as client:
+        good(client.put("/v1/collections/foreign", json={}))
+        wait_for(lambda: LETTER in served.embedder.seen, "the letter is embedded")
+        vector: Json = {"query": LETTER, "mode": "vector", "top_k": 1}
+        wait_for(lambda: hits(client, vector) == ["letter"], "the letter is found by its vector")
+        assert found(client) == ["ledger", "letter", "register"]  # of a chunk in two documents the older one is told
+        good(client.put("/v1/collections/foreign", json=OFF))
+        assert found(client) == ["ledger too", "register"]
+        assert len(served.embedder.seen) == 3
+
+
+def hits(client: httpx.Client, body: Json) -> list[str]:
+    return [hit["document_id"] for hit in good(client.post("/v1/search", json=body))["hits"]]
+
+
+def test_a_key_with_a_filter_is_told_of_it_only_where_it_sees_some(served: Served) -> None:
+    with served.client(bound={"team": "b"}) as stranger, served.client(bound=TEAM) as member:
+        named: Json = {"query": "heron", "collection": "foreign"}
+        for name in ("foreign", "nowhere"):
+            assert good(stranger.post("/v1/search", json={**named, "collection": name})) == {"hits": []}
+            asked = {"question": "Who?", "collection": name, "sampling": BRIEF}
+            assert good(stranger.post("/v1/query", json=asked))["sources"] == []
+        assert member.post("/v1/search", json=named).status_code == 422
+        assert found(member) == ["ledger too", "register"]
+
+
+def test_precompute_into_it_embeds_nothing(tmp_path: Path, embedder: WordEmbedder) -> None:
+    """Nor does it make it searchable again; a corpus beside it is."""
+    settings, corpus = settings_in(tmp_path), tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "letter.txt").write_text(LETTER)
+    with in_process(settings) as inside, inside.client() as client:
+        good(client.put("/v1/collections/foreign", json=OFF))
+    with opened(settings, "default", collection="foreign") as bench:
+        told = Precompute(bench).run(files([str(corpus)]), told=lambda tally: None)
+    assert (told.documents, told.stored, embedder.seen) == (1, 1, [])
+    (corpus / "letter.txt").write_text(LAST)
+    with opened(settings, "default", collection="open") as bench:
+        Precompute(bench).run(files([str(corpus)]), told=lambda tally: None)
+    assert embedder.seen == [LAST]
+    with in_process(settings) as inside, inside.client() as client:
+        assert good(client.get("/v1/collections/foreign"))["search"] is False
+        assert good(client.get("/v1/collections/open"))["search"] is True
