@@ -173,6 +173,7 @@ def in_process(
     reach(core)
     server = uvicorn.Server(uvicorn.Config(observed(core), log_config=None, access_log=False, server_header=False))
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `kvweave serve` has it
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:

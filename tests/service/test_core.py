@@ -1,5 +1,6 @@
 """What the service is started with: settings, operating points, models that are new to a store, and the switch."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from service import composition
 from service.access.lock import hold
-from service.commands.serve import serve
+from service.commands.serve import _bound, serve
 from service.composition import compose_core
 from service.core import Core, Makers
 from service.demo import PASSAGES, QUESTIONS
@@ -194,3 +195,12 @@ def test_two_services_do_not_share_a_folder(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     with hold(settings.data), pytest.raises(ServiceError, match="in use by another service"):
         compose_core(settings)
+
+
+def test_a_connection_names_its_protocol_so_that_asyncio_sends_small_answers_at_once() -> None:
+    with _bound("127.0.0.1", 0) as [listening]:
+        listening.listen()
+        with socket.create_connection(listening.getsockname()[:2]):
+            accepted, _ = listening.accept()
+            with accepted:
+                assert accepted.proto == socket.IPPROTO_TCP
