@@ -13,7 +13,7 @@ OLDEST := $(shell sed -n 's/.*transformers>=\([0-9.]*\),.*/\1.0/p' pyproject.tom
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-rgw test-oldest fuzz fmt bench eval model demo serve clean
+.PHONY: help install check test test-clients test-long test-rgw test-oldest fuzz fmt bench eval model demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -30,11 +30,11 @@ $(RUNS): pyproject.toml constraints.txt
 	$(PIP) -q -e '.[readers]'
 	@touch $@ && rm $(UNFINISHED)
 
-# What the tests and checks need on top.
-$(INSTALLED): $(RUNS)
+# What the tests and checks need on top, and the client libraries.
+$(INSTALLED): $(RUNS) $(wildcard clients/*/pyproject.toml)
 	@test ! -e $(UNFINISHED) || $(MAKE) --always-make $(RUNS)
 	@touch $(UNFINISHED)
-	$(PIP) -q -e '.[dev]'
+	$(PIP) -q -e '.[dev]' $(patsubst %/pyproject.toml,-e %,$(wildcard clients/*/pyproject.toml))
 	@touch $@ && rm $(UNFINISHED)
 
 check: $(INSTALLED) ## format, lint, types and architecture, without changing a file
@@ -44,13 +44,16 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 	$(PY) -m pytest tests/test_architecture.py
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-long test-rgw test-oldest fuzz bench eval model: export OMP_WAIT_POLICY = PASSIVE
+test test-clients test-long test-rgw test-oldest fuzz bench eval model: export OMP_WAIT_POLICY = PASSIVE
 
 test: $(INSTALLED) ## the tests, but for the long ones
 	$(PY) -m pytest $(ARGS)
 
 test-long: $(INSTALLED) ## the long tests
 	$(PY) -m pytest -m long $(ARGS)
+
+test-clients: $(INSTALLED) ## the clients' own tests with their wheels, in an environment without torch and server
+	tests/clients/installed.sh $(PY) $(VENV)-clients $(ARGS)
 
 test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
 	tests/servers/rgw.sh $(PY) -m pytest -m "long or not long" tests/servers tests/store/test_object.py \

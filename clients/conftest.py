@@ -1,0 +1,41 @@
+"""The service that the clients' tests talk to: one that is named, or one that is started here."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+
+URL, KEY = "KVWEAVE_BASE_URL", "KVWEAVE_API_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A service with the built-in model, and an operator's key of it."""
+
+    base_url: str
+    key: str
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Shared by all tests: each keeps to collections of its own. An environment without the server names one."""
+    if URL in os.environ:
+        yield Running(os.environ[URL], os.environ[KEY])
+        return
+    from tests.service.serving import in_process, settings_in
+
+    with in_process(settings_in(tmp_path_factory.mktemp("service"))) as inside:
+        yield Running(inside.base_url, inside.key)
+
+
+@pytest.fixture(scope="session")
+def _numbers() -> Iterator[int]:
+    return count(os.getpid() * 1000)
+
+
+@pytest.fixture
+def collection(_numbers: Iterator[int]) -> str:
+    """A name that no other test has."""
+    return f"tests-{next(_numbers)}"

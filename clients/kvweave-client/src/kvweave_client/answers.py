@@ -1,0 +1,302 @@
+"""What the service answers, as types. What it says besides is left alone, so that newer services stay readable."""
+
+from typing import Any
+
+import msgspec
+
+Metadata = dict[str, Any]  # JSON
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Of one answer, in tokens. What is neither reused nor recomputed of the prompt was fresh text."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int
+    recomputed_tokens: int
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A passage that an answer rests on, or that a search found. A document of the request has no `chunk_id`."""
+
+    chunk_id: str
+    document_id: str
+    title: str
+    score: float
+    text: str
+    metadata: Metadata
+    page: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+class ChunkReport(msgspec.Struct, frozen=True):
+    """Where a chunk's keys and values came from: the name of a tier, or `computed`, and then why."""
+
+    chunk_id: str
+    source: str
+    tokens: int
+    recomputed: int
+    bytes: int
+    miss_reason: str | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """How an answer came about. `dropped`: chunks that the model's window had no room for."""
+
+    policy: str
+    ratio: float
+    chunks: tuple[ChunkReport, ...]
+    dropped: tuple[str, ...]
+    timings_ms: dict[str, float]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer to a question, and what it rests on."""
+
+    id: str
+    answer: str
+    finish_reason: str
+    sources: tuple[Source, ...]
+    usage: Usage
+    report: Report
+
+
+class Retrieved(msgspec.Struct, frozen=True):
+    """An event: what the answer will rest on."""
+
+    id: str
+    sources: tuple[Source, ...]
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """An event: where the chunks' caches come from."""
+
+    chunks: tuple[ChunkReport, ...]
+
+
+class Fused(msgspec.Struct, frozen=True):
+    """An event: the prompt is in place, the first token follows."""
+
+    usage: Usage
+    report: Report
+
+
+class Token(msgspec.Struct, frozen=True):
+    """An event: some more of the answer."""
+
+    text: str
+
+
+QueryEvent = Retrieved | Loaded | Fused | Token | Answer
+
+
+class TopToken(msgspec.Struct, frozen=True):
+    """A token that could have stood there."""
+
+    token: str
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token of the answer, and the likeliest in its place."""
+
+    token: str
+    logprob: float
+    top_logprobs: tuple[TopToken, ...] = ()
+
+
+class ChatAnswer(msgspec.Struct, frozen=True):
+    """The answer to a chat."""
+
+    id: str
+    model: str
+    text: str
+    finish_reason: str
+    usage: Usage
+    sources: tuple[Source, ...]
+    report: Report
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """Some more of the answer to a chat."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+ChatEvent = ChatDelta | ChatAnswer
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """What was put in is safe, and is computed in this job. `files`: those whose documents are not known yet."""
+
+    job_id: str
+    documents: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A document that serves. Times are seconds since 1970."""
+
+    id: str
+    collection: str
+    title: str
+    metadata: Metadata
+    chunks: int
+    created: float
+    updated: float
+
+
+class DocumentChunk(msgspec.Struct, frozen=True):
+    """A chunk where it stands. `state`: stored, pending, over budget, unsupported or absent."""
+
+    chunk_id: str
+    place: int
+    name: str
+    text: str
+    metadata: Metadata
+    state: str
+    bytes: int
+    tier: str
+    page: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """`chunks_kept`: other documents hold them. `done`: every tier answers that the others are gone."""
+
+    id: str
+    chunks_removed: tuple[str, ...]
+    chunks_kept: tuple[str, ...]
+    done: bool
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What became of what was put in. `status`: running, done, failed or cancelled. `uploads`: how many by state."""
+
+    id: str
+    status: str
+    uploads: dict[str, int]
+    chunks: int
+    stored: int
+    over_budget: int
+    unsupported: int
+    created: float
+    updated: float
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing of it waits or is computed any more."""
+        return self.status != "running"
+
+
+class JobItem(msgspec.Struct, frozen=True):
+    """One document of a job, or a file. `detail` says what failed."""
+
+    document: str
+    collection: str
+    file: str
+    state: str
+    chunks: int
+    stored: int
+    over_budget: int
+    unsupported: int
+    detail: str
+
+
+class Collection(msgspec.Struct, frozen=True):
+    """How a collection's documents are cut, and how many serve."""
+
+    name: str
+    chunk_tokens: int
+    embedder: str
+    documents: int
+    system: str | None = None
+    search: bool = True
+
+
+class CollectionDeleted(msgspec.Struct, frozen=True):
+    """What went with it."""
+
+    name: str
+    documents: int
+    chunks_removed: int
+    chunks_kept: int
+    done: bool
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """`index`: the place in the request."""
+
+    index: int
+    score: float
+    chunk_id: str | None = None
+
+
+class ChunkState(msgspec.Struct, frozen=True):
+    """What is stored of a chunk: stored, pending, over budget, unsupported or absent; and where."""
+
+    chunk_id: str
+    state: str
+    bytes: int
+    tier: str
+
+
+class Touched(msgspec.Struct, frozen=True):
+    """`chunks` were meant, `blobs` of them were stored and concerned; `unknown` ids name nothing that may be seen."""
+
+    chunks: int
+    blobs: int
+    unknown: tuple[str, ...]
+
+
+class TierUsage(msgspec.Struct, frozen=True):
+    """What one tier of the store holds."""
+
+    tier: str
+    blobs: int
+    bytes: int
+    budget: int | None = None
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What requests met since the service began. `sources`: chunks by where their caches came from."""
+
+    requests: int
+    sources: dict[str, int]
+    hit_rates: dict[str, float]
+    prompt_tokens: int
+    tokens_saved: int
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """`served` is None for a key with a filter, `store` for all but operators."""
+
+    documents: int
+    chunks: int
+    served: Served | None = None
+    store: tuple[TierUsage, ...] | None = None
+    bytes_per_token: float | None = None
+
+
+class Model(msgspec.Struct, frozen=True):
+    """The model that answers. `max_model_len`: tokens of prompt and answer."""
+
+    id: str
+    max_model_len: int
+
+
+class BlendSwitch(msgspec.Struct, frozen=True):
+    """Whether requests reuse caches at all, and which share of them does."""
+
+    enabled: bool
+    share: float | None = None
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`ok`, or `ready`."""
+
+    status: str

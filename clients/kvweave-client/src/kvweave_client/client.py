@@ -1,0 +1,298 @@
+"""The synchronous client: sends what `operations` makes, as `course` says."""
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from itertools import islice
+from types import TracebackType
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
+
+import httpx
+
+from kvweave_client import operations
+from kvweave_client.answers import Job
+from kvweave_client.course import Body, Course, Ending
+from kvweave_client.errors import Cancelled
+from kvweave_client.methods import named
+from kvweave_client.replies import check_kind, is_kind
+from kvweave_client.requests import Cursor, Listing, Operation, Request, Streaming
+from kvweave_client.target import BASE_URL, LIMITS, RETRIES, TIMEOUTS, Retries, Target, Timeouts
+from kvweave_client.uploads import Multipart
+from kvweave_client.waiting import TOLD, Waiting, failure, is_well
+from kvweave_client.wires import Wire, wire
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _call(build: Callable[P, Operation[T]]) -> Callable[Concatenate["Client", P], T]:
+    def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return client.run(build(*args, **kwargs))
+
+    return named(call, build, of="Client", result=lambda kind: kind)
+
+
+def _each(build: Callable[P, Listing[T]]) -> Callable[Concatenate["Client", P], Iterator[T]]:
+    def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return client.each(build(*args, **kwargs))
+
+    return named(call, build, of="Client", result=lambda kind: Iterator[kind])
+
+
+def _events(build: Callable[P, Streaming[T]]) -> Callable[Concatenate["Client", P], "Stream[T]"]:
+    def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> "Stream[T]":
+        return client.stream(build(*args, **kwargs))
+
+    return named(call, build, of="Client", result=lambda kind: Stream[kind])
+
+
+class Stream(Generic[T]):
+    """Events as they come. Leave it early by `close`, or at the end of a `with`: the service then stops computing."""
+
+    def __init__(self, client: "Client", streaming: Streaming[T]) -> None:
+        self._talk = _Talk(client, streaming)
+        self._events = self._talk.run()
+
+    def cancel(self) -> None:
+        """From any thread: whoever waits for an event gets Cancelled, now."""
+        self._talk.wire.cut()
+
+    def close(self) -> None:
+        """Leave it, by the thread that reads it."""
+        self._events.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            return next(self._events)
+        except StopIteration:
+            if not self._talk.ending.is_over:  # it was left, or has raised before: that is no end
+                raise Cancelled("the stream was left before its end") from None
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Talk(Generic[T]):
+    """What is behind a stream. Knows nothing of it: so it ends with the stream, when a loop is left and forgotten."""
+
+    def __init__(self, client: "Client", streaming: Streaming[T]) -> None:
+        self._client = client
+        self._request = streaming.request
+        self._course = course = client.course(streaming.request)
+        self.ending = Ending(streaming, course)
+        self.wire = Wire(lambda: course.left_s)
+
+    def run(self) -> Generator[T]:
+        """Its events."""
+        with ExitStack() as stack:
+            pieces = self._open(stack).iter_bytes()
+            try:
+                for piece in pieces:
+                    for said in self.ending.heard(piece):
+                        yield said
+                        self._check()
+                    if self.ending.is_over:
+                        break
+                self._course.finish()
+                while not self._course.is_late and next(pieces, b""):
+                    pass
+            except httpx.HTTPError as error:
+                self._check()
+                if not self.ending.is_over:
+                    raise self.ending.cut(error) from error
+            self._check()
+            if not self.ending.is_over:
+                raise self.ending.cut()
+
+    def _open(self, stack: ExitStack) -> httpx.Response:
+        """Tried again until there is an answer; from then on it is not asked again."""
+        while True:
+            try:
+                with ExitStack() as trial:
+                    response = trial.enter_context(self._client.opened(self._request, self._course, wire=self.wire))
+                    if is_kind(self._request, response):
+                        stack.push(trial.pop_all())
+                        return response
+                    body = _read(self._request, response, course=self._course)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                self._check()
+                pause = self._course.failed(error)
+            else:
+                if not response.is_error:
+                    check_kind(self._request, response, body=body)
+                pause = self._course.refused(response, body)
+            self.wire.pause(pause)
+            self._check()
+
+    def _check(self) -> None:
+        if self.wire.is_cut and not self.ending.is_over:
+            raise Cancelled("the stream was cancelled")
+
+
+class Client:
+    """The service at `base_url`. Safe for threads; `close` it, or use it in a `with`.
+
+    `http` is a client of yours with proxies, certificates or transports; it stays open.
+    """
+
+    health = _call(operations.health)
+    ready = _call(operations.ready)
+    stats = _call(operations.stats)
+    models = _call(operations.models)
+
+    search = _call(operations.search)
+    rerank = _call(operations.rerank)
+    query = _call(operations.query)
+    stream_query = _events(operations.stream_query)
+    chat = _call(operations.chat)
+    stream_chat = _events(operations.stream_chat)
+
+    put_documents = _call(operations.put_documents)
+    upload_files = _call(operations.upload_files)
+    documents = _each(operations.documents)
+    document = _call(operations.document)
+    put_document = _call(operations.put_document)
+    patch_document = _call(operations.patch_document)
+    delete_document = _call(operations.delete_document)
+    chunks = _each(operations.chunks)
+
+    collections = _call(operations.collections)
+    collection = _call(operations.collection)
+    put_collection = _call(operations.put_collection)
+    delete_collection = _call(operations.delete_collection)
+
+    jobs = _each(operations.jobs)
+    job = _call(operations.job)
+    job_items = _each(operations.job_items)
+    follow_job = _events(operations.follow_job)
+    cancel_job = _call(operations.cancel_job)
+
+    lookup = _each(operations.lookup)
+    prefetch = _call(operations.prefetch)
+    pin = _call(operations.pin)
+    unpin = _call(operations.unpin)
+    evict = _call(operations.evict)
+    blend_switch = _call(operations.blend_switch)
+    put_blend_switch = _call(operations.put_blend_switch)
+
+    def __init__(
+        self,
+        base_url: str = BASE_URL,
+        api_key: str | None = None,
+        *,
+        timeouts: Timeouts = TIMEOUTS,
+        retries: Retries = RETRIES,
+        http: httpx.Client | None = None,
+    ) -> None:
+        self._target = Target(base_url, api_key, timeouts=timeouts, retries=retries)
+        self._http = http or httpx.Client(limits=LIMITS)
+        self._is_ours = http is None
+        wire(self._http)
+
+    def wait(
+        self, job_id: str, *, timeout_s: float | None = None, progress: Callable[[Job], None] | None = None
+    ) -> Job:
+        """The job when it is done. Raises JobFailed where it ended otherwise, TimedOut where it takes longer.
+
+        `progress` is told the job at each look.
+        """
+        waiting = Waiting(job_id, timeout_s)
+        while True:
+            with waiting.look():
+                job = self.run(operations.job(job_id), within_s=waiting.look_s)
+            if progress is not None:
+                progress(job)
+            pause = waiting.pause(job)
+            if pause is None:
+                break
+            time.sleep(pause)
+        if job.status != "done":
+            bad = (item for item in self.job_items(job_id) if not is_well(item))
+            raise failure(job, list(islice(bad, TOLD)))
+        return job
+
+    def run(self, operation: Operation[T], *, within_s: float = math.inf) -> T:
+        """What an operation answers."""
+        request = operation.request
+        course = self.course(request, within_s=within_s)
+        calling = Wire(lambda: course.left_s)
+        while True:
+            try:
+                with self.opened(request, course, wire=calling) as response:
+                    body = _read(request, response, course=course)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                pause = course.failed(error)
+            else:
+                if not response.is_error:
+                    check_kind(request, response, body=body)
+                    return operation.parse(body)
+                pause = course.refused(response, body)
+            time.sleep(pause)
+
+    def each(self, listing: Listing[T]) -> Iterator[T]:
+        """All entries, page by page as they are asked for."""
+        after: Cursor | None = None
+        while True:
+            page = self.run(listing.page(after))
+            yield from page.entries
+            after = listing.following(page, after)
+            if after is None:
+                return
+
+    def stream(self, streaming: Streaming[T]) -> "Stream[T]":
+        """What a stream says; it is opened where it is first asked for an event."""
+        return Stream(self, streaming)
+
+    def course(self, request: Request, *, within_s: float = math.inf) -> Course:
+        """Of one call."""
+        return Course(request, self._target, within_s=within_s)
+
+    def opened(self, request: Request, course: Course, *, wire: Wire) -> AbstractContextManager[httpx.Response]:
+        """One try: its answer, of which the head is there."""
+        return self._http.stream(
+            request.method,
+            self._target.address + request.path,
+            headers=self._target.headers | request.headers,
+            content=_sent(request.body, course) if isinstance(request.body, Multipart) else request.body,
+            timeout=wire.timeout(course.begin()),
+            follow_redirects=False,  # where it points may want another method, or another key
+        )
+
+    def close(self) -> None:
+        """End its connections."""
+        if self._is_ours:
+            self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _read(request: Request, response: httpx.Response, *, course: Course) -> bytes:
+    body = Body(request, response, course=course)
+    for piece in response.iter_bytes():
+        if not body.takes(piece):
+            break
+    return body.content
+
+
+def _sent(body: Multipart, course: Course) -> Iterator[bytes]:
+    sent = 0
+    for piece in body.pieces():
+        yield piece
+        sent += len(piece)
+        course.sent(sent)

@@ -1,0 +1,191 @@
+"""The course of a call: how long it may take, and whether what went wrong is tried again. Sends nothing itself."""
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar
+
+import httpx
+
+from kvweave_client.errors import ConnectionFailed, KVWeaveError, StreamCut, TimedOut, UnexpectedAnswer, error_of
+from kvweave_client.events import EventReader
+from kvweave_client.replies import MOST_OF_ERROR, is_kind, problem_of, retry_after_s
+from kvweave_client.requests import Request, Streaming
+from kvweave_client.target import Target
+
+T = TypeVar("T")
+
+_REFUSED: Final = (429, 503)  # said before anything was done
+_GONE: Final = 404
+_PASSING: Final = (*_REFUSED, 408, 502, 504)  # something in front of the service lost the answer
+_UNSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+_OWN_FAULT: Final = (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.LocalProtocolError)
+# Who stood still once, and who writes what nobody can read, is not asked again.
+_FINAL: Final = (*_OWN_FAULT, httpx.ReadTimeout, httpx.WriteTimeout, httpx.DecodingError)
+LAST_S: Final = 0.25  # for the end of a stream, behind its last event
+_SHORTEST_S, _LONGEST_S = 0.001, 1e6  # what sockets take
+
+_PERHAPS_DONE: Final = "An earlier try of this call got no answer, and may be what removed it."
+
+
+class Course:
+    """One call. `failed` and `refused` return the pause before the next try, or raise what the caller is told."""
+
+    def __init__(self, request: Request, target: Target, *, within_s: float = math.inf) -> None:
+        self._request = request
+        self._target = target
+        self._limit_s = min(target.timeouts.call_s, within_s)
+        self._end = time.monotonic() + self._limit_s if request.is_bounded else math.inf
+        self._tries = 1
+        self._is_lost = False  # a try that may have been served
+        self._sent = 0
+
+    @property
+    def left_s(self) -> float:
+        """How long it may still take."""
+        return max(self._end - time.monotonic(), _SHORTEST_S)
+
+    def begin(self) -> httpx.Timeout:
+        """The next try, and the timeouts of it. What bounded the refusal of the one before does not bound it."""
+        timeouts = self._target.timeouts
+        if not self._request.is_bounded:
+            self._end = math.inf
+        silence = min(self.left_s if self._request.is_bounded else timeouts.silence_s, _LONGEST_S)
+        return httpx.Timeout(silence, connect=min(timeouts.connect_s, silence))
+
+    def bound(self) -> None:
+        """What is read from here on is whole: that takes no longer than a call, of an upload and a stream too."""
+        self._end = min(self._end, time.monotonic() + self._limit_s)
+
+    def finish(self) -> None:
+        """All has been said. What ends the answer is read, so that its connection can serve again, if it comes now."""
+        self._end = min(self._end, time.monotonic() + LAST_S)
+
+    @property
+    def is_late(self) -> bool:
+        """Is its time over?"""
+        return time.monotonic() >= self._end
+
+    def check(self) -> None:
+        """Raise TimedOut where its time is over."""
+        if self.is_late:
+            raise self.late()
+
+    def late(self) -> TimedOut:
+        """What a caller is told whose time is over."""
+        return TimedOut(f"{self._request.name} took longer than {self._limit_s:g} s: allow it more by `timeouts`")
+
+    def sent(self, size: int) -> None:
+        """So much of this try has gone out. What is sent again is no progress."""
+        if size > self._sent:
+            self._sent = size
+            self._request.tell(size)
+
+    def failed(self, error: httpx.HTTPError | httpx.InvalidURL) -> float:
+        """The connection did not serve."""
+        is_unsent = isinstance(error, (*_UNSENT, *_OWN_FAULT))
+        self._is_lost = self._is_lost or not is_unsent
+        may_repeat = not isinstance(error, _FINAL) and (is_unsent or self._request.repeats)
+        pause = self._pause() if may_repeat else None
+        if pause is None:
+            raise self.told(error) from error
+        return pause
+
+    def refused(self, response: httpx.Response, body: bytes) -> float:
+        """The answer is an error."""
+        after = retry_after_s(response.headers)
+        status, request = response.status_code, self._request
+        pause = None
+        if request.persists and (status in _REFUSED or (status in _PASSING and request.repeats)):
+            self._is_lost = self._is_lost or status not in _REFUSED
+            pause = self._pause(at_least=after or 0.0)
+        if pause is None:
+            error = error_of(problem_of(response, body), retry_after_s=after)
+            if status == _GONE and request.method == "DELETE" and self._is_lost:
+                error.add_note(_PERHAPS_DONE)
+            raise error
+        return pause
+
+    def told(self, error: Exception) -> KVWeaveError:
+        """What the caller is told of a connection that failed."""
+        name, address, timeouts = self._request.name, self._target.address, self._target.timeouts
+        match error:
+            case httpx.ConnectTimeout():
+                return TimedOut(f"{address} took no connection within {timeouts.connect_s:g} s: {name}")
+            case httpx.PoolTimeout():
+                return TimedOut(f"no connection was free for {name}: close streams that you leave, or ask less at once")
+            case httpx.TimeoutException() if self._end < math.inf:
+                return self.late()
+            case httpx.TimeoutException():
+                return TimedOut(f"{name} stood still for {timeouts.silence_s:g} s: the log of the service says why")
+            case httpx.DecodingError():
+                return UnexpectedAnswer(f"{name} was answered in no readable form: {error}")
+            case _:
+                what = "cannot be reached" if isinstance(error, (*_UNSENT, *_OWN_FAULT)) else "broke off"
+                times = f", tried {self._tries} times" if self._tries > 1 else ""
+                return ConnectionFailed(f"{address} {what} ({error or type(error).__name__}): {name}{times}")
+
+    def _pause(self, at_least: float = 0.0) -> float | None:
+        """None where it is not tried again."""
+        retries = self._target.retries
+        if self._tries > retries.most or at_least > retries.longest_s:
+            return None
+        widest = min(retries.first_s * 2 ** min(self._tries - 1, 30), retries.longest_s)
+        pause = at_least + random.uniform(widest / 4, widest)
+        if pause >= self._end - time.monotonic():
+            return None
+        self._tries += 1
+        return pause
+
+
+class Body:
+    """An answer that is read whole: within the call's time, and of what is no answer only the beginning."""
+
+    def __init__(self, request: Request, response: httpx.Response, *, course: Course) -> None:
+        course.bound()
+        self._course = course
+        self._left = math.inf if is_kind(request, response) else MOST_OF_ERROR
+        self._pieces: list[bytes] = []
+
+    def takes(self, piece: bytes) -> bool:
+        """Add what came; does it take more?"""
+        self._course.check()
+        self._pieces.append(piece)
+        self._left -= len(piece)
+        return self._left > 0
+
+    @property
+    def content(self) -> bytes:
+        """What came."""
+        return b"".join(self._pieces)
+
+
+class Ending(Generic[T]):
+    """What a stream says, until its end: that is told from a connection that was cut."""
+
+    def __init__(self, streaming: Streaming[T], course: Course) -> None:
+        self._streaming = streaming
+        self._course = course
+        self._reader = EventReader()
+        self.is_over = False
+
+    def heard(self, piece: bytes) -> Iterator[T]:
+        """What these bytes complete."""
+        try:
+            for event in self._reader.feed(piece):
+                said = self._streaming.parse(event)
+                self.is_over = self._streaming.ends(event)
+                if said is not None:
+                    yield said
+                if self.is_over:
+                    return
+        except OverflowError as error:
+            raise UnexpectedAnswer(f"this is no stream of events: {error}") from error
+
+    def cut(self, error: httpx.HTTPError | None = None) -> KVWeaveError:
+        """What the caller is told where it ended before its end."""
+        if isinstance(error, (httpx.TimeoutException, httpx.DecodingError)):
+            return self._course.told(error)
+        why = f" ({error or type(error).__name__})" if error else ""
+        return StreamCut(f"the answer was cut off before its end{why}: ask again")

@@ -1,0 +1,322 @@
+"""Every endpoint: the request that its arguments make, and the type that its answer has. Sends nothing.
+
+Both clients are made of these functions, so that they cannot differ.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+from kvweave_client import answers, chatting, pages
+from kvweave_client.answers import (
+    Accepted,
+    Answer,
+    BlendSwitch,
+    ChatAnswer,
+    ChatEvent,
+    ChunkState,
+    Collection,
+    CollectionDeleted,
+    Deleted,
+    Document,
+    DocumentChunk,
+    Health,
+    Job,
+    JobItem,
+    Model,
+    QueryEvent,
+    Ranked,
+    Source,
+    Stats,
+    Touched,
+)
+from kvweave_client.errors import Problem, RequestError, error_of
+from kvweave_client.events import ServerEvent
+from kvweave_client.options import (
+    ChatOptions,
+    Choice,
+    DocumentFields,
+    DocumentsFilter,
+    Json,
+    Message,
+    NewDocument,
+    QueryOptions,
+    RerankOptions,
+    Rules,
+    SearchOptions,
+)
+from kvweave_client.requests import (
+    EVENTS,
+    JSON,
+    Cursor,
+    Listing,
+    Operation,
+    Page,
+    Request,
+    Streaming,
+    encoded,
+    of,
+    path,
+    with_query,
+)
+from kvweave_client.uploads import File, Multipart, Progress
+
+PAGE = 200  # entries
+
+Question = str | Sequence[Message]  # or a chat whose last message is one
+
+
+def health() -> Operation[Health]:
+    """Whether the service lives."""
+    return Operation(Request("GET", "/healthz"), of(Health))
+
+
+def ready() -> Operation[Health]:
+    """Whether it is ready to answer; raises Unavailable with the reason, and at once, where it is not."""
+    return Operation(Request("GET", "/readyz", persists=False), of(Health))
+
+
+def stats() -> Operation[Stats]:
+    """What there is, and what it saved."""
+    return Operation(Request("GET", path("stats")), of(Stats))
+
+
+def search(query: str, **options: Unpack[SearchOptions]) -> Operation[tuple[Source, ...]]:
+    """The passages that fit best, best first."""
+    request = Request("POST", path("search"), encoded({"query": query, **options}))
+    return Operation(request, lambda raw: of(pages.Hits)(raw).hits)
+
+
+def rerank(query: str, **options: Unpack[RerankOptions]) -> Operation[tuple[Ranked, ...]]:
+    """Texts or chunks by how well they answer, best first."""
+    request = Request("POST", path("rerank"), encoded({"query": query, **options}))
+    return Operation(request, lambda raw: of(pages.Results)(raw).results)
+
+
+def query(question: Question, **options: Unpack[QueryOptions]) -> Operation[Answer]:
+    """The answer to a question from the documents, or to a chat whose last message is one."""
+    return Operation(_asked(question, options), of(Answer))
+
+
+def stream_query(question: Question, **options: Unpack[QueryOptions]) -> Streaming[QueryEvent]:
+    """As `query`, as events while it comes about; the last one is the whole Answer."""
+    return Streaming(_asked(question, options, stream=True), _query_event, lambda event: event.name == "done")
+
+
+def chat(messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Operation[ChatAnswer]:
+    """The answer to a chat. Text of known chunks in the messages is recognised, and its KV reused."""
+    return Operation(chatting.request(messages, options), chatting.answer)
+
+
+def stream_chat(messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Streaming[ChatEvent]:
+    """As `chat`, as parts while it comes about; the last one is the whole ChatAnswer."""
+    reader = chatting.Reader()
+    return Streaming(chatting.request(messages, options, stream=True), reader.hear, chatting.ends)
+
+
+def models() -> Operation[tuple[Model, ...]]:
+    """The model that answers."""
+    return Operation(Request("GET", path("models")), lambda raw: of(pages.Models)(raw).data)
+
+
+def put_documents(documents: Sequence[NewDocument], *, collection: str = "default") -> Operation[Accepted]:
+    """Put documents in. They are safe when this returns, and serve when the job is done.
+
+    One that is there already, just so, is left alone; another of its id is replaced.
+    """
+    body = encoded({"documents": list(documents), "collection": collection})
+    return Operation(Request("POST", path("documents"), body), of(Accepted))
+
+
+def upload_files(
+    files: Sequence[str | Path | File],
+    *,
+    collection: str = "default",
+    metadata: Json | None = None,
+    progress: Progress | None = None,
+) -> Operation[Accepted]:
+    """Put files in: text, Markdown, HTML, PDF, JSON or JSON lines, as the suffix of a name says.
+
+    `progress` is told the bytes that have gone out, and those in all.
+    """
+    if isinstance(files, str | Path | File) or not files:
+        raise RequestError(f"upload_files takes a list of files, got {files!r}")
+    fields = [("collection", collection)]
+    if metadata:
+        fields.append(("metadata", encoded(metadata).decode()))
+    opened = [file if isinstance(file, File) else File.at(file) for file in files]
+    return Operation(Request("POST", path("documents"), Multipart(opened, fields, progress=progress)), of(Accepted))
+
+
+def documents(**options: Unpack[DocumentsFilter]) -> Listing[Document]:
+    """The documents that serve, in the order of their ids."""
+    where = options.get("filter")
+    fits = encoded(where).decode() if where is not None else None
+
+    def page(after: Cursor | None) -> Operation[Page[Document]]:
+        collection = options.get("collection")
+        address = with_query(path("documents"), collection=collection, filter=fits, after=after, limit=PAGE)
+        return Operation(Request("GET", address), lambda raw: of(pages.Documents)(raw).page())
+
+    return Listing(page)
+
+
+def document(document_id: str) -> Operation[Document]:
+    """One that serves."""
+    return Operation(Request("GET", path("documents", document_id)), of(Document))
+
+
+def put_document(document_id: str, **fields: Unpack[DocumentFields]) -> Operation[Accepted]:
+    """Make this the whole of the document. What was there serves until the new version is ready."""
+    return Operation(Request("PUT", path("documents", document_id), encoded(dict(fields))), of(Accepted))
+
+
+def patch_document(document_id: str, metadata: Json) -> Operation[Document]:
+    """Lay metadata over what is there; None takes a field away. Nothing is computed again."""
+    body = encoded({"metadata": metadata})
+    return Operation(Request("PATCH", path("documents", document_id), body, repeats=False), of(Document))
+
+
+def delete_document(document_id: str) -> Operation[Deleted]:
+    """End the document, and the caches of chunks that nothing else holds.
+
+    Raises NotFound where there is none: also where a try whose answer was lost ended it, and then the error says so.
+    """
+    return Operation(Request("DELETE", path("documents", document_id)), of(Deleted))
+
+
+def chunks(document_id: str) -> Listing[DocumentChunk]:
+    """The chunks of a document in its order, and what is stored of each."""
+    address = path("documents", document_id, "chunks")
+    return Listing(
+        lambda after: Operation(
+            Request("GET", with_query(address, after=after, limit=PAGE)), lambda raw: of(pages.Chunks)(raw).page()
+        )
+    )
+
+
+def collections() -> Operation[tuple[Collection, ...]]:
+    """In the order of their names."""
+    return Operation(Request("GET", path("collections")), lambda raw: of(pages.Collections)(raw).collections)
+
+
+def collection(name: str) -> Operation[Collection]:
+    """Its rules."""
+    return Operation(Request("GET", path("collections", name)), of(Collection))
+
+
+def put_collection(name: str, **rules: Unpack[Rules]) -> Operation[Collection]:
+    """Make it, or give it other rules: they hold for documents that come from now on."""
+    return Operation(Request("PUT", path("collections", name), encoded(dict(rules))), of(Collection))
+
+
+def delete_collection(name: str) -> Operation[CollectionDeleted]:
+    """With all its documents. NotFound as with `delete_document`."""
+    return Operation(Request("DELETE", path("collections", name)), of(CollectionDeleted))
+
+
+def jobs() -> Listing[Job]:
+    """Newest first."""
+    return Listing(
+        lambda after: Operation(
+            Request("GET", with_query(path("jobs"), after=after, limit=PAGE)), lambda raw: of(pages.Jobs)(raw).page()
+        )
+    )
+
+
+def job(job_id: str) -> Operation[Job]:
+    """How far it is."""
+    return Operation(Request("GET", with_query(path("jobs", job_id), limit=1)), of(Job))
+
+
+def job_items(job_id: str) -> Listing[JobItem]:
+    """Its documents and files, one by one."""
+    address = path("jobs", job_id)
+    return Listing(
+        lambda after: Operation(
+            Request("GET", with_query(address, after=after, limit=PAGE)), lambda raw: of(pages.Items)(raw).page()
+        )
+    )
+
+
+def cancel_job(job_id: str) -> Operation[Job]:
+    """End what of it is not ready. What is ready stays."""
+    return Operation(Request("DELETE", path("jobs", job_id)), of(Job))
+
+
+def follow_job(job_id: str) -> Streaming[Job]:
+    """The job whenever it changes, until it is over."""
+    request = Request("GET", path("jobs", job_id, "events"), accepts=EVENTS)
+    return Streaming(request, _job_event, lambda event: event.name == "done")
+
+
+def lookup(**choice: Unpack[Choice]) -> Listing[ChunkState]:
+    """What is stored of documents, chunks or a collection, chunk by chunk. Unknown ids are left out."""
+    return Listing(
+        lambda after: Operation(
+            Request("POST", path("cache", "lookup"), encoded({**choice, "after": after or 0})),
+            lambda raw: of(pages.States)(raw).page(),
+        )
+    )
+
+
+def prefetch(**choice: Unpack[Choice]) -> Operation[Touched]:
+    """Ask that these be near. `blobs`: fetches that began."""
+    return _touching("prefetch", choice)
+
+
+def pin(**choice: Unpack[Choice]) -> Operation[Touched]:
+    """Keep them from eviction."""
+    return _touching("pin", choice)
+
+
+def unpin(**choice: Unpack[Choice]) -> Operation[Touched]:
+    """Take pins back."""
+    return _touching("unpin", choice)
+
+
+def evict(**choice: Unpack[Choice]) -> Operation[Touched]:
+    """Forget what is stored of them. It is computed again when it is needed."""
+    return _touching("evict", choice)
+
+
+def blend_switch() -> Operation[BlendSwitch]:
+    """Whether requests reuse caches. For operators."""
+    return Operation(Request("GET", path("admin", "blend")), of(BlendSwitch))
+
+
+def put_blend_switch(enabled: bool, *, share: float | None = None) -> Operation[BlendSwitch]:  # noqa: FBT001
+    """Switch reuse off for all, or let a share of the requests do it. For operators."""
+    body = encoded({"enabled": enabled, "share": share})
+    return Operation(Request("PUT", path("admin", "blend"), body), of(BlendSwitch))
+
+
+def _asked(question: Question, options: QueryOptions, *, stream: bool = False) -> Request:
+    asked: Json = {"question": question} if isinstance(question, str) else {"messages": list(question)}
+    body = encoded({**asked, **options, **({"stream": True} if stream else {})})
+    return Request("POST", path("query"), body, repeats=False, accepts=EVENTS if stream else JSON)
+
+
+def _touching(what: str, choice: Choice) -> Operation[Touched]:
+    return Operation(Request("POST", path("cache", what), encoded(dict(choice))), of(Touched))
+
+
+_QUERY_EVENTS: dict[str, type[QueryEvent]] = {
+    "retrieved": answers.Retrieved,
+    "loaded": answers.Loaded,
+    "fused": answers.Fused,
+    "token": answers.Token,
+    "done": answers.Answer,
+}
+
+
+def _query_event(event: ServerEvent) -> QueryEvent | None:
+    """Of events that a later service adds, nothing."""
+    if event.name == "error":
+        raise error_of(of(Problem)(event.data.encode()))
+    kind = _QUERY_EVENTS.get(event.name)
+    return None if kind is None else of(kind)(event.data.encode())
+
+
+def _job_event(event: ServerEvent) -> Job | None:
+    return of(Job)(event.data.encode()) if event.name in ("progress", "done") else None

@@ -1,0 +1,83 @@
+"""Clients that a whole process shares: for libraries whose objects are copied, pickled and used in many event loops.
+
+Connections are those of the process and of each event loop; a fork of the process has others.
+"""
+
+import asyncio
+import atexit
+import os
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+import httpx
+
+from kvweave_client.aio import AsyncClient
+from kvweave_client.client import Client
+from kvweave_client.target import BASE_URL, RETRIES, TIMEOUTS, Retries, Timeouts
+
+REMEMBERED: Final = 128  # clients; each is small
+LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=3.0)
+
+Lives = dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator[httpx.AsyncClient]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where a service is, and how it is asked. Nobody closes the clients that come of it."""
+
+    base_url: str = BASE_URL
+    api_key: str | None = field(default=None, repr=False)
+    timeouts: Timeouts = TIMEOUTS
+    retries: Retries = RETRIES
+
+    def client(self) -> Client:
+        """For any thread."""
+        return _client(self, os.getpid())
+
+    async def async_client(self) -> AsyncClient:
+        """For the loop of asyncio that runs, as no other can use its connections."""
+        return _async_client(self, await _http_of_loop())
+
+
+@lru_cache(REMEMBERED)
+def _client(access: Access, process: int) -> Client:
+    http = _http(process)
+    return Client(access.base_url, access.api_key, timeouts=access.timeouts, retries=access.retries, http=http)
+
+
+@lru_cache(REMEMBERED)
+def _async_client(access: Access, http: httpx.AsyncClient) -> AsyncClient:
+    return AsyncClient(access.base_url, access.api_key, timeouts=access.timeouts, retries=access.retries, http=http)
+
+
+@lru_cache(1)
+def _http(process: int) -> httpx.Client:
+    """Until the process ends."""
+    http = httpx.Client(limits=LIMITS)
+    atexit.register(http.close)
+    return http
+
+
+async def _http_of_loop() -> httpx.AsyncClient:
+    """Until the loop ends."""
+    loop = asyncio.get_running_loop()
+    for closed in [each for each in list(_lives) if each.is_closed()]:
+        _lives.pop(closed, None)
+    if loop not in _lives:
+        life = _life(loop)
+        _lives[loop] = await anext(life), life  # does not wait for anything
+    return _lives[loop][0]
+
+
+async def _life(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[httpx.AsyncClient]:
+    """Whoever ends a loop, as asyncio.run does, closes its generators; and this one closes the connections."""
+    async with httpx.AsyncClient(limits=LIMITS) as http:
+        try:
+            yield http
+        finally:
+            _lives.pop(loop, None)
+
+
+_lives: Final[Lives] = {}

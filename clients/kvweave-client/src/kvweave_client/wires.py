@@ -1,0 +1,164 @@
+"""The connections of the synchronous client: what is read or written ends with its call, or when another thread says.
+
+HTTPX bounds each read on its own, and shows a connection only once there is an answer. It has no public way in, so
+this file alone reaches behind it. A transport of another kind stays as it is: bounded read by read.
+"""
+
+import math
+import socket
+import threading
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
+from ssl import SSLContext
+from typing import Protocol, TypeGuard
+
+import httpcore
+import httpx
+
+Options = Iterable[tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]]
+
+
+class Wire:
+    """What one call reads and writes on. `cut` ends that from any thread, at whatever stage the call is."""
+
+    def __init__(self, left_s: Callable[[], float]) -> None:
+        self._left_s = left_s
+        self._lock = threading.Lock()
+        self._stream: httpcore.NetworkStream | None = None
+        self._is_cut = threading.Event()
+
+    @property
+    def is_cut(self) -> bool:
+        """Did somebody end it?"""
+        return self._is_cut.is_set()
+
+    def cut(self) -> None:
+        """The read or write that waits fails now, and those that follow at once."""
+        with self._lock:
+            self._is_cut.set()
+            if self._stream is not None:
+                _shut(self._stream)
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but no longer than until it is cut."""
+        self._is_cut.wait(seconds)
+
+    def timeout(self, timeout: httpx.Timeout) -> httpx.Timeout:
+        """The same, and known as that of this call."""
+        read, write = Bound.of(timeout.read, self), Bound.of(timeout.write, self)
+        return httpx.Timeout(connect=timeout.connect, pool=timeout.pool, read=read, write=write)
+
+    @contextmanager
+    def on(self, stream: httpcore.NetworkStream, seconds: float) -> Generator[float]:
+        """While one read or write lasts, so long at most. Before and after it the connection is that of others."""
+        with self._lock:
+            if self.is_cut:
+                raise httpcore.ReadError("cut off on this side")
+            self._stream = stream
+        try:
+            yield min(seconds, self._left_s())
+        finally:
+            with self._lock:
+                self._stream = None
+
+
+class Bound(float):
+    """How long a read or write may take, and for which call: it is handed through HTTPX as the number that it is."""
+
+    __slots__ = ("wire",)
+    wire: Wire
+
+    @staticmethod
+    def of(seconds: float | None, wire: Wire) -> "Bound":
+        """Of a number."""
+        bound = Bound(math.inf if seconds is None else seconds)
+        bound.wire = wire
+        return bound
+
+
+class Wired(httpcore.NetworkStream):
+    """A connection that knows the call that it serves, from its first byte on."""
+
+    def __init__(self, stream: httpcore.NetworkStream) -> None:
+        self._stream = stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Some bytes."""
+        if not isinstance(timeout, Bound):
+            return self._stream.read(max_bytes, timeout)
+        with timeout.wire.on(self._stream, timeout) as seconds:
+            return self._stream.read(max_bytes, seconds)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """All of it."""
+        if not isinstance(timeout, Bound):
+            self._stream.write(buffer, timeout)
+            return
+        with timeout.wire.on(self._stream, timeout) as seconds:
+            self._stream.write(buffer, seconds)
+
+    def close(self) -> None:
+        """End it."""
+        self._stream.close()
+
+    def start_tls(
+        self, ssl_context: SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        """The same with TLS."""
+        return Wired(self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> object:
+        """As the connection itself tells."""
+        return self._stream.get_extra_info(info)
+
+
+class Wiring(httpcore.NetworkBackend):
+    """Connects as another does."""
+
+    def __init__(self, backend: httpcore.NetworkBackend) -> None:
+        self._backend = backend
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Options | None = None,
+    ) -> httpcore.NetworkStream:
+        """To a host."""
+        return Wired(self._backend.connect_tcp(host, port, timeout, local_address, socket_options))
+
+    def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Options | None = None
+    ) -> httpcore.NetworkStream:
+        """To a file."""
+        return Wired(self._backend.connect_unix_socket(path, timeout, socket_options))
+
+    def sleep(self, seconds: float) -> None:
+        """Between tries to connect."""
+        self._backend.sleep(seconds)
+
+
+class _Pool(Protocol):
+    _network_backend: httpcore.NetworkBackend
+    _http2: bool
+
+
+def wire(http: httpx.Client) -> None:
+    """Let the calls of this client be cut. In HTTP/2 many calls share a connection: such a client stays as it is."""
+    for transport in (http._transport, *http._mounts.values()):  # pyright: ignore[reportPrivateUsage]
+        pool = getattr(transport, "_pool", None)
+        if _is_pool(pool) and not pool._http2 and not isinstance(pool._network_backend, Wiring):  # pyright: ignore[reportPrivateUsage]
+            pool._network_backend = Wiring(pool._network_backend)  # pyright: ignore[reportPrivateUsage]
+
+
+def _is_pool(pool: object) -> TypeGuard[_Pool]:
+    return isinstance(pool, httpcore.ConnectionPool) and hasattr(pool, "_network_backend") and hasattr(pool, "_http2")
+
+
+def _shut(stream: httpcore.NetworkStream) -> None:
+    opened = stream.get_extra_info("socket")
+    if isinstance(opened, socket.socket):
+        with suppress(OSError):
+            socket.socket.shutdown(opened, socket.SHUT_RDWR)  # of TLS too, whose own would wait for the other side

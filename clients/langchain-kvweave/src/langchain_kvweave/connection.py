@@ -1,0 +1,55 @@
+"""How LangChain's objects reach a service. Knows no endpoint."""
+
+from typing import Final
+
+from langchain_core.load.serializable import Serializable
+from langchain_core.utils import from_env, secret_from_env
+from pydantic import ConfigDict, Field, SecretStr
+
+from kvweave_client import BASE_URL, Access, AsyncClient, Client, Retries, Timeouts
+
+CONNECT_S: Final = Timeouts().connect_s
+
+
+class Connected(Serializable):
+    """What all classes here are told of a service; it stands last among their bases.
+
+    `client` and `async_client` are used instead where they are given.
+
+    `timeout`: seconds of a whole call; of a stream, how long it may stand still.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    base_url: str = Field(default_factory=from_env("KVWEAVE_BASE_URL", default=BASE_URL))
+    api_key: SecretStr | None = Field(default_factory=secret_from_env("KVWEAVE_API_KEY", default=None))
+    timeout: float | None = Field(default=None, gt=0)
+    max_retries: int | None = Field(default=None, ge=0)
+    client: Client | None = Field(default=None, exclude=True, repr=False)
+    async_client: AsyncClient | None = Field(default=None, exclude=True, repr=False)
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        """What is not written down with the rest."""
+        return {"api_key": "KVWEAVE_API_KEY"}
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """It is."""
+        return True
+
+    def asked(self) -> Client:
+        """The client for calls that block, in any thread."""
+        return self.client or self._access.client()
+
+    async def aasked(self) -> AsyncClient:
+        """The client for calls of the loop that runs."""
+        return self.async_client or await self._access.async_client()
+
+    @property
+    def _access(self) -> Access:
+        key = self.api_key.get_secret_value() if self.api_key else None
+        seconds = self.timeout
+        timeouts = Timeouts(min(CONNECT_S, seconds), call_s=seconds, silence_s=seconds) if seconds else Timeouts()
+        retries = Retries() if self.max_retries is None else Retries(most=self.max_retries)
+        return Access(self.base_url, key, timeouts, retries)

@@ -1,0 +1,104 @@
+"""Documents of LangChain as documents of kvweave, in requests that are not too large. Sends nothing.
+
+Each is a document of its own with one verbatim chunk, so that it is replaced and deleted by its id alone.
+"""
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from langchain_core.documents import Document
+
+from kvweave_client import DocumentChunk, RequestError, Source
+from kvweave_client.options import NewDocument
+from langchain_kvweave.documents import LONGEST_ID, LONGEST_TITLE, own_metadata
+from langchain_kvweave.plain import plain_metadata, plain_text
+
+MOST: Final = 200  # documents of one request
+LARGEST: Final = 4_000_000  # characters of one request, about
+_IDS: Final = uuid.UUID("9d2cbd5a-6f6b-4b0e-9d0c-6d2b1f6f4f10")  # the namespace of ids that are made here
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """`ids` in the order of the documents. `blank`: ids of those without text, of which there is nothing to keep."""
+
+    ids: tuple[str, ...]
+    documents: tuple[NewDocument, ...]
+    blank: tuple[str, ...]
+
+    @property
+    def kept(self) -> list[str]:
+        """The ids of those that have text."""
+        blank = set(self.blank)
+        return [each for each in self.ids if each not in blank]
+
+    def requests(self) -> Iterator[list[NewDocument]]:
+        """Of the documents, all of them."""
+        request: list[NewDocument] = []
+        size = 0
+        for document in self.documents:
+            more = len(json.dumps(document))
+            if request and (len(request) == MOST or size + more > LARGEST):
+                yield request
+                request, size = [], 0
+            request.append(document)
+            size += more
+        if request:
+            yield request
+
+
+def entries(items: Sequence[Document], *, collection: str) -> Entries:
+    """Of one id the last counts. Documents without an id get one that is a digest of what they say."""
+    ids = tuple(_id(item) for item in items)
+    last = dict(zip(ids, items, strict=True))
+    blank = tuple(name for name, item in last.items() if not plain_text(item.page_content).strip())
+    documents = tuple(
+        _entry(name, item, collection=collection) for name, item in last.items() if name not in set(blank)
+    )
+    return Entries(ids, documents, blank)
+
+
+def name_of(document_id: str, collection: str) -> str:
+    """kvweave's id of it. kvweave has one id over all collections, and an index has its own."""
+    name = f"{collection}/{document_id}"
+    if len(name) > LONGEST_ID or plain_text(name) != name:
+        raise RequestError(f"kvweave cannot take the id {document_id[:80]!r}: use one of up to 800 usual characters")
+    return name
+
+
+def names_of(ids: Iterable[str], collection: str) -> dict[str, str]:
+    """kvweave's ids by those of the index. What kvweave cannot take is not there."""
+    names: dict[str, str] = {}
+    for document_id in ids:
+        with suppress(RequestError):
+            names[document_id] = name_of(document_id, collection)
+    return names
+
+
+def document_at(document_id: str, chunk: DocumentChunk) -> Document:
+    """As it was put in."""
+    return Document(chunk.text, id=document_id, metadata=chunk.metadata)
+
+
+def document_found(source: Source, collection: str) -> Document:
+    """As it was put in, by a search."""
+    return Document(source.text, id=source.document_id.removeprefix(f"{collection}/"), metadata=source.metadata)
+
+
+def _entry(document_id: str, item: Document, *, collection: str) -> NewDocument:
+    metadata = plain_metadata(own_metadata(item.metadata))
+    name, text = name_of(document_id, collection), plain_text(item.page_content)
+    entry = NewDocument(id=name, chunks=[{"id": document_id, "text": text}], metadata=metadata)
+    title = metadata.get("title")
+    return {**entry, "title": title[:LONGEST_TITLE]} if isinstance(title, str) else entry
+
+
+def _id(item: Document) -> str:
+    if item.id:
+        return item.id
+    told = [plain_text(item.page_content), plain_metadata(own_metadata(item.metadata))]
+    return str(uuid.uuid5(_IDS, json.dumps(told, sort_keys=True)))

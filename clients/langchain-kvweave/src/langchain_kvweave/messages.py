@@ -1,0 +1,162 @@
+"""Messages of LangChain as the service takes them, and its answers as messages. Sends nothing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, cast
+
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, HumanMessage, SystemMessage
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+
+from kvweave_client import ChatAnswer, ChatDelta, ChunkReport, Source, TokenLogprob, Usage
+from kvweave_client.options import Message
+from langchain_kvweave.plain import Json, plain_text
+
+PROVIDER: Final = "kvweave"
+NO_TOOLS: Final = "kvweave serves no tools"
+
+Role = Literal["system", "developer", "user", "assistant"]
+_ROLES: Final[Mapping[str, Role]] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+}
+_UNSAID: Final = (
+    "reasoning",
+    "thinking",
+    "reasoning_content",
+    "redacted_thinking",
+)  # an answer's, not to be read again
+
+
+def to_messages(messages: Sequence[BaseMessage]) -> list[Message]:
+    """Raises ValueError for what no kvweave service reads: tools, pictures, sounds, files."""
+    return [Message(role=_role(message), content=plain_text(_content(message))) for message in messages]
+
+
+def result(answer: ChatAnswer) -> ChatResult:
+    """The whole answer."""
+    told = metadata(answer)
+    if answer.logprobs:
+        told["logprobs"] = _logprobs(answer.logprobs)
+    message = AIMessage(answer.text, usage_metadata=usage(answer.usage), response_metadata=told)
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def chunk(said: ChatDelta | ChatAnswer) -> ChatGenerationChunk:
+    """A part of a streamed answer; the last one has no text, and says the rest."""
+    if isinstance(said, ChatDelta):
+        info = {"logprobs": _logprobs(said.logprobs)} if said.logprobs else None
+        return ChatGenerationChunk(message=AIMessageChunk(content=said.text), generation_info=info)
+    last = AIMessageChunk(
+        content="", usage_metadata=usage(said.usage), response_metadata=metadata(said), chunk_position="last"
+    )
+    return ChatGenerationChunk(message=last)
+
+
+def usage(counted: Usage) -> UsageMetadata:
+    """`cache_read`: tokens whose keys and values came from the cache and were not computed again."""
+    return UsageMetadata(
+        input_tokens=counted.prompt_tokens,
+        output_tokens=counted.completion_tokens,
+        total_tokens=counted.prompt_tokens + counted.completion_tokens,
+        input_token_details=InputTokenDetails(cache_read=counted.reused_tokens),
+    )
+
+
+def metadata(answer: ChatAnswer) -> Json:
+    """`kvweave`: the report of how the answer came about, its sources, and how many cached tokens were recomputed."""
+    report = answer.report
+    return {
+        "id": answer.id,
+        "model_name": answer.model,
+        "model_provider": PROVIDER,
+        "finish_reason": answer.finish_reason,
+        "kvweave": {
+            "policy": report.policy,
+            "ratio": report.ratio,
+            "recomputed_tokens": answer.usage.recomputed_tokens,
+            "chunks": [_chunk(each) for each in report.chunks],
+            "dropped": list(report.dropped),
+            "timings_ms": report.timings_ms,
+            "sources": [_source(each) for each in answer.sources],
+        },
+    }
+
+
+def _role(message: BaseMessage) -> Role:
+    if isinstance(message, HumanMessage):
+        return "user"
+    if isinstance(message, SystemMessage):
+        return "system"
+    if isinstance(message, AIMessage):
+        if message.tool_calls or message.invalid_tool_calls:
+            raise ValueError(f"{NO_TOOLS}: leave out messages that call them")
+        return "assistant"
+    if isinstance(message, ChatMessage) and message.role in _ROLES:
+        return _ROLES[message.role]
+    said = message.role if isinstance(message, ChatMessage) else message.type
+    why = f"{NO_TOOLS}: leave them out" if said in ("tool", "function") else "it reads system, user and assistant"
+    raise ValueError(f"kvweave reads no messages of the role {said!r}; {why}")
+
+
+def _content(message: BaseMessage) -> str:
+    """Parts of an answer are one text; of all else each stands in a line of its own, as in OpenAI's API."""
+    content = cast("str | list[str | Json]", message.content)
+    if isinstance(content, str):
+        return content
+    parts = [text for text in map(_part, content) if text is not None]
+    return ("" if isinstance(message, AIMessage) else "\n").join(parts)
+
+
+def _part(part: str | Json) -> str | None:
+    """Its text; None of what is not said to a model again."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type")
+    if kind in ("text", "text-plain") and isinstance(text := part.get("text"), str):
+        return text
+    if kind in _UNSAID:
+        return None
+    raise ValueError(f"kvweave reads text only, got a part of the type {str(kind)[:40]!r}: leave it out")
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+    """As OpenAI has them."""
+    return {
+        "content": [
+            {
+                "token": each.token,
+                "logprob": each.logprob,
+                "top_logprobs": [{"token": top.token, "logprob": top.logprob} for top in each.top_logprobs],
+            }
+            for each in tokens
+        ]
+    }
+
+
+def _chunk(report: ChunkReport) -> Json:
+    return {
+        "chunk_id": report.chunk_id,
+        "source": report.source,
+        "tokens": report.tokens,
+        "recomputed": report.recomputed,
+        "bytes": report.bytes,
+        "miss_reason": report.miss_reason,
+    }
+
+
+def _source(source: Source) -> Json:
+    return {
+        "chunk_id": source.chunk_id,
+        "document_id": source.document_id,
+        "title": source.title,
+        "score": source.score,
+        "text": source.text,
+        "metadata": source.metadata,
+        "page": source.page,
+        "start": source.start,
+        "end": source.end,
+    }

@@ -1,0 +1,47 @@
+"""The README's examples and the notebook-style one run as they stand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from clients.readme import PRINTED, Service, run_examples
+from kvweave_client import Client
+
+DISTRIBUTION = Path(__file__).resolve().parents[2]
+
+
+def test_the_examples_of_the_readme_run(service: Service) -> None:
+    try:
+        blocks = run_examples(DISTRIBUTION / "README.md", service)
+    finally:
+        with Client(service.base_url, service.key) as client:
+            for name in ("letters", "beside"):
+                client.delete_collection(name)
+    printed = "".join(str(block[PRINTED]) for block in blocks)
+    assert printed.count("badger") >= 5 and "lamps" in printed
+    [(reused, tokens)] = re.findall(r"^(\d+) of (\d+)$", printed, re.MULTILINE)
+    assert 0 < int(reused) < int(tokens)
+    assert "2024 Letter 40 stored" in printed
+
+
+def test_the_example_runs_and_prints_what_was_reused(service: Service) -> None:
+    command = [
+        sys.executable,
+        str(DISTRIBUTION / "examples" / "rag.py"),
+        "--url",
+        service.base_url,
+        "--key",
+        service.key,
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    told = {name: [line for line in lines if line.startswith(name)] for name in ("ordinary", "by chunk", "foreign")}
+    assert {name: len(found) for name, found in told.items()} == {"ordinary": 4, "by chunk": 1, "foreign": 4}
+    for line in (line for found in told.values() for line in found):
+        reused, tokens = map(int, re.findall(r"(\d+) of +(\d+) tokens", line)[0])
+        assert 0 < reused <= tokens
+    assert told["ordinary"][0].endswith("badger") and lines[-1] == "badger"
+    with Client(service.base_url, service.key) as client:
+        assert not any(each.name.startswith("example-") for each in client.collections())

@@ -1,0 +1,118 @@
+"""Answers of kvweave as LlamaIndex's responses. Sends nothing."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import cast
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LogProb,
+    MessageRole,
+)
+
+from kvweave_client import ChatAnswer, ChatEvent, TokenLogprob
+from kvweave_client.options import Json
+
+
+def whole(answer: ChatAnswer, *, delta: str | None = None) -> ChatResponse:
+    """An answer with what it cost."""
+    return ChatResponse(
+        message=ChatMessage(role=MessageRole.ASSISTANT, content=answer.text),
+        delta=delta,
+        raw=_raw(answer),
+        logprobs=_logprobs(answer.logprobs) if delta is None else None,
+        additional_kwargs=_counts(answer),
+    )
+
+
+def parts(events: Iterator[ChatEvent]) -> ChatResponseGen:
+    """Each with the text until then; the last one adds none and tells what the answer cost."""
+    text = ""
+    for event in events:
+        text += "" if isinstance(event, ChatAnswer) else event.text
+        yield _part(event, text)
+
+
+async def aparts(events: AsyncIterator[ChatEvent]) -> ChatResponseAsyncGen:
+    """As `parts`."""
+    text = ""
+    async for event in events:
+        text += "" if isinstance(event, ChatAnswer) else event.text
+        yield _part(event, text)
+
+
+def completion(said: ChatResponse) -> CompletionResponse:
+    """The same, of a prompt that was one message."""
+    return CompletionResponse(
+        text=said.message.content or "",
+        delta=said.delta,
+        raw=said.raw,
+        logprobs=said.logprobs,
+        additional_kwargs=cast(Json, said.additional_kwargs),  # pyright: ignore[reportUnknownMemberType] (a bare dict)
+    )
+
+
+def completions(said: ChatResponseGen) -> CompletionResponseGen:
+    """As `completion`."""
+    return (completion(each) for each in said)
+
+
+async def acompletions(said: ChatResponseAsyncGen) -> CompletionResponseAsyncGen:
+    """As `completion`."""
+    async for each in said:
+        yield completion(each)
+
+
+def _part(event: ChatEvent, text: str) -> ChatResponse:
+    if isinstance(event, ChatAnswer):
+        return whole(event, delta="")
+    message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
+    return ChatResponse(message=message, delta=event.text, logprobs=_logprobs(event.logprobs))
+
+
+def _raw(answer: ChatAnswer) -> Json:
+    """JSON, with the usage as OpenAI has it, so that whoever counts tokens finds them."""
+    cached = {"prompt_tokens_details": {"cached_tokens": answer.usage.reused_tokens}}
+    return {
+        "id": answer.id,
+        "model": answer.model,
+        "finish_reason": answer.finish_reason,
+        "usage": _counts(answer) | cached,
+        "report": _json(answer.report),
+        "sources": _json(answer.sources),
+    }
+
+
+def _counts(answer: ChatAnswer) -> Json:
+    usage = answer.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "reused_tokens": usage.reused_tokens,
+        "recomputed_tokens": usage.recomputed_tokens,
+    }
+
+
+def _json(value: object) -> object:
+    """Of the client's types: objects with fields, and tuples of them."""
+    if isinstance(value, tuple):
+        return [_json(each) for each in cast(tuple[object, ...], value)]
+    fields: tuple[str, ...] = getattr(value, "__struct_fields__", ())
+    return {name: _json(getattr(value, name)) for name in fields} if fields else value
+
+
+def _logprobs(tokens: tuple[TokenLogprob, ...]) -> list[list[LogProb]] | None:
+    """The likeliest in the place of each token, or the token alone where no others were asked for."""
+    return [
+        [
+            LogProb(token=each.token, logprob=each.logprob, bytes=[*each.token.encode()])
+            for each in token.top_logprobs or (token,)
+        ]
+        for token in tokens
+    ] or None

@@ -1,0 +1,229 @@
+"""The model: chats of LlamaIndex answered by kvweave. Knows neither retrieval nor how prompts are written."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Self
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+)
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, SecretStr, field_validator
+from llama_index.core.constants import DEFAULT_TEMPERATURE
+from llama_index.core.prompts import BasePromptTemplate
+
+from kvweave_client import AsyncClient, ChatEvent, Client, NotFound
+from kvweave_client import Model as Served
+from kvweave_client.options import Json
+from llama_index.llms.kvweave.answers import acompletions, aparts, completion, completions, parts, whole
+from llama_index.llms.kvweave.connection import Connection, access_of, key_of, url_of
+from llama_index.llms.kvweave.errors import Unanswered, told
+from llama_index.llms.kvweave.events import chats, completes
+from llama_index.llms.kvweave.structured import SchemaLLM
+from llama_index.llms.kvweave.turns import Asked, asked
+
+MODEL = "default"  # of the service, whatever its name
+
+
+class KVWeave(SchemaLLM):
+    """The model of a kvweave service. Text of known chunks in its prompts is recognised, and their caches are reused.
+
+    Every call takes further options of a chat: `nodes` are read before the last message, by chunk id where kvweave's
+    retriever found them; `chunk_ids`, `documents`, `collection`, `response_format`, `logprobs` and others as
+    kvweave_client has them. `raw` of a response tells usage, sources and where each chunk's cache came from.
+    `base_url` and `api_key` are taken from KVWEAVE_BASE_URL and KVWEAVE_API_KEY where they are not given.
+    """
+
+    model: str = Field(default=MODEL, description="The service's own, whatever its name")
+    temperature: float | None = Field(default=DEFAULT_TEMPERATURE, ge=0, le=2)
+    max_tokens: int | None = Field(default=None, gt=0, description="Of an answer")
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    stop: list[str] | None = Field(default=None, description="Texts that end an answer")
+    seed: int | None = None
+    blend: dict[str, object] | None = Field(default=None, description="How caches are reused: policy and ratio")
+    context_window: int | None = Field(default=None, gt=0, description="In tokens; the service is asked by default")
+    additional_kwargs: dict[str, object] = Field(default_factory=dict, description="Further options of each chat")
+    base_url: str = Field(default="", validate_default=True, description="Of the service")
+    api_key: str | SecretStr = Field(default="", validate_default=True, exclude=True, repr=False)
+    timeout: float = Field(default=300.0, gt=0, description="Seconds: of an answer, or of a stream's silence")
+    max_retries: int = Field(default=4, ge=0, description="Of a request that was refused or not sent")
+
+    _connection: Connection = PrivateAttr()
+    _served: Served | None = PrivateAttr(None)
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _find_url(cls, given: str) -> str:
+        return url_of(given)
+
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _find_key(cls, given: str | SecretStr) -> SecretStr:
+        return key_of(given or None)
+
+    def model_post_init(self, context: object, /) -> None:
+        """Nothing is sent yet."""
+        key = key_of(self.api_key)
+        access = access_of(self.base_url, key, timeout_s=self.timeout, max_retries=self.max_retries)
+        self._connection = Connection(access)
+
+    @property
+    def client(self) -> Client:
+        """That which it asks, for what LlamaIndex has no word for."""
+        return self._connection.client
+
+    def using(self, client: Client | None = None, aclient: AsyncClient | None = None) -> Self:
+        """With clients of yours, which have proxies or certificates; you close them."""
+        self._connection.use(client, aclient)
+        return self
+
+    @classmethod
+    def class_name(cls) -> str:
+        """As it is serialized."""
+        return "KVWeave"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """The window is that of the service's model, which is asked once where `context_window` does not say it."""
+        if self.context_window is not None:
+            return self._metadata(self.model, self.context_window)
+        if self._served is None:
+            with told():
+                served = self._connection.client.models()
+            if not served:
+                raise Unanswered(f"{self.base_url} names no model: give its context_window")
+            self._served = served[0]
+        return self._metadata(self._served.id, self._served.max_model_len)
+
+    def to_payload(self) -> Json:
+        """For who listens; the service is not asked for it."""
+        known = self._metadata(self._served.id if self._served else self.model, self.context_window or 0)
+        return {"class_name": self.class_name(), **known.model_dump(exclude={"context_window"})}
+
+    def messages_for(self, prompt: BasePromptTemplate, **prompt_args: object) -> list[ChatMessage]:
+        """What a prompt says to this model, behind its system prompt."""
+        return self._get_messages(prompt, **prompt_args)
+
+    @chats
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: object) -> ChatResponse:
+        """The answer to a chat."""
+        return self._chat(messages, kwargs)
+
+    @chats
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: object) -> ChatResponseGen:
+        """The answer as it comes about; the last part tells its usage."""
+        return parts(self._events(messages, kwargs))
+
+    @chats
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: object) -> ChatResponse:
+        """The answer to a chat."""
+        return await self._achat(messages, kwargs)
+
+    @chats
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: object) -> ChatResponseAsyncGen:
+        """The answer as it comes about; the last part tells its usage."""
+        return aparts(self._aevents(messages, kwargs))
+
+    @completes
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: object) -> CompletionResponse:  # noqa: FBT001, FBT002
+        """The answer to a prompt, as the only message of a chat."""
+        return completion(self._chat(self._alone(prompt, formatted=formatted), kwargs))
+
+    @completes
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: object) -> CompletionResponseGen:  # noqa: FBT001, FBT002
+        """As `complete`, while it comes about."""
+        return completions(parts(self._events(self._alone(prompt, formatted=formatted), kwargs)))
+
+    @completes
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: object) -> CompletionResponse:  # noqa: FBT001, FBT002
+        """As `complete`."""
+        return completion(await self._achat(self._alone(prompt, formatted=formatted), kwargs))
+
+    @completes
+    async def astream_complete(
+        self,
+        prompt: str,
+        formatted: bool = False,  # noqa: FBT001, FBT002
+        **kwargs: object,
+    ) -> CompletionResponseAsyncGen:
+        """As `stream_complete`."""
+        return acompletions(aparts(self._aevents(self._alone(prompt, formatted=formatted), kwargs)))
+
+    def _alone(self, prompt: str, *, formatted: bool) -> list[ChatMessage]:
+        shape = self.completion_to_prompt
+        return [ChatMessage(role=MessageRole.USER, content=prompt if formatted or not shape else shape(prompt))]
+
+    def _metadata(self, name: str, window: int) -> LLMMetadata:
+        most = self.max_tokens or -1
+        return LLMMetadata(model_name=name, context_window=window, num_output=most, is_chat_model=True)
+
+    def _asked(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> Asked:
+        """What a call says goes before what the model is set to."""
+        own = {
+            "model": self.model,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "top_p": self.top_p,
+            "stop": self.stop,
+            "seed": self.seed,
+            "blend": self.blend,
+        }
+        return asked(messages, {**own, **self.additional_kwargs, **given})
+
+    def _chat(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> ChatResponse:
+        with told():
+            wanted = self._asked(messages, given)
+            client = self._connection.client
+            try:
+                return whole(client.chat(wanted.turns, **wanted.options))
+            except NotFound:
+                if wanted.without_ids is None:
+                    raise
+                return whole(client.chat(wanted.turns, **wanted.without_ids))
+
+    async def _achat(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> ChatResponse:
+        with told():
+            wanted = self._asked(messages, given)
+            client = await self._connection.asynchronous()
+            try:
+                return whole(await client.chat(wanted.turns, **wanted.options))
+            except NotFound:
+                if wanted.without_ids is None:
+                    raise
+                return whole(await client.chat(wanted.turns, **wanted.without_ids))
+
+    def _events(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> Iterator[ChatEvent]:
+        """It is refused before its first event, if at all."""
+        with told():
+            wanted = self._asked(messages, given)
+            client = self._connection.client
+            try:
+                with client.stream_chat(wanted.turns, **wanted.options) as events:
+                    yield from events
+            except NotFound:
+                if wanted.without_ids is None:
+                    raise
+                with client.stream_chat(wanted.turns, **wanted.without_ids) as events:
+                    yield from events
+
+    async def _aevents(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> AsyncIterator[ChatEvent]:
+        """As `_events`."""
+        with told():
+            wanted = self._asked(messages, given)
+            client = await self._connection.asynchronous()
+            try:
+                async with client.stream_chat(wanted.turns, **wanted.options) as events:
+                    async for event in events:
+                        yield event
+            except NotFound:
+                if wanted.without_ids is None:
+                    raise
+                async with client.stream_chat(wanted.turns, **wanted.without_ids) as events:
+                    async for event in events:
+                        yield event

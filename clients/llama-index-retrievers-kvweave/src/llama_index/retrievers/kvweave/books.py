@@ -1,0 +1,141 @@
+"""What happens to a collection where its service is away: deletions are owed, and made up for before anything else."""
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvweave_client import (
+    ConnectionFailed,
+    KVWeaveError,
+    RateLimited,
+    ServiceFailed,
+    TimedOut,
+    UnexpectedAnswer,
+)
+from llama_index.retrievers.kvweave.connection import Connection
+from llama_index.retrievers.kvweave.registry import Registry
+
+PASSING: Final = (ConnectionFailed, RateLimited, ServiceFailed, TimedOut, UnexpectedAnswer)
+PAUSE_S: Final = 30.0  # without a try after a failure: who ingests does not wait for a service that is away
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Owed:
+    """What kvweave may hold and should not: nodes, the nodes of source documents, or all that there is."""
+
+    nodes: set[str] = field(default_factory=set[str])
+    ref_docs: set[str] = field(default_factory=set[str])
+    everything: bool = False
+
+    def add(self, other: "Owed") -> None:
+        """These too."""
+        self.nodes |= other.nodes
+        self.ref_docs |= other.ref_docs
+        self.everything = self.everything or other.everything
+
+    def clear(self) -> None:
+        """Nothing any more."""
+        self.nodes.clear()
+        self.ref_docs.clear()
+        self.everything = False
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.ref_docs or self.everything)
+
+
+class Books:
+    """One collection, for threads. A copy, in another process too, begins with empty ones."""
+
+    def __init__(self, connection: Connection, collection: str, *, search: bool, timeout_s: float) -> None:
+        self.connection = connection
+        self._collection = collection
+        self._search = search
+        self._timeout_s = timeout_s
+        self._registry: Registry | None = None
+        self._owed = Owed()
+        self._resumes = 0.0
+        self._lock = threading.RLock()
+        weakref.finalize(self, _end, collection, self._owed)
+
+    @property
+    def owed(self) -> Owed:
+        """As it is now."""
+        with self._lock:
+            return deepcopy(self._owed)
+
+    def read(self, look: Callable[[Registry], set[str]]) -> set[str]:
+        """What there is. Raises where the service does not answer."""
+        with self._lock:
+            return look(self._open())
+
+    def settle(self) -> None:
+        """Make up for what is owed, now. Raises where the service does not answer."""
+        with self._lock:
+            self._settle(self._open())
+            self._resumes = 0.0
+
+    def write(self, act: Callable[[Registry], None], *, owing: Owed, strict: bool) -> None:
+        """What is left in `owing` where it fails is owed. What only an operator can mend is raised in any case."""
+        with self._lock:
+            if not strict and time.monotonic() < self._resumes:
+                self._owe(owing, why="it did not answer before")
+                return
+            try:
+                registry = self._open()
+                self._settle(registry)
+                act(registry)
+                self._resumes = 0.0
+            except PASSING as error:
+                self._resumes = time.monotonic() + PAUSE_S
+                if strict:
+                    self._owed.add(owing)
+                    raise
+                self._owe(owing, why=str(error))
+            except KVWeaveError:
+                self._owed.add(owing)
+                raise
+
+    def _open(self) -> Registry:
+        if self._registry is None:
+            client = self.connection.client
+            self._registry = Registry(client, self._collection, search=self._search, timeout_s=self._timeout_s)
+        return self._registry
+
+    def _settle(self, registry: Registry) -> None:
+        if self._owed:
+            if self._owed.everything:
+                registry.clear()
+            registry.delete(self._owed.nodes | registry.nodes_of(self._owed.ref_docs))
+            self._owed.clear()
+
+    def _owe(self, owing: Owed, *, why: str) -> None:
+        self._owed.add(owing)
+        _log.warning(
+            "kvweave's collection %r lacks changes of %d nodes and %d source documents (%s): the index goes on "
+            "without it, and what it should not hold is deleted when it answers again",
+            self._collection,
+            len(owing.nodes),
+            len(owing.ref_docs),
+            why,
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (self.connection, self._collection, self._search, self._timeout_s)
+
+
+def _end(collection: str, owed: Owed) -> None:
+    """With these books what is owed is forgotten, so it is said."""
+    if owed:
+        _log.error("kvweave's collection %r still holds what was deleted: delete it there, or all of it", collection)
+
+
+def _again(connection: Connection, collection: str, *rest: float) -> Books:
+    search, timeout_s = rest
+    return Books(connection, collection, search=bool(search), timeout_s=timeout_s)

@@ -1,0 +1,89 @@
+"""LlamaIndex's filters on metadata in kvweave's form. Knows neither nodes nor the service."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from llama_index.core.vector_stores.types import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
+
+from kvweave_client.options import Json
+
+_COMPARED: Final = {
+    FilterOperator.EQ: "$eq",
+    FilterOperator.NE: "$ne",
+    FilterOperator.GT: "$gt",
+    FilterOperator.GTE: "$gte",
+    FilterOperator.LT: "$lt",
+    FilterOperator.LTE: "$lte",
+    FilterOperator.CONTAINS: "$eq",  # of a list each element counts
+}
+_LISTED: Final = {FilterOperator.IN: "$in", FilterOperator.NIN: "$nin", FilterOperator.ANY: "$in"}
+_JOINED: Final = {FilterCondition.AND: "$and", FilterCondition.OR: "$or", FilterCondition.NOT: "$or"}
+
+Filters = MetadataFilters | Mapping[str, object]
+
+
+def where(filters: Filters | None) -> Json | None:
+    """None where everything fits. A dict is in kvweave's form already, and stays as it is."""
+    if not isinstance(filters, MetadataFilters):
+        return dict(filters) if filters else None
+    return _all(filters) or None
+
+
+def _all(filters: MetadataFilters) -> Json:
+    """As LlamaIndex's own stores have it: no filters fit everything, and NOT means none of them."""
+    parts = [_all(each) if isinstance(each, MetadataFilters) else _one(each) for each in filters.filters]
+    if not parts:
+        return {}
+    condition = filters.condition or FilterCondition.AND
+    joined = parts[0] if len(parts) == 1 else {_JOINED[condition]: parts}
+    return {"$not": joined} if condition == FilterCondition.NOT else joined
+
+
+def _one(wanted: MetadataFilter) -> Json:
+    if not wanted.key or wanted.key.startswith("$"):
+        raise ValueError(f"{wanted.key!r} is no name of metadata that kvweave compares: use another")
+    mapped = _MAPPED.get(wanted.operator)
+    if mapped is None:
+        raise ValueError(
+            f"{wanted.key}: kvweave's filters have no {wanted.operator.name} ({wanted.operator.value!r}), they compare "
+            "whole values: put the words into the query with mode='lexical', or keep them as a list in the metadata "
+            "and use CONTAINS, ANY or ALL"
+        )
+    return mapped(wanted)
+
+
+def _compared(wanted: MetadataFilter) -> Json:
+    if isinstance(wanted.value, list):
+        raise ValueError(_told(wanted, "takes one value, use IN, ANY or ALL for a list"))
+    return {wanted.key: {_COMPARED[wanted.operator]: wanted.value}}
+
+
+def _listed(wanted: MetadataFilter) -> Json:
+    return {wanted.key: {_LISTED[wanted.operator]: _list(wanted)}}
+
+
+def _every(wanted: MetadataFilter) -> Json:
+    values = _list(wanted)
+    return {"$and": [{wanted.key: value} for value in values]} if values else {wanted.key: {"$exists": True}}
+
+
+def _empty(wanted: MetadataFilter) -> Json:
+    return {"$or": [{wanted.key: {"$exists": False}}, {wanted.key: {"$in": [None, ""]}}]}
+
+
+def _list(wanted: MetadataFilter) -> list[object]:
+    if not isinstance(wanted.value, list):
+        raise ValueError(_told(wanted, "takes a list, use EQ or CONTAINS for one value"))
+    return [*wanted.value]
+
+
+def _told(wanted: MetadataFilter, remedy: str) -> str:
+    return f"{wanted.key}: {wanted.operator.name} {remedy}, got {wanted.value!r}"
+
+
+_MAPPED: Final[dict[FilterOperator, Callable[[MetadataFilter], Json]]] = {
+    **dict.fromkeys(_COMPARED, _compared),
+    **dict.fromkeys(_LISTED, _listed),
+    FilterOperator.ALL: _every,
+    FilterOperator.IS_EMPTY: _empty,
+}

@@ -1,0 +1,163 @@
+"""What a passage is as a node, and a node as a document of kvweave. Sends nothing.
+
+Names of metadata that begin with `kvweave_` are of these packages; all others are the user's.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time
+from enum import Enum
+from hashlib import sha256
+from typing import Final, cast
+
+from llama_index.core.schema import (
+    BaseNode,
+    MetadataMode,
+    NodeRelationship,
+    NodeWithScore,
+    ObjectType,
+    RelatedNodeInfo,
+    TextNode,
+)
+
+from kvweave_client import ChunkState, Source
+from kvweave_client.options import Json, NewDocument
+
+OURS: Final = "kvweave_"
+CHUNK_ID: Final = "kvweave_chunk_id"
+DOCUMENT_ID: Final = "kvweave_document_id"
+TITLE: Final = "kvweave_title"
+PAGE: Final = "kvweave_page"
+SCORE: Final = "kvweave_score"
+CACHE: Final = "kvweave_cache"
+TIER: Final = "kvweave_tier"
+DIGEST: Final = "kvweave_digest"  # of the text that the chunk id stands for: a node may be changed on its way
+REF_DOC_ID: Final = "kvweave_ref_doc_id"
+NODE_ID: Final = "kvweave_node_id"
+
+_LONGEST_ID: Final = 1024  # letters
+_DEEPEST: Final = 32
+_MOST_BYTES: Final = 256 * 1024  # of a node's metadata
+
+
+def digest_of(text: str) -> str:
+    """Tells whether a node still has the text that it came with."""
+    return sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def nodes_of(
+    hits: Sequence[Source], states: Mapping[str, ChunkState] | None, *, shown: Iterable[str] = ()
+) -> list[NodeWithScore]:
+    """Each hit with an id of its own, as LlamaIndex drops nodes of equal ids. `shown`: metadata that prompts hold.
+
+    `states`: of their chunks; None where nobody asked for them.
+    """
+    seen: dict[str, int] = {}
+    found: list[NodeWithScore] = []
+    for hit in hits:
+        name = str(hit.metadata.get(NODE_ID) or f"{hit.document_id}:{hit.chunk_id}")
+        seen[name] = seen.get(name, 0) + 1
+        node_id = name if seen[name] == 1 else f"{name}:{seen[name]}"
+        node = _node(hit, node_id, told=_cache(hit, states), shown=frozenset(shown))
+        found.append(NodeWithScore(node=node, score=hit.score))
+    return found
+
+
+def _cache(hit: Source, states: Mapping[str, ChunkState] | None) -> Json:
+    if states is None:
+        return {}
+    state = states.get(hit.chunk_id)
+    return {CACHE: state.state, TIER: state.tier} if state else {CACHE: "absent"}
+
+
+def _node(hit: Source, node_id: str, *, told: Json, shown: frozenset[str]) -> TextNode:
+    metadata = {name: value for name, value in hit.metadata.items() if not name.startswith(OURS)}
+    hidden = [name for name in metadata if name not in shown]
+    told = {
+        CHUNK_ID: hit.chunk_id,
+        DOCUMENT_ID: hit.document_id,
+        TITLE: hit.title,
+        PAGE: hit.page,
+        SCORE: hit.score,
+        DIGEST: digest_of(hit.text),
+        **told,
+    }
+    told = {name: value for name, value in told.items() if value not in (None, "")}
+    ref_doc_id = str(hit.metadata.get(REF_DOC_ID, hit.document_id))
+    return TextNode(
+        id_=node_id,
+        text=hit.text,
+        metadata=metadata | told,
+        excluded_llm_metadata_keys=[*hidden, *told],
+        excluded_embed_metadata_keys=[*hidden, *told],
+        relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=ref_doc_id, node_type=ObjectType.DOCUMENT)},
+        start_char_idx=hit.start,
+        end_char_idx=hit.end,
+    )
+
+
+def ref_doc_of(node: BaseNode) -> str:
+    """As LlamaIndex's pipeline has it: a node without a source is its own."""
+    return node.ref_doc_id or node.node_id
+
+
+def name_of(node_id: str, collection: str) -> str | None:
+    """kvweave's id of a node, as it has one id over all collections. None for what it cannot take."""
+    name = f"{collection}/{node_id}"
+    return name if node_id and len(name) <= _LONGEST_ID and _is_text(name) else None
+
+
+def document_of(node: BaseNode, collection: str, *, mode: MetadataMode) -> NewDocument | None:
+    """One chunk with the text that stands in prompts. None for what cannot be registered, such as an image."""
+    text = node.get_content(metadata_mode=mode)
+    name, ref_doc_id = name_of(node.node_id, collection), ref_doc_of(node)
+    if not name or not text.strip() or not _is_text(text) or not name_of(ref_doc_id, collection):
+        return None
+    metadata = plain({name: value for name, value in node.metadata.items() if not name.startswith(OURS)})
+    if len(json.dumps(metadata)) > _MOST_BYTES:
+        metadata = {}  # filters miss it; its cache is found all the same
+    metadata |= {NODE_ID: node.node_id, REF_DOC_ID: ref_doc_id}
+    return NewDocument(id=name, chunks=[{"id": node.node_id, "text": text}], metadata=metadata)
+
+
+def plain(metadata: Mapping[str, object]) -> Json:
+    """As JSON that every service takes: dates as ISO text, numbers as numbers, and what is strange as text."""
+    found = _plain(metadata, depth=0)
+    return cast(Json, found) if isinstance(found, dict) else {}
+
+
+def _is_text(text: str) -> bool:
+    """Neither half characters nor NUL are in it."""
+    return "\0" not in text and text == _readable(text)
+
+
+def _readable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode().replace("\0", "�")
+
+
+def _plain(value: object, *, depth: int) -> object:
+    if isinstance(value, Enum):
+        value = cast(object, value.value)
+    if isinstance(value, Mapping) and depth < _DEEPEST:
+        inner = cast(Mapping[object, object], value)
+        return {_readable(str(name)): _plain(each, depth=depth + 1) for name, each in inner.items()}
+    if isinstance(value, list | tuple | set | frozenset) and depth < _DEEPEST:
+        return [_plain(each, depth=depth + 1) for each in cast(Iterable[object], value)]
+    return _scalar(cast(object, value))
+
+
+def _scalar(value: object) -> str | int | float | bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, date | datetime | time):
+        return value.isoformat()
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**63 else str(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(value)
+    of_numpy = getattr(value, "item", None)  # its numbers are no numbers of Python
+    if callable(of_numpy) and getattr(value, "shape", None) == ():
+        number = of_numpy()
+        return _scalar(number) if type(number) is not type(value) else str(value)
+    return _readable(str(value))

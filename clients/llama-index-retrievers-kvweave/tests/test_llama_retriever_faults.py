@@ -1,0 +1,72 @@
+"""A retriever whose service is away, refuses, hangs, or is none: a clear error, and no nodes."""
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from llama_index.core.schema import NodeWithScore
+
+from clients.canned import SOURCE
+from clients.scripted import Scripted, Step, end, hang, reply, scripted, send
+from kvweave_client import ConnectionFailed, KVWeaveError, RateLimited, TimedOut, Unavailable, UnexpectedAnswer
+from llama_index.retrievers.kvweave import KVWeaveRetriever
+from llama_index.retrievers.kvweave.nodes import CACHE
+
+HITS = send(reply({"hits": [SOURCE]}))
+STATES = send(reply({"chunks": [{"chunk_id": "0" * 32, "state": "stored", "bytes": 3, "tier": "ram"}], "unknown": []}))
+BUSY = send(reply({"detail": "too much at once"}, status=429, Retry_After="0"))
+FULL = send(reply({"detail": "this hour's share is used up"}, status=429, Retry_After="3600"))
+STARTING = send(reply({"detail": "the model loads"}, status=503, Retry_After="0"))
+HTML = send(reply(b"<html>Sign in</html>", kind="text/html"))
+
+Retrieve = Callable[[KVWeaveRetriever], Awaitable[list[NodeWithScore]]]
+
+
+async def _retrieve(retriever: KVWeaveRetriever) -> list[NodeWithScore]:
+    return retriever.retrieve("Halio")
+
+
+async def _aretrieve(retriever: KVWeaveRetriever) -> list[NodeWithScore]:
+    return await retriever.aretrieve("Halio")
+
+
+@pytest.fixture(params=[_retrieve, _aretrieve])
+def retrieve(request: pytest.FixtureRequest) -> Retrieve:
+    return request.param
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "words", "asked"),
+    [
+        (FULL, RateLimited, "this hour's share", 1),
+        (STARTING, Unavailable, "the model loads", 3),
+        (HTML, UnexpectedAnswer, "text/html.*Sign in", 1),
+        (send(reply(b'{"hits": [')), UnexpectedAnswer, "not that of a kvweave service", 1),
+        (end(), ConnectionFailed, "broke off", 3),
+    ],
+)
+async def test_each_fault_is_an_error_of_its_own(
+    server: Scripted, retrieve: Retrieve, *, step: Step, kind: type[KVWeaveError], words: str, asked: int
+) -> None:
+    server.always(step)
+    with pytest.raises(kind, match=words):
+        await retrieve(KVWeaveRetriever(base_url=server.base_url, max_retries=2))
+    assert len(server.requests) == asked
+
+
+async def test_a_service_that_hangs_is_given_up(server: Scripted, retrieve: Retrieve) -> None:
+    server.always(hang())
+    with pytest.raises(TimedOut):
+        await retrieve(KVWeaveRetriever(base_url=server.base_url, timeout=0.3))
+
+
+async def test_what_was_refused_or_lost_is_asked_again(server: Scripted, retrieve: Retrieve) -> None:
+    server.script(BUSY, STARTING, end(), HITS, BUSY, STATES)
+    [found] = await retrieve(KVWeaveRetriever(base_url=server.base_url))
+    assert (found.text, found.node.metadata[CACHE]) == ("Halio keeps a badger.", "stored")
+    assert len(server.requests) == 6
