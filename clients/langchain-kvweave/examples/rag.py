@@ -38,12 +38,13 @@ llm = ChatKVWeave(temperature=0, max_tokens=64, **access)
 client = llm.asked()  # kvweave_client.Client, for what LangChain has no word for
 
 LETTERS = {
-    "register": "Code K7 stands for Belford. Nothing else was noted on that day. The captain is Corina.",
-    "letter": "Halio lives in K7. Halio keeps a badger. Norworks was founded by the captain.",
-    "ledger": "Norworks makes lamps. The ink is still easy to read. The next page is about Selark.",
-    "ledger, next page": "It is led by Rosen. Some lamps are made by Dalware. Dalware is based in Fenhaven.",
+    "Register 12": "Mirus lives in Ulmton. The ink is easy to read. Code K7 stands for Halio. Garus leads Dalora.",
+    "Letter 40": "Dorina keeps a pony. Nobody asked for details. K7 lives in Belford. The leader of Halida is Vero.",
+    "Report 17": "A pony is kept by Sela. Halio keeps a badger. The list was checked twice before it was filed.",
+    "Journal 51": "Some of the older notes were lost in a move. Code B4 stands for Selark. Mirus leads Zanark.",
+    "Ledger 33": "The leader of Istida is Bria. Rosen leads B4. Both sides agreed on the wording. Dorina leads Yareon.",
 }
-QUESTIONS = ("Which animal does Halio keep?", "Where does Halio live?", "Who founded Norworks?", "Who leads Selark?")
+QUESTIONS = ("Which animal does Halio keep?", "Where does Halio live?", "Who leads Selark?")
 
 
 def reused(answer: AIMessage) -> str:
@@ -60,7 +61,7 @@ job = client.put_documents(
     collection=collection,
 )
 client.wait(job.job_id)
-retriever = KVWeaveRetriever(collection=collection, k=3, **access)
+retriever = KVWeaveRetriever(collection=collection, k=5, **access)
 for document in retriever.invoke(QUESTIONS[0]):
     print(f"found {document.metadata['kvweave_title']!r}, its KV is {document.metadata['kvweave_cache']}")
 
@@ -72,7 +73,7 @@ def format_docs(documents: Sequence[Document]) -> str:
 
 prompt = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
 chain = {"context": retriever | format_docs, "question": RunnablePassthrough()} | prompt | llm
-for question in QUESTIONS:
+for question in QUESTIONS[:2]:
     answer = chain.invoke(question)
     print(f"ordinary chain    {reused(answer)}  {question} {answer.text}")
 
@@ -115,7 +116,7 @@ chat = ChatPromptTemplate.from_messages(
 )
 history: list[BaseMessage] = []
 for question in QUESTIONS:
-    found = store.as_retriever(search_kwargs={"k": 4}).invoke(question)
+    found = store.as_retriever(search_kwargs={"k": 5}).invoke(question)
     answer = (chat | llm).invoke({"context": format_docs(found), "history": history, "question": question})
     print(f"foreign retriever {reused(answer)}  {question} {answer.text}")
     history += [HumanMessage(f"Question: {question}"), answer]
@@ -123,7 +124,7 @@ for question in QUESTIONS:
 # %% What is asked without passages reuses nothing.
 answer = llm.invoke(f"Question: {QUESTIONS[0]}")
 print(f"without passages  {reused(answer)}")
-print((prompt | llm | StrOutputParser()).invoke({"context": LETTERS["letter"], "question": QUESTIONS[0]}))
+print((prompt | llm | StrOutputParser()).invoke({"context": LETTERS["Report 17"], "question": QUESTIONS[0]}))
 
 # %% Away with it.
 for name in (collection, sink.collection):
