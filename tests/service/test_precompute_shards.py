@@ -133,15 +133,18 @@ def test_a_corpus_that_went_into_another_collection_comes_back(tmp_path: Path) -
 
 def test_ctrl_c_says_how_to_go_on_and_the_next_run_does(tmp_path: Path, undisturbed: tuple[Path, Near, Json]) -> None:
     root, whole, _ = undisturbed
-    place = Place(tmp_path)
-    process = place.start(str(root))
-    wait_for((tmp_path / "data/tenants/default/catalog.sqlite").exists, "it has begun")
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=WAIT_S)
+    for trial in range(3):  # on a busy machine a run may be over before the signal is there
+        place = Place(folder := tmp_path / str(trial))
+        process = place.start(str(root))
+        wait_for((folder / "data/tenants/default/catalog.sqlite").exists, "it has begun")
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=WAIT_S)
+        if process.returncode:
+            break
     assert process.returncode == 130, told.decode()
     [line] = told.decode().splitlines()
     assert "run it again" in line
-    Near(tmp_path).run(str(root))
+    Near(folder).run(str(root))
     assert place.holds() == whole.holds()
 
 
