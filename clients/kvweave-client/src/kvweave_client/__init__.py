@@ -31,6 +31,7 @@ from kvweave_client.answers import (
     Touched,
     Usage,
 )
+from kvweave_client.batching import batches
 from kvweave_client.client import Client, Stream
 from kvweave_client.errors import (
     BadRequest,
@@ -53,7 +54,7 @@ from kvweave_client.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from kvweave_client.shared import Access
+from kvweave_client.shared import Access, Connection
 from kvweave_client.target import BASE_URL, Retries, Timeouts
 from kvweave_client.uploads import File
 
@@ -75,6 +76,7 @@ __all__ = [
     "Client",
     "Collection",
     "CollectionDeleted",
+    "Connection",
     "ConnectionFailed",
     "Deleted",
     "Document",
@@ -114,4 +116,5 @@ __all__ = [
     "Unavailable",
     "UnexpectedAnswer",
     "Usage",
+    "batches",
 ]

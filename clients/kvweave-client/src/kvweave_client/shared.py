@@ -41,6 +41,32 @@ class Access:
         return _async_client(self, await _http_of_loop())
 
 
+class Connection:
+    """The clients that an object was given, else those that the process shares. A copy has none that were given."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._client: Client | None = None
+        self._aclient: AsyncClient | None = None
+
+    def use(self, client: Client | None, aclient: AsyncClient | None) -> None:
+        """Take these; who gives them closes them."""
+        self._client = client or self._client
+        self._aclient = aclient or self._aclient
+
+    @property
+    def client(self) -> Client:
+        """For any thread."""
+        return self._client or self._access.client()
+
+    async def asynchronous(self) -> AsyncClient:
+        """For the event loop that runs."""
+        return self._aclient or await self._access.async_client()
+
+    def __reduce__(self) -> tuple[type["Connection"], tuple[Access]]:
+        return Connection, (self._access,)
+
+
 @lru_cache(REMEMBERED)
 def _client(access: Access, process: int) -> Client:
     http = _http(process)

@@ -12,13 +12,11 @@ from typing import Final
 
 from langchain_core.documents import Document
 
-from kvweave_client import DocumentChunk, RequestError, Source
+from kvweave_client import DocumentChunk, RequestError, Source, batches
 from kvweave_client.options import NewDocument
 from langchain_kvweave.documents import LONGEST_ID, LONGEST_TITLE, own_metadata
 from langchain_kvweave.plain import plain_metadata, plain_text
 
-MOST: Final = 200  # documents of one request
-LARGEST: Final = 4_000_000  # characters of one request, about
 _IDS: Final = uuid.UUID("9d2cbd5a-6f6b-4b0e-9d0c-6d2b1f6f4f10")  # the namespace of ids that are made here
 
 
@@ -38,17 +36,7 @@ class Entries:
 
     def requests(self) -> Iterator[list[NewDocument]]:
         """Of the documents, all of them."""
-        request: list[NewDocument] = []
-        size = 0
-        for document in self.documents:
-            more = len(json.dumps(document))
-            if request and (len(request) == MOST or size + more > LARGEST):
-                yield request
-                request, size = [], 0
-            request.append(document)
-            size += more
-        if request:
-            yield request
+        return batches(self.documents)
 
 
 def entries(items: Sequence[Document], *, collection: str) -> Entries:

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 
+from kvweave_client.batching import LARGEST, MOST
 from langchain_kvweave.documents import PREFIX
-from langchain_kvweave.entries import LARGEST, MOST, entries
+from langchain_kvweave.entries import entries
 from langchain_kvweave.plain import plain_metadata, plain_text
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)

@@ -9,7 +9,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from kvweave_client import AsyncClient, ChunkState, Client, Source
 from kvweave_client.options import Mode, SearchOptions
-from llama_index.retrievers.kvweave.connection import Connection, access_of, key_of, url_of
+from llama_index.retrievers.kvweave.connection import connection_to, key_of, url_of
 from llama_index.retrievers.kvweave.filters import Filters, where
 from llama_index.retrievers.kvweave.nodes import nodes_of
 
@@ -47,8 +47,8 @@ class KVWeaveRetriever(BaseRetriever):
         self._options: SearchOptions = {**options, "neighbors": neighbors, "rerank": rerank}
         self._shown = tuple(llm_metadata_keys)
         self._looks_up = cache_state
-        access = access_of(url_of(base_url), key_of(api_key), timeout_s=timeout, max_retries=max_retries)
-        self._connection = Connection(access)
+        key = key_of(api_key)
+        self._connection = connection_to(url_of(base_url), key, timeout_s=timeout, max_retries=max_retries)
         super().__init__(  # pyright: ignore[reportUnknownMemberType] (of a bare Dict)
             callback_manager=callback_manager, verbose=verbose
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvweave_client import (
+    Connection,
     ConnectionFailed,
     KVWeaveError,
     RateLimited,
@@ -17,7 +18,6 @@ from kvweave_client import (
     TimedOut,
     UnexpectedAnswer,
 )
-from llama_index.retrievers.kvweave.connection import Connection
 from llama_index.retrievers.kvweave.registry import Registry
 
 PASSING: Final = (ConnectionFailed, RateLimited, ServiceFailed, TimedOut, UnexpectedAnswer)

@@ -12,12 +12,10 @@ from itertools import islice
 from typing import Final
 from urllib.parse import quote
 
-from kvweave_client import Client, Document, JobFailed, NotFound
+from kvweave_client import Client, Document, JobFailed, NotFound, batches
 from kvweave_client.options import Json, NewDocument
 from llama_index.retrievers.kvweave.nodes import NODE_ID, REF_DOC_ID, name_of
 
-_MOST_DOCUMENTS: Final = 200  # of one request
-_MOST_BYTES: Final = 4 * 1024 * 1024
 _LONGEST_FILTER: Final = 6000  # letters, as it stands in an address
 _MOST_JOBS: Final = 200  # that are looked at: newest first
 
@@ -36,8 +34,8 @@ class Registry:
         self._unlisted: dict[str, tuple[str, str]] = {}  # nodes of these, with their source and the last of their jobs
 
     def put(self, documents: Iterable[NewDocument]) -> Iterator[list[str]]:
-        """Make these the nodes of their ids: those of each request, when they are safe."""
-        for batch in _batches(documents):
+        """Make these the nodes of their ids, each id once: those of each request, when they are safe."""
+        for batch in batches({each.get("id"): each for each in documents}.values()):
             self._make()
             job = self._client.put_documents(batch, collection=self._collection).job_id
             sources = dict(_marks(each.get("metadata", {})) for each in batch)
@@ -153,18 +151,3 @@ def _groups(ids: Iterable[str]) -> Iterator[list[str]]:
         length += size
     if group:
         yield group
-
-
-def _batches(documents: Iterable[NewDocument]) -> Iterator[list[NewDocument]]:
-    """Each id once, in requests that are not too large."""
-    batch: list[NewDocument] = []
-    nbytes = 0
-    for document in {each.get("id"): each for each in documents}.values():
-        size = len(json.dumps(document))
-        if batch and (len(batch) == _MOST_DOCUMENTS or nbytes + size > _MOST_BYTES):
-            yield batch
-            batch, nbytes = [], 0
-        batch.append(document)
-        nbytes += size
-    if batch:
-        yield batch

@@ -13,7 +13,7 @@ from kvweave_client import Client
 from kvweave_client.options import Json, NewDocument
 from llama_index.retrievers.kvweave.beside import BesideKVWeave
 from llama_index.retrievers.kvweave.books import Books, Owed
-from llama_index.retrievers.kvweave.connection import Connection, access_of, key_of, url_of
+from llama_index.retrievers.kvweave.connection import connection_to, key_of, url_of
 from llama_index.retrievers.kvweave.nodes import document_of, ref_doc_of
 from llama_index.retrievers.kvweave.registry import Registry
 
@@ -54,8 +54,8 @@ class KVWeaveSink(TransformComponent):
     def model_post_init(self, context: object, /) -> None:
         """Nothing is sent yet."""
         key = key_of(self.api_key)
-        access = access_of(self.base_url, key, timeout_s=self.timeout, max_retries=self.max_retries)
-        self._books = Books(Connection(access), self.collection, search=self.search, timeout_s=self.timeout)
+        way = connection_to(self.base_url, key, timeout_s=self.timeout, max_retries=self.max_retries)
+        self._books = Books(way, self.collection, search=self.search, timeout_s=self.timeout)
 
     @classmethod
     def class_name(cls) -> str:
