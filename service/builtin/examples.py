@@ -9,10 +9,33 @@ import torch
 from torch import Tensor
 
 from blend.tokens import Tokenizer
-from service.prompts import ASK, Titled, assemble
-from service.world.scene import Fact, Passage, Question, Scene
+from service.evaluate.forms import FORMS, Form
+from service.prompts import SYSTEM, Part, Said, Titled, Wording
+from service.world.scene import UNKNOWN, Fact, Passage, Question, Scene
+from service.world.words import babble
 
 IGNORED = -100  # torch's own mark of a target that does not count
+
+PLAIN = (FORMS["titled"], FORMS["untitled"])
+SYSTEMS = (
+    *(SYSTEM, SYSTEM, "", SYSTEM, "Use the context to answer the question.", "You are a helpful assistant."),
+    "Answer from the documents alone. Say unknown if they do not tell.",
+)
+# What may stand before all passages, before each, behind each, between two, and behind the last one.
+PIECES = (
+    ("", "", "Documents:\n", "Context:\n\n", "Use what follows.\n\n"),
+    (
+        *("", "", "[{number}] ", "{number}. ", "({number}) ", "Document {number}: ", "Passage {number}\n", "<doc>"),
+        *("- ", "Source: {title}\n", "# {title}\n", "[{title}] "),
+    ),
+    ("\n\n", "\n", " ", "", "</doc>\n", "\n({title})\n\n", " [{number}]\n", "\n---\n"),
+    ("", "", "\n", " ", "\n\n"),
+    ("", "\n", "\n\n", "---\n"),
+)
+ASKS = (
+    *("Question: {question}", "Question: {question}", "{question}", "\n{question}", "Q: {question}\nA:"),
+    "Question: {question}\nAnswer:",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +50,22 @@ class Batch:
     hints: Tensor  # (hints, 5): row, place, and the subject, value and relation that are known there, or IGNORED
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Shares of examples: in a form that is drawn, in reversed order, behind a history, with a passage of babble.
+
+    `unknown`: of questions, those that no passage answers.
+    """
+
+    forms: float = 0.0
+    reversed: float = 0.0
+    history: float = 0.0
+    babble: float = 0.0
+    unknown: float = 0.0
+
+
 @dataclass(slots=True)
-class _Row:
+class Row:
     """One example that is being written. `owners`: 0 for the context, then the number of the question.
 
     `hints`: place, subject, value and relation; the value is IGNORED where the place does not know it.
@@ -46,19 +83,14 @@ class Examples:
     """Writes scenes as the service writes prompts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._wording = Wording(tokenizer)
         self._tokenizer = tokenizer
-        frame = assemble(tokenizer, [Titled("")], question="")
-        bare = assemble(tokenizer, [Titled("")], question="", system="")
-        self._prefixes = (frame.prefix, frame.prefix, bare.prefix)
-        self._ask = tokenizer.encode_text(ASK.rstrip())
-        self._tail = list(frame.suffix[-2:])
-        self._end = frame.suffix[-2]
+        [self._end] = tokenizer.stop_ids
         [self._stop] = tokenizer.encode_text(".")
         self._open, self._close = tokenizer.encode_text(" (")[0], tokenizer.encode_text(")")[0]
 
-    def batch(self, random: Random, scenes: list[Scene], *, questions: int) -> Batch:
-        """All scenes side by side, with at most so many questions of each."""
-        rows = [self._row(random, scene, questions=questions) for scene in scenes]
+    def batch(self, rows: Sequence[Row]) -> Batch:
+        """All of them side by side."""
         size = max(len(row.ids) for row in rows)
         ids, positions, targets, owners = (
             torch.tensor([getattr(row, name) + [empty] * (size - len(row.ids)) for row in rows])
@@ -70,29 +102,42 @@ class Examples:
         answers = tuple((i, place, kind) for i, row in enumerate(rows) for place, kind in row.answers)
         return Batch(ids, positions, mask[:, None], targets, answers, hints)
 
-    def _row(self, random: Random, scene: Scene, *, questions: int) -> _Row:
-        row = _Row([], [], [], [], [], [])
-        self._add(row, list(random.choice(self._prefixes)), owner=0)
-        titled = random.random() < 0.5
-        for passage, facts in zip(scene.passages, scene.facts, strict=True):
-            gap = Titled("", passage.title if titled else "").gap
-            ids = self._tokenizer.encode_text(passage.text)
-            row.hints += self._told(ids, passage, facts=facts, start=len(row.ids))
-            self._add(row, ids, owner=0, learn=self._restated(ids))
-            self._add(row, self._tokenizer.encode_text(gap), owner=0)
+    def row(self, random: Random, scene: Scene, *, questions: int, mixture: Mixture) -> Row:
+        """One scene with at most so many questions, in a form that is drawn."""
+        if random.random() < mixture.reversed:
+            scene = scene.reversed()
+        form = drawn_form(random) if random.random() < mixture.forms else random.choice(PLAIN)
+        if random.random() < mixture.babble:
+            scene = _babbled_into(random, scene)
+        system = random.choice(SYSTEMS if mixture.forms else SYSTEMS[:3])
+        before = list(_history(random, scene)) if random.random() < mixture.history else []
+        shown = [Titled(passage.text, passage.title) for passage in scene.passages]
+        pieces = list(self._wording.rows(form.turns(shown, question="", system=system, before=before)))
+        asking = max(at for at, (_, part) in enumerate(pieces) if part is not None)
+        row = Row([], [], [], [], [], [])
+        for ids, part in pieces[:asking]:
+            if part is not None and part.passage is not None:
+                row.hints += self._told(ids, scene, page=part.passage, start=len(row.ids))
+                self._add(row, ids, owner=0, learn=self._restated(ids))
+            else:
+                self._add(row, ids, owner=0)
+        tail = [token for ids, _ in pieces[asking + 1 :] for token in ids]
+        self._ask(row, _chosen(random, scene, most=questions, mixture=mixture), form=form, tail=tail)
+        return row
+
+    def _ask(self, row: Row, questions: Sequence[Question], *, form: Form, tail: Sequence[int]) -> None:
         context = len(row.ids)
-        for owner, question in enumerate(_chosen(random, scene.questions, most=questions), 1):
-            ask = [*self._ask, *self._tokenizer.encode_text(" " + question.text), *self._tail]
+        for owner, question in enumerate(questions, 1):
+            ask = [*self._tokenizer.encode_text(form.ask.replace("{question}", question.text)), *tail]
             answer = [*self._tokenizer.encode_text(question.answer), self._end]
             first = len(row.ids) + len(ask) - 1
             self._add(row, ask + answer, owner=owner, start=context, learn=range(len(ask), len(ask) + len(answer)))
             row.answers.append((slice(first, first + len(answer)), question.kind))
             if question.relation is not None:
                 row.hints.append((first, self._first(question.about), IGNORED, question.relation))
-        return row
 
     def _add(
-        self, row: _Row, ids: list[int], *, owner: int, start: int | None = None, learn: range | list[int] = range(0)
+        self, row: Row, ids: Sequence[int], *, owner: int, start: int | None = None, learn: Sequence[int] = ()
     ) -> None:
         begin = len(row.ids)
         first = begin if start is None else start
@@ -103,22 +148,21 @@ class Examples:
         for place in learn:
             row.targets[begin + place - 1] = ids[place]
 
-    def _told(
-        self, ids: list[int], passage: Passage, *, facts: Sequence[Fact], start: int
-    ) -> Iterator[tuple[int, int, int, int]]:
-        """At the full stop of every fact: who it is about, and what is said."""
-        said = {fact.sentence: fact for fact in facts}
+    def _told(self, ids: Sequence[int], scene: Scene, *, page: int, start: int) -> Iterator[tuple[int, int, int, int]]:
+        """At the full stop of every fact: who it is about, and what is said; in its own words where they are new."""
+        said = {fact.sentence: fact for fact in scene.facts[page]}
         stops = [place for place, token in enumerate(ids) if token == self._stop]
-        for place, sentence in zip(stops, re.findall(r"[^.]+\.", passage.text), strict=True):
+        for place, sentence in zip(stops, re.findall(r"[^.]+\.", scene.passages[page].text), strict=True):
             fact = said.get(sentence.strip())
             if fact is not None:
-                yield start + place, self._first(fact.subject), self._first(fact.value), fact.relation
+                subject, value = (_known(name, fact, page=page) for name in (fact.subject, fact.value))
+                yield start + place, self._first(subject), self._first(value), fact.relation
 
     def _first(self, name: str) -> int:
         """The first token of a name behind a space."""
         return self._tokenizer.encode_text(" " + name)[0]
 
-    def _restated(self, ids: list[int]) -> list[int]:
+    def _restated(self, ids: Sequence[int]) -> list[int]:
         """Places of what stands in parentheses: it is known from what stands before."""
         places: list[int] = []
         inside = False
@@ -131,7 +175,50 @@ class Examples:
         return places
 
 
-def _chosen(random: Random, questions: tuple[Question, ...], *, most: int) -> list[Question]:
-    """Those that need two passages first, in a drawn order."""
-    drawn = random.sample(questions, len(questions))
-    return sorted(drawn, key=lambda question: len(question.needs) == 1 and random.random() < 0.7)[:most]
+def drawn_form(random: Random) -> Form:
+    """One that applications use, or one that is made of pieces of such."""
+    if random.random() < 0.5:
+        return random.choice(list(FORMS.values()))
+    ask, role = random.choice(ASKS), "user" if random.random() < 0.7 else "system"
+    if random.random() < 0.3:
+        keys = [f'"{random.choice(names)}": ' for names in (("title", "source", "id"), ("text", "content", "passage"))]
+        lead = "{" + (keys[0] + '"{title}", ' if random.random() < 0.5 else "") + keys[1] + '"'
+        opening, ending = random.choice((("[", "]\n\n"), ('{"passages": [', "]}\n"), ('{"context": [', "]}\n\n")))
+        return Form(opening, lead, '"}', random.choice((", ", ",\n", ",")), ending, ask, role, is_json=True)
+    opening, lead, close, between, ending = (random.choice(pieces) for pieces in PIECES)
+    return Form(opening, lead, close, between, ending, ask, role)
+
+
+def _babbled_into(random: Random, scene: Scene) -> Scene:
+    """With a passage that says nothing in any language, first or last."""
+    text = " ".join(babble(random, random.randint(3, 12)) + "." for _ in range(random.randint(1, 4)))
+    passage = Passage(babble(random, 2), text)
+    return scene.filled({random.choice((0, len(scene.passages))): [passage]})
+
+
+def _known(name: str, fact: Fact, *, page: int) -> str:
+    """A name as it is understood on this page: the other name itself where it is explained later."""
+    alias = fact.alias
+    return alias.word if alias is not None and alias.page > page and name == alias.meaning else name
+
+
+def _history(random: Random, scene: Scene) -> Iterator[Said]:
+    """Questions that were answered before."""
+    asked = [*scene.questions, *scene.unanswered[:1]]
+    for question in random.sample(asked, min(len(asked), random.randint(1, 3))):
+        yield Said("user", (Part(question.text),))
+        yield Said("assistant", (Part(question.answer),))
+
+
+def _chosen(random: Random, scene: Scene, *, most: int, mixture: Mixture) -> list[Question]:
+    """Those that need two passages first, in a drawn order, and a share of those that cannot be answered."""
+    drawn = random.sample(scene.questions, len(scene.questions))
+    answered = sorted(drawn, key=lambda question: len(question.needs) == 1 and random.random() < 0.7)[:most]
+    count = sum(random.random() < mixture.unknown for _ in answered)
+    without = [babbled(random)] if random.random() < mixture.babble else []
+    return [*answered, *random.sample(scene.unanswered, min(count, len(scene.unanswered))), *without]
+
+
+def babbled(random: Random) -> Question:
+    """A question in no language."""
+    return Question(babble(random, random.randint(3, 10)) + "?", "", UNKNOWN, UNKNOWN, ())

@@ -6,13 +6,14 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from service.prompts import ASK, SYSTEM, Titled
+from service.builtin.examples import SYSTEMS, drawn_form
+from service.prompts import ASK, Titled
 from service.world.phrases import NAMINGS
-from service.world.scene import Shape, draw
+from service.world.scene import UNKNOWN, Shape, draw
 
-VOCABULARY = 3072
+VOCABULARY = 4096
 SPECIAL = ("<|begin|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
-SAMPLE = Shape((2, 6), (1, 5), links=(1, 3), kinds=tuple(NAMINGS), values=0.3, asides=(0, 2))
+SAMPLE = Shape((2, 6), (1, 5), links=(1, 3), kinds=tuple(NAMINGS), values=0.3, asides=(0, 2), many_names=True)
 WORDS = Regex(r" ?[A-Z]\p{N}(?!\p{N})| ?\p{N}{1,2}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
 TEMPLATE = (
@@ -50,9 +51,12 @@ def make(*, seed: int, scenes: int = 12000) -> PreTrainedTokenizerFast:
 
 def _texts(seed: int, scenes: int) -> list[str]:
     random = Random(seed)
-    texts: list[str] = [SYSTEM] * scenes
+    texts: list[str] = [*SYSTEMS, UNKNOWN] * scenes
     for _ in range(scenes):
-        scene = draw(random, SAMPLE)
-        texts += [text for passage in scene.passages for text in (passage.text, Titled("", passage.title).gap)]
-        texts += [text for question in scene.questions for text in (ASK + question.text, question.answer)]
+        scene, form = draw(random, SAMPLE), drawn_form(random)
+        passages = [Titled(passage.text, passage.title) for passage in scene.passages]
+        question = random.choice(scene.questions)
+        turns = form.turns(passages, question=question.text)
+        texts += [part.text for turn in turns for part in turn.parts]
+        texts += [text for each in scene.questions for text in (ASK + each.text, each.answer)]
     return texts

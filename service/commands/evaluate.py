@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from service.evaluate.grid import Result, Row
     from service.settings import Settings
 
-NARROW = ("policy", "ratio", "codec", "exact", "F1", "agrees", "loss", "sooner")
+NARROW = ("suite", "policy", "ratio", "codec", "exact", "F1", "agrees", "loss", "sooner")
 COLUMNS = (
-    *("policy", "ratio", "codec", "exact", "one", "two", "F1", "agrees"),
+    *("suite", "policy", "ratio", "codec", "exact", "one", "two", "F1", "agrees"),
     *("KL", "loss", "ttft ms", "sooner", "B/token"),
 )
 WIDE = 112  # columns, from which on all are shown
 AUTO = Path("auto")
+ALL = "all"
 EVERY = 50  # questions between two lines of progress where there is no terminal
 
 QUESTIONS, GRID, RESULT = "Questions", "What is compared", "Result"
@@ -55,7 +56,33 @@ Count = Annotated[
     typer.Option("--n", metavar="N", help="How many questions; 0 for all of a file.", min=0, rich_help_panel=QUESTIONS),
 ]
 Difficulty = Annotated[
-    int, typer.Option(metavar="N", help="Of the built-in suite.", min=1, max=3, rich_help_panel=QUESTIONS)
+    str, typer.Option(metavar="LIST", help="Of the built-in suite: 1 to 3, with commas.", rich_help_panel=QUESTIONS)
+]
+Forms = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="How passages stand in the prompt, and, of the built-in suite, what they hold; with commas, or `all`.",
+        rich_help_panel=QUESTIONS,
+    ),
+]
+Passages = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Suites with so many passages: 2 to 24, with commas.",
+        show_default=False,
+        rich_help_panel=QUESTIONS,
+    ),
+]
+Tokens = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Suites with prompts of about so many tokens, with commas.",
+        show_default=False,
+        rich_help_panel=QUESTIONS,
+    ),
 ]
 Policies = Annotated[
     str,
@@ -120,7 +147,10 @@ def evaluate(
     corpus: Corpus = None,
     seed: Seed = 0,
     n: Count = 200,
-    difficulty: Difficulty = 2,
+    difficulty: Difficulty = "2",
+    forms: Forms = "",
+    passages: Passages = "",
+    tokens: Tokens = "",
     policies: Policies = "full,reuse,heads,deviation,hybrid",
     ratios: Ratios = "0.05,0.15,0.3",
     codecs: Codecs = "lossless,q4",
@@ -136,34 +166,45 @@ def evaluate(
     Without a suite it asks questions on a made-up world, which any model can answer from the passages alone.
 
     Examples:
-      kvweave eval --n 20
       kvweave eval --model ./my-model --html report.html
       kvweave eval --corpus ./docs --suite questions.txt
+      kvweave eval --forms all --passages 2,8,16 --policies full,hybrid --ratios 0.15
       kvweave eval --policies full,hybrid --ratios 0.1,0.2
     """
     from service.composition import compose_model
     from service.evaluate.choice import choose
     from service.evaluate.grid import grid, run
-    from service.evaluate.page import page
 
     _check_folders(html, save_to)
     points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
-    cases = _cases(suite, corpus, seed=seed, size=n, level=difficulty)
+    drawn = _Drawn(seed, n, difficulty, forms, passages, tokens)
+    cases = drawn.cases() if suite == MULTIHOP and corpus is None else _read(suite, corpus, drawn=drawn)
     settings = settings_with(model)
     with status(f"loading {settings.model}"):
         loaded = compose_model(settings)
     with _progress(len(cases)) as progress:
         result = run(loaded, cases, points=points, answer_tokens=answer_tokens, progress=progress)
-    choice = choose(result.rows, bound=bound)
+    choice = choose([row for row in result.rows if not row.suite], bound=bound)
     facts = _facts(settings, suite=suite, seed=seed, result=result, choice=choice)
     if save_to:
         _save(choice, save_to, settings=settings, weights=loaded.fingerprint.weights)
     if html:
-        html.write_text(page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
-    if as_json:
-        typer.echo(json.dumps({**facts, **asdict(result), "choice": asdict(choice)}, indent=2, allow_nan=False))
-    else:
+        _write(html, result, facts=facts)
+    _print(result, choice, facts=facts if as_json else None)
+
+
+def _write(file: Path, result: "Result", *, facts: dict[str, str]) -> None:
+    from service.evaluate.page import page
+
+    file.write_text(page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
+
+
+def _print(result: "Result", choice: "Choice", *, facts: dict[str, str] | None) -> None:
+    """JSON with these facts, or a table."""
+    if facts is None:
         _show(result, choice)
+    else:
+        typer.echo(json.dumps({**facts, **asdict(result), "choice": asdict(choice)}, indent=2, allow_nan=False))
 
 
 def _check_folders(*files: Path | None) -> None:
@@ -185,18 +226,55 @@ def _save(choice: "Choice", file: Path, *, settings: "Settings", weights: str) -
     save(choice, file)
 
 
-def _cases(suite: str, corpus: Path | None, *, seed: int, size: int, level: int) -> "list[Case]":
-    from service.evaluate.cases import multihop, read_cases
-    from service.evaluate.corpus import corpus_cases
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What the options say of the questions; lists are texts with commas."""
 
-    if suite == MULTIHOP and corpus is None:
-        return multihop(seed=seed, size=size, level=level)
+    seed: int
+    size: int
+    levels: str
+    forms: str
+    passages: str
+    tokens: str
+
+    def cases(self) -> "list[Case]":
+        from service.evaluate.forms import FORMS
+        from service.evaluate.suites import CONTENTS, suites, variants
+
+        forms = [*FORMS, *CONTENTS] if self.forms == ALL else listed(self.forms)
+        levels = _counts("--difficulty", self.levels)
+        passages, tokens = _counts("--passages", self.passages), _counts("--tokens", self.tokens)
+        drawn = variants(levels, forms=forms, passages=passages, tokens=tokens)
+        return suites(drawn, seed=self.seed, size=self.size)
+
+
+def _read(suite: str, corpus: Path | None, *, drawn: _Drawn) -> "list[Case]":
+    from service.errors import Invalid
+    from service.evaluate.cases import read_cases
+    from service.evaluate.corpus import corpus_cases
+    from service.evaluate.forms import FORMS
+    from service.evaluate.suites import in_forms
+
+    if drawn.passages or drawn.tokens:
+        raise Invalid("--passages and --tokens are of the built-in suite: a file's questions have their own passages")
     if corpus is None:
-        return read_cases(Path(suite))[: size or None]
-    cases, problems = corpus_cases(corpus, Path(suite))
-    for problem in problems:
-        tell(f"not read: {problem.place}: {problem.reason}", err=True)
-    return cases[: size or None]
+        cases = read_cases(Path(suite))
+    else:
+        cases, problems = corpus_cases(corpus, Path(suite))
+        for problem in problems:
+            tell(f"not read: {problem.place}: {problem.reason}", err=True)
+    cases = cases[: drawn.size or None]
+    forms = [*FORMS] if drawn.forms == ALL else listed(drawn.forms)
+    return in_forms(cases, forms) if forms else cases
+
+
+def _counts(option: str, text: str) -> list[int]:
+    from service.errors import Invalid
+
+    try:
+        return [int(each) for each in listed(text)]
+    except ValueError:
+        raise Invalid(f"{option}: whole numbers with commas are wanted, got {text!r}") from None
 
 
 def _number(text: str) -> float:
@@ -252,7 +330,9 @@ def _show(result: "Result", choice: "Choice") -> None:
 
 
 def _column(name: str) -> Column:
-    return Column(name, justify="left" if name in ("policy", "codec", "loss") else "right", no_wrap=name != "loss")
+    return Column(
+        name, justify="left" if name in ("suite", "policy", "codec", "loss") else "right", no_wrap=name != "loss"
+    )
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
@@ -263,6 +343,7 @@ def _cells(row: "Row") -> tuple[str, ...]:
         return "" if value is None else f"{100 * value:.1f}"
 
     return (
+        row.suite,
         row.policy,
         "" if row.policy in FIXED else f"{row.ratio:g}",
         "" if row.policy == "full" else row.codec,

@@ -1,24 +1,17 @@
-"""Questions with the passages of their prompts, from the made-up world or from a user's file. Knows no model."""
+"""Questions with the passages of their prompts, as they are found in a user's file. Knows no model."""
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from random import Random
 from typing import cast
 
 from service.errors import ServiceError
-from service.prompts import Titled
-from service.world.scene import Scene, Shape, draw
+from service.evaluate.forms import Form
+from service.prompts import Said, Titled
 
 Json = dict[str, object]
 
-KINDS = ("topic", "role", "code")
-LEVELS = {
-    1: Shape((3, 4), (1, 3), (2, 2), KINDS, values=0.3),
-    2: Shape((3, 6), (2, 5), (2, 3), KINDS, values=0.4, asides=(0, 3)),
-    3: Shape((5, 8), (3, 6), (2, 4), (*KINDS, "renaming"), values=0.5, asides=(1, 4), rare=0.1),
-}
 TEXTS = ("text", "content", "paragraph_text", "passage")
 LISTS = ("ctxs", "passages", "paragraphs", "contexts", "context", "documents")
 
@@ -29,33 +22,23 @@ class SuiteError(ServiceError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question. No `answers`: only agreement can be measured. `needs`: how many passages answer it, if known."""
+    """One question. No `answers`: only agreement can be measured. `needs`: how many passages answer it, if known.
+
+    `form`: how its prompt is laid out, behind the turns `before`. `suite`: what it is counted with.
+    """
 
     question: str
     passages: tuple[Titled, ...]
     answers: tuple[str, ...] = ()
     needs: int | None = None
+    form: Form = field(default_factory=Form)
+    before: tuple[Said, ...] = ()
+    suite: str = ""
 
-
-def multihop(*, seed: int, size: int, level: int) -> list[Case]:
-    """Questions on the made-up world; every second one needs two passages. A longer suite begins with the shorter."""
-    if level not in LEVELS:
-        raise SuiteError(f"difficulty is one of {', '.join(map(str, LEVELS))}, got {level}")
-    return [_drawn(Random(f"{seed}/{level}/{number}"), LEVELS[level], needs=1 + number % 2) for number in range(size)]
-
-
-def _drawn(random: Random, shape: Shape, *, needs: int) -> Case:
-    while True:
-        scene = draw(random, shape)
-        fitting = [question for question in scene.questions if len(question.needs) == needs]
-        if fitting:
-            question = random.choice(fitting)
-            return Case(question.text, passages(scene), (question.answer,), needs)
-
-
-def passages(scene: Scene) -> tuple[Titled, ...]:
-    """As they go into a prompt."""
-    return tuple(Titled(passage.text, passage.title) for passage in scene.passages)
+    @property
+    def turns(self) -> list[Said]:
+        """Of its prompt."""
+        return self.form.turns(self.passages, question=self.question, before=self.before)
 
 
 def read_cases(path: Path) -> list[Case]:

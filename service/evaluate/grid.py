@@ -28,9 +28,10 @@ class Row:
     `loss`: how much less it answers right than full prefill, or, where no answers are known, how often it answers
     otherwise; `verdict` says whether that is more than noise. `kl` is from full prefill, in nats for each token of its
     answer, `kl_codec` from the same policy on lossless records; `top1` and `top1_codec`: how often both prefer the same
-    token. `intervals` are of 95 % confidence.
+    token. `intervals` are of 95 % confidence. `suite` is empty in rows that count all questions.
     """
 
+    suite: str
     policy: str
     ratio: float
     codec: str
@@ -58,7 +59,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`dropped`: passages that the model's window did not hold."""
+    """Rows of all questions first, then of each suite, if there are several.
+
+    `dropped`: passages that the model's window did not hold.
+    """
 
     rows: tuple[Row, ...]
     cases: int
@@ -100,13 +104,18 @@ def run(
             progress(number + 1)
     finally:
         probe.close()
-    rows = tuple(_row(point, cases, found=found) for point in points)
-    return Result(rows, len(cases), sum(each.dropped for each in found))
+    rows = [_row(point, cases, found=found) for point in points]
+    names = list(dict.fromkeys(case.suite for case in cases))
+    for name in names if len(names) > 1 else ():
+        of = [(case, each) for case, each in zip(cases, found, strict=True) if case.suite == name]
+        rows += [_row(point, [case for case, _ in of], found=[each for _, each in of], suite=name) for point in points]
+    return Result(tuple(rows), len(cases), sum(each.dropped for each in found))
 
 
 def different(rows: Sequence[Row]) -> list[Row]:
     """Of rows that computed the same the first one."""
-    return list({_work(Point(row.policy, row.ratio, row.codec)): row for row in reversed(rows)}.values())[::-1]
+    works = {(row.suite, _work(Point(row.policy, row.ratio, row.codec))): row for row in reversed(rows)}
+    return list(works.values())[::-1]
 
 
 def _work(point: Point) -> Point:
@@ -116,7 +125,7 @@ def _work(point: Point) -> Point:
     return Point(point.policy, 0.0, point.codec) if point.policy in FIXED else point
 
 
-def _row(point: Point, cases: Sequence[Case], *, found: Sequence[Measured]) -> Row:
+def _row(point: Point, cases: Sequence[Case], *, found: Sequence[Measured], suite: str = "") -> Row:
     got = [each.outcomes[_work(point)] for each in found]
     full = [each.outcomes[FULL] for each in found]
     right, reference = _right(cases, got), _right(cases, full)
@@ -131,6 +140,7 @@ def _row(point: Point, cases: Sequence[Case], *, found: Sequence[Measured]) -> R
     ]
     nbytes = sum(each.nbytes for each in sizes)
     return Row(
+        suite=suite,
         policy=point.policy,
         ratio=point.ratio,
         codec=point.codec,

@@ -105,7 +105,7 @@ def page(result: Result, *, title: str, facts: dict[str, str]) -> str:
         "body",
         element("h1", title),
         element("dl", *(part for name, text in facts.items() for part in (element("dt", name), element("dd", text)))),
-        element("div", *_figures(result.rows), class_="plots"),
+        element("div", *_figures([row for row in result.rows if not row.suite]), class_="plots"),
         element("h2", "All points"),
         element("p", asked),
         element("div", _table(result.rows), class_="wide"),
@@ -153,7 +153,7 @@ def _tip(row: Row) -> str:
 
 
 def _table(rows: Sequence[Row]) -> Element:
-    heads = [element("th", head, class_="word", scope="col") for head in ("Policy", "Codec", "Verdict")]
+    heads = [element("th", head, class_="word", scope="col") for head in ("Suite", "Policy", "Codec", "Verdict")]
     heads += [element("th", column.head, scope="col") for column in COLUMNS]
     return element("table", element("thead", element("tr", *heads)), element("tbody", *map(_line, different(rows))))
 
@@ -161,6 +161,7 @@ def _table(rows: Sequence[Row]) -> Element:
 def _line(row: Row) -> Element:
     return element(
         "tr",
+        element("td", row.suite or "all", class_="word"),
         element("td", row.policy, class_="word"),
         element("td", row.codec, class_="word"),
         element("td", WORDS.get(row.verdict, row.verdict), class_=f"word {row.verdict}"),

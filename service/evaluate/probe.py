@@ -1,7 +1,7 @@
 """One question at one operating point after another, and how each differs from full prefill. Knows no suites."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ from blend.load import Model
 from blend.prompt import lay_out
 from blend.step import Segment
 from service.evaluate.cases import Case
-from service.prompts import Assembled, assemble
+from service.prompts import Laid, Titled, Wording, question_turns
 from service.stored import Stored
 from store.blob import Blob, Terms
 from store.codec.encode import encode
@@ -96,7 +96,10 @@ class Probe:
     def __init__(self, model: Model, *, answer_tokens: int) -> None:
         self._decoder = model.decoder
         self._tokenizer = model.tokenizer
+        self._wording = Wording(model.tokenizer)
+        self._prefix = self._wording.lay(question_turns([Titled("")], question="")).prefix
         self._fingerprint = model.fingerprint
+        self._behind = model.fingerprint.behind(self._prefix)
         self._answer_tokens = answer_tokens
         self._readers = ThreadPoolExecutor(2, "kvweave-eval")
 
@@ -107,43 +110,42 @@ class Probe:
     @torch.inference_mode()
     def measure(self, case: Case, points: Sequence[Point]) -> Measured:
         """Every point, in the order given; all are compared with full prefill of the same tokens."""
-        assembled, dropped = self._fitted(case)
-        records = capture(self._decoder, assembled.prefix, chunks=assembled.passages)
+        laid, dropped = self._fitted(case)
+        chunks = {run.passage: run.ids for run in laid.runs if run.passage is not None}
+        records = dict(zip(chunks, capture(self._decoder, self._prefix, chunks=list(chunks.values())), strict=True))
         blobs = {codec: _encoded(records, codec) for codec in dict.fromkeys(point.codec for point in points)}
-        first = self._fuse(assembled, FULL, blobs=())
+        first = self._fuse(laid, FULL, blobs={})
         tokens, wanted = self._continue(first, (), logprobs=self._follow(first, (0,)))
         outcomes: dict[Point, Outcome] = {}
         found: dict[Point, Tensor] = {}
         for point in points:
-            fused = first if point == FULL else self._fuse(assembled, point, blobs=blobs[point.codec])
+            fused = first if point == FULL else self._fuse(laid, point, blobs=blobs[point.codec])
             found[point] = wanted if point == FULL else self._follow(fused, tokens)
             outcomes[point] = self._outcome(fused, found[point], tokens=tokens, wanted=wanted)
         for point in points:
             plain = found.get(replace(point, codec=LOSSLESS))
             if plain is not None:
                 outcomes[point] = replace(outcomes[point], codec=divergence(plain, found[point]))
-        sizes = {codec: _sizes(records, each) for codec, each in blobs.items()}
+        sizes = {codec: _sizes(list(records.values()), list(each.values())) for codec, each in blobs.items()}
         return Measured(outcomes, sizes, dropped)
 
-    def _fitted(self, case: Case) -> tuple[Assembled, int]:
+    def _fitted(self, case: Case) -> tuple[Laid, int]:
         """The prompt with as many of the first passages as the window holds, and how many were left out."""
         shown, dropped = tuple(passage for passage in case.passages if passage.text), 0
         while True:
-            assembled = assemble(self._tokenizer, shown, question=case.question)
-            if assembled.tokens + self._answer_tokens <= self._decoder.window:
-                return assembled, dropped
+            laid = self._wording.lay(replace(case, passages=shown).turns)
+            if laid.tokens + self._answer_tokens <= self._decoder.window:
+                return laid, dropped
             if not shown:
                 raise PromptError(
-                    f"the question alone has {assembled.tokens} tokens, the model's window is {self._decoder.window}"
+                    f"the question alone has {laid.tokens} tokens, the model's window is {self._decoder.window}"
                 )
             shown, dropped = shown[:-1], dropped + 1
 
-    def _fuse(self, assembled: Assembled, point: Point, *, blobs: Sequence[Blob]) -> _Fused:
+    def _fuse(self, laid: Laid, point: Point, *, blobs: Mapping[int, Blob]) -> _Fused:
         """The time to the first token begins with the blobs in memory: unpacking them is a part of it."""
         start = time.perf_counter()
-        behind = self._fingerprint.behind(assembled.prefix)
-        sources = [Stored(read(blob), behind) for blob in blobs] or [None] * len(assembled.passages)
-        prompt = assembled.prompt(sources)
+        prompt = laid.prompt({passage: Stored(read(blob), self._behind) for passage, blob in blobs.items()})
         window, vocabulary = self._decoder.window, self._decoder.vocabulary
         layout = lay_out(prompt, fingerprint=self._fingerprint, window=window, vocabulary=vocabulary)
         context = self._decoder.context(len(layout.ids) + self._answer_tokens)
@@ -208,11 +210,9 @@ def divergence(wanted: Tensor, got: Tensor) -> Divergence:
     return Divergence(float(kl), float((wanted.argmax(-1) == got.argmax(-1)).float().mean()))
 
 
-def _encoded(records: Sequence[Record], codec: str) -> list[Blob]:
-    return [
-        encode(record, CacheKey("eval", "chunk", "model", codec), terms=Terms(0, precomputed=True))
-        for record in records
-    ]
+def _encoded(records: Mapping[int, Record], codec: str) -> dict[int, Blob]:
+    key, terms = CacheKey("eval", "chunk", "model", codec), Terms(0, precomputed=True)
+    return {passage: encode(record, key, terms=terms) for passage, record in records.items()}
 
 
 def _sizes(records: Sequence[Record], blobs: Sequence[Blob]) -> Sizes:

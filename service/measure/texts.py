@@ -9,7 +9,7 @@ from retriever.documents import Document, Draft
 from retriever.errors import DocumentError
 from retriever.readers.reading import Problem
 from service.errors import Invalid
-from service.evaluate.cases import multihop
+from service.evaluate.suites import multihop
 from service.ingest.drafts import cut_draft
 from service.precompute.corpus import CorpusFile, files, read_in
 from service.press import Press

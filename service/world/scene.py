@@ -3,12 +3,17 @@
 A passage may give something another name, and a later one may use it: then the question needs both.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from random import Random
 
 from service.world.phrases import ASIDES, BOOKS, NAMINGS, RELATIONS, THINGS, Naming, Relation
 from service.world.words import Drawer, Entity
+
+UNKNOWN = "unknown"  # the answer where no passage tells
+NAMED = len(RELATIONS)  # stands for a relation where a sentence gives another name
+_UNANSWERED = 6  # questions of a scene that no passage answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,10 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`about`: the name it holds. `needs`: what passages answer it together. `kind`: plain, naming, or the link's."""
+    """`about`: the name it holds. `needs`: what passages answer it together.
+
+    `kind`: plain, naming, the link's, or unknown where no passage answers it.
+    """
 
     text: str
     about: str
@@ -32,22 +40,67 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Alias:
+    """The other name that a sentence uses, and the passage that explains it."""
+
+    word: str
+    meaning: str
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fact:
-    """What a sentence of a passage says, other names resolved. `relation` is its number in RELATIONS."""
+    """What a sentence of a passage says, other names resolved. `relation`: its number in RELATIONS, or NAMED."""
 
     sentence: str
     subject: str
     value: str
     relation: int
+    alias: Alias | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`facts` are those of each passage."""
+    """`facts` are those of each passage, `unanswered` are questions that none of them answers."""
 
     passages: tuple[Passage, ...]
     questions: tuple[Question, ...]
     facts: tuple[tuple[Fact, ...], ...]
+    unanswered: tuple[Question, ...]
+
+    def reversed(self) -> "Scene":
+        """The documents in the other order; the passages of a document stay in their own."""
+        documents = [list(group) for _, group in groupby(range(len(self.passages)), lambda i: self.passages[i].title)]
+        order = [page for document in reversed(documents) for page in document]
+        place = {page: at for at, page in enumerate(order)}
+        return self._moved(place, [self.passages[page] for page in order], facts=[self.facts[page] for page in order])
+
+    def filled(self, fillers: Mapping[int, Sequence[Passage]]) -> "Scene":
+        """With passages that tell nothing before those with these numbers."""
+        passages, facts, place = list[Passage](), list[tuple[Fact, ...]](), dict[int, int]()
+        for page in range(len(self.passages) + 1):
+            passages += fillers.get(page, ())
+            facts += [()] * len(fillers.get(page, ()))
+            if page < len(self.passages):
+                place[page] = len(passages)
+                passages.append(self.passages[page])
+                facts.append(self.facts[page])
+        return self._moved(place, passages, facts=facts)
+
+    def _moved(
+        self, place: Mapping[int, int], passages: Sequence[Passage], *, facts: Sequence[Sequence[Fact]]
+    ) -> "Scene":
+        """`place`: where each passage of before stands now. Passages and facts are in their new order."""
+        return Scene(
+            tuple(passages),
+            tuple(replace(each, needs=tuple(place[page] for page in each.needs)) for each in self.questions),
+            tuple(tuple(replace(fact, alias=_at(fact.alias, place)) for fact in each) for each in facts),
+            self.unanswered,
+        )
+
+
+def _at(alias: Alias | None, place: Mapping[int, int]) -> Alias | None:
+    return alias and replace(alias, page=place[alias.page])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +116,8 @@ class Shape:
     restated: float = 0.0  # share of other names with their meaning in parentheses
     rare: float = 0.0  # share of rare names
     relations: int = 4  # different kinds of facts
+    many_names: bool = False  # are more names common?
+    fillers: tuple[int, int] = (0, 0)  # passages that tell nothing, besides the others
 
 
 @dataclass(slots=True)
@@ -102,8 +157,9 @@ class _Writer:
     def __init__(self, random: Random, shape: Shape) -> None:
         self._random = random
         self._shape = shape
-        self._draw = Drawer(random, rare=shape.rare)
+        self._draw = Drawer(random, rare=shape.rare, many=shape.many_names)
         self._pages = [_Page() for _ in range(random.randint(*shape.passages))]
+        self._fillers = random.randint(*shape.fillers) if shape.fillers != (0, 0) else 0
         self._relations = random.sample(RELATIONS, shape.relations)
         self._theme = random.choice(self._relations)  # links are told of in the same way, or one could guess
         self._joined: set[int] = set()  # pages that go on on the next one
@@ -122,7 +178,9 @@ class _Writer:
         passages = tuple(
             Passage(title, page.text(self._random)) for title, page in zip(titles, self._pages, strict=True)
         )
-        return Scene(passages, tuple(self._questions), tuple(tuple(page.facts) for page in self._pages))
+        facts = tuple(tuple(page.facts) for page in self._pages)
+        told = Scene(passages, tuple(self._questions), facts, tuple(self._unanswered()))
+        return self._filled(told) if self._fillers else told
 
     def _links(self) -> Iterator[_Link]:
         free = list(range(len(self._pages) - 1))  # a page border holds one topic
@@ -150,6 +208,7 @@ class _Writer:
         if link.naming.asks:
             ask = self._random.choice(link.naming.asks).format(X=link.word)
             self._questions.append(Question(ask, link.word, link.entity.name, "naming", (link.page,)))
+            page.facts.append(Fact(says, link.word, link.entity.name, NAMED))
         if link.naming.name == "topic":
             self._tell_of(link, link.page + 1)
             return
@@ -171,7 +230,7 @@ class _Writer:
         sentence = sentence[0].upper() + sentence[1:]
         (page.first if link.naming.name == "topic" else page.body).append(sentence)
         self._ask(relation, link.entity, value=value, kind=link.naming.name, needs=(link.page, number))
-        self._note(sentence, number)
+        self._note(sentence, number, alias=Alias(link.word, link.entity.name, link.page))
 
     def _valued(self, link: _Link, number: int) -> bool:
         """A fact whose value has the link's other name."""
@@ -185,7 +244,7 @@ class _Writer:
         sentence = self._random.choice(relation.says).format(S=subject.name, V=self._mention(link))
         self._pages[number].body.append(sentence)
         self._ask(relation, subject, value=link.entity.name, kind=link.naming.name, needs=(link.page, number))
-        self._note(sentence, number)
+        self._note(sentence, number, alias=Alias(link.word, link.entity.name, link.page))
         return True
 
     def _mention(self, link: _Link) -> str:
@@ -210,11 +269,36 @@ class _Writer:
         ask = self._random.choice(relation.asks).format(S=subject.name)
         self._questions.append(Question(ask, subject.name, value, kind, needs, RELATIONS.index(relation)))
 
-    def _note(self, sentence: str, number: int) -> None:
+    def _note(self, sentence: str, number: int, *, alias: Alias | None = None) -> None:
         """The fact that was just asked for stands in this sentence."""
         asked = self._questions[-1]
         assert asked.relation is not None
-        self._pages[number].facts.append(Fact(sentence, asked.about, asked.answer, asked.relation))
+        self._pages[number].facts.append(Fact(sentence, asked.about, asked.answer, asked.relation, alias))
+
+    def _unanswered(self) -> Iterator[Question]:
+        """What was not told of somebody who is known, what nobody told of somebody else, and names never given."""
+        for turn in range(_UNANSWERED):
+            known = self._random.choice(self._known) if self._known and turn % 3 else None
+            entity = known or self._draw.entity(self._random.choice(self._relations).subject)
+            relation = self._untold(entity)
+            if turn == 0:
+                naming = NAMINGS[self._random.choice(("role", "code"))]
+                word = self._draw.fresh(naming.name)
+                yield Question(self._random.choice(naming.asks).format(X=word), word, UNKNOWN, UNKNOWN, ())
+            elif relation is not None:
+                self._told.add((entity, relation))
+                ask = self._random.choice(relation.asks).format(S=entity.name)
+                yield Question(ask, entity.name, UNKNOWN, UNKNOWN, (), RELATIONS.index(relation))
+
+    def _filled(self, scene: Scene) -> Scene:
+        """With passages that tell nothing at any place that is no border inside of a document."""
+        free = [page for page in range(len(self._pages) + 1) if page - 1 not in self._joined]
+        fillers: dict[int, list[Passage]] = {}
+        for _ in range(self._fillers):
+            text = " ".join(self._random.sample(ASIDES, self._random.randint(2, 5)))
+            passage = Passage(self._title(self._random.randrange(11, 100)), text)
+            fillers.setdefault(self._random.choice(free), []).append(passage)
+        return scene.filled(fillers)
 
     def _linked_kind(self, naming: Naming) -> str:
         """Of what the naming can name, mostly what the theme is about, else what this scene's facts tell about."""
@@ -253,5 +337,8 @@ class _Writer:
         titles: list[str] = []
         for page, number in enumerate(numbers):
             goes_on = page > 0 and (page - 1 in self._joined or self._random.random() < 0.6)
-            titles.append(titles[-1] if goes_on else f"{self._random.choice(BOOKS)} {number}")
+            titles.append(titles[-1] if goes_on else self._title(number))
         return titles
+
+    def _title(self, number: int) -> str:
+        return f"{self._random.choice(BOOKS)} {number}"

@@ -20,6 +20,7 @@ _ENDINGS = {
     "project": _listed("ark eon ix ora um ant ida olt"),
 }
 _COMMON = {"person": 96, "city": 56, "company": 56, "project": 56}
+_MANY = {"person": 160, "city": 104, "company": 104, "project": 104}
 _NOUNS = {
     "animal": _listed("heron weasel fox badger magpie goat pony raven lizard hedgehog"),
     "food": _listed("tea cider plums honey barley soup pears nuts bread cheese"),
@@ -28,7 +29,10 @@ _NOUNS = {
     "colour": _listed("green red blue grey white black brown yellow purple silver"),
     "month": _listed("January February March April May June July August September October November December"),
     "number": [str(number) for number in range(11, 100)],
-    "role": _listed("captain keeper pilot judge warden scribe steward envoy marshal regent curator herald"),
+    "role": _listed(
+        "captain keeper pilot judge warden scribe steward envoy marshal regent curator herald "
+        "abbot bailiff butler consul deputy duke forester notary prior sexton usher verger"
+    ),
     "code": [letter + digit for letter, digit in product("ABCDEFGHJKLMNPRSTVXZ", "123456789")],
 }
 
@@ -43,7 +47,16 @@ def _names(kind: str) -> list[str]:
     ]
 
 
+_LITTLE = _listed("the of a in is was what who where how many which and does to has it on for with by at from")
+
 NAMES = {kind: _names(kind) for kind in _ENDINGS}
+
+
+def babble(random: Random, words: int) -> str:
+    """Text of no language and of no meaning in the world."""
+    made = ("".join(random.choices("aeiourstlnmdbkpgh", k=random.randint(2, 9))) for _ in range(words))
+    mixed = [random.choice(_LITTLE) if random.random() < 0.4 else word for word in made]
+    return " ".join(word.capitalize() if not at or random.random() < 0.1 else word for at, word in enumerate(mixed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +68,16 @@ class Entity:
 
 
 class Drawer:
-    """Draws words without drawing one twice. `rare` is the share of names beyond the common ones."""
+    """Draws words without drawing one twice. `rare` is the share of names beyond the common ones, be they `many`."""
 
-    def __init__(self, random: Random, *, rare: float) -> None:
+    def __init__(self, random: Random, *, rare: float, many: bool) -> None:
         self._random = random
         self._rare = rare
+        self._common = _MANY if many else _COMMON
         self._used: set[str] = set()
 
     def entity(self, kind: str) -> Entity:
-        common = _COMMON[kind]
+        common = self._common[kind]
         names = NAMES[kind]
         pool = names[common:] if self._random.random() < self._rare else names[:common]
         if self._used.issuperset(pool):

@@ -32,7 +32,8 @@ import numpy as np
 
 from retriever.documents import chunk_id
 from service.composition import compose_model
-from service.evaluate.cases import Case, multihop
+from service.evaluate.cases import Case
+from service.evaluate.suites import multihop
 from service.settings import load_settings
 from tests.bench.models import random_model
 

@@ -4,23 +4,17 @@ The figures it must reach are those of its card, less what chance allows for so 
 """
 
 from functools import cache
-from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 
 from blend.load import Model
-from blend.tokens import Tokenizer
 from service.builtin import CHECKPOINT
-from service.builtin.examples import IGNORED, Examples
-from service.builtin.tokenizer import make
-from service.builtin.train import SEED, STAGES, Training
 from service.composition import compose_model
-from service.evaluate.cases import KINDS, Case, multihop
-from service.evaluate.cases import passages as shown
+from service.evaluate.cases import Case
 from service.evaluate.grid import Result, Row, grid, run
-from service.prompts import Titled, assemble
+from service.evaluate.suites import KINDS, multihop
+from service.evaluate.suites import passages as shown
 from service.settings import load_settings
 from service.world.scene import Shape, draw
 
@@ -90,10 +84,6 @@ def test_its_tokenizer_writes_any_text() -> None:
         assert tokenizer.control.isdisjoint(tokenizer.encode_text(text))
 
 
-def test_its_tokenizer_is_the_one_that_training_makes() -> None:
-    assert Tokenizer(make(seed=SEED)).digest == builtin().tokenizer.digest
-
-
 @pytest.mark.parametrize("passages", [2, 8])
 def test_it_reads_few_and_many_passages_short_and_long(passages: int) -> None:
     """About 32 and about 110 tokens in each; the longest prompts are four times as long as the suite's."""
@@ -108,61 +98,3 @@ def test_it_reads_few_and_many_passages_short_and_long(passages: int) -> None:
         points = grid(["full"], [0.0], codecs=["lossless"])
         [full] = run(builtin(), cases, points=points, answer_tokens=8, progress=lambda done: None).rows
         assert reaches(full.exact_match, 0.9, len(cases))
-
-
-def test_training_writes_prompts_as_the_service_does() -> None:
-    tokenizer = builtin().tokenizer
-    scene = draw(Random(1), STAGES[-1].shape)
-    batch = Examples(tokenizer).batch(Random(2), [scene], questions=1)
-    ids = batch.ids[0].tolist()
-    asked = {question.text: question for question in scene.questions}
-    systems = ("Answer the question from the documents.", "")
-    prompts = [
-        [*(got := assemble(tokenizer, titled, question=text, system=system)).prefix]
-        + [token for pair in zip(got.passages, got.gaps, strict=True) for each in pair for token in each]
-        + [*got.suffix, *tokenizer.encode_text(asked[text].answer)]
-        for text in asked
-        for system in systems
-        for titled in ([Titled(p.text, p.title) for p in scene.passages], [Titled(p.text) for p in scene.passages])
-    ]
-    assert any(prompt == ids[: len(prompt)] for prompt in prompts)
-
-
-def test_a_question_in_training_sees_the_context_and_itself_alone() -> None:
-    scene = draw(Random(3), STAGES[-1].shape)
-    batch = Examples(builtin().tokenizer).batch(Random(4), [scene], questions=3)
-    mask, positions = batch.mask[0, 0], batch.positions[0]
-    starts = [place for place in range(1, len(positions)) if positions[place] <= positions[place - 1]]
-    context = int(positions[starts[0]])
-    first, second = context, starts[0]
-    assert not mask[second:, first:second].any()
-    assert mask[second, :context].all()
-    assert not mask.triu(1).any()
-
-
-def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """Two steps, a save and two steps are four steps."""
-    whole, part = Training(tmp_path / "whole", "cpu"), Training(tmp_path / "part", "cpu")
-    for training, steps in ((whole, 4), (part, 2)):
-        training.size = 4
-        for _ in range(steps):
-            training.learn(STAGES[0])
-            training.size = 4
-    part.save()
-    resumed = Training(tmp_path / "part", "cpu")
-    resumed.resume()
-    for _ in range(2):
-        resumed.learn(STAGES[0])
-        resumed.size = 4
-    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-    assert (resumed.total, resumed.tokens) == (whole.total, whole.tokens)
-
-
-def test_what_counts_in_training_are_answers_and_restated_names() -> None:
-    scene = draw(Random(5), STAGES[2].shape)
-    batch = Examples(builtin().tokenizer).batch(Random(6), [scene], questions=2)
-    counted = (batch.targets[0] != IGNORED).sum()
-    answers = sum(place.stop - place.start for _, place, _ in batch.answers)
-    restated = sum(passage.text.count("(") for passage in scene.passages)
-    assert answers + 2 * restated <= counted <= answers + 6 * restated

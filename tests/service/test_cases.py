@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.evaluate.cases import LEVELS, Case, SuiteError, multihop, read_cases, read_questions
+from service.evaluate.cases import Case, SuiteError, read_cases, read_questions
 from service.prompts import Titled
 
 ENTRY = {"question": "Who?", "answers": ["Bela"], "ctxs": [{"title": "Register 12", "text": "Bela lives."}]}
@@ -204,31 +204,3 @@ def test_bad_questions_are_named(content: object, name: str, words: str, tmp_pat
     with pytest.raises(SuiteError, match=words) as raised:
         read_questions(suite(tmp_path, content, name))
     assert name in str(raised.value)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_longer_suite_begins_with_the_shorter(level: int) -> None:
-    longer = multihop(seed=3, size=20, level=level)
-    assert len(longer) == 20
-    assert multihop(seed=3, size=7, level=level) == longer[:7]
-    assert multihop(seed=3, size=0, level=level) == []
-
-
-def test_seed_and_level_decide_the_suite() -> None:
-    first = multihop(seed=0, size=10, level=1)
-    assert multihop(seed=0, size=10, level=1) == first
-    assert not set(multihop(seed=1, size=10, level=1)) & set(first)
-    assert not set(multihop(seed=0, size=10, level=2)) & set(first)
-    assert len(set(first)) == 10
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_every_second_question_needs_two_passages(level: int) -> None:
-    suite = multihop(seed=0, size=20, level=level)
-    assert [case.needs for case in suite] == [1, 2] * 10
-    assert all(len(case.answers) == 1 and len(case.passages) > 1 for case in suite)
-
-
-def test_a_level_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(SuiteError, match="difficulty is one of 1, 2, 3, got 4"):
-        multihop(seed=0, size=1, level=4)

@@ -68,7 +68,7 @@ def row(**changes: object) -> Row:
     """A point that loses nothing and gains nothing, but for the changes."""
     flat = Interval(0.0, 0.0)
     plain = Row(
-        *("hybrid", 0.15, "q4", 100, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, None, None, 0.0, "equal"),
+        *("", "hybrid", 0.15, "q4", 100, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, None, None, 0.0, "equal"),
         *(10.0, 2.0, 300.0, 200.0, 30.0, 100.0, 4.5),
         {"loss": flat, "agreement": flat, "kl": flat},
     )

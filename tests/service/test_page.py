@@ -20,6 +20,7 @@ from service.evaluate.score import Interval
 
 NAN = math.nan
 ROW = Row(
+    suite="",
     policy="hybrid",
     ratio=0.15,
     codec="lossless",
@@ -229,17 +230,17 @@ def test_a_policy_has_one_color_in_all_plots() -> None:
 def test_every_row_is_in_the_table_but_for_those_that_computed_the_same() -> None:
     rows = [replace(row, verdict=("equal", "noise", "worse", "better")[at % 4]) for at, row in enumerate(MANY)]
     head, *lines = Reader(made(rows)).lines
-    assert {len(line) for line in lines} == {len(head)} == {len(COLUMNS) + 3}
+    assert {len(line) for line in lines} == {len(head)} == {len(COLUMNS) + 4}
     told: dict[object, Row] = {}
     for row in rows:
         codec = "" if row.policy == "full" else row.codec
         told.setdefault((row.policy, codec, row.ratio if row.policy in ("heads", "deviation", "hybrid") else 0), row)
     wording = {"equal": "equal", "noise": "within noise", "worse": "worse", "better": "better"}
     assert len(told) < len(rows)
-    assert [tuple(line[:4]) for line in lines] == [
+    assert [tuple(line[1:5]) for line in lines] == [
         (row.policy, row.codec, wording[row.verdict], f"{row.ratio:g}") for row in told.values()
     ]
-    assert {line[2] for line in lines} == {*wording.values()}
+    assert {line[3] for line in lines} == {*wording.values()}
 
 
 def test_numbers_are_written_for_readers() -> None:

@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from service.evaluate.cases import KINDS, LEVELS
+from service.evaluate.suites import KINDS, LEVELS
 from service.world.phrases import ASIDES, NAMINGS, RELATIONS, THINGS, Naming, Relation
-from service.world.scene import Question, Scene, Shape, draw
+from service.world.scene import NAMED, Question, Scene, Shape, draw
 
 SEEDS = range(60)
 SHAPES = {f"level {level}": shape for level, shape in LEVELS.items()}
@@ -26,6 +26,7 @@ SHAPES |= {
     "only values": Shape((3, 6), (2, 3), (3, 4), KINDS, values=1.0, rare=1.0),
     "one relation": Shape((2, 5), (1, 3), (1, 4), KINDS, values=0.5, relations=1),
     "all relations": Shape((4, 8), (2, 6), (2, 6), KINDS, values=0.5, asides=(0, 6), relations=len(RELATIONS)),
+    "fillers": Shape((2, 5), (1, 3), (1, 4), KINDS, values=0.5, fillers=(1, 4)),
     "restated": Shape((2, 6), (1, 4), (1, 4), KINDS, values=0.5, restated=1.0),
     "at times restated": Shape((2, 6), (1, 4), (1, 4), KINDS, values=0.5, asides=(0, 2), restated=0.5, rare=0.2),
 }
@@ -313,12 +314,52 @@ def test_a_pronoun_begins_its_sentence() -> None:
 def test_a_scene_keeps_to_its_shape(name: str) -> None:
     shape = SHAPES[name]
     for scene in scenes(name):
-        assert shape.passages[0] <= len(scene.passages) <= shape.passages[1]
+        telling = [any(understood(s) != Aside() for s in sentences(text)) for text in texts(scene)]
+        assert shape.passages[0] <= sum(telling) <= shape.passages[1]
+        assert shape.fillers[0] <= len(telling) - sum(telling) <= shape.fillers[1]
         assert len(two_passage_questions(scene)) <= shape.links[1]
-        for text in texts(scene):
+        for text in [text for text, tells in zip(texts(scene), telling, strict=True) if tells]:
             asides = sum(understood(each) == Aside() for each in sentences(text))
             assert shape.asides[0] <= asides <= shape.asides[1]
             assert len(sentences(text)) - asides >= shape.facts[0]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_nothing_in_a_scene_answers_what_is_unanswered(name: str) -> None:
+    asked = 0
+    for scene in scenes(name):
+        reading = read(texts(scene))
+        for question in scene.unanswered:
+            assert reading.answers(question.text) == []
+            assert len(_asked(question.text)) + len(_asked_names(question.text)) == 1
+            asked += 1
+    assert asked > 4 * len(SEEDS)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_facts_say_what_a_reader_takes_from_their_sentences(name: str) -> None:
+    for scene in [each for drawn in scenes(name) for each in (drawn, drawn.reversed())]:
+        for passage, facts in zip(scene.passages, scene.facts, strict=True):
+            for fact in facts:
+                assert fact.sentence in sentences(passage.text)
+                match understood(fact.sentence):
+                    case Told(relation, subject, value):
+                        assert relation == RELATIONS[fact.relation]
+                        said = {_taken_apart(each)[0].removeprefix("the ") for each in (subject, value)}
+                        alias = fact.alias
+                        meant = {alias.meaning if alias and each in (alias.word, *PRONOUNS) else each for each in said}
+                        assert meant == {fact.subject, fact.value}
+                    case Named(_, word, entity):
+                        assert (fact.relation, fact.subject, fact.value) == (NAMED, word.removeprefix("the "), entity)
+                    case _:
+                        raise AssertionError(fact)
+                assert fact.alias is None or fact.alias.meaning in scene.passages[fact.alias.page].text
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_scene_that_is_reversed_twice_is_itself(name: str) -> None:
+    for scene in scenes(name):
+        assert scene.reversed().reversed() == scene
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -1,0 +1,77 @@
+"""The forms in which applications hand passages to a model: where they stand, and what stands around them.
+
+Knows no model and no tokens.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from service.prompts import ASK, SYSTEM, Part, Said, Titled
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """`{number}`, `{title}` and `{question}` are filled in. What says no title where there is none says two line ends.
+
+    `opening` and `ending` stand around all passages, `lead` and `close` around each, `between` two. `role`: whose turn
+    holds them; where that is the system's, the question is a turn of its own.
+    """
+
+    opening: str = ""
+    lead: str = ""
+    close: str = "\n({title})\n\n"
+    between: str = ""
+    ending: str = ""
+    ask: str = ASK + "{question}"
+    role: str = "user"
+    is_json: bool = False
+
+    def turns(
+        self, passages: Sequence[Titled], *, question: str, system: str = SYSTEM, before: Sequence[Said] = ()
+    ) -> list[Said]:
+        """The chat whose last part asks. `before` are turns of the chat so far."""
+        asking = Part(self.ask.replace("{question}", question))
+        shown = tuple(self._parts(passages))
+        if self.role == "system":
+            head = Part(system + "\n\n") if system and shown else Part(system)
+            return [Said("system", (head, *shown)), *before, Said("user", (asking,))]
+        return [Said("system", (Part(system),)), *before, Said("user", (*shown, asking))]
+
+    def _parts(self, passages: Sequence[Titled]) -> Iterator[Part]:
+        """Every passage with the text between it and the next one."""
+        gap = self.opening
+        for number, each in enumerate(passages):
+            gap += self._filled(self.lead, each, number=number + 1)
+            if gap:
+                yield Part(gap)
+            yield Part(self._escaped(each.text), number)
+            gap = self._filled(self.close, each, number=number + 1)
+            gap += self.between if number + 1 < len(passages) else self.ending
+        if passages and gap:
+            yield Part(gap)
+
+    def _filled(self, text: str, passage: Titled, *, number: int) -> str:
+        if "{title}" in text and not passage.title and not self.is_json:
+            return "\n\n"
+        return text.replace("{number}", str(number)).replace("{title}", self._escaped(passage.title))
+
+    def _escaped(self, text: str) -> str:
+        return json.dumps(text, ensure_ascii=False)[1:-1] if self.is_json else text
+
+
+FORMS = {
+    "titled": Form(),
+    "untitled": Form(close="\n\n"),
+    "numbered": Form(lead="[{number}] ", close="\n"),
+    "bare": Form(close="", between=" ", ending="\n\n"),
+    "json": Form(
+        opening='{"documents": [',
+        lead='{"title": "{title}", "text": "',
+        close='"}',
+        between=", ",
+        ending="]}\n\n",
+        is_json=True,
+    ),
+    "system": Form(close="\n\n", ask="{question}", role="system"),
+}
