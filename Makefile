@@ -3,6 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 ARGS ?=
+PROCESSES ?= 2
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -c constraints.txt
@@ -46,8 +47,9 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
 test test-clients test-long test-rgw test-oldest fuzz bench eval model: export OMP_WAIT_POLICY = PASSIVE
 
+# One file's tests run in one process, which computes with one thread: two of both fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
-	$(PY) -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile $(ARGS)
 
 test-long: $(INSTALLED) ## the long tests
 	$(PY) -m pytest -m long $(ARGS)
