@@ -92,8 +92,8 @@ def _some(press: Press, catalog: Catalog) -> Iterator[tuple[Passage, tuple[int, 
 
 def _close(stored: BlobReader, record: Record, *, key: CacheKey) -> bool:
     """As near as the codec keeps records: within twice what packing costs, and rounding."""
-    blob = encode(record, key, terms=Terms(0, precomputed=False), table=stored.table)
-    packed = decode(read(blob, stored.table))
+    blob = encode(record, key, terms=Terms(0, precomputed=False))
+    packed = decode(read(blob))
     kept = decode(stored)
     if kept.tokens != record.tokens:
         return False

@@ -3,8 +3,8 @@
 A store maps a `CacheKey` to a blob. It may be slow, absent or corrupt; it may never be wrong:
 
 - `open` answers with a reader whose frames are verified one by one, or with a `Miss` that says why. A blob under
-  somebody else's key, of a newer format, expired, or packed with a table that is gone is a miss. A medium out of
-  reach is no miss but raises `StoreUnavailable`: the caller decides what that is worth.
+  somebody else's key, of a newer format, expired, or packed by a codec that is not known here is a miss. A medium out
+  of reach is no miss but raises `StoreUnavailable`: the caller decides what that is worth.
 - All blobs of one key are equivalent. `put` keeps what is there; `replace` is for the reader that found a bad digest.
 - `put` and `replace` return when the medium has the blob for good. `put_behind` promises nothing and never waits.
 - `delete` makes a tenant's keys of a scope unreadable and gives the deletion a number, the tenant's new epoch. A blob
@@ -27,7 +27,6 @@ from typing import Protocol, Self
 from store.behind import Behind
 from store.blob import Blob, Head, read_head
 from store.codec.spec import Spec
-from store.codec.table import Table
 from store.errors import BadBlob, MissReason, SpecError
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Fetch, Miss
@@ -93,7 +92,6 @@ class BlobStore(ABC):
 
     def __init__(self) -> None:
         self._behind = Behind(self.name)
-        self._tables: dict[tuple[str, str], Table] = {}
 
     def open(self, key: CacheKey) -> BlobReader | Miss:
         """A reader of the blob, or why there is none."""
@@ -106,41 +104,12 @@ class BlobStore(ABC):
                 return Miss(MissReason.FOREIGN, f"the medium has {head.key.text} under {key.text}")
             if expired(head, time.time()):
                 return Miss(MissReason.EXPIRED)
-            return BlobReader(
-                head, found.raw_head, fetch=found.frames(head), source=self.name, table=self._table_of(head)
-            )
+            Spec.parse(head.codec)
+            return BlobReader(head, found.raw_head, fetch=found.frames(head), source=self.name)
         except BadBlob as bad:
             return Miss(bad.reason, str(bad))
-
-    def _table_of(self, head: Head) -> Table | None:
-        try:
-            table_id = Spec.parse(head.codec).table
         except SpecError as error:
-            raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
-        if table_id is None:
-            return None
-        table = self.table(head.tenant, table_id)
-        if table is None:
-            raise BadBlob(MissReason.NO_TABLE, f"table {table_id} is not in this store")
-        return table
-
-    def table(self, tenant: str, table_id: str) -> Table | None:
-        """A fitted table by its id, or None where it is absent or damaged."""
-        known = self._tables.get((tenant, table_id))
-        if known is not None:
-            return known
-        data = self.read_table(tenant, table_id)
-        try:
-            table = Table.parse(data, table_id) if data is not None else None
-        except BadBlob:
-            return None
-        if table is not None:
-            self._tables[tenant, table_id] = table
-        return table
-
-    def _forget_tables(self, tenant: str) -> None:
-        for name in [name for name in self._tables if name[0] == tenant]:
-            self._tables.pop(name, None)
+            return Miss(MissReason.NEWER_FORMAT, str(error))
 
     def put_behind(self, blob: Blob) -> bool:
         """Queue a blob for a later `put`; False where the queue is full and it was let go."""
@@ -173,14 +142,6 @@ class BlobStore(ABC):
     @abstractmethod
     def _find(self, key: CacheKey) -> Found | None:
         """The blob's first bytes, unless it is absent or dead."""
-
-    @abstractmethod
-    def read_table(self, tenant: str, table_id: str) -> bytes | None:
-        """The bytes of a table, as they are."""
-
-    @abstractmethod
-    def publish_table(self, tenant: str, data: bytes) -> str:
-        """Keep a fitted table; returns its id. Publishing it again changes nothing."""
 
     @abstractmethod
     def put(self, blob: Blob) -> Put:

@@ -62,8 +62,8 @@ class GcRules:
 def verify(store: BlobStore) -> Iterator[tuple[int, ScrubReport]]:
     """Check every frame of every blob of every tier; yields the number done and the report so far.
 
-    A corrupt or foreign blob goes into quarantine, so that the next put can replace it. A blob of a newer format,
-    or one whose table is missing, is reported and left: another release, or the table's return, may read it.
+    A corrupt or foreign blob goes into quarantine, so that the next put can replace it. A blob of a newer format
+    or of an unknown codec is reported and left: another release may read it.
     """
     report = ScrubReport()
     for tier in store.tiers:

@@ -139,7 +139,6 @@ class TieredStore(BlobStore):
 
     def _put_above(self, blob: Blob, tier: int) -> None:
         for above in reversed(self._tiers[:tier]):
-            self._carry_table(blob, above)
             above.put(blob)
 
     @contextmanager
@@ -152,13 +151,6 @@ class TieredStore(BlobStore):
                     if goes(key, rising.reader.head):
                         del self._rising[key]
             yield
-
-    def _carry_table(self, blob: Blob, tier: BlobStore) -> None:
-        """A blob is of no use above without the table that it was packed with."""
-        table_id = blob.head.codec.partition("@")[2]
-        data = self.lowest.read_table(blob.head.tenant, table_id) if table_id else None
-        if data is not None and tier.table(blob.head.tenant, table_id) is None:
-            tier.publish_table(blob.head.tenant, data)
 
     def _guarded(self, found: _Lower) -> BlobReader:
         """A reader that turns to the tiers below when a frame of a cache fails."""
@@ -177,7 +169,7 @@ class TieredStore(BlobStore):
                     data = stack.enter_context(self._same_frame(found, number, bad=bad))
                 yield data
 
-        return BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source, table=reader.table)
+        return BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source)
 
     @contextmanager
     def _same_frame(self, found: _Lower, number: int, *, bad: BadBlob) -> Generator[Buffer]:
@@ -228,7 +220,6 @@ class TieredStore(BlobStore):
     def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
         number = self.lowest.delete(scope, epoch=epoch)
         self._bury_copies(Deletion(number, scope))
-        self._forget_tables(scope.tenant)
         self._behind.wait()
         self._copying.wait()
         return number
@@ -302,12 +293,6 @@ class TieredStore(BlobStore):
 
     def usage(self) -> list[Usage]:
         return [row for tier in self._tiers for row in tier.usage()]
-
-    def read_table(self, tenant: str, table_id: str) -> bytes | None:
-        return next((data for tier in self._tiers if (data := tier.read_table(tenant, table_id)) is not None), None)
-
-    def publish_table(self, tenant: str, data: bytes) -> str:
-        return [tier.publish_table(tenant, data) for tier in self._tiers][-1]
 
     def close(self) -> None:
         super().close()

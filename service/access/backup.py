@@ -97,7 +97,6 @@ class _Blobs:
         self.left_out = 0
         self._writer = writer
         self._store = store
-        self._tables: set[tuple[str, str]] = set()
 
     def add(self, tenant: str, catalog: Path) -> None:
         if self._store is None:
@@ -112,21 +111,10 @@ class _Blobs:
 
     def _add(self, store: BlobStore, key: CacheKey) -> None:
         blob = _read(store, key)
-        table = key.codec.partition("@")[2]
-        if blob is None or not self._has_table(store, key.tenant, table=table):
+        if blob is None:
             self.left_out += 1
-            return
-        self._writer.packed(f"blobs/{key.text}", bytes(blob))
-
-    def _has_table(self, store: BlobStore, tenant: str, *, table: str) -> bool:
-        """It stands before the first blob that needs it."""
-        if not table or (tenant, table) in self._tables:
-            return True
-        content = store.read_table(tenant, table)
-        if content is not None:
-            self._writer.packed(f"tables/{tenant}/{table}", content)
-            self._tables.add((tenant, table))
-        return content is not None
+        else:
+            self._writer.packed(f"blobs/{key.text}", bytes(blob))
 
 
 def _read(store: BlobStore, key: CacheKey) -> Blob | None:

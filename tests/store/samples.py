@@ -4,7 +4,6 @@ import numpy as np
 
 from store.blob import Blob, Terms
 from store.codec.encode import encode
-from store.codec.table import Table
 from store.key import CacheKey
 from store.record import Dtype, LayerKV, Record, narrow
 
@@ -39,8 +38,7 @@ def blob(
     epoch: int = 0,
     precomputed: bool = True,
     expires_at: float | None = None,
-    table: Table | None = None,
 ) -> Blob:
     """A blob of a few kilobytes under `key(name)`."""
     terms = Terms(epoch, precomputed, expires_at)
-    return encode(record(seed, tokens=tokens), key(name, tenant=tenant, codec=codec), terms=terms, table=table)
+    return encode(record(seed, tokens=tokens), key(name, tenant=tenant, codec=codec), terms=terms)

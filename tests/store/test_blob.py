@@ -329,7 +329,9 @@ def test_a_head_that_claims_a_huge_record_is_refused(tokens: int, shape: Shape, 
     assert "more than" in str(unreadable(blob))
 
 
-@pytest.mark.parametrize("codec", ["q1", "q9", "Q4", "lossless2", "q4@", "q4@xyz", "lossless@" + "0" * 32, "turbo"])
+@pytest.mark.parametrize(
+    "codec", ["q1", "q9", "Q4", "lossless2", "q4@", "q4@" + "0" * 32, "lossless@" + "0" * 32, "turbo"]
+)
 def test_a_codec_that_is_not_known_yet_is_a_newer_format(codec: str) -> None:
     blob = small()
     head = msgspec.structs.replace(blob.head, codec=codec)

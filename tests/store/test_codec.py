@@ -289,8 +289,7 @@ def formula(tensor: PackedTensor) -> np.ndarray:
     for token in range(tensor.tokens):
         byte, place = divmod(token, tensor.per_byte)
         codes[:, token] = tensor.codes[:, :, byte].astype(np.int64) // 2 ** (width * place) % 2**width
-    values = (codes - np.float32((2**tensor.bits - 1) / 2)) * tensor.scales
-    return values if tensor.center is None else values + tensor.center
+    return (codes - np.float32((2**tensor.bits - 1) / 2)) * tensor.scales
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

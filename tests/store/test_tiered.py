@@ -10,7 +10,6 @@ import pytest
 from store.base import BlobStore, Found, Put
 from store.behind import Behind
 from store.blob import Blob, Buffer, Head
-from store.codec.table import fit, named
 from store.errors import MissReason, StoreUnavailable
 from store.key import CacheKey, Scope
 from store.memory import MemoryStore
@@ -18,7 +17,7 @@ from store.reader import BlobReader, Fetch, Miss
 from store.tiered import TieredStore
 from store.url import open_store
 from tests.store.contract import flipped, stored, why
-from tests.store.samples import blob, key, record
+from tests.store.samples import blob, key
 
 
 class Slow(MemoryStore):
@@ -236,18 +235,6 @@ def test_a_lost_cache_loses_nothing(tmp_path: Path) -> None:
         with open_store(f"tiered:lmdb://{tmp_path}/{name}|file://{tmp_path}/shared") as store:
             store.put(blob())
             assert bytes(stored(store, key())) == bytes(blob())
-
-
-def test_a_table_travels_up_with_the_blobs_that_need_it(tmp_path: Path) -> None:
-    data = fit([record(seed) for seed in range(3)])
-    codec = f"q4@{named(data).id}"
-    with open_store(f"file://{tmp_path}/shared") as lowest:
-        lowest.publish_table("acme", data)
-        lowest.put(blob(codec=codec, table=named(data)))
-    with open_store(f"tiered:mem://|lmdb://{tmp_path}/cache|file://{tmp_path}/shared") as store:
-        stored(store, key(codec=codec))
-        store.flush()
-        assert [why(tier, key(codec=codec)) for tier in store.tiers] == [None, None, None]
 
 
 def test_a_full_queue_refuses_and_never_waits() -> None:
