@@ -101,19 +101,9 @@ class PackedTile:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """One layer; a long chunk is cut into several tiles along T, in order and without gaps."""
+    """One layer as it lies in the blob; a long chunk is cut into several tiles along T, in order and without gaps."""
 
     tiles: tuple[PackedTile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRecord:
-    """Codes and scales as they lie in the blob; `blend` unpacks them on its device."""
-
-    spec: str
-    dtype: Dtype
-    tokens: int
-    layers: tuple[PackedLayer | None, ...]
 
 
 def codes_per_byte(bits: int) -> int:

@@ -14,7 +14,7 @@ from store.codec.quantize import dequantize
 from store.codec.spec import Spec
 from store.errors import BadBlob, MissReason, RecordError, SpecError
 from store.reader import BlobReader
-from store.record import Dtype, LayerKV, PackedLayer, PackedRecord, PackedTile, Record
+from store.record import Dtype, LayerKV, PackedLayer, PackedTile, Record
 
 _local = threading.local()  # zstd's contexts belong to one thread each
 
@@ -28,20 +28,13 @@ def decode(reader: BlobReader) -> Record:
     return Record(reader.head.dtype, tuple(layers))
 
 
-def decode_packed(reader: BlobReader) -> PackedRecord:
-    """Codes and scales of a quantized blob, nothing unpacked. Raises `BadBlob`."""
-    head = reader.head
-    layers = [kv for numbers in head.groups for kv in _packed(reader, numbers)]
-    return PackedRecord(head.codec, head.dtype, head.tokens, tuple(layers))
-
-
 def decode_group(reader: BlobReader, group: int) -> list[LayerKV | None]:
     """Plain keys and values of the layers of one group, in layer order."""
     return _plain(reader, reader.head.groups[group])
 
 
 def packed_group(reader: BlobReader, group: int) -> list[PackedLayer | None]:
-    """Codes and scales of the layers of one group, in layer order."""
+    """Codes and scales of the layers of one group, in layer order. Raises `BadBlob`."""
     return _packed(reader, reader.head.groups[group])
 
 

@@ -3,9 +3,11 @@
 import numpy as np
 
 from store.blob import Blob, Terms
+from store.codec.decode import packed_group
 from store.codec.encode import encode
 from store.key import CacheKey
-from store.record import Dtype, LayerKV, Record, narrow
+from store.reader import BlobReader
+from store.record import Dtype, LayerKV, PackedLayer, Record, narrow
 
 
 def record(
@@ -21,6 +23,11 @@ def record(
     return Record(
         dtype, tuple(None if layers > 2 and i == layers // 2 else LayerKV(tensor(), tensor()) for i in range(layers))
     )
+
+
+def packed_layers(reader: BlobReader) -> list[PackedLayer | None]:
+    """Codes and scales of all layers of a quantized blob."""
+    return [layer for group in range(len(reader.head.groups)) for layer in packed_group(reader, group)]
 
 
 def key(name: object = 0, *, tenant: str = "acme", fingerprint: str = "fp", codec: str = "q4") -> CacheKey:

@@ -25,7 +25,7 @@ from store.blob import (
     read_head,
     write_head,
 )
-from store.codec.decode import decode, decode_packed
+from store.codec.decode import decode
 from store.codec.encode import encode
 from store.codec.frame import MAX_FRAME_BYTES
 from store.errors import BadBlob, MissReason, RecordError
@@ -267,7 +267,7 @@ def unreadable(blob: Blob) -> BadBlob:
         decode(read(blob))
     if blob.head.codec != "lossless":
         with pytest.raises(BadBlob):
-            decode_packed(read(blob))
+            samples.packed_layers(read(blob))
     return plain.value
 
 
