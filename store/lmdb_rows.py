@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import lmdb
 import msgspec
 
-from store.base import Deletion
 from store.blob import Blob, Buffer, Head
 from store.key import CacheKey, Scope, quote
 from store.lmdb_env import PAGE_BYTES, Environment
+from store.upkeep import Deletion
 
 _HEADS, _FRAMES, _ROWS, _TOTALS = b"heads", b"frames", b"rows", b"totals"
 _DELETIONS, _GRAVES, _QUARANTINE = b"deletions", b"graves", b"quarantine"

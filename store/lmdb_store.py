@@ -13,7 +13,7 @@ from typing import TypeVar
 import lmdb
 from msgspec.structs import replace
 
-from store.base import BlobStore, Deletion, Entry, Put, Usage
+from store.base import BlobStore, Put
 from store.blob import Blob, Buffer, Head
 from store.budget import Budget
 from store.errors import BadBlob, MissReason, StoreError, StoreFull
@@ -22,6 +22,7 @@ from store.lmdb_env import PAGE_BYTES, RESERVED_BYTES, Environment, MapFull, ope
 from store.lmdb_ledger import SharedLedger
 from store.lmdb_rows import Row, Rows, new_row
 from store.reader import Fetch
+from store.upkeep import Deletion, Entry, Usage
 
 T = TypeVar("T")
 
@@ -62,7 +63,6 @@ class LmdbStore(BlobStore):
     name = "lmdb"
 
     def __init__(self, path: Path, budget: Budget | None = None, *, map_bytes: int | None = None) -> None:
-        super().__init__()
         budget = budget or Budget()
         self._budget = total = budget.total
         if total is not None:
@@ -254,7 +254,6 @@ class LmdbStore(BlobStore):
 
         deletion = self._change(log)
         self._bury(deletion)
-        self._behind.wait()
         return deletion.epoch
 
     def _bury(self, deletion: Deletion) -> None:
@@ -322,7 +321,6 @@ class LmdbStore(BlobStore):
         return [Usage(self.name, blobs, self.environment.file_bytes(), self._budget)]
 
     def close(self) -> None:
-        super().close()
         if not self._closed:
             self._closed = True
             self.environment.release()

@@ -7,11 +7,12 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from store.base import BlobStore, Deletion, Entry, Put, Usage
+from store.base import BlobStore, Put
 from store.blob import Blob, Buffer, Head
 from store.budget import Budget, Ledger
 from store.key import CacheKey, Scope
 from store.reader import Fetch
+from store.upkeep import Deletion, Entry, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,6 @@ class MemoryStore(BlobStore):
     name = "ram"
 
     def __init__(self, budget: Budget | None = None) -> None:
-        super().__init__()
         self._budget = budget or Budget()
         self._lock = threading.RLock()
         self._blobs: dict[CacheKey, _Kept] = {}
@@ -125,7 +125,6 @@ class MemoryStore(BlobStore):
             self._graves[scope.text] = max(number, self._graves.get(scope.text, 0))
             for key in [k for k, kept in self._blobs.items() if deletion.kills(k, kept.blob.head.terms.epoch)]:
                 self._forget(key)
-        self._behind.wait()
         return number
 
     def trim(self, tenant: str, before: float) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
-from store.base import BlobStore, Deletion, Entry, Put, Usage
+from store.base import BlobStore, Put
 from store.blob import Blob, Head, read_head
 from store.budget import Budget
 from store.errors import BadBlob, KeyFormatError, StoreUnavailable
@@ -20,6 +20,7 @@ from store.key import CacheKey, Scope, quote, unquote
 from store.object_client import Listed, ObjectClient
 from store.object_ledger import ListedLedger
 from store.object_ranges import FIRST, ObjectBlob
+from store.upkeep import Deletion, Entry, Usage
 
 _SKEW_S = 5.0  # a listing shows whole seconds, and the clocks of a server's nodes differ
 _THREADS = 16
@@ -35,7 +36,6 @@ class ObjectBlobStore(BlobStore):
     name = "object"
 
     def __init__(self, client: ObjectClient, budget: Budget | None = None) -> None:
-        super().__init__()
         self._client = client
         self._budget = budget or Budget()
         self._ledger = ListedLedger(client, self._budget)
@@ -212,7 +212,6 @@ class ObjectBlobStore(BlobStore):
         self._client.write(_numbered(f"burying/{quote(scope.tenant)}", number), scope.text.encode())
         self._client.delete(row.path for row in self._rows("quarantine", scope))
         self._bury(Deletion(number, scope))
-        self._behind.wait()
         return number
 
     def _log(self, scope: Scope, epoch: int | None) -> int:
@@ -302,7 +301,6 @@ class ObjectBlobStore(BlobStore):
         return [Usage(self.name, len(sizes), sum(sizes), self._budget.total)]
 
     def close(self) -> None:
-        super().close()
         self._putting.shutdown()
         self._pool.shutdown()
 

@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from store.base import BlobStore, Deletion, Entry, Put, Usage
+from store.base import BlobStore, Put
 from store.behind import Behind
 from store.blob import Blob, Buffer, Head, verified
 from store.errors import BadBlob, MissReason, StoreError
 from store.flight import SingleFlight
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Miss
+from store.upkeep import Deletion, Entry, Usage
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,6 @@ class TieredStore(BlobStore):
     name = "tiered"
 
     def __init__(self, tiers: Sequence[BlobStore], sync_s: float = 0.0) -> None:
-        super().__init__()
         self._tiers = list(tiers)
         self._sync_s = sync_s
         self._opening: SingleFlight[tuple[CacheKey, int], _Lower | Miss] = SingleFlight()
@@ -201,14 +201,7 @@ class TieredStore(BlobStore):
                 tier.discard(blob.head.key)
             return outcome
 
-    def _settle(self, blob: Blob) -> None:
-        """A fill at query time will be asked for again soon: it goes into every tier."""
-        with self._moving:
-            if self.put(blob) is not Put.DELETED:
-                self._put_above(blob, len(self._tiers) - 1)
-
     def flush(self) -> None:
-        super().flush()
         self._copying.wait()  # a copy that failed is a slower hit, nothing that was promised
 
     def epoch(self, tenant: str) -> int:
@@ -220,7 +213,6 @@ class TieredStore(BlobStore):
     def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
         number = self.lowest.delete(scope, epoch=epoch)
         self._bury_copies(Deletion(number, scope))
-        self._behind.wait()
         self._copying.wait()
         return number
 
@@ -295,7 +287,6 @@ class TieredStore(BlobStore):
         return [row for tier in self._tiers for row in tier.usage()]
 
     def close(self) -> None:
-        super().close()
         self._copying.close()
         for tier in self._tiers:
             tier.close()

@@ -18,7 +18,7 @@ from service.access.errors import AccessError
 from service.access.moving import CONTROL, RESTORING, databases
 from service.access.private import finish_file, new_private_file, private_file, sync_folder
 from service.access.spelling import is_tenant
-from store.base import BlobStore
+from store.base import BlobAccess, BlobStore
 from store.blob import Blob
 from store.errors import BadBlob, StoreError
 from store.key import CacheKey, Scope
@@ -109,7 +109,7 @@ class _Blobs:
         if epoch:
             self.epochs[tenant] = epoch
 
-    def _add(self, store: BlobStore, key: CacheKey) -> None:
+    def _add(self, store: BlobAccess, key: CacheKey) -> None:
         blob = _read(store, key)
         if blob is None:
             self.left_out += 1
@@ -117,7 +117,7 @@ class _Blobs:
             self._writer.packed(f"blobs/{key.text}", bytes(blob))
 
 
-def _read(store: BlobStore, key: CacheKey) -> Blob | None:
+def _read(store: BlobAccess, key: CacheKey) -> Blob | None:
     reader = store.open(key)
     try:
         return None if isinstance(reader, Miss) else reader.blob()

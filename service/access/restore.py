@@ -26,7 +26,7 @@ from service.access.errors import AccessError
 from service.access.lock import hold
 from service.access.moving import CATALOG, CONTROL, TENANTS, databases, decide_move, finish_move
 from service.access.private import finish_file, new_private_file
-from store.base import BlobStore
+from store.base import BlobAccess
 from store.blob import Blob
 from store.errors import BadBlob, StoreError
 from store.key import Scope
@@ -46,7 +46,7 @@ class RestoreReport:
 
 
 def restore(
-    file: Path, data: Path, *, force: bool = False, open_store: Callable[[], BlobStore]
+    file: Path, data: Path, *, force: bool = False, open_store: Callable[[], BlobAccess]
 ) -> RestoreReport:  # fmt: skip
     """Raises AccessError, with nothing changed. `open_store` is asked only where the backup has blobs."""
     try:
@@ -63,7 +63,7 @@ def restore(
         raise AccessError(f"{file} cannot be restored into {data}: {error}") from error
 
 
-def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[[], BlobStore]) -> RestoreReport:
+def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[[], BlobAccess]) -> RestoreReport:
     staging = data / "staging"
     shutil.rmtree(staging, ignore_errors=True)  # of a restore that was killed
     staging.mkdir(mode=0o700)
@@ -147,7 +147,7 @@ def _prepare(path: Path) -> None:
         raise AccessError(f"{path.name} is no database of kvweave: {error}") from error
 
 
-def _fill(store: BlobStore, archive: BinaryIO, *, manifest: Manifest) -> Counter[str]:
+def _fill(store: BlobAccess, archive: BinaryIO, *, manifest: Manifest) -> Counter[str]:
     for tenant, epoch in manifest.epochs.items():
         if store.epoch(tenant) < epoch:
             store.delete(Scope(tenant, _NO_CHUNK), epoch=epoch)

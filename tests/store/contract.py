@@ -168,20 +168,6 @@ class BlobStoreContract:
         assert [row.epoch for row in store.deletions("acme")] == [3]
         assert store.delete(Scope("acme", "chunk-9")) == 4
 
-    def test_a_delete_between_a_compute_and_its_write_behind_stays_deleted(self, store: BlobStore) -> None:
-        before = store.epoch("acme")
-        for name in range(20):
-            store.put_behind(blob(name, epoch=before, precomputed=False))
-        store.delete(Scope("acme"))
-        store.flush()
-        assert list(store.entries()) == []
-        assert all(self.raw(store, key(name)) is None for name in range(20))
-
-    def test_what_was_put_behind_is_there_after_flush(self, store: BlobStore) -> None:
-        assert store.put_behind(blob(precomputed=False))
-        store.flush()
-        assert bytes(stored(store, key())) == bytes(blob(precomputed=False))
-
     def test_prefetch_of_anything_is_safe(self, store: BlobStore) -> None:
         store.put(blob(1))
         store.prefetch([key(1), key(2)])

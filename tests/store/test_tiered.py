@@ -94,13 +94,6 @@ def test_a_put_goes_to_the_lowest_tier_alone(store: TieredStore, near: MemorySto
     assert why(lowest, key()) is None
 
 
-def test_a_fill_goes_into_every_tier(store: TieredStore, near: MemoryStore, lowest: Slow) -> None:
-    assert store.put_behind(blob(precomputed=False))
-    store.flush()
-    assert why(near, key()) is None
-    assert why(lowest, key()) is None
-
-
 def test_prefetch_brings_blobs_up(store: TieredStore, near: MemoryStore, lowest: Slow) -> None:
     lowest.put(blob(1))
     assert store.prefetch([key(1), key(2)]) == 1
@@ -181,14 +174,6 @@ def test_caches_answer_while_the_lowest_tier_is_out_of_reach(store: TieredStore,
         store.open(key(2))
 
 
-def test_a_write_behind_that_fails_is_raised_by_flush_once(store: TieredStore, lowest: Slow) -> None:
-    lowest.is_down = True
-    store.put_behind(blob(precomputed=False))
-    with pytest.raises(StoreUnavailable):
-        store.flush()
-    store.flush()
-
-
 def test_a_copy_that_was_read_before_a_delete_does_not_come_back(store: TieredStore, lowest: Slow) -> None:
     lowest.put(blob())
     lowest.gate.clear()
@@ -253,11 +238,10 @@ def test_a_full_queue_refuses_and_never_waits() -> None:
 
 
 def test_a_failing_task_does_not_stop_the_queue() -> None:
-    behind = Behind("test")
+    behind = Behind("test", limit_bytes=100)
     done: list[int] = []
     behind.submit(1, lambda: done.append(1 // 0))
     behind.submit(1, lambda: done.append(2))
-    with pytest.raises(ZeroDivisionError):
-        behind.flush()
+    behind.wait()
     behind.close()
     assert done == [2]
