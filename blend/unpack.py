@@ -83,16 +83,13 @@ def _alike(tensors: Sequence[PackedTensor], *, device: torch.device) -> Iterator
 
 
 def _decode_tiles(out: Tensor, tiles: list[PackedTensor]) -> None:
-    """Write tiles of one form to (N, H, T, D). One model's tiles share their center."""
-    bits, center = tiles[0].bits, tiles[0].center
+    """Write tiles of one form to (N, H, T, D)."""
+    bits = tiles[0].bits
     scales = np.stack([tile.scales for tile in tiles])
     reach = float(scales.max()) * 2 ** (bits - 1)  # no number is larger
     wide = _spread(tiles, out.device)
     wide -= (2**bits - 1) / 2
     wide *= _send(scales, out.device)
-    if center is not None:
-        wide += _send(center, out.device)
-        reach += float(np.abs(center).max())
     limit = _LARGEST[out.dtype]
     if reach > limit:
         wide.clamp_(-limit, limit)

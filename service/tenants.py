@@ -13,7 +13,7 @@ from service.access.control import Control
 from service.press import Press
 from service.shelf import Shelf
 from service.telemetry.logs import fields
-from store.base import BlobStore
+from store.base import BlobAccess, BlobStore
 from store.errors import StoreError
 from store.key import Scope
 
@@ -39,7 +39,7 @@ class Removed:
 class Tenant:
     """Safe for threads."""
 
-    def __init__(self, name: str, library: Library, *, shelf: Shelf, store: BlobStore) -> None:
+    def __init__(self, name: str, library: Library, *, shelf: Shelf, store: BlobAccess) -> None:
         self.name = name
         self.library = library
         self.shelf = shelf

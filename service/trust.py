@@ -18,7 +18,7 @@ from retriever.filters import EVERYTHING
 from retriever.library import Library
 from service.press import Press
 from service.telemetry.logs import fields
-from store.base import BlobStore
+from store.base import BlobAccess
 from store.blob import Terms
 from store.codec.decode import decode
 from store.codec.encode import encode
@@ -34,7 +34,7 @@ ROUNDING = 0.02  # of the numbers' size: what another device, or another order o
 MOST = 100  # fingerprints that were retired
 
 
-def trusted_press(press: Press, folder: Path, *, library: Callable[[Path], Library], store: BlobStore) -> Press:
+def trusted_press(press: Press, folder: Path, *, library: Callable[[Path], Library], store: BlobAccess) -> Press:
     """With another fingerprint, where what any tenant below the folder has stored is not what the model computes."""
     for path in sorted(folder.glob("*/catalog.sqlite")):
         with closing(library(path.parent).catalog) as catalog:
@@ -44,7 +44,7 @@ def trusted_press(press: Press, folder: Path, *, library: Callable[[Path], Libra
     return press
 
 
-def trusted(press: Press, tenant: str, *, catalog: Catalog, store: BlobStore) -> Fingerprint:
+def trusted(press: Press, tenant: str, *, catalog: Catalog, store: BlobAccess) -> Fingerprint:
     """The model's fingerprint, or one that nothing is stored under yet, where a stored record is not the model's."""
     first = tried = press.fingerprint
     for number in range(1, MOST):
@@ -63,7 +63,7 @@ def retired(first: Fingerprint, number: int) -> Fingerprint:
     return replace(first, capture=f"{first.capture}.{number}")
 
 
-def _agrees(press: Press, tenant: str, *, catalog: Catalog, store: BlobStore) -> bool:
+def _agrees(press: Press, tenant: str, *, catalog: Catalog, store: BlobAccess) -> bool:
     """Where nothing is stored, or nothing can be compared, nothing is wrong."""
     try:
         for passage, prefix in _some(press, catalog):
@@ -92,8 +92,8 @@ def _some(press: Press, catalog: Catalog) -> Iterator[tuple[Passage, tuple[int, 
 
 def _close(stored: BlobReader, record: Record, *, key: CacheKey) -> bool:
     """As near as the codec keeps records: within twice what packing costs, and rounding."""
-    blob = encode(record, key, terms=Terms(0, precomputed=False), table=stored.table)
-    packed = decode(read(blob, stored.table))
+    blob = encode(record, key, terms=Terms(0, precomputed=False))
+    packed = decode(read(blob))
     kept = decode(stored)
     if kept.tokens != record.tokens:
         return False

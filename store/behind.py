@@ -10,8 +10,6 @@ from store.errors import StoreClosed
 
 log = logging.getLogger(__name__)
 
-QUEUE_BYTES = 256 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class _Task:
@@ -22,7 +20,7 @@ class _Task:
 class Behind:
     """Runs tasks in order of arrival. `submit` never waits: what does not fit is refused."""
 
-    def __init__(self, name: str, limit_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(self, name: str, limit_bytes: int) -> None:
         self._name = name
         self._limit = limit_bytes
         self._tasks: deque[_Task] = deque()
@@ -32,7 +30,6 @@ class Behind:
         self._submitted = 0
         self._done = 0
         self._closed = False
-        self._error: Exception | None = None
 
     def submit(self, nbytes: int, run: Callable[[], None]) -> bool:
         """Queue a task that holds so many bytes; False where the queue is full. One task always fits an empty queue."""
@@ -56,16 +53,8 @@ class Behind:
             wanted = self._submitted
             self._changed.wait_for(lambda: self._done >= wanted)
 
-    def flush(self) -> None:
-        """Wait for all that was submitted before; raises the first error since the last flush."""
-        self.wait()
-        with self._changed:
-            error, self._error = self._error, None
-        if error is not None:
-            raise error
-
     def close(self) -> None:
-        """Finish what is queued and end the thread; errors are logged, not raised."""
+        """Finish what is queued and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -83,15 +72,12 @@ class Behind:
             self._run(task)
 
     def _run(self, task: _Task) -> None:
-        error: Exception | None = None
         try:
             task.run()
-        except Exception as raised:  # the worker's outermost loop: kept for `flush`, which raises it
-            error = raised
-            log.warning("a write behind failed", extra={"store": self._name}, exc_info=raised)
+        except Exception as error:  # the worker's outermost loop: nobody waits for what a task comes to
+            log.warning("a write behind failed", extra={"store": self._name}, exc_info=error)
         finally:
             with self._changed:
                 self._queued_bytes -= task.nbytes
                 self._done += 1
-                self._error = self._error or error
                 self._changed.notify_all()

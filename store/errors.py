@@ -10,8 +10,7 @@ class MissReason(StrEnum):
     EXPIRED = "expired"
     CORRUPT = "corrupt"
     FOREIGN = "foreign"  # the medium holds somebody else's blob under this key
-    NEWER_FORMAT = "newer format"
-    NO_TABLE = "no table"  # the fitted table it was packed with is gone
+    NEWER_FORMAT = "newer format"  # or a codec that this release does not know
 
 
 class StoreError(Exception):

@@ -214,16 +214,6 @@ class Environment:
         with self._exclusively(), _typed(self.path):
             self._env.set_mapsize(max(nbytes, _LEAST_BYTES))
 
-    def map_bytes(self) -> int:
-        """The reserved size."""
-        with self._entered():
-            return int(self._env.info()["map_size"])
-
-    def flags(self) -> dict[str, bool]:
-        """LMDB's flags as they are in force."""
-        with self._entered():
-            return {name: bool(on) for name, on in self._env.flags().items()}
-
     def file_bytes(self) -> int:
         """The size of the file."""
         return (self.path / "data.mdb").stat().st_size

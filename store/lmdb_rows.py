@@ -6,7 +6,6 @@ rows         key -> `Row`, what eviction and deletion need without reading heads
 totals       tenant -> `Total`
 deletions    tenant / epoch u64 -> when, scope
 graves       scope -> epoch u64 of its last deletion
-tables       tenant / id -> bytes
 quarantine   key -> when, the blob's bytes as they were
 """
 
@@ -16,14 +15,14 @@ from collections.abc import Iterator
 import lmdb
 import msgspec
 
-from store.base import Deletion
 from store.blob import Blob, Buffer, Head
 from store.key import CacheKey, Scope, quote
 from store.lmdb_env import PAGE_BYTES, Environment
+from store.upkeep import Deletion
 
 _HEADS, _FRAMES, _ROWS, _TOTALS = b"heads", b"frames", b"rows", b"totals"
-_DELETIONS, _GRAVES, _TABLES, _QUARANTINE = b"deletions", b"graves", b"tables", b"quarantine"
-_NAMES = (_HEADS, _FRAMES, _ROWS, _TOTALS, _DELETIONS, _GRAVES, _TABLES, _QUARANTINE)
+_DELETIONS, _GRAVES, _QUARANTINE = b"deletions", b"graves", b"quarantine"
+_NAMES = (_HEADS, _FRAMES, _ROWS, _TOTALS, _DELETIONS, _GRAVES, _QUARANTINE)
 
 _NUMBER = struct.Struct(">H")
 _EPOCH = struct.Struct(">Q")
@@ -219,15 +218,6 @@ class Rows:
         deleted = {key.partition(b"/")[0] for key, _ in _below(txn.cursor(db=self._db(_DELETIONS)), b"")}
         return deleted | set(self.totals(txn))
 
-    def table(self, txn: lmdb.Transaction, tenant: str, *, table_id: str) -> bytes | None:
-        """A table's bytes."""
-        data = txn.get(f"{quote(tenant)}/{table_id}".encode(), db=self._db(_TABLES))
-        return None if data is None else bytes(data)
-
-    def write_table(self, txn: lmdb.Transaction, tenant: str, *, table_id: str, data: bytes) -> None:
-        """Keep a table."""
-        txn.put(f"{quote(tenant)}/{table_id}".encode(), data, db=self._db(_TABLES))
-
     def quarantine(self, txn: lmdb.Transaction, key: bytes, *, now: float) -> bool:
         """Move a blob out of reach."""
         data = self.blob_bytes(txn, key)
@@ -243,11 +233,6 @@ class Rows:
         for key in old:
             txn.delete(key, db=self._db(_QUARANTINE))
         return len(old)
-
-    def forget_tables(self, txn: lmdb.Transaction, tenant: str) -> None:
-        """Drop all tables of a tenant."""
-        for key in [key for key, _ in _below(txn.cursor(db=self._db(_TABLES)), quote(tenant).encode() + b"/")]:
-            txn.delete(key, db=self._db(_TABLES))
 
 
 def new_row(blob: Blob, before: Row | None, *, now: float) -> Row:

@@ -13,16 +13,16 @@ from typing import TypeVar
 import lmdb
 from msgspec.structs import replace
 
-from store.base import BlobStore, Deletion, Entry, Put, Usage
+from store.base import BlobStore, Put
 from store.blob import Blob, Buffer, Head
 from store.budget import Budget
-from store.codec.table import named
 from store.errors import BadBlob, MissReason, StoreError, StoreFull
 from store.key import CacheKey, Scope, unquote
 from store.lmdb_env import PAGE_BYTES, RESERVED_BYTES, Environment, MapFull, open_environment
 from store.lmdb_ledger import SharedLedger
 from store.lmdb_rows import Row, Rows, new_row
 from store.reader import Fetch
+from store.upkeep import Deletion, Entry, Usage
 
 T = TypeVar("T")
 
@@ -63,7 +63,6 @@ class LmdbStore(BlobStore):
     name = "lmdb"
 
     def __init__(self, path: Path, budget: Budget | None = None, *, map_bytes: int | None = None) -> None:
-        super().__init__()
         budget = budget or Budget()
         self._budget = total = budget.total
         if total is not None:
@@ -251,14 +250,10 @@ class LmdbStore(BlobStore):
             self._rows.log_deletion(txn, deletion, now=time.time())
             self._ledger.passed(txn)
             self._rows.forget_quarantined(txn, scope.text.encode(), before=math.inf)
-            if scope == Scope(scope.tenant):
-                self._rows.forget_tables(txn, scope.tenant)
             return deletion
 
         deletion = self._change(log)
         self._bury(deletion)
-        self._forget_tables(scope.tenant)
-        self._behind.wait()
         return deletion.epoch
 
     def _bury(self, deletion: Deletion) -> None:
@@ -325,17 +320,7 @@ class LmdbStore(BlobStore):
             blobs = sum(total.blobs for total in self._rows.totals(txn).values())
         return [Usage(self.name, blobs, self.environment.file_bytes(), self._budget)]
 
-    def read_table(self, tenant: str, table_id: str) -> bytes | None:
-        with self.environment.read() as txn:
-            return self._rows.table(txn, tenant, table_id=table_id)
-
-    def publish_table(self, tenant: str, data: bytes) -> str:
-        table_id = named(data).id
-        self._change(lambda txn: self._rows.write_table(txn, tenant, table_id=table_id, data=data))
-        return table_id
-
     def close(self) -> None:
-        super().close()
         if not self._closed:
             self._closed = True
             self.environment.release()

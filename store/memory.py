@@ -7,12 +7,12 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from store.base import BlobStore, Deletion, Entry, Put, Usage
+from store.base import BlobStore, Put
 from store.blob import Blob, Buffer, Head
 from store.budget import Budget, Ledger
-from store.codec.table import named
 from store.key import CacheKey, Scope
 from store.reader import Fetch
+from store.upkeep import Deletion, Entry, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,12 @@ class MemoryStore(BlobStore):
     name = "ram"
 
     def __init__(self, budget: Budget | None = None) -> None:
-        super().__init__()
         self._budget = budget or Budget()
         self._lock = threading.RLock()
         self._blobs: dict[CacheKey, _Kept] = {}
         self._ledger = Ledger(self._budget)
         self._deletions: dict[str, list[tuple[float, Deletion]]] = defaultdict(list)
         self._graves: dict[str, int] = {}  # scope -> its last deletion
-        self._raw_tables: dict[tuple[str, str], bytes] = {}
 
     def _find(self, key: CacheKey) -> _Kept | None:
         with self._lock:
@@ -127,10 +125,6 @@ class MemoryStore(BlobStore):
             self._graves[scope.text] = max(number, self._graves.get(scope.text, 0))
             for key in [k for k, kept in self._blobs.items() if deletion.kills(k, kept.blob.head.terms.epoch)]:
                 self._forget(key)
-            if scope == Scope(scope.tenant):
-                self._raw_tables = {name: data for name, data in self._raw_tables.items() if name[0] != scope.tenant}
-                self._forget_tables(scope.tenant)
-        self._behind.wait()
         return number
 
     def trim(self, tenant: str, before: float) -> int:
@@ -175,13 +169,3 @@ class MemoryStore(BlobStore):
     def usage(self) -> list[Usage]:
         with self._lock:
             return [Usage(self.name, len(self._blobs), self._ledger.total, self._budget.total)]
-
-    def read_table(self, tenant: str, table_id: str) -> bytes | None:
-        with self._lock:
-            return self._raw_tables.get((tenant, table_id))
-
-    def publish_table(self, tenant: str, data: bytes) -> str:
-        table = named(data)
-        with self._lock:
-            self._raw_tables[tenant, table.id] = data
-        return table.id

@@ -5,7 +5,6 @@ fills/<key>            empty: the blob is a fill at query time and may be evicte
 pins/<key>             empty: the blob was a fill and is pinned
 deletions/<tenant>/<n> the scope of the tenant's deletion n, and a mark; made by create-if-absent: numbers are unique
 burying/<tenant>/<n>   the scope, while the deletion has not come to all of its blobs
-tables/<tenant>/<id>   a fitted table
 quarantine/<key>       a blob that did not verify
 """
 
@@ -13,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
-from store.base import BlobStore, Deletion, Entry, Put, Usage
+from store.base import BlobStore, Put
 from store.blob import Blob, Head, read_head
 from store.budget import Budget
-from store.codec.table import named
 from store.errors import BadBlob, KeyFormatError, StoreUnavailable
 from store.key import CacheKey, Scope, quote, unquote
 from store.object_client import Listed, ObjectClient
 from store.object_ledger import ListedLedger
 from store.object_ranges import FIRST, ObjectBlob
+from store.upkeep import Deletion, Entry, Usage
 
 _SKEW_S = 5.0  # a listing shows whole seconds, and the clocks of a server's nodes differ
 _THREADS = 16
@@ -37,7 +36,6 @@ class ObjectBlobStore(BlobStore):
     name = "object"
 
     def __init__(self, client: ObjectClient, budget: Budget | None = None) -> None:
-        super().__init__()
         self._client = client
         self._budget = budget or Budget()
         self._ledger = ListedLedger(client, self._budget)
@@ -213,11 +211,7 @@ class ObjectBlobStore(BlobStore):
         number = self._log(scope, epoch)
         self._client.write(_numbered(f"burying/{quote(scope.tenant)}", number), scope.text.encode())
         self._client.delete(row.path for row in self._rows("quarantine", scope))
-        if scope == Scope(scope.tenant):
-            self._client.delete(row.path for row in list(self._client.listing(f"tables/{quote(scope.tenant)}")))
-        self._forget_tables(scope.tenant)
         self._bury(Deletion(number, scope))
-        self._behind.wait()
         return number
 
     def _log(self, scope: Scope, epoch: int | None) -> int:
@@ -306,19 +300,7 @@ class ObjectBlobStore(BlobStore):
         sizes = [row.nbytes for row in self._client.listing("blobs")]
         return [Usage(self.name, len(sizes), sum(sizes), self._budget.total)]
 
-    def read_table(self, tenant: str, table_id: str) -> bytes | None:
-        piece = self._client.read(f"tables/{quote(tenant)}/{table_id}", range(1 << 30))
-        return None if piece is None else bytes(piece.data)
-
-    def publish_table(self, tenant: str, data: bytes) -> str:
-        table = named(data)
-        path = f"tables/{quote(tenant)}/{table.id}"
-        if not self._client.create(path, data) and self.table(tenant, table.id) is None:
-            self._client.write(path, data)  # what is there is damaged
-        return table.id
-
     def close(self) -> None:
-        super().close()
         self._putting.shutdown()
         self._pool.shutdown()
 

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from store.blob import Blob, Buffer, Head, verified
-from store.codec.table import Table
 from store.errors import MissReason
 
 
@@ -23,15 +22,13 @@ Fetch = Callable[[int], AbstractContextManager[Buffer]]
 class BlobReader:
     """An open blob. Threads may share it; nothing needs to be closed.
 
-    `source` names the medium that answered, for reports: ram, lmdb or object. `table` is the fitted table that the
-    codec refers to, if it does.
+    `source` names the medium that answered, for reports: ram, lmdb or object.
     """
 
-    def __init__(self, head: Head, raw_head: bytes, *, fetch: Fetch, source: str, table: Table | None = None) -> None:
+    def __init__(self, head: Head, raw_head: bytes, *, fetch: Fetch, source: str) -> None:
         self.head = head
         self.raw_head = raw_head
         self.source = source
-        self.table = table
         self._fetch = fetch
 
     @contextmanager
@@ -49,11 +46,11 @@ class BlobReader:
         return Blob(self.head, self.raw_head, tuple(frames))
 
 
-def read(blob: Blob, table: Table | None = None, *, source: str = "ram") -> BlobReader:
+def read(blob: Blob, *, source: str = "ram") -> BlobReader:
     """A reader of a blob that is in memory."""
 
     @contextmanager
     def fetch(number: int) -> Generator[Buffer]:
         yield blob.frames[number]
 
-    return BlobReader(blob.head, blob.head_bytes, fetch=fetch, source=source, table=table)
+    return BlobReader(blob.head, blob.head_bytes, fetch=fetch, source=source)

@@ -73,7 +73,7 @@ class Record:
 class PackedTensor:
     """Quantized codes, channel-major, several to a byte along T, with their step sizes.
 
-    `value = (code - (2**bits - 1) / 2) * scale + center`, computed in float32 and rounded once to the dtype.
+    `value = (code - (2**bits - 1) / 2) * scale`, computed in float32 and rounded once to the dtype.
     `scales` is (H, 1, D) for keys and (H, T, 1) for values, so that it multiplies an (H, T, D) tensor as it is.
     Every scale is exact in bfloat16. Byte p of a channel holds the codes of tokens `p*n ... p*n + n-1`, lowest bits
     first, where n is `per_byte`; codes behind the last token are padding.
@@ -81,7 +81,6 @@ class PackedTensor:
 
     codes: Codes  # (H, D, P)
     scales: Scales
-    center: NDArray[np.float32] | None  # (H, 1, D), fitted once per model
     bits: int
     tokens: int
 
@@ -102,19 +101,9 @@ class PackedTile:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """One layer; a long chunk is cut into several tiles along T, in order and without gaps."""
+    """One layer as it lies in the blob; a long chunk is cut into several tiles along T, in order and without gaps."""
 
     tiles: tuple[PackedTile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRecord:
-    """Codes and scales as they lie in the blob; `blend` unpacks them on its device."""
-
-    spec: str
-    dtype: Dtype
-    tokens: int
-    layers: tuple[PackedLayer | None, ...]
 
 
 def codes_per_byte(bits: int) -> int:

@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from store.base import BlobStore, Entry
+from store.base import BlobAccess, BlobStore
 from store.errors import BadBlob, MissReason
 from store.key import CacheKey
 from store.reader import Miss
+from store.upkeep import Entry
 
 GRACE_S = 24 * 3600.0  # younger than this a blob may belong to a document that is just being put in
 LOG_S = 7 * 24 * 3600.0  # no computing takes longer, so no put can be older than that
@@ -62,8 +63,8 @@ class GcRules:
 def verify(store: BlobStore) -> Iterator[tuple[int, ScrubReport]]:
     """Check every frame of every blob of every tier; yields the number done and the report so far.
 
-    A corrupt or foreign blob goes into quarantine, so that the next put can replace it. A blob of a newer format,
-    or one whose table is missing, is reported and left: another release, or the table's return, may read it.
+    A corrupt or foreign blob goes into quarantine, so that the next put can replace it. A blob of a newer format
+    or of an unknown codec is reported and left: another release may read it.
     """
     report = ScrubReport()
     for tier in store.tiers:
@@ -80,12 +81,12 @@ def verify(store: BlobStore) -> Iterator[tuple[int, ScrubReport]]:
                 yield report.checked, report
 
 
-def _confirm(tier: BlobStore, entry: Entry) -> BadEntry | None:
+def _confirm(tier: BlobAccess, entry: Entry) -> BadEntry | None:
     """A blob that was replaced while it was read looks corrupt, once."""
     return _check(tier, entry) and _check(tier, entry)
 
 
-def _check(tier: BlobStore, entry: Entry) -> BadEntry | None:
+def _check(tier: BlobAccess, entry: Entry) -> BadEntry | None:
     key = entry.key
     reader = tier.open(key)
     if isinstance(reader, Miss):

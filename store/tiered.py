@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from store.base import BlobStore, Deletion, Entry, Put, Usage
+from store.base import BlobStore, Put
 from store.behind import Behind
 from store.blob import Blob, Buffer, Head, verified
 from store.errors import BadBlob, MissReason, StoreError
 from store.flight import SingleFlight
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Miss
+from store.upkeep import Deletion, Entry, Usage
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,6 @@ class TieredStore(BlobStore):
     name = "tiered"
 
     def __init__(self, tiers: Sequence[BlobStore], sync_s: float = 0.0) -> None:
-        super().__init__()
         self._tiers = list(tiers)
         self._sync_s = sync_s
         self._opening: SingleFlight[tuple[CacheKey, int], _Lower | Miss] = SingleFlight()
@@ -139,7 +139,6 @@ class TieredStore(BlobStore):
 
     def _put_above(self, blob: Blob, tier: int) -> None:
         for above in reversed(self._tiers[:tier]):
-            self._carry_table(blob, above)
             above.put(blob)
 
     @contextmanager
@@ -152,13 +151,6 @@ class TieredStore(BlobStore):
                     if goes(key, rising.reader.head):
                         del self._rising[key]
             yield
-
-    def _carry_table(self, blob: Blob, tier: BlobStore) -> None:
-        """A blob is of no use above without the table that it was packed with."""
-        table_id = blob.head.codec.partition("@")[2]
-        data = self.lowest.read_table(blob.head.tenant, table_id) if table_id else None
-        if data is not None and tier.table(blob.head.tenant, table_id) is None:
-            tier.publish_table(blob.head.tenant, data)
 
     def _guarded(self, found: _Lower) -> BlobReader:
         """A reader that turns to the tiers below when a frame of a cache fails."""
@@ -177,7 +169,7 @@ class TieredStore(BlobStore):
                     data = stack.enter_context(self._same_frame(found, number, bad=bad))
                 yield data
 
-        return BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source, table=reader.table)
+        return BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source)
 
     @contextmanager
     def _same_frame(self, found: _Lower, number: int, *, bad: BadBlob) -> Generator[Buffer]:
@@ -209,14 +201,7 @@ class TieredStore(BlobStore):
                 tier.discard(blob.head.key)
             return outcome
 
-    def _settle(self, blob: Blob) -> None:
-        """A fill at query time will be asked for again soon: it goes into every tier."""
-        with self._moving:
-            if self.put(blob) is not Put.DELETED:
-                self._put_above(blob, len(self._tiers) - 1)
-
     def flush(self) -> None:
-        super().flush()
         self._copying.wait()  # a copy that failed is a slower hit, nothing that was promised
 
     def epoch(self, tenant: str) -> int:
@@ -228,8 +213,6 @@ class TieredStore(BlobStore):
     def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
         number = self.lowest.delete(scope, epoch=epoch)
         self._bury_copies(Deletion(number, scope))
-        self._forget_tables(scope.tenant)
-        self._behind.wait()
         self._copying.wait()
         return number
 
@@ -303,14 +286,7 @@ class TieredStore(BlobStore):
     def usage(self) -> list[Usage]:
         return [row for tier in self._tiers for row in tier.usage()]
 
-    def read_table(self, tenant: str, table_id: str) -> bytes | None:
-        return next((data for tier in self._tiers if (data := tier.read_table(tenant, table_id)) is not None), None)
-
-    def publish_table(self, tenant: str, data: bytes) -> str:
-        return [tier.publish_table(tenant, data) for tier in self._tiers][-1]
-
     def close(self) -> None:
-        super().close()
         self._copying.close()
         for tier in self._tiers:
             tier.close()

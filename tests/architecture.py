@@ -31,6 +31,7 @@ CONTRACTS = (
     "store.reader",
     "store.scrub",
     "store.size",
+    "store.upkeep",
 )  # what all of service may know of it besides
 
 # Who may import what. The longest name that fits governs; what is not named is free.
@@ -93,7 +94,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/local.py:LocalEngine._work": "the outermost loop of a worker: all who wait get the exception",
         "blend/running.py:Entry.tell": "a listener's fault must not reach the other requests",
         "blend/local.py:LocalEngine._step": "the outermost loop of a worker: every request in it gets the exception",
-        "store/behind.py:Behind._run": "the outermost loop of a worker: flush raises what it kept",
+        "store/behind.py:Behind._run": "the outermost loop of a worker: its log says why",
         "tests/store/test_object_faults.py:outcome.run": "a panic of the client is no Exception, and must not pass",
         "store/flight.py:SingleFlight.do": "whoever waits gets the same exception as the caller",
     },

@@ -15,7 +15,7 @@ from service.application import application
 from service.cli import app as cli
 from service.composition import compose_core
 from service.settings import CONFIG, OF_CLIENTS, Settings, load_settings
-from store.record import PackedRecord
+from store.record import Record
 from store.url import open_store
 from tests.store.samples import record
 
@@ -288,6 +288,6 @@ def test_the_example_runs(tmp_path: Path) -> None:
     example = example.replace("/var/lib/kvweave", f"{tmp_path}/store")
     known: dict[str, object] = {"chunk_id": "c", "fingerprint": "f", "record": record()}
     exec(compile(example, "README.md", "exec"), known)
-    assert isinstance(known["codes"], PackedRecord)
+    assert isinstance(known["back"], Record)
     with open_store(f"lmdb://{tmp_path}/store") as store:
         assert list(store.entries()) == []

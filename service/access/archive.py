@@ -2,7 +2,7 @@
 
     control.sqlite                     each as SQLite's backup wrote it
     tenants/<tenant>/catalog.sqlite
-    tables/<tenant>/<table>            what blobs were packed with
+    tables/<tenant>/<table>            in older backups; nothing needs them
     blobs/<key>                        whole blobs, each with digests of its own
     manifest.json                      last, so that a backup that was cut off has none
 
@@ -34,11 +34,12 @@ MANIFEST_BYTES: Final = 16 << 20
 PIECE: Final = 1 << 20
 
 _DATABASE = re.compile(rf"{re.escape(CONTROL)}|{TENANTS}/([^/]+)/{re.escape(CATALOG)}")
-_PACKED = re.compile(r"(?:blobs|tables)/[^/]+/.+")
+_BLOBS = "blobs/"
+_PACKED = re.compile(rf"(?:{_BLOBS}|tables/)[^/]+/.+")
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`files`: databases and their digests. `packed`: one digest over all tables and blobs, in their order.
+    """`files`: databases and their digests. `packed`: one digest over all that is no database, in its order.
 
     `epochs`: of each tenant that has blobs, the number of the last deletion that the store knew.
     """
@@ -68,8 +69,11 @@ class Member:
 
     @property
     def is_database(self) -> bool:
-        """Or else a table or a blob."""
         return _DATABASE.fullmatch(self.name) is not None
+
+    @property
+    def is_blob(self) -> bool:
+        return self.name.startswith(_BLOBS)
 
 
 def tenant_of(name: str) -> str:
@@ -79,7 +83,7 @@ def tenant_of(name: str) -> str:
 
 
 class Tally:
-    """What tables and blobs come to: the same for whoever wrote an archive and whoever reads it."""
+    """What all but the databases come to: the same for whoever wrote an archive and whoever reads it."""
 
     def __init__(self) -> None:
         self.blobs = self.nbytes = 0
@@ -89,7 +93,7 @@ class Tally:
         """In the order of the archive."""
         self._hasher.update(f"{name}\n{len(data)}\n".encode())
         self._hasher.update(data)
-        if name.startswith("blobs/"):
+        if name.startswith(_BLOBS):
             self.blobs += 1
             self.nbytes += len(data)
 
@@ -112,7 +116,7 @@ class Writer:
             self._add(name, path.stat().st_size, content=file)
 
     def packed(self, name: str, data: bytes) -> None:
-        """A table or a blob."""
+        """What has no digest of its own in the manifest."""
         self._tally.add(name, data)
         self._add(name, len(data), content=io.BytesIO(data))
 

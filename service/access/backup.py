@@ -18,7 +18,7 @@ from service.access.errors import AccessError
 from service.access.moving import CONTROL, RESTORING, databases
 from service.access.private import finish_file, new_private_file, private_file, sync_folder
 from service.access.spelling import is_tenant
-from store.base import BlobStore
+from store.base import BlobAccess, BlobStore
 from store.blob import Blob
 from store.errors import BadBlob, StoreError
 from store.key import CacheKey, Scope
@@ -97,7 +97,6 @@ class _Blobs:
         self.left_out = 0
         self._writer = writer
         self._store = store
-        self._tables: set[tuple[str, str]] = set()
 
     def add(self, tenant: str, catalog: Path) -> None:
         if self._store is None:
@@ -110,26 +109,15 @@ class _Blobs:
         if epoch:
             self.epochs[tenant] = epoch
 
-    def _add(self, store: BlobStore, key: CacheKey) -> None:
+    def _add(self, store: BlobAccess, key: CacheKey) -> None:
         blob = _read(store, key)
-        table = key.codec.partition("@")[2]
-        if blob is None or not self._has_table(store, key.tenant, table=table):
+        if blob is None:
             self.left_out += 1
-            return
-        self._writer.packed(f"blobs/{key.text}", bytes(blob))
-
-    def _has_table(self, store: BlobStore, tenant: str, *, table: str) -> bool:
-        """It stands before the first blob that needs it."""
-        if not table or (tenant, table) in self._tables:
-            return True
-        content = store.read_table(tenant, table)
-        if content is not None:
-            self._writer.packed(f"tables/{tenant}/{table}", content)
-            self._tables.add((tenant, table))
-        return content is not None
+        else:
+            self._writer.packed(f"blobs/{key.text}", bytes(blob))
 
 
-def _read(store: BlobStore, key: CacheKey) -> Blob | None:
+def _read(store: BlobAccess, key: CacheKey) -> Blob | None:
     reader = store.open(key)
     try:
         return None if isinstance(reader, Miss) else reader.blob()

@@ -26,9 +26,8 @@ from service.access.errors import AccessError
 from service.access.lock import hold
 from service.access.moving import CATALOG, CONTROL, TENANTS, databases, decide_move, finish_move
 from service.access.private import finish_file, new_private_file
-from store.base import BlobStore
+from store.base import BlobAccess
 from store.blob import Blob
-from store.codec.table import Table
 from store.errors import BadBlob, StoreError
 from store.key import Scope
 
@@ -47,7 +46,7 @@ class RestoreReport:
 
 
 def restore(
-    file: Path, data: Path, *, force: bool = False, open_store: Callable[[], BlobStore]
+    file: Path, data: Path, *, force: bool = False, open_store: Callable[[], BlobAccess]
 ) -> RestoreReport:  # fmt: skip
     """Raises AccessError, with nothing changed. `open_store` is asked only where the backup has blobs."""
     try:
@@ -64,7 +63,7 @@ def restore(
         raise AccessError(f"{file} cannot be restored into {data}: {error}") from error
 
 
-def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[[], BlobStore]) -> RestoreReport:
+def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[[], BlobAccess]) -> RestoreReport:
     staging = data / "staging"
     shutil.rmtree(staging, ignore_errors=True)  # of a restore that was killed
     staging.mkdir(mode=0o700)
@@ -87,7 +86,7 @@ def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[
 
 
 def _unpack(archive: BinaryIO, staging: Path) -> Manifest:
-    """Databases into the folder; of tables and blobs nothing but that they are sound."""
+    """Databases into the folder; of blobs nothing but that they are sound."""
     found: dict[str, str] = {}
     tally = Tally()
     reading = members(archive)
@@ -100,7 +99,8 @@ def _unpack(archive: BinaryIO, staging: Path) -> Manifest:
         if not member.is_database:
             data = member.content.read()
             tally.add(member.name, data)
-            _sound(member.name, data)
+            if member.is_blob:
+                _sound(member.name, data)
         elif member.name in found:
             raise AccessError(f"it holds {member.name} twice")
         else:
@@ -124,12 +124,9 @@ def _unpack_one(member: Member, path: Path) -> str:
 
 
 def _sound(name: str, data: bytes) -> None:
-    """A whole blob, or a table, of that very name."""
-    kind, tenant, rest = name.split("/", 2)
+    """A whole blob of that very name."""
     try:
-        if kind == "tables":
-            Table.parse(data, rest)
-        elif Blob.parse(data).head.key.text != f"{tenant}/{rest}":
+        if Blob.parse(data).head.key.text != name.partition("/")[2]:
             raise AccessError(f"{name} is another blob")
     except BadBlob as error:
         raise AccessError(f"{name}: {error}") from error
@@ -150,19 +147,13 @@ def _prepare(path: Path) -> None:
         raise AccessError(f"{path.name} is no database of kvweave: {error}") from error
 
 
-def _fill(store: BlobStore, archive: BinaryIO, *, manifest: Manifest) -> Counter[str]:
+def _fill(store: BlobAccess, archive: BinaryIO, *, manifest: Manifest) -> Counter[str]:
     for tenant, epoch in manifest.epochs.items():
         if store.epoch(tenant) < epoch:
             store.delete(Scope(tenant, _NO_CHUNK), epoch=epoch)
     outcomes: Counter[str] = Counter()
     for member in members(archive):
-        if member.is_database:
-            continue
-        data = member.content.read()
-        kind, tenant, _ = member.name.split("/", 2)
-        if kind == "tables":
-            store.publish_table(tenant, data)
-        else:
-            outcomes[str(store.put(Blob.parse(data)))] += 1
+        if member.is_blob:
+            outcomes[str(store.put(Blob.parse(member.content.read())))] += 1
     store.flush()
     return outcomes

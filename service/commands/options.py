@@ -29,7 +29,7 @@ def a_policy() -> list[str]:
 
 
 def a_codec() -> list[str]:
-    """Those without a fitted table."""
+    """All that there are."""
     return ["lossless", *(f"q{bits}" for bits in range(2, 9))]
 
 

@@ -10,9 +10,10 @@ from statistics import median
 from service.errors import Unavailable
 from service.ingest.capturing import Capturing, Item, Purpose
 from service.press import Ids, Press
-from store.base import BlobStore, Put
+from store.base import BlobAccess, BlobStore, Put
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Miss
+from store.upkeep import StoreUpkeep
 
 TENANT = "kvweave.bench."  # no tenant of a service has a dot in its name
 STALE_S = 3600.0  # what is older was left by a run that was killed
@@ -100,14 +101,14 @@ def borrowed(opened: Callable[[], BlobStore]) -> Generator[Borrowed]:
                     store.discard(key)
 
 
-def _stale(store: BlobStore) -> Iterator[CacheKey]:
+def _stale(store: StoreUpkeep) -> Iterator[CacheKey]:
     before = time.time() - STALE_S
     for tenant in store.tenants():
         if tenant.startswith(TENANT):
             yield from (entry.key for entry in store.entries(Scope(tenant)) if entry.stored_at < before)
 
 
-def _read(tier: BlobStore, items: Sequence[Item]) -> float:
+def _read(tier: BlobAccess, items: Sequence[Item]) -> float:
     """Bytes a second. A blob that went meanwhile is no longer counted."""
     start, nbytes = time.perf_counter(), 0
     for item in items:

@@ -10,7 +10,7 @@ from typing import cast
 from retriever.library import Library
 from retriever.search import Query, scope
 from service.errors import Invalid
-from store.base import BlobStore, Put
+from store.base import BlobAccess, Put
 from store.blob import Blob
 from store.key import CacheKey
 
@@ -72,7 +72,7 @@ class Budgeted:
     """
 
     def __init__(
-        self, store: BlobStore, room: Callable[[], int], *, spare: Sequence[tuple[CacheKey, int]], need: Counter[str]
+        self, store: BlobAccess, room: Callable[[], int], *, spare: Sequence[tuple[CacheKey, int]], need: Counter[str]
     ) -> None:
         self.is_full = False
         self.dropped = 0

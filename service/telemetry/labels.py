@@ -31,7 +31,7 @@ MISSES = frozenset(
         "fingerprint",
     }
 )
-UNREADABLE = frozenset({"newer_format", "no_table"})  # blobs that are sound, but not for this process
+UNREADABLE = "newer_format"  # of a blob that is sound, but not for this process
 
 ERRORS = frozenset(
     {
@@ -92,7 +92,7 @@ def miss(reason: str) -> str:
     field = word.removeprefix("fingerprint_")
     if field in FINGERPRINT_FIELDS:
         return f"fingerprint_{field}"
-    if word in UNREADABLE:
+    if word == UNREADABLE:
         return "unsupported"
     return word if word in MISSES else OTHER
 

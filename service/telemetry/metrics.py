@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 from service.errors import ServiceError
 from service.pipeline.events import Report, Usage
 from service.telemetry import labels
-from store.base import Usage as Tier
 from store.errors import StoreError
+from store.upkeep import Usage as Tier
 
 PREFIX = "kvweave_"
 TENANTS, ENDPOINTS, POLICIES, TIERS = 100, 100, 8, 8  # so many have a name

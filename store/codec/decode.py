@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -14,12 +14,12 @@ from store.codec.quantize import dequantize
 from store.codec.spec import Spec
 from store.errors import BadBlob, MissReason, RecordError, SpecError
 from store.reader import BlobReader
-from store.record import Dtype, LayerKV, PackedLayer, PackedRecord, PackedTile, Record
+from store.record import Dtype, LayerKV, PackedLayer, PackedTile, Record
 
 _local = threading.local()  # zstd's contexts belong to one thread each
 
 T = TypeVar("T")
-ReadTile = Callable[[BlobReader, "Part"], T]
+ReadTile = Callable[["Part"], T]
 
 
 def decode(reader: BlobReader) -> Record:
@@ -28,20 +28,13 @@ def decode(reader: BlobReader) -> Record:
     return Record(reader.head.dtype, tuple(layers))
 
 
-def decode_packed(reader: BlobReader) -> PackedRecord:
-    """Codes and scales of a quantized blob, nothing unpacked. Raises `BadBlob`."""
-    head = reader.head
-    layers = [kv for numbers in head.groups for kv in _packed(reader, numbers)]
-    return PackedRecord(head.codec, head.dtype, head.tokens, tuple(layers))
-
-
 def decode_group(reader: BlobReader, group: int) -> list[LayerKV | None]:
     """Plain keys and values of the layers of one group, in layer order."""
     return _plain(reader, reader.head.groups[group])
 
 
 def packed_group(reader: BlobReader, group: int) -> list[PackedLayer | None]:
-    """Codes and scales of the layers of one group, in layer order."""
+    """Codes and scales of the layers of one group, in layer order. Raises `BadBlob`."""
     return _packed(reader, reader.head.groups[group])
 
 
@@ -54,7 +47,6 @@ def _plain(reader: BlobReader, numbers: range) -> list[LayerKV | None]:
 def _packed(reader: BlobReader, numbers: range) -> list[PackedLayer | None]:
     if _packing(reader.head).bits is None:
         raise RecordError("a lossless blob holds no codes: decode it plain")
-    _refuse_other_table(reader)
     return [PackedLayer(tuple(tiles)) if tiles else None for tiles in _layers(reader, numbers, read=_read_packed)]
 
 
@@ -64,7 +56,7 @@ def _layers(reader: BlobReader, numbers: range, *, read: ReadTile[T]) -> list[li
     found: dict[int, list[T]] = {}
     for number in numbers:
         for part in _parts(reader, number):
-            found.setdefault(part.layer, []).append(read(reader, part))
+            found.setdefault(part.layer, []).append(read(part))
     frame = head.frames[numbers.start]
     return [found.get(layer) for layer in range(frame.layer, frame.layer + frame.layers)]
 
@@ -126,26 +118,14 @@ def _packing(head: Head) -> Packing:
         raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
 
 
-def _refuse_other_table(reader: BlobReader) -> None:
-    wanted, given = Spec.parse(reader.head.codec).table, reader.table.id if reader.table else None
-    if wanted != given:
-        raise BadBlob(MissReason.NO_TABLE, f"codec {reader.head.codec!r} needs table {wanted}, got {given}")
-
-
-def _read_packed(reader: BlobReader, part: Part) -> PackedTile:
+def _read_packed(part: Part) -> PackedTile:
     packing, shape = part.packing, part.shape
     keys = read_packed(part.keys, (shape.key_heads, part.tokens, shape.key_dim), packing=packing, axis=KEYS)
     values = read_packed(part.values, (shape.value_heads, part.tokens, shape.value_dim), packing=packing, axis=VALUES)
-    if reader.table is not None:
-        row = reader.table.row(part.layer, shape)
-        if row is None:
-            raise BadBlob(MissReason.NO_TABLE, f"table {reader.table.id} has another shape in layer {part.layer}")
-        keys, values = replace(keys, center=row[0]), replace(values, center=row[1])
     return PackedTile(part.start, keys, values)
 
 
-def _read_plain(reader: BlobReader, part: Part) -> LayerKV:
-    del reader
+def _read_plain(part: Part) -> LayerKV:
     dtype, shape = part.packing.dtype, part.shape
     return LayerKV(
         read_lossless(part.keys, (shape.key_heads, part.tokens, shape.key_dim), dtype=dtype),

@@ -9,7 +9,6 @@ import zstandard
 from store.blob import Blob, Frame, Head, Shape, Terms, digest, write_head
 from store.codec.frame import KEYS, MAX_FRAME_BYTES, VALUES, Packing, cut_evenly, write_lossless, write_packed
 from store.codec.spec import Spec
-from store.codec.table import Center, Table
 from store.errors import RecordError
 from store.key import CacheKey
 from store.record import LayerKV, Record, all_finite
@@ -22,11 +21,9 @@ _ZSTD_LEVEL = 1  # higher levels win less than 0.1 %: quantized codes repeat not
 _local = threading.local()  # zstd's contexts belong to one thread each
 
 
-def encode(record: Record, key: CacheKey, *, terms: Terms, table: Table | None = None) -> Blob:
+def encode(record: Record, key: CacheKey, *, terms: Terms) -> Blob:
     """Pack a record as `key.codec` says."""
     spec = Spec.parse(key.codec)
-    if (table.id if table else None) != spec.table:
-        raise RecordError(f"codec {spec.text!r} needs table {spec.table}, got {table.id if table else None}")
     _refuse_non_finite(record)
     packing = Packing(spec.bits, record.dtype)
     shapes = tuple(layer and _shape(layer) for layer in record.layers)
@@ -34,7 +31,7 @@ def encode(record: Record, key: CacheKey, *, terms: Terms, table: Table | None =
     frames: list[bytes] = []
     for tile in plan_tiles(shapes, record.tokens, packing=packing):
         _refuse_oversized(packing, shapes, tile=tile)
-        data = _compress(_write_tile(record, tile, packing=packing, table=table))
+        data = _compress(_write_tile(record, tile, packing=packing))
         rows.append(Frame(tile.layers.start, len(tile.layers), tile.start, tile.tokens, len(data), digest(data)))
         frames.append(data)
     head = Head(
@@ -71,29 +68,19 @@ def _cut(layers: range, tokens: int, *, size: int, packing: Packing) -> list[Til
     return [Tile(layers, span.start, len(span)) for span in cut_evenly(tokens, pieces)]
 
 
-def _write_tile(record: Record, tile: Tile, *, packing: Packing, table: Table | None) -> Iterator[bytes]:
+def _write_tile(record: Record, tile: Tile, *, packing: Packing) -> Iterator[bytes]:
     for index in tile.layers:
         layer = record.layers[index]
         if layer is None:
             continue
-        key_center, value_center = _centers(table, index, layer=layer)
         for span in packing.spans(tile.tokens):
             rows = slice(tile.start + span.start, tile.start + span.stop)
             if packing.bits is None:
                 yield from write_lossless(layer.keys[:, rows])
                 yield from write_lossless(layer.values[:, rows])
             else:
-                yield from write_packed(layer.keys[:, rows], packing, axis=KEYS, center=key_center)
-                yield from write_packed(layer.values[:, rows], packing, axis=VALUES, center=value_center)
-
-
-def _centers(table: Table | None, index: int, *, layer: LayerKV) -> tuple[Center | None, Center | None]:
-    if table is None:
-        return None, None
-    row = table.row(index, _shape(layer))
-    if row is None:
-        raise RecordError(f"table {table.id} was fitted on another model: its layer {index} has another shape")
-    return row
+                yield from write_packed(layer.keys[:, rows], packing, axis=KEYS)
+                yield from write_packed(layer.values[:, rows], packing, axis=VALUES)
 
 
 def _refuse_oversized(packing: Packing, shapes: Sequence[Shape | None], *, tile: Tile) -> None:

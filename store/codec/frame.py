@@ -9,11 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from store.blob import Shape
 from store.codec.quantize import Steps, quantize
-from store.errors import RecordError
 from store.record import STORAGE, Array, Codes, Dtype, PackedTensor, codes_per_byte, widen
 
 MAX_FRAME_BYTES = 32 << 20  # no frame of ours unpacks to more; a head that says so was not written here
@@ -92,22 +90,13 @@ def read_lossless(data: memoryview, shape: tuple[int, int, int], *, dtype: Dtype
     return np.ascontiguousarray(turned.transpose(0, 2, 1))
 
 
-def write_packed(array: Array, packing: Packing, *, axis: int, center: NDArray[np.float32] | None) -> Iterator[bytes]:
+def write_packed(array: Array, packing: Packing, *, axis: int) -> Iterator[bytes]:
     """The pieces of a quantized tensor."""
     assert packing.bits is not None
-    wide = widen(array, packing.dtype)
-    codes, steps = quantize(wide if center is None else _centered(wide, center), packing.bits, axis=axis)
+    codes, steps = quantize(widen(array, packing.dtype), packing.bits, axis=axis)
     yield _TOP.pack(steps.top)
     yield steps.codes.tobytes()
     yield codes.tobytes()
-
-
-def _centered(wide: NDArray[np.float32], center: NDArray[np.float32]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):
-        moved = wide - center
-    if not np.isfinite(moved).all():
-        raise RecordError("numbers this large overflow when a table centers them: use a codec without a table")
-    return moved
 
 
 def read_packed(data: memoryview, shape: tuple[int, int, int], *, packing: Packing, axis: int) -> PackedTensor:
@@ -119,4 +108,4 @@ def read_packed(data: memoryview, shape: tuple[int, int, int], *, packing: Packi
     steps: Codes = np.frombuffer(data, np.uint8, count=step_shape[0] * step_shape[1] * step_shape[2], offset=_TOP.size)
     codes = np.frombuffer(data, np.uint8, offset=_TOP.size + steps.size).reshape(heads, dim, -1)
     scales = Steps(steps.reshape(step_shape), top).values()
-    return PackedTensor(codes, scales, None, packing.bits, tokens)
+    return PackedTensor(codes, scales, packing.bits, tokens)

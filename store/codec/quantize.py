@@ -126,12 +126,9 @@ def _values(tensor: PackedTensor) -> Floats:
     values -= np.float32((2**tensor.bits - 1) / 2)
     with np.errstate(over="ignore"):  # the cell of the largest number may reach beyond it; `clip` brings it back
         values *= tensor.scales
-        if tensor.center is not None:
-            values += tensor.center
     return values
 
 
 def _reach(tensor: PackedTensor) -> float:
     """No value is larger. Two passes over the values would tell the same, for half the time of a decode."""
-    center = 0.0 if tensor.center is None else float(np.abs(tensor.center).max())
-    return float(tensor.scales.max()) * 2 ** (tensor.bits - 1) + center
+    return float(tensor.scales.max()) * 2 ** (tensor.bits - 1)

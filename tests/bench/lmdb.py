@@ -14,7 +14,7 @@ import numpy as np
 
 from store.blob import Blob, Terms
 from store.budget import Budget
-from store.codec.decode import decode_packed
+from store.codec.decode import packed_group
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.lmdb_store import LmdbStore
@@ -64,7 +64,8 @@ def decode_all(store: LmdbStore, blobs: list[Blob]) -> None:
     for blob in blobs:
         reader = store.open(blob.head.key)
         assert isinstance(reader, BlobReader), reader
-        decode_packed(reader)
+        for group in range(len(reader.head.groups)):
+            packed_group(reader, group)
 
 
 def put_times_s(store: LmdbStore, blobs: list[Blob]) -> list[float]:

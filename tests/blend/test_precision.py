@@ -12,7 +12,6 @@ from blend.fingerprint import Fingerprint
 from blend.load import Model, adopt
 from blend.prompt import Chunk, Prompt
 from store.blob import Terms
-from store.codec.decode import decode_packed
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader, read
@@ -20,6 +19,7 @@ from store.record import PackedLayer
 from tests.blend.dense import prefill
 from tests.blend.families import draw, native, ours, put, words
 from tests.blend.fusing import Case, close, fused, source
+from tests.store.samples import packed_layers
 
 PREFIX, A, B, SUFFIX = draw(41, 9, 120, 75, 11)
 NAMES = ("llama", "qwen3", "gemma3", "gpt-oss", "deepseek-v3", "cohere2")
@@ -54,12 +54,12 @@ class Packed:
     """A record as a store delivers it."""
 
     def __init__(self, blob: BlobReader, fingerprint: Fingerprint) -> None:
-        self._record = decode_packed(blob)
+        self._layers = packed_layers(blob)
         self.fingerprint = fingerprint
-        self.tokens = self._record.tokens
+        self.tokens = blob.head.tokens
 
     def layer(self, index: int) -> PackedLayer:
-        layer = self._record.layers[index]
+        layer = self._layers[index]
         assert layer is not None
         return layer
 

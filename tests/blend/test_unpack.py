@@ -13,7 +13,6 @@ from blend.unpack import DTYPES, unpack, unpack_into
 from store.blob import Terms
 from store.codec.decode import decode_group, packed_group
 from store.codec.encode import encode
-from store.codec.table import Table, fit, named
 from store.reader import BlobReader, read
 from store.record import Array, Dtype, LayerKV, PackedLayer, Record
 from tests.store import samples
@@ -28,9 +27,8 @@ def plain(draw: str, keys: Shape, values: Shape, *, dtype: Dtype = "bfloat16") -
     return Record(dtype, (LayerKV(tensor(DATA[draw], keys, dtype, 1), tensor(DATA[draw], values, dtype, 2)),))
 
 
-def stored(record: Record, spec: str, table: Table | None = None) -> BlobReader:
-    codec = f"{spec}@{table.id}" if table else spec
-    return read(encode(record, samples.key(codec=codec), terms=Terms(0, precomputed=True), table=table), table)
+def stored(record: Record, spec: str) -> BlobReader:
+    return read(encode(record, samples.key(codec=spec), terms=Terms(0, precomputed=True)))
 
 
 def layers(reader: BlobReader) -> tuple[PackedLayer, LayerKV]:
@@ -57,21 +55,11 @@ def test_it_equals_the_store_for_any_numbers(spec: str, dtype: Dtype, draw: str)
     assert same(keys, decoded.keys) and same(values, decoded.values)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spec", LOSSY)
-def test_it_equals_the_store_with_a_table(spec: str, dtype: Dtype) -> None:
-    record = plain("unequal_channels", (2, 150, 16), (3, 150, 8), dtype=dtype)
-    packed, decoded = layers(stored(record, spec, named(fit([record]))))
-    assert packed.tiles[0].keys.center is not None
-    keys, values = unpack(packed, dtype=DTYPES[dtype], device=CPU)
-    assert same(keys, decoded.keys) and same(values, decoded.values)
-
-
-@pytest.mark.parametrize("spec", LOSSY)
-def test_what_a_table_lifts_beyond_the_dtype_becomes_its_largest_number(spec: str) -> None:
+def test_what_a_step_lifts_beyond_the_dtype_becomes_its_largest_number(spec: str) -> None:
     numbers = np.where(np.arange(2 * 100 * 8).reshape(2, 100, 8) % 10, 65504, 62000).astype(np.float16)
     record = Record("float16", (LayerKV(numbers, -numbers),))
-    packed, decoded = layers(stored(record, spec, named(fit([record]))))
+    packed, decoded = layers(stored(record, spec))
     keys, values = unpack(packed, dtype=torch.float16, device=CPU)
     assert same(keys, decoded.keys) and same(values, decoded.values)
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.pipeline.events import ChunkReport, Report, Usage
 from service.telemetry.metrics import Metrics
-from store.base import Usage as Tier
+from store.upkeep import Usage as Tier
 from tests.deploy.plans import DEPLOY, ROOT
 
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboards" / "kvweave.json").read_text(encoding="utf-8"))

@@ -63,7 +63,7 @@ class FaultyStore:
             with found.frame(number) as data:
                 yield data
 
-        return BlobReader(found.head, found.raw_head, fetch=fetch, source=found.source, table=found.table)
+        return BlobReader(found.head, found.raw_head, fetch=fetch, source=found.source)
 
     def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
         """Through the faults of each put."""

@@ -3,6 +3,7 @@
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,11 @@ import pytest
 from store.base import BlobStore, Put
 from store.blob import Blob
 from store.codec.decode import decode
-from store.codec.table import fit, named
 from store.errors import BadBlob, MissReason
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Miss, read
 from store.scrub import GcRules, collect, verify
-from tests.store.samples import blob, key, record
+from tests.store.samples import blob, key
 
 
 def stored(store: BlobStore, wanted: CacheKey) -> Blob:
@@ -119,22 +119,15 @@ class BlobStoreContract:
         assert collect(store).expired == 1
         assert [row.key for row in store.entries()] == [key(2)]
 
-    def test_a_blob_without_its_table_is_a_miss(self, store: BlobStore) -> None:
-        data = fit([record(seed) for seed in range(3)])
-        codec = f"q4@{named(data).id}"
-        store.put(blob(codec=codec, table=named(data)))
-        assert why(store, key(codec=codec)) is MissReason.NO_TABLE
-        assert store.publish_table("acme", data) == named(data).id
-        reader = store.open(key(codec=codec))
-        assert isinstance(reader, BlobReader)
-        assert np.array_equal(keys_of(reader), keys_of(read(blob(codec=codec, table=named(data)), named(data))))
-
-    def test_a_tenants_tables_are_its_own_and_go_with_it(self, store: BlobStore) -> None:
-        data = fit([record()])
-        table_id = store.publish_table("acme", data)
-        assert store.table("other", table_id) is None
-        store.delete(Scope("acme"))
-        assert store.table("acme", table_id) is None
+    def test_a_blob_that_leans_on_a_fitted_table_is_a_miss_that_names_its_codec(self, store: BlobStore) -> None:
+        old = Blob.parse((Path(__file__).parent / "golden/v1-table.blob").read_bytes())
+        assert store.put(old) is Put.STORED
+        found = store.open(old.head.key)
+        assert isinstance(found, Miss)
+        assert found.reason is MissReason.NEWER_FORMAT and repr(old.head.codec) in found.detail
+        *_, (_, report) = verify(store)
+        assert {(row.key, row.reason) for row in report.bad} == {(old.head.key, MissReason.NEWER_FORMAT)}
+        assert self.raw(store, old.head.key) == bytes(old)
 
     def test_delete_takes_its_scope_and_nothing_else(self, store: BlobStore) -> None:
         chunks = ["1", "10", "1/0", "2"]
@@ -174,20 +167,6 @@ class BlobStoreContract:
         assert store.trim("acme", before=9e9) == 2
         assert [row.epoch for row in store.deletions("acme")] == [3]
         assert store.delete(Scope("acme", "chunk-9")) == 4
-
-    def test_a_delete_between_a_compute_and_its_write_behind_stays_deleted(self, store: BlobStore) -> None:
-        before = store.epoch("acme")
-        for name in range(20):
-            store.put_behind(blob(name, epoch=before, precomputed=False))
-        store.delete(Scope("acme"))
-        store.flush()
-        assert list(store.entries()) == []
-        assert all(self.raw(store, key(name)) is None for name in range(20))
-
-    def test_what_was_put_behind_is_there_after_flush(self, store: BlobStore) -> None:
-        assert store.put_behind(blob(precomputed=False))
-        store.flush()
-        assert bytes(stored(store, key())) == bytes(blob(precomputed=False))
 
     def test_prefetch_of_anything_is_safe(self, store: BlobStore) -> None:
         store.put(blob(1))

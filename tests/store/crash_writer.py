@@ -15,7 +15,6 @@ from store.base import BlobStore
 from store.blob import Blob, Frame, Head, Shape, Terms, digest, write_head
 from store.key import Scope
 from store.lmdb_store import LmdbStore
-from store.reader import BlobReader
 from store.url import open_store
 from tests.store.samples import key
 
@@ -60,7 +59,6 @@ class Writer:
         self._works: dict[str, Callable[[int], str]] = {
             "put": self._put,
             "late": self._late,
-            "behind": self._behind,
             "replace": self._replace,
             "discard": self._discard,
             "delete": self._delete,
@@ -69,7 +67,7 @@ class Writer:
 
     def step(self) -> None:
         """Announce, do, acknowledge."""
-        work = self._random.choices(list(self._works), [50, 5, 10, 10, 5, 12, 2])[0]
+        work = self._random.choices(list(self._works), [60, 5, 10, 5, 12, 2])[0]
         number = self._random.randrange(NAMES)
         say(f"begin {work} {number}")
         said = self._works[work](number)
@@ -84,11 +82,6 @@ class Writer:
 
     def _late(self, number: int) -> str:
         return self._store.put(self._blob(number, max(0, self._store.epoch(TENANT) - 1))).name
-
-    def _behind(self, number: int) -> str:
-        self._store.put_behind(self._blob(number, self._store.epoch(TENANT)))
-        self._store.flush()
-        return "STORED" if isinstance(self._store.open(key(number)), BlobReader) else "ABSENT"
 
     def _replace(self, number: int) -> str:
         return self._store.replace(self._blob(number, self._store.epoch(TENANT))).name

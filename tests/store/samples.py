@@ -3,10 +3,11 @@
 import numpy as np
 
 from store.blob import Blob, Terms
+from store.codec.decode import packed_group
 from store.codec.encode import encode
-from store.codec.table import Table
 from store.key import CacheKey
-from store.record import Dtype, LayerKV, Record, narrow
+from store.reader import BlobReader
+from store.record import Dtype, LayerKV, PackedLayer, Record, narrow
 
 
 def record(
@@ -24,6 +25,11 @@ def record(
     )
 
 
+def packed_layers(reader: BlobReader) -> list[PackedLayer | None]:
+    """Codes and scales of all layers of a quantized blob."""
+    return [layer for group in range(len(reader.head.groups)) for layer in packed_group(reader, group)]
+
+
 def key(name: object = 0, *, tenant: str = "acme", fingerprint: str = "fp", codec: str = "q4") -> CacheKey:
     """A key whose chunk is named after anything."""
     return CacheKey(tenant, f"chunk-{name}", fingerprint, codec)
@@ -39,8 +45,7 @@ def blob(
     epoch: int = 0,
     precomputed: bool = True,
     expires_at: float | None = None,
-    table: Table | None = None,
 ) -> Blob:
     """A blob of a few kilobytes under `key(name)`."""
     terms = Terms(epoch, precomputed, expires_at)
-    return encode(record(seed, tokens=tokens), key(name, tenant=tenant, codec=codec), terms=terms, table=table)
+    return encode(record(seed, tokens=tokens), key(name, tenant=tenant, codec=codec), terms=terms)

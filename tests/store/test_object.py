@@ -243,13 +243,6 @@ class TestDamage:
         with pytest.raises(StoreUnavailable, match="is no deletion"):
             store.put(blob())
 
-    def test_a_table_is_kept_as_it_is_and_absent_where_it_is_not(self, medium: Medium) -> None:
-        store = medium.open()
-        assert store.read_table("acme", "0" * 8) is None
-        medium.overwrite("tables/acme/damaged", b"")
-        assert store.read_table("acme", "damaged") == b""
-        assert store.table("acme", "damaged") is None
-
 
 class TestClient:
     def test_deleting_goes_on_past_what_is_absent(self, medium: Medium) -> None:

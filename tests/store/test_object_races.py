@@ -7,9 +7,10 @@ from threading import Barrier, Thread
 import pytest
 
 from store import object_store, scrub
-from store.base import Deletion, Put
+from store.base import Put
 from store.errors import MissReason, StoreDenied
 from store.key import CacheKey, Scope
+from store.upkeep import Deletion
 from tests.servers.faults import Answer, Fault
 from tests.servers.faulty import FaultyProxy, Request
 from tests.store.media import Medium, is_blob, read

@@ -24,7 +24,7 @@ from store.reader import BlobReader
 from store.scrub import verify
 from tests.store.crash_writer import TENANT, bulk
 from tests.store.samples import key
-from tests.store.test_lmdb import body_bytes, listed, opened, totals_match
+from tests.store.test_lmdb import body_bytes, listed, lmdb_of, opened, totals_match
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
@@ -226,11 +226,11 @@ for name in range(12): store.put(bulk(name, 300_000))
 wait(); store.close()
 """
     with LmdbStore(tmp_path, map_bytes=1) as store:
-        before = store.environment.map_bytes()
+        before = lmdb_of(store).info()["map_size"]
         with other_process(tmp_path, program):
             assert bytes(opened(store, 11).blob()) == bytes(bulk(11, 300_000))
             assert store.put(bulk("mine", 100_000)) is Put.STORED
-            assert store.environment.map_bytes() > before
+            assert lmdb_of(store).info()["map_size"] > before
         assert len(listed(store)) == 13
 
 

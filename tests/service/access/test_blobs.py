@@ -7,12 +7,13 @@ import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import chunk_id
+from service.access.archive import writing
 from service.access.backup import BackupReport, back_up
+from service.access.moving import CONTROL
 from service.access.restore import RestoreReport, restore
 from store.base import BlobStore, Put
 from store.blob import Blob, Terms
 from store.codec.encode import encode
-from store.codec.table import Table, fit, named
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from store.url import open_store
@@ -24,9 +25,8 @@ def key_of(tenant: str, name: str, codec: str = "q4") -> CacheKey:
     return CacheKey(tenant, chunk_id(text(name)), "f" * 64, codec)
 
 
-def blob_of(tenant: str, name: str, *, epoch: int = 0, table: Table | None = None) -> Blob:
-    codec = f"q4@{table.id}" if table else "q4"
-    return encode(record(), key_of(tenant, name, codec), terms=Terms(epoch, precomputed=True), table=table)
+def blob_of(tenant: str, name: str, *, epoch: int = 0, codec: str = "q4") -> Blob:
+    return encode(record(), key_of(tenant, name, codec), terms=Terms(epoch, precomputed=True))
 
 
 def found(store: BlobStore, key: CacheKey) -> bytes | None:
@@ -58,17 +58,27 @@ def put_back(data: Path, url: str) -> RestoreReport:
     return restore(data.parent / "backup", data, force=True, open_store=lambda: open_store(url))
 
 
-def test_a_lost_store_has_every_blob_and_table_again(data: Path, place: str) -> None:
-    table = fit([record(seed) for seed in range(2)])
+def test_a_lost_store_has_every_blob_again(data: Path, place: str) -> None:
     with open_store(place) as store:
-        store.publish_table("acme", table)
-        blobs = [blob_of("acme", "a"), blob_of("acme", "b", table=named(table)), blob_of("beta", "a")]
+        blobs = [blob_of("acme", "a"), blob_of("acme", "b", codec="lossless"), blob_of("beta", "a")]
         assert [store.put(blob) for blob in blobs] == [Put.STORED] * 3
         assert (saved(data, store).blobs, saved(data, store).left_out) == (3, 0)
     assert put_back(data, f"{place}2").blobs == {"stored": 3}
     with open_store(f"{place}2") as store:
         assert [found(store, blob.head.key) for blob in blobs] == [bytes(blob) for blob in blobs]
-        assert store.read_table("acme", named(table).id) == table and store.read_table("beta", named(table).id) is None
+
+
+def test_a_backup_that_holds_fitted_tables_is_restored_without_them(data: Path, tmp_path: Path) -> None:
+    blob = blob_of("acme", "a")
+    with (tmp_path / "backup").open("w+b") as out, writing(out) as older:
+        older.database(CONTROL, data / CONTROL)
+        older.packed(f"tables/acme/{'0' * 32}", b"what blobs were packed with")
+        older.packed(f"blobs/{blob.head.key.text}", bytes(blob))
+        older.finish({})
+    assert put_back(data, f"file://{tmp_path}/store").blobs == {"stored": 1}
+    with open_store(f"file://{tmp_path}/store") as store:
+        assert found(store, blob.head.key) == bytes(blob)
+    assert not (tmp_path / "store/tables").exists()
 
 
 def test_blobs_of_no_chunk_and_of_no_tenant_are_not_taken_along(data: Path, place: str) -> None:

@@ -13,8 +13,8 @@ from service.errors import Unavailable
 from service.pipeline.events import ChunkReport, Report, Usage
 from service.telemetry import labels
 from service.telemetry.metrics import Metrics
-from store.base import Usage as Tier
 from store.errors import MissReason, StoreError
+from store.upkeep import Usage as Tier
 
 REPORT = Report(
     "hybrid",

@@ -1,0 +1,89 @@
+"""What looks after a store: listings, usage, quarantine, the log of deletions, pins. Moves no blob, knows no medium."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from store.key import CacheKey, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stored blob as a listing shows it; `stored_at` in seconds since 1970."""
+
+    key: CacheKey
+    nbytes: int
+    stored_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """One delete: everything in `scope` that began before `epoch` is dead."""
+
+    epoch: int
+    scope: Scope
+
+    def kills(self, key: CacheKey, epoch: int) -> bool:
+        """Whether a blob of this key, begun in that epoch, is dead."""
+        return epoch < self.epoch and key in self.scope
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a tier holds, in bytes of the medium; `budget` is None where nothing limits it."""
+
+    tier: str
+    blobs: int
+    nbytes: int
+    budget: int | None
+
+
+class StoreUpkeep(ABC):
+    """The upkeep of a store. The contract in `store.base` holds for it too."""
+
+    @abstractmethod
+    def entries(self, scope: Scope | None = None) -> Iterator[Entry]:
+        """All blobs of a scope, or of everything, as of about now, in key order."""
+
+    @abstractmethod
+    def strays(self) -> Iterator[str]:
+        """Names in the medium that this store did not write."""
+
+    @abstractmethod
+    def tenants(self) -> list[str]:
+        """Tenants that have blobs or deletions."""
+
+    @abstractmethod
+    def usage(self) -> list[Usage]:
+        """One row per tier."""
+
+    @abstractmethod
+    def quarantine(self, key: CacheKey) -> bool:
+        """Move a bad blob out of reach, kept for inspection where the medium can; whether it was there."""
+
+    @abstractmethod
+    def forget_quarantined(self, before: float) -> int:
+        """Drop what was quarantined before that time; returns how many."""
+
+    @abstractmethod
+    def deletions(self, tenant: str, after: int = 0) -> list[Deletion]:
+        """The tenant's deletions numbered above `after`, in order, as far back as they are kept."""
+
+    @abstractmethod
+    def trim(self, tenant: str, before: float) -> int:
+        """Forget deletions older than that time but the newest; returns how many. No put may be older than they."""
+
+    def finish_deletes(self) -> None:  # noqa: B027 (where a delete is one step, nothing is left)
+        """Take away what a killed `delete` left behind."""
+
+    def compact(self) -> int:
+        """Give free space back to the medium, which nobody else may have open; returns the bytes."""
+        return 0
+
+    @abstractmethod
+    def pin(self, scope: Scope) -> int:
+        """Keep the scope's blobs from eviction; returns how many there are."""
+
+    @abstractmethod
+    def unpin(self, scope: Scope) -> int:
+        """Take pins back; returns how many blobs there are."""
