@@ -19,7 +19,7 @@ from retriever.errors import RetrieverError
 Vector = NDArray[np.float32]  # (dim,)
 Vectors = NDArray[np.float32]  # (N, dim)
 
-_QUERIES = 1024  # what a cache holds: 4 MB of vectors of 1,024 numbers
+QUERIES = 1024  # what a cache holds: 4 MB of vectors of 1,024 numbers
 
 
 class EmbeddingError(RetrieverError, RuntimeError):
@@ -68,11 +68,9 @@ class Reranker(Protocol):
         ...
 
 
-def cached(embedder: Embedder, *, queries: int = _QUERIES) -> Embedder:
+def cached(embedder: Embedder) -> Embedder:
     """The same embedder with a memory of the vectors of the last different queries. They are read-only."""
-    if queries < 1:
-        raise ValueError(f"a cache holds at least one query, got queries={queries}")
-    return _Cached(embedder, queries)
+    return _Cached(embedder)
 
 
 def checked(texts: Sequence[str]) -> list[str]:
@@ -107,9 +105,8 @@ def batches(texts: Sequence[str], *, count: int, characters: int) -> list[range]
 
 
 class _Cached:
-    def __init__(self, embedder: Embedder, queries: int) -> None:
+    def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._queries = queries
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Vector] = OrderedDict()  # the least recently asked first
 
@@ -135,6 +132,6 @@ class _Cached:
         with self._lock:
             self._known[text] = vector
             self._known.move_to_end(text)
-            while len(self._known) > self._queries:
+            while len(self._known) > QUERIES:
                 self._known.popitem(last=False)
         return vector

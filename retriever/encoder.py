@@ -4,13 +4,13 @@
 file of retriever knows tensors.
 
 A text is never a control token: a document that spells `[SEP]` is tokenized as these five letters. A text longer than
-`max_tokens` is cut off there; `truncated` says which ones are.
+the model's window is cut off there. Where a folder is silent, pooling is the mean, and there are no instructions.
 """
 
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -23,11 +23,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from retriever.embedding import EmbeddingError, Instructions, Vector, Vectors, checked, unit
+from retriever.embedding import EmbeddingError, Vector, Vectors, checked, unit
 from retriever.encoder_folder import layout_of
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-POOLINGS = ("cls", "mean", "last")
 
 _VERSION = 1  # of what this file computes: another one, other vectors
 _BATCH_TEXTS, _BATCH_TOKENS = 64, 8192  # tokens with padding: few long texts, or many short ones
@@ -41,72 +38,36 @@ _IDENTITY = ("config.json", "*token*.json", "vocab*", "merges.txt", "*.model")
 _MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderOptions:
-    """How to use a model. "auto" and None mean what its folder says, and where that is silent: mean, no instructions.
-
-    `max_tokens` counts instruction and control tokens too. `dtype` is the model's: pooling is float32 always.
-    """
-
-    pooling: str = "auto"
-    instructions: Instructions | None = None
-    max_tokens: int | None = None
-    device: str = "auto"
-    dtype: str = "float32"
-    revision: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.pooling not in ("auto", *POOLINGS):
-            raise EmbeddingError(f"pooling {self.pooling!r} is none of auto, {', '.join(POOLINGS)}")
-        if self.dtype not in DTYPES:
-            raise EmbeddingError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise EmbeddingError(f"max_tokens counts tokens of a text, got {self.max_tokens}")
-
-
 class Encoder:
-    """An `Embedder` by hub name or folder. In float32 a vector is within 1e-5 the same whatever else is in its batch.
+    """An `Embedder` by hub name or folder. A vector is within 1e-5 the same whatever else is in its batch.
 
     Raises EmbeddingError for what it cannot compute as the model's authors meant it. No remote code.
     """
 
-    def __init__(self, source: str | Path, *, options: EncoderOptions | None = None) -> None:
-        options = options or EncoderOptions()
-        device = _device(options.device)
-        layout = layout_of(_folder(str(source), options.revision))
-        self._pooling = layout.pooled(options.pooling)
-        self._instructions = options.instructions if options.instructions is not None else layout.instructions
+    def __init__(self, source: str | Path, *, device: str = "auto") -> None:
+        place = _device(device)
+        layout = layout_of(_folder(str(source)))
+        self._pooling = layout.pooling
+        self._instructions = layout.instructions
         self._lower = layout.settings.do_lower_case
         config = _config(layout.root)
         self._tokenizer = _tokenizer(layout.root)
         self._tokenizing = threading.Lock()  # truncation is part of a tokenizer's state
-        self._model = _model(layout.root, config, dtype=options.dtype).to(device)  # pyright: ignore[reportArgumentType]
-        self._max_tokens = _max_tokens(
-            self._model, self._tokenizer, asked=options.max_tokens, told=layout.settings.max_seq_length
-        )
+        self._model = _model(layout.root, config).to(place)  # pyright: ignore[reportArgumentType]
+        self._max_tokens = _max_tokens(self._model, self._tokenizer, told=layout.settings.max_seq_length)
         self._check_instructions()
         self._dim = self._try(str(source))
-        choices = [_VERSION, self._pooling, asdict(self._instructions), self._max_tokens, self._lower, options.dtype]
+        choices = [_VERSION, self._pooling, asdict(self._instructions), self._max_tokens, self._lower, "float32"]
         self._name = f"{self._model.config.model_type}-{self._dim}-{_identity(layout.root, choices)}"
 
     @property
     def name(self) -> str:
-        """The model's type, the dimension, and a digest of weights, tokenizer and options; not the folder's name."""
+        """The model's type, the dimension, and a digest of weights, tokenizer and settings; not the folder's name."""
         return self._name
 
     @property
     def dim(self) -> int:
         return self._dim
-
-    @property
-    def max_tokens(self) -> int:
-        """What lies behind so many tokens of a text, its instruction included, does not count."""
-        return self._max_tokens
-
-    def truncated(self, texts: Sequence[str]) -> list[int]:
-        """The places of those passages that are longer than the model's window."""
-        ids = self._ids([self._instructions.passage + text for text in checked(texts)], limit=None)
-        return [place for place, row in enumerate(ids) if len(row) > self._max_tokens]
 
     def passages(self, texts: Sequence[str]) -> Vectors:
         return self._embed([self._instructions.passage + text for text in checked(texts)])
@@ -146,7 +107,7 @@ class Encoder:
                 return _pool(hidden.float(), mask, how=self._pooling)
         except torch.OutOfMemoryError as error:
             raise EmbeddingError(
-                f"{len(ids)} texts of up to {width} tokens do not fit the device's memory: choose a smaller max_tokens",
+                f"{len(ids)} texts of up to {width} tokens do not fit the device's memory: choose a smaller model",
                 temporary=True,
             ) from error
 
@@ -172,21 +133,19 @@ class Encoder:
         return len(vector)
 
 
-def _folder(source: str, revision: str | None) -> Path:
+def _folder(source: str) -> Path:
     """Where the model's files are. From the hub come only those that are needed."""
     if Path(source).is_dir():
         return Path(source)
     try:
-        folder = _snapshot(source, revision, weights=_WEIGHTS[0])
-        return folder if any(folder.rglob(_WEIGHTS[0])) else _snapshot(source, revision, weights=_WEIGHTS[1])
+        folder = _snapshot(source, weights=_WEIGHTS[0])
+        return folder if any(folder.rglob(_WEIGHTS[0])) else _snapshot(source, weights=_WEIGHTS[1])
     except (OSError, ValueError) as error:
-        raise EmbeddingError(
-            f"{source!r}, revision {revision or 'default'}, is neither a folder nor a hub name that loads: {error}"
-        ) from error
+        raise EmbeddingError(f"{source!r} is neither a folder nor a hub name that loads: {error}") from error
 
 
-def _snapshot(name: str, revision: str | None, *, weights: str) -> Path:
-    return Path(snapshot_download(name, revision=revision, allow_patterns=[*_SMALL_FILES, weights]))
+def _snapshot(name: str, *, weights: str) -> Path:
+    return Path(snapshot_download(name, allow_patterns=[*_SMALL_FILES, weights]))
 
 
 def _tokenizer(root: Path) -> Tokenizer:
@@ -212,10 +171,10 @@ def _config(root: Path) -> PreTrainedConfig:
     return config
 
 
-def _model(root: Path, config: PreTrainedConfig, *, dtype: str) -> PreTrainedModel:
+def _model(root: Path, config: PreTrainedConfig) -> PreTrainedModel:
     try:
         model, loading = AutoModel.from_pretrained(
-            root, config=config, dtype=DTYPES[dtype], trust_remote_code=False, output_loading_info=True
+            root, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
         )
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise EmbeddingError(f"{root} holds no weights that load: {error}") from error
@@ -236,15 +195,13 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _max_tokens(model: PreTrainedModel, tokenizer: Tokenizer, *, asked: int | None, told: int | None) -> int:
-    """What was asked for, else what the folder tells, else what the tokenizer says; never more than positions."""
+def _max_tokens(model: PreTrainedModel, tokenizer: Tokenizer, *, told: int | None) -> int:
+    """What the folder tells, else what the tokenizer says; never more than positions."""
     positions = _positions(model)
     limit = positions if positions is not None else _ENDLESS
-    if asked is not None and asked > limit:
-        raise EmbeddingError(f"max_tokens {asked} is more than the {limit} that the model has positions for")
-    own = asked or told or tokenizer.model_max_length
+    own = told or tokenizer.model_max_length
     if min(own, limit) >= _ENDLESS:
-        raise EmbeddingError("neither the model nor its tokenizer says how long a text may be: give max_tokens")
+        raise EmbeddingError("neither the model nor its tokenizer says how long a text may be: choose another model")
     return min(own, limit)
 
 

@@ -53,22 +53,12 @@ class _Prompts(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a folder says. `pooling` as it is spelled there; empty where it says nothing."""
+    """What a folder says. `pooling`: cls, mean or last."""
 
     root: Path  # of the transformer
     instructions: Instructions
     settings: Settings
-    pooling: str = ""
-
-    def pooled(self, wanted: str) -> str:
-        """The pooling in our words; "auto" is what the folder says."""
-        if wanted != "auto":
-            return wanted
-        if self.pooling and self.pooling not in _POOLING:
-            raise EmbeddingError(
-                f"{self.root} pools by {self.pooling!r}, which is none of {', '.join(_POOLING)}: choose another model"
-            )
-        return _POOLING.get(self.pooling, "mean")
+    pooling: str = "mean"
 
 
 def layout_of(folder: Path) -> Layout:
@@ -90,7 +80,7 @@ def layout_of(folder: Path) -> Layout:
     for name in settings.__struct_fields__[2:]:
         if value := getattr(settings, name):
             raise EmbeddingError(f"{folder} sets {name} to {value!r}, which is not supported: choose another model")
-    return Layout(paths[0], instructions, settings, _spelled_pooling(paths[1] / "config.json"))
+    return Layout(paths[0], instructions, settings, _pooling(paths[1] / "config.json"))
 
 
 def _read(file: Path, absent: T) -> T:
@@ -103,14 +93,19 @@ def _read(file: Path, absent: T) -> T:
         raise EmbeddingError(f"{file} says something else than sentence-transformers does: {error}") from error
 
 
-def _spelled_pooling(file: Path) -> str:
+def _pooling(file: Path) -> str:
     settings = _read(file, _PoolingSettings())
     if not settings.include_prompt:
         raise EmbeddingError(f"{file} keeps instructions out of the pooling, which is not supported")
     told = settings.pooling_mode
     flags = [name for name in settings.__struct_fields__[2:] if getattr(settings, name)]
     old = [re.sub("^pooling_mode_|_tokens?$", "", flag) for flag in flags] or ["mean"]
-    return told if isinstance(told, str) else "+".join(told or old)
+    spelled = told if isinstance(told, str) else "+".join(told or old)
+    if spelled not in _POOLING:
+        raise EmbeddingError(
+            f"{file} pools by {spelled!r}, which is none of {', '.join(_POOLING)}: choose another model"
+        )
+    return _POOLING[spelled]
 
 
 def _kind(value: object) -> object:

@@ -1,13 +1,13 @@
 """Tables of marks that are searched by hash. Knows no texts, and of a prompt its block hashes alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from retriever.marks import Hashes, Mark
+from retriever.marks import Hashes
 
 Ints = NDArray[np.int64]
 
@@ -23,11 +23,6 @@ class Entries:
     heads: Hashes
     tails: Hashes
     nbytes: Ints
-
-    @classmethod
-    def of(cls, rows: Sequence[int], marks: Sequence[Mark]) -> "Entries":
-        heads, tails = [mark.head for mark in marks], [mark.tail for mark in marks]
-        return cls.columns(rows=rows, heads=heads, tails=tails, nbytes=[mark.nbytes for mark in marks])
 
     @classmethod
     def columns(cls, *, rows: ArrayLike, heads: ArrayLike, tails: ArrayLike, nbytes: ArrayLike) -> "Entries":

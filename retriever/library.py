@@ -57,11 +57,6 @@ class Library:
             _keep(change, vectors)
         return removal
 
-    def stage(self, document: Document, *, collection: str) -> int:
-        """Embed it and keep it, to serve later: the number of the version."""
-        [version] = self.stage_all([document], collection=collection)
-        return version
-
     def stage_all(
         self,
         documents: Sequence[Document],

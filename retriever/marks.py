@@ -38,13 +38,8 @@ def stripped(text: str) -> bytes:
     return text.strip().encode("utf-8", "surrogatepass")
 
 
-def mark(text: str) -> Mark | None:
-    """None where the text is too short to be recognised."""
-    return marks([text])[0]
-
-
 def marks(texts: Sequence[str]) -> list[Mark | None]:
-    """The mark of each text, None where it is too short."""
+    """The mark of each text, None where it is too short to be recognised."""
     encoded = [stripped(text) for text in texts]
     levels: dict[int, list[int]] = {}
     for number, data in enumerate(encoded):

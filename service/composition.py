@@ -103,10 +103,10 @@ def _embedder(settings: Settings) -> Embedder | None:
         url, model = _split(name, "embedder")
         return cached(RemoteEmbedder(Access(url, settings.embedder_key.get_secret_value()), model))
     try:
-        from retriever.encoder import Encoder, EncoderOptions
+        from retriever.encoder import Encoder
     except ImportError as error:
         raise EmbeddingError(f"the encoder {name!r} cannot be loaded: {error}") from error
-    return cached(Encoder(name, options=EncoderOptions(device=settings.device)))
+    return cached(Encoder(name, device=settings.device))
 
 
 def _reranker(settings: Settings) -> Reranker | None:

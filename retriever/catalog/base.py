@@ -227,10 +227,6 @@ class View(Protocol):
         """Chunks (row, id, text) that lack one, in the order of their rows; not those that no search may find."""
         ...
 
-    def deleted_after(self, row: int, *, limit: int) -> list[tuple[int, str]]:
-        """Tombstones: number and document, oldest first."""
-        ...
-
     def counts(self) -> Counts: ...
 
     def chunk_ids(self, after: str, limit: int) -> list[str]:

@@ -180,19 +180,10 @@ class SqliteChange:
         self._run("UPDATE facts SET value = ?1 WHERE name = 'swept' AND value < ?1", (row,))
 
     def _delete(self, which: str, value: str) -> Removal:
-        """Versions, and a tombstone where none of a document is left."""
         found = self._run(
-            "SELECT d.row, d.id, l.collection FROM documents d JOIN labels l ON l.row = d.label "
-            f"WHERE {which} ORDER BY d.row",
-            (value,),
+            f"SELECT d.row FROM documents d JOIN labels l ON l.row = d.label WHERE {which} ORDER BY d.row", (value,)
         ).fetchall()
-        removal = _together([self._remove(version) for version, _, _ in found])
-        self._connection.executemany(
-            "INSERT INTO tombstones (document, collection, deleted) SELECT ?1, ?2, ?3 "
-            "WHERE NOT EXISTS (SELECT 1 FROM documents WHERE id = ?1)",
-            [(*each, time.time()) for each in sorted({document: name for _, document, name in found}.items())],
-        )
-        return removal
+        return _together([self._remove(version) for (version,) in found])
 
     def _stage(self, document: Document, collection: str, *, digest: bytes) -> int:
         try:

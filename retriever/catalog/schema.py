@@ -95,8 +95,11 @@ CREATE TABLE limits (
 ) STRICT, WITHOUT ROWID;
 """
 
+# Nobody read them, and the ids of deleted documents stayed in them.
+_NO_TOMBSTONES: Final = "DROP TABLE tombstones;\n"
+
 # Each brings a catalog from its place in this list to the next version. Never changed, only followed by others.
-STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES, _LIMITS)
+STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES, _LIMITS, _NO_TOMBSTONES)
 VERSION = len(STEPS)
 
 

@@ -168,11 +168,6 @@ class SqliteView:
             (after, embedder, *([listed(hidden)] if hidden else []), limit),
         ).fetchall()
 
-    def deleted_after(self, row: int, *, limit: int) -> list[tuple[int, str]]:
-        return self._connection.execute(
-            "SELECT row, document FROM tombstones WHERE row > ? ORDER BY row LIMIT ?", (row, limit)
-        ).fetchall()
-
     def counts(self) -> Counts:
         [documents] = self._connection.execute("SELECT count(*) FROM documents WHERE serving = 1").fetchone()
         [chunks] = self._connection.execute("SELECT count(*) FROM chunks").fetchone()

@@ -78,6 +78,12 @@ class Prompt:
     expected: list[Match]
 
 
+def entries_of(rows: Sequence[int], found: Sequence[Mark]) -> Entries:
+    """The rows with their marks, as a recogniser takes them."""
+    heads, tails = [mark.head for mark in found], [mark.tail for mark in found]
+    return Entries.columns(rows=rows, heads=heads, tails=tails, nbytes=[mark.nbytes for mark in found])
+
+
 def planted(corpus: Corpus, seed: int, *, rows: range, count: int = 60) -> Prompt:
     """Chunks verbatim, and others with a letter changed, without their last letter, or cut off half way."""
     draw = random.Random(seed)
@@ -134,7 +140,7 @@ def known_corpus(corpus: Corpus) -> tuple[Entries, dict[str, float]]:
     began = time.perf_counter()
     marked = list(corpus.marks())
     marked_s = time.perf_counter() - began
-    entries = Entries.of([row for row, _ in marked], [mark for _, mark in marked])
+    entries = entries_of([row for row, _ in marked], [mark for _, mark in marked])
     return entries, {"make_and_mark_s": round(marked_s, 2)}
 
 
@@ -153,7 +159,7 @@ def changes(known: Known, corpus: Corpus, runs: int) -> dict[str, object]:
     removed: list[float] = []
     for run in range(runs):
         rows = range(corpus.count + 100 * run, corpus.count + 100 * (run + 1))
-        entries = Entries.of(rows, [mark for mark in marks([f"{row} " * 50 for row in rows]) if mark])
+        entries = entries_of(rows, [mark for mark in marks([f"{row} " * 50 for row in rows]) if mark])
         began = time.perf_counter()
         known.add(entries)
         between = time.perf_counter()
@@ -165,7 +171,7 @@ def changes(known: Known, corpus: Corpus, runs: int) -> dict[str, object]:
 
 def hostile(made: tuple[list[str], str], runs: int) -> dict[str, object]:
     chunks, prompt = made
-    known = Known(Entries.of(range(len(chunks)), [mark for mark in marks(chunks) if mark]))
+    known = Known(entries_of(range(len(chunks)), [mark for mark in marks(chunks) if mark]))
     times = timed(known, prompt, texts=lambda rows: {row: chunks[row] for row in rows}, runs=runs)
     return {"find_ms": times}
 

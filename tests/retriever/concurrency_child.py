@@ -57,7 +57,7 @@ def write(library: Library, generation: int) -> None:
     made = documents(generation)
     former = [name(generation - 1, number) for number in range(DOCUMENTS // 2, DOCUMENTS)]
     if generation % 3 == 0:
-        staged = [library.stage(each, collection="c") for each in made]
+        staged = [library.stage_all([each], collection="c")[0] for each in made]
         with library.catalog.change() as change:
             change.delete(former)
             for version in staged:

@@ -39,7 +39,7 @@ class CatalogContract(Contract):
             assert view.lexical("word", EVERYTHING, limit=5) == [] and view.chunks_of(EVERYTHING).tolist() == []
             assert view.marked_after(0).chunks.tolist() == [] and view.removed_after(0).tolist() == []
             assert len(view.embedded_after(0, embedder="e", limit=5).rows) == 0 and view.embedders() == []
-            assert view.vectors(["x"], embedder="e") == {} and view.deleted_after(0, limit=5) == []
+            assert view.vectors(["x"], embedder="e") == {}
 
     def test_of_two_documents_with_one_id_the_later_serves(self, catalog: Catalog) -> None:
         assert put(catalog, document("a", "x"), document("a", "y")) == Removal(gone=ids("x"))
@@ -206,21 +206,6 @@ class CatalogContract(Contract):
         removal = deleted(catalog, "a", "b", "a", "unknown")
         assert (removal.gone, removal.kept) == (ids("x"), ids("y"))
 
-    def test_a_deleted_document_is_told_once_and_a_replaced_one_is_not(self, catalog: Catalog) -> None:
-        put(catalog, document("a", "x"), document("b", "x"))
-        staged(catalog, document("a", "y"), collection="c")
-        put(catalog, document("b", "z"))
-        deleted(catalog, "a", "unknown")
-        deleted(catalog, "a")
-        deleted(catalog, "b")
-        with catalog.view() as view:
-            (first, one), (second, two) = view.deleted_after(0, limit=9)
-            assert (one, two) == ("a", "b") and first < second
-            assert view.deleted_after(0, limit=1) == [(first, "a")] and view.deleted_after(first, limit=9) == [
-                (second, "b")
-            ]
-            assert view.deleted_after(second, limit=9) == []
-
     def test_a_collection_goes_with_what_is_in_it_and_nothing_else(self, catalog: Catalog) -> None:
         with catalog.change() as change:
             change.put_collection(Collection("c", {"n": 1}))
@@ -237,7 +222,6 @@ class CatalogContract(Contract):
         with catalog.view() as view:
             assert [each.name for each in view.collections()] == ["d"] and view.prefix("c", model="m") is None
             assert [each.id for each in view.documents(EVERYTHING)] == ["other"]
-            assert [name for _, name in view.deleted_after(0, limit=9)] == ["only"]
 
     def test_a_removed_chunk_is_told_and_its_number_never_given_again(self, catalog: Catalog) -> None:
         put(catalog, document("a", "x"))

@@ -60,12 +60,11 @@ class Model:
 
     serving: dict[str, Version] = field(default_factory=dict)
     staged: dict[int, Version] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
     embedders: dict[str, bool] = field(default_factory=dict)
     vectors: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def copy(self) -> "Model":
-        return Model(dict(self.serving), dict(self.staged), list(self.told), dict(self.embedders), dict(self.vectors))
+        return Model(dict(self.serving), dict(self.staged), dict(self.embedders), dict(self.vectors))
 
     @property
     def versions(self) -> list[Version]:
@@ -102,8 +101,6 @@ class Model:
         removed = [each for each in self.versions if (each.document.id, each.collection) in fits]
         self.serving = {name: each for name, each in self.serving.items() if each not in removed}
         self.staged = {number: each for number, each in self.staged.items() if each not in removed}
-        left = {each.document.id for each in self.versions}
-        self.told += sorted({each.document.id for each in removed} - left)
         return self.removal(removed)
 
 
@@ -296,7 +293,6 @@ class Changes(RuleBasedStateMachine):
                 assert row == self.numbers.get(chunk) or before.chunks < row <= standing.chunks
             assert _gone(self.numbers, rows) <= set(view.removed_after(before.removed).tolist())
             assert not set(view.removed_after(0).tolist()) & set(rows.values())
-            assert [name for _, name in view.deleted_after(0, limit=1000)] == self.model.told
         self.numbers, self.standing = rows, standing
 
     @invariant()

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from retriever.embedding import Embedder, EmbeddingError, Instructions, Vector, Vectors, batches, cached
-from retriever.encoder import Encoder, EncoderOptions
+from retriever.embedding import Embedder, EmbeddingError, Vector, Vectors, batches, cached
+from retriever.encoder import Encoder
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz[]:"
@@ -40,6 +40,7 @@ MADE: dict[str, Callable[[], hf.PreTrainedModel]] = {
     "modernbert": lambda: hf.ModernBertModel(hf.ModernBertConfig(**SMALL, **ONE, cls_token_id=2, sep_token_id=3)),
     "qwen3": lambda: hf.Qwen3Model(hf.Qwen3Config(**SMALL, **ONE, num_key_value_heads=2, head_dim=8)),
 }
+SPELLED = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
 TEXTS = ["some words", "a", "one more text of some length, " * 3, "b c", "far too many words " * 20, "some  words"]
 
 
@@ -92,12 +93,13 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def encoders(families: dict[str, Path]) -> dict[tuple[str, str], Encoder]:
-    return {
-        (name, pooling): Encoder(folder, options=EncoderOptions(pooling=pooling))
-        for name, folder in families.items()
-        for pooling in ("cls", "mean", "last")
-    }
+def encoders(families: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Encoder]:
+    made: dict[tuple[str, str], Encoder] = {}
+    for name, folder in families.items():
+        copy = Path(shutil.copytree(folder, tmp_path_factory.mktemp("pooled") / name))
+        for pooling, spelled in SPELLED.items():
+            made[name, pooling] = Encoder(pooled(copy, {"pooling_mode": spelled}))
+    return made
 
 
 def test_a_real_model_gives_the_vectors_of_sentence_transformers() -> None:
@@ -106,7 +108,7 @@ def test_a_real_model_gives_the_vectors_of_sentence_transformers() -> None:
     texts = [*TEXTS, "東京は日本の首都です。", "naïve café <b>", "x " * 999, "The quick brown fox jumps over a dog."]
     encoder, reference = Encoder(minilm), package.SentenceTransformer(str(minilm), device="cpu")
     found = encoder.passages(texts)
-    assert encoder.dim == 384 and encoder.max_tokens == 256 and encoder.truncated(texts) == [8]
+    assert encoder.dim == 384
     np.testing.assert_allclose(found, reference.encode(texts), atol=1e-5)
     np.testing.assert_allclose(encoder.query(texts[3]), encoder.passages([texts[3]])[0], atol=1e-6)
 
@@ -119,7 +121,8 @@ def test_a_vector_is_that_of_its_text_alone_without_padding(
     encoder = encoders[family, pooling]
     model, words = MADE[family]().from_pretrained(families[family]).eval(), tokenizer()
     for text, found in zip(TEXTS, encoder.passages(TEXTS), strict=True):
-        ids = words(text, truncation=True, max_length=encoder.max_tokens, return_tensors="pt")["input_ids"]
+        longest = 65 if family == "roberta" else 66
+        ids = words(text, truncation=True, max_length=longest, return_tensors="pt")["input_ids"]
         with torch.no_grad():
             hidden = model(input_ids=ids).last_hidden_state[0].numpy()  # (T, D)
         pooled = {"cls": hidden[0], "mean": hidden.mean(0), "last": hidden[-1]}[pooling]
@@ -152,7 +155,6 @@ def test_what_sentence_transformers_saves_is_used_as_it_does(
     )
     whole.save(str(tmp_path), create_model_card=False)
     encoder = Encoder(tmp_path)
-    assert encoder.max_tokens == 20
     tell = whole.encode_document(TEXTS, normalize_embeddings=True)
     np.testing.assert_allclose(encoder.passages(TEXTS), tell, atol=1e-5)
     ask = whole.encode_query(TEXTS[0], normalize_embeddings=True)
@@ -166,25 +168,22 @@ def test_a_folder_of_old_is_read_too(tmp_path: Path, encoders: dict[tuple[str, s
     tell(folder, **{"1_Pooling__config": {"word_embedding_dimension": 32, "pooling_mode_cls_token": True}})
     tell(folder, **{"0_Transformer__sentence_bert_config": {"max_seq_length": 9, "do_lower_case": True}})
     encoder = Encoder(folder)
-    assert encoder.max_tokens == 9
+    np.testing.assert_allclose(encoder.query("a b c d e f g h"), encoder.query("a b c d e f g"), atol=1e-6)
     np.testing.assert_allclose(encoder.query("Words"), encoders["bert", "cls"].query("words"), atol=1e-5)
     np.testing.assert_allclose(encoder.passages(["a"])[0], encoders["bert", "cls"].query("tell a"), atol=1e-5)
 
 
-def test_instructions_stand_before_the_texts(
-    families: dict[str, Path], encoders: dict[tuple[str, str], Encoder]
-) -> None:
-    encoder = Encoder(families["bert"], options=EncoderOptions(instructions=Instructions("ask: ", "tell ")))
+def test_instructions_stand_before_the_texts(tmp_path: Path, encoders: dict[tuple[str, str], Encoder]) -> None:
+    encoder = Encoder(told(saved(tmp_path), prompts={"query": "ask: ", "document": "tell "}))
     plain = encoders["bert", "mean"]
     np.testing.assert_allclose(encoder.query("a b"), plain.query("ask: a b"), atol=1e-6)
     np.testing.assert_allclose(encoder.passages(["a b"]), plain.passages(["tell a b"]), atol=1e-6)
 
 
-def test_a_long_text_is_cut_off_behind_max_tokens(families: dict[str, Path]) -> None:
-    encoder = Encoder(families["bert"], options=EncoderOptions(max_tokens=5))
+def test_a_long_text_is_cut_off_where_the_folder_says(tmp_path: Path) -> None:
+    encoder = Encoder(told(saved(tmp_path), max_tokens=5))
     long, short = encoder.passages(["a b c d e f", "a b c"])
     np.testing.assert_allclose(long, short, atol=1e-6)
-    assert encoder.truncated(["a b c d", "a b c"]) == [0]
 
 
 def test_a_text_spells_no_control_token(encoders: dict[tuple[str, str], Encoder]) -> None:
@@ -197,7 +196,7 @@ def test_texts_without_words_are_refused_by_their_place_and_lone_surrogates_are_
     encoders: dict[tuple[str, str], Encoder],
 ) -> None:
     encoder = encoders["bert", "mean"]
-    assert encoder.passages([]).shape == (0, 32) and encoder.truncated([]) == []
+    assert encoder.passages([]).shape == (0, 32)
     for text in ("", " \n", "\u3000"):
         with pytest.raises(EmbeddingError, match="text 2 of 2"):
             encoder.passages(["a", text])
@@ -215,27 +214,27 @@ def test_threads_share_an_encoder(encoders: dict[tuple[str, str], Encoder]) -> N
     encoder = encoders["bert", "mean"]
     alone = [encoder.query(text) for text in TEXTS]
     with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(encoder.passages if turn % 2 else encoder.truncated, TEXTS) for turn in range(20)]
-        for turn, answer in enumerate(waiting):
-            np.testing.assert_allclose(answer.result(), alone if turn % 2 else [2, 4], atol=1e-5)
+        for answer in [pool.submit(encoder.passages, TEXTS) for _ in range(20)]:
+            np.testing.assert_allclose(answer.result(), alone, atol=1e-5)
 
 
 def test_a_name_holds_what_changes_vectors_and_nothing_else(tmp_path: Path) -> None:
     first = saved(tmp_path / "first")
     copy = Path(shutil.copytree(first, tmp_path / "copy"))
     (copy / "README.md").write_text("another")
-    same = [
-        Encoder(first),
-        Encoder(str(copy)),
-        Encoder(first, options=EncoderOptions("mean", Instructions(), 66, "cpu")),
-    ]
+    spelled = told(saved(tmp_path / "spelled"), max_tokens=66)
+    same = [Encoder(first), Encoder(str(copy)), Encoder(first, device="cpu"), Encoder(spelled)]
     assert len({encoder.name for encoder in same}) == 1
-    options = [{"pooling": "cls"}, {"max_tokens": 7}, {"dtype": "bfloat16"}]
-    options += [{"instructions": Instructions("a")}, {"instructions": Instructions("", "a")}]
-    names = [Encoder(first, options=EncoderOptions(**each)).name for each in options]
-    names.append(Encoder(tokenized(copy, normalizer=None)).name)
+    others = [
+        pooled(saved(tmp_path / "pooled"), {"pooling_mode": "cls"}),
+        told(saved(tmp_path / "short"), max_tokens=7),
+        told(saved(tmp_path / "asking"), prompts={"query": "a"}),
+        told(saved(tmp_path / "telling"), prompts={"document": "a"}),
+        tokenized(copy, normalizer=None),
+    ]
+    names = [Encoder(folder).name for folder in others]
     weighted(first, lambda weights: weights | {"embeddings.LayerNorm.bias": torch.full((32,), 1e-3)})
-    assert len({same[0].name, Encoder(first).name, *names}) == 8
+    assert len({same[0].name, Encoder(first).name, *names}) == 7
 
 
 @pytest.mark.long
@@ -284,6 +283,11 @@ def pooled(folder: Path, pooling: dict[str, object]) -> Path:
     return tell(folder, modules=modules("Transformer", "Pooling"), **{"1_Pooling__config": pooling})
 
 
+def told(folder: Path, *, prompts: dict[str, str] | None = None, max_tokens: int | None = None) -> Path:
+    tell(pooled(folder, {}), config_sentence_transformers={"prompts": prompts or {}})
+    return tell(folder, sentence_bert_config={"max_seq_length": max_tokens})
+
+
 def clip() -> hf.CLIPModel:
     part: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     return hf.CLIPModel(hf.CLIPConfig(text_config=part, vision_config=part, projection_dim=8))
@@ -315,6 +319,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a pooling of old": (lambda path: pooled(saved(path), {"pooling_mode_max_tokens": True}), "'max'"),
     "instructions left out": (lambda path: pooled(saved(path), {"include_prompt": False}), "keeps instructions out"),
     "query lengths": (lambda path: tell(pooled(saved(path), {}), sentence_bert_config={"query_length": 9}), "query_l"),
+    "a window too small": (
+        lambda path: told(saved(path), prompts={"query": "a b c"}, max_tokens=4),
+        "too few for the instruction",
+    ),
+    "a control token": (lambda path: told(saved(path), prompts={"document": "[SEP] a"}), "control token"),
     "no JSON": (lambda path: changed(saved(path), "modules.json", b"{"), "modules.json"),
     "other JSON": (lambda path: tell(saved(path), modules={"a": 1}), "modules.json"),
 }
@@ -329,21 +338,9 @@ def test_what_cannot_be_used_as_it_is_meant_is_refused_by_its_reason(
     assert not raised.value.temporary
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"pooling": "max"}, "none of auto, cls"),
-        ({"dtype": "int8"}, "none of float32"),
-        ({"device": "abacus"}, "abacus"),
-        ({"max_tokens": 0}, "got 0"),
-        ({"max_tokens": 66}, "more than the 65"),
-        ({"max_tokens": 4, "instructions": Instructions("a b c")}, "too few"),
-        ({"instructions": Instructions(passage="[SEP] a")}, "control token"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(families: dict[str, Path], options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(EmbeddingError, match=reason):
-        Encoder(families["roberta"], options=EncoderOptions(**options))
+def test_a_device_that_is_not_there_is_refused(families: dict[str, Path]) -> None:
+    with pytest.raises(EmbeddingError, match="abacus"):
+        Encoder(families["roberta"], device="abacus")
 
 
 class Counting:
@@ -364,9 +361,12 @@ class Counting:
         return self.passages([text])[0]
 
 
-def test_a_cache_asks_once_and_forgets_the_query_that_was_not_asked_for_longest() -> None:
+def test_a_cache_asks_once_and_forgets_the_query_that_was_not_asked_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("retriever.embedding.QUERIES", 2)
     counting = Counting()
-    embedder: Embedder = cached(counting, queries=2)
+    embedder: Embedder = cached(counting)
     with pytest.raises(EmbeddingError, match="once"):
         embedder.query("fails once")
     for text in ("fails once", "bb", "fails once", "ccc", "fails once", "bb"):

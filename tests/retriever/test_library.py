@@ -49,8 +49,9 @@ def test_a_filter_holds_before_anything_is_cut(mode: Mode, make: Made) -> None:
 def test_a_staged_version_is_not_found_until_it_serves(mode: Mode, make: Made) -> None:
     library = make(WordEmbedder())
     library.put([document("d", "an old heron here", "what stays")], collection="c")
-    version = library.stage(document("d", "a young heron here", "what stays"), collection="c")
-    staged = [library.stage(document(f"s{number}", f"heron heron {number}"), collection="c") for number in range(30)]
+    [version] = library.stage_all([document("d", "a young heron here", "what stays")], collection="c")
+    others = [document(f"s{number}", f"heron heron {number}") for number in range(30)]
+    staged = [library.stage_all([other], collection="c")[0] for other in others]
     for _ in range(2):
         assert [hit.passage.text for hit in library.search(Query("heron", 1, mode))] == ["an old heron here"]
         assert library.recognise("a young heron here") == []

@@ -95,8 +95,8 @@ def test_an_error_of_the_embedder_leaves_nothing_behind(way: str, catalog: Sqlit
         before = view.standing()
     bad = document("d", "a pearl", "and poison")
     with pytest.raises(EmbeddingError):
-        library.put([document("new", "a pearl"), bad], collection="c") if way == "put" else library.stage(
-            bad, collection="c"
+        library.put([document("new", "a pearl"), bad], collection="c") if way == "put" else library.stage_all(
+            [bad], collection="c"
         )
     with catalog.view() as view:
         assert view.standing() == before

@@ -13,9 +13,9 @@ from retriever import known as tables
 from retriever import marks as hashing
 from retriever import recognize
 from retriever.known import Entries
-from retriever.marks import MIN_BYTES, Mark, mark, marks
+from retriever.marks import MIN_BYTES, Mark, marks
 from retriever.recognize import Known, Match
-from tests.bench.recognize import SHARED, Corpus, misfits, planted, prose, repeats
+from tests.bench.recognize import SHARED, Corpus, entries_of, misfits, planted, prose, repeats
 
 Chunks = Mapping[int, str]
 
@@ -40,9 +40,13 @@ class Caller:
         return known.find(prompt, texts=self.texts, allowed=self.allowed)
 
 
+def mark(text: str) -> Mark | None:
+    return marks([text])[0]
+
+
 def entries(chunks: Chunks) -> Entries:
     marked = [(row, made) for row, made in zip(chunks, marks(list(chunks.values())), strict=True) if made]
-    return Entries.of([row for row, _ in marked], [made for _, made in marked])
+    return entries_of([row for row, _ in marked], [made for _, made in marked])
 
 
 def find(chunks: Chunks, prompt: str, allowed: Collection[int] | None = None) -> list[Match]:
@@ -196,7 +200,7 @@ def corpus() -> Corpus:
 @pytest.fixture(scope="module")
 def many(corpus: Corpus) -> Known:
     marked = list(corpus.marks())
-    return Known(Entries.of([row for row, _ in marked], [made for _, made in marked]))
+    return Known(entries_of([row for row, _ in marked], [made for _, made in marked]))
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -47,7 +47,7 @@ steps = st.lists(
         st.sampled_from(NAMES),
         st.lists(st.sampled_from(TEXTS), max_size=3, unique=True).map(tuple),
         st.sampled_from(COLLECTIONS),
-        st.sampled_from(["put", "stage", "stage all"]),
+        st.sampled_from(["put", "stage"]),
     )
     | st.builds(Switch, st.sampled_from(COLLECTIONS), st.booleans()),
     min_size=1,
@@ -85,10 +85,7 @@ class World:
         if step.way == "put":
             self.library.put([made], collection=collection)
             return
-        if step.way == "stage":
-            versions = [self.library.stage(made, collection=collection)]
-        else:
-            versions = self.library.stage_all([made], collection=collection)
+        versions = self.library.stage_all([made], collection=collection)
         with self.catalog.change() as change:
             for version in versions:
                 change.serve(version)

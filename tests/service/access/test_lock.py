@@ -73,7 +73,7 @@ def test_a_log_of_the_old_file_is_not_replayed_onto_the_new_one(tmp_path: Path) 
     put(data, "one", "old")
     place = data / "tenants/one/catalog.sqlite"
     with closing(sqlite3.connect(place)) as connection:
-        connection.execute("INSERT INTO tombstones (document, collection, deleted) VALUES ('x', 'c', 1)")
+        connection.execute("INSERT INTO removed (chunk, id) VALUES (1000, 'x')")
         connection.commit()
         logs = {suffix: place.with_name(f"{place.name}{suffix}").read_bytes() for suffix in ("-wal", "-shm")}
     for suffix, content in logs.items():  # as a kill leaves them
@@ -84,4 +84,4 @@ def test_a_log_of_the_old_file_is_not_replayed_onto_the_new_one(tmp_path: Path) 
     assert not [path for path in place.parent.iterdir() if path != place]
     assert told(data) == expected
     with closing(sqlite3.connect(place)) as connection:
-        assert connection.execute("SELECT count(*) FROM tombstones").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM removed WHERE id = 'x'").fetchone() == (0,)
