@@ -5,7 +5,7 @@ the last one is the suffix. Of a question the order is fixed: the template's hea
 the question, the template's tail.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -78,27 +78,6 @@ class Laid:
         segments = [
             Text(run.ids) if run.passage is None else Chunk(run.ids, sources.get(run.passage)) for run in self.runs
         ]
-        return Prompt(self.prefix, tuple(segments), self.suffix)
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """Token ids. `gaps` are as many as `passages`: what stands behind each."""
-
-    prefix: Ids
-    passages: tuple[Ids, ...]
-    gaps: tuple[Ids, ...]
-    suffix: Ids
-
-    @property
-    def tokens(self) -> int:
-        """Of the whole prompt."""
-        return len(self.prefix) + sum(map(len, (*self.passages, *self.gaps))) + len(self.suffix)
-
-    def prompt(self, sources: Sequence[Source | None]) -> Prompt:
-        """With a record, or None, for each passage."""
-        places = zip(self.passages, sources, self.gaps, strict=True)
-        segments = [each for ids, source, gap in places for each in (Chunk(ids, source), Text(gap))]
         return Prompt(self.prefix, tuple(segments), self.suffix)
 
 
@@ -187,18 +166,6 @@ def passage_parts(passages: Sequence[Titled]) -> tuple[Part, ...]:
     return tuple(part for number, each in enumerate(passages) for part in (Part(each.text, number), Part(each.gap)))
 
 
-def assemble(tokenizer: Tokenizer, passages: Sequence[Titled], *, question: str, system: str = SYSTEM) -> Assembled:
-    """The prompt of one question."""
-    rows = list(Wording(tokenizer).rows(question_turns(passages, question=question, system=system)))
-    first = next((at for at, (_, part) in enumerate(rows) if part and part.passage is not None), None)
-    last = max(at for at, (_, part) in enumerate(rows) if part)
-    first = last if first is None else first
-    ids = [each for each, _ in rows]
-    return Assembled(
-        _joined(ids[:first]), tuple(ids[first:last:2]), tuple(ids[first + 1 : last : 2]), _joined(ids[last:])
-    )
-
-
 def _messages(turns: Sequence[Said]) -> list[Message]:
     return [Message(turn.role, tuple(part.text for part in turn.parts)) for turn in turns]
 
@@ -212,5 +179,5 @@ def _merged(turns: Sequence[Said]) -> list[Said]:
     return [*turns[1:at], user, *turns[at + 1 :]]
 
 
-def _joined(pieces: Sequence[Ids] | Iterator[Ids]) -> Ids:
+def _joined(pieces: Iterable[Ids]) -> Ids:
     return tuple(token for piece in pieces for token in piece)

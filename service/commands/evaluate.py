@@ -137,7 +137,10 @@ Saved = Annotated[
     ),
 ]
 Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.", rich_help_panel=RESULT)
+    Path | None,
+    typer.Option(
+        "--html", metavar="FILE", help="Write a page with a picture and every number.", rich_help_panel=RESULT
+    ),
 ]
 
 

@@ -19,7 +19,7 @@ from service.evaluate.choice import choose, save
 from service.evaluate.grid import Row, grid, run
 from service.evaluate.probe import FULL, Measured, Point, Probe, divergence
 from service.evaluate.score import Interval
-from service.prompts import Titled, assemble
+from service.prompts import Laid, Titled, Wording
 from service.settings import load_settings
 from tests.blend import dense
 from tests.blend.families import BASE, build, put
@@ -64,6 +64,10 @@ def measured(*points: Point, case: Case = CASE) -> Measured:
         probe.close()
 
 
+def laid() -> Laid:
+    return Wording(tiny().tokenizer).lay(CASE.turns)
+
+
 def row(**changes: object) -> Row:
     """A point that loses nothing and gains nothing, but for the changes."""
     flat = Interval(0.0, 0.0)
@@ -76,10 +80,7 @@ def row(**changes: object) -> Row:
 
 
 def test_full_prefill_answers_as_transformers_does() -> None:
-    assembled = assemble(tiny().tokenizer, CASE.passages, question=CASE.question)
-    gaps = zip(assembled.passages, assembled.gaps, strict=True)
-    ids = [*assembled.prefix, *(token for pair in gaps for each in pair for token in each), *assembled.suffix]
-    tokens, _ = dense.greedy(native(), ids, ANSWER_TOKENS)
+    tokens, _ = dense.greedy(native(), laid().prompt({}).ids, ANSWER_TOKENS)
     kept = [token for token in tokens if token not in tiny().tokenizer.stop_ids]
     assert measured(FULL).outcomes[FULL].answer == tiny().tokenizer.decode(kept).strip()
 
@@ -87,12 +88,13 @@ def test_full_prefill_answers_as_transformers_does() -> None:
 def test_divergence_is_what_a_dense_computation_finds() -> None:
     reuse = Point("reuse", 0.0, "lossless")
     got = measured(FULL, reuse).outcomes[reuse]
-    assembled = assemble(tiny().tokenizer, CASE.passages, question=CASE.question)
-    ids, chunks = [*assembled.prefix], list[dense.Cached]()
-    for passage, gap in zip(assembled.passages, assembled.gaps, strict=True):
-        chunks.append(dense.Cached(len(ids), assembled.prefix, passage))
-        ids += [*passage, *gap]
-    ids += assembled.suffix
+    prompt = laid()
+    ids, chunks = [*prompt.prefix], list[dense.Cached]()
+    for each in prompt.runs:
+        if each.passage is not None:
+            chunks.append(dense.Cached(len(ids), prompt.prefix, each.ids))
+        ids += each.ids
+    ids += prompt.suffix
     answer, _ = dense.greedy(native(), ids, ANSWER_TOKENS)
     whole = [*ids, *answer[:-1]]
     slots = {slot for chunk in chunks for slot in chunk.slots}

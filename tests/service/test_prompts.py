@@ -2,37 +2,76 @@
 
 import pytest
 
+from blend.prompt import Chunk, Text
 from blend.tokens import Tokenizer
-from service.prompts import Assembled, Titled, assemble
+from service.prompts import Laid, Part, Said, Titled, Wording, question_turns
 from tests.blend.tokenizers_made import fresh, made
 
 PASSAGES = (Titled("It is in Tokyo.", "One"), Titled("It sleeps."))
+KINDS = ("bytes", "metaspace-first", "unigram")
 
 
-def text(tokenizer: Tokenizer, parts: Assembled) -> str:
-    pairs = zip(parts.passages, parts.gaps, strict=True)
-    middle = [token for pair in pairs for each in pair for token in each]
-    return tokenizer.decode([*parts.prefix, *middle, *parts.suffix])
+def laid(tokenizer: Tokenizer, passages: tuple[Titled, ...] = PASSAGES, *, question: str = "Where?") -> Laid:
+    return Wording(tokenizer).lay(question_turns(passages, question=question, system="Be short."))
 
 
-@pytest.mark.parametrize("kind", ["bytes", "metaspace-first", "unigram"])
+def text(tokenizer: Tokenizer, laid: Laid) -> str:
+    return tokenizer.decode(laid.prompt({}).ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("template", ["its own", "none"])
 def test_parts_stand_in_order_and_passages_are_their_own_tokens(kind: str, template: str) -> None:
     tokenizer = Tokenizer(fresh(kind, chat_template=None) if template == "none" else made(kind))
-    parts = assemble(tokenizer, PASSAGES, question="Where?", system="Be short.")
-    assert parts.passages == tuple(tuple(tokenizer.encode_text(each.text)) for each in PASSAGES)
-    whole = text(tokenizer, parts)
+    found = laid(tokenizer)
+    assert [run.passage for run in found.runs] == [0, None, 1]
+    passages = [run.ids for run in found.runs if run.passage is not None]
+    assert passages == [tuple(tokenizer.encode_text(each.text)) for each in PASSAGES]
+    whole = text(tokenizer, found)
     places = [whole.index(each) for each in ("Be short.", "It is in Tokyo.", "(One)", "It sleeps.", "Question: Where?")]
     assert places == sorted(places)
-    assert parts.tokens == len(parts.prefix) + sum(map(len, parts.passages + parts.gaps)) + len(parts.suffix)
+    assert found.tokens == len(found.prompt({}).ids)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "metaspace-first"])
 def test_nothing_stands_between_the_prefix_and_the_first_passage(kind: str) -> None:
     """The same prefix whatever is asked, so that the first passage's record is exact behind it."""
     tokenizer = Tokenizer(made(kind))
-    prefixes = {assemble(tokenizer, PASSAGES[:count], question=f"{count}?").prefix for count in (1, 2)}
-    assert len(prefixes) == 1
+    found = [laid(tokenizer, PASSAGES[:count], question=f"{count}?") for count in (1, 2)]
+    assert len({each.prefix for each in found}) == 1
+    assert [each.runs[0].passage for each in found] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_passage_the_last_turns_own_text_is_in_the_suffix(kind: str) -> None:
+    tokenizer = Tokenizer(made(kind))
+    found = laid(tokenizer, ())
+    assert found.runs == () and found.suffix
+    assert "Be short." in tokenizer.decode(found.prefix) and "Where?" in tokenizer.decode(found.suffix)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_passage_may_stand_in_any_turn_and_an_empty_one_takes_no_place(kind: str) -> None:
+    tokenizer = Tokenizer(made(kind))
+    said = [
+        Said("user", (Part("Hello. "), Part("It sleeps.", 1), Part("", 2))),
+        Said("assistant", (Part("Indeed."),)),
+        Said("user", (Part("It is in Tokyo.", 0), Part(" Where?"))),
+    ]
+    found = Wording(tokenizer).lay(said)
+    assert [run.passage for run in found.runs if run.passage is not None] == [1, 0]
+    assert found.runs[0].passage == 1 and found.runs[-1].passage == 0
+    whole = text(tokenizer, found)
+    places = [whole.index(each) for each in ("Hello.", "It sleeps.", "Indeed.", "It is in Tokyo.", "Where?")]
+    assert places == sorted(places)
+
+
+def test_a_prompt_has_a_chunk_for_each_passage_and_text_between() -> None:
+    found = laid(Tokenizer(made("bytes")))
+    prompt = found.prompt({})
+    assert [type(each) for each in prompt.segments] == [Chunk, Text, Chunk]
+    assert [each.ids for each in prompt.segments] == [run.ids for run in found.runs]
+    assert (prompt.prefix, prompt.suffix) == (found.prefix, found.suffix)
 
 
 def test_the_gap_is_the_title_line_or_an_empty_one() -> None:
