@@ -28,9 +28,9 @@ from store.behind import Behind
 from store.blob import Blob, Head, read_head
 from store.codec.spec import Spec
 from store.codec.table import Table
-from store.errors import BadBlob, MissReason, SpecError
+from store.errors import BadBlob, Miss, MissReason, SpecError
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Fetch, Miss
+from store.reader import BlobReader, Fetch
 
 
 class Put(StrEnum):

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from store.base import BlobStore, Entry
-from store.errors import BadBlob, MissReason
+from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey
-from store.reader import Miss
 
 GRACE_S = 24 * 3600.0  # younger than this a blob may belong to a document that is just being put in
 LOG_S = 7 * 24 * 3600.0  # no computing takes longer, so no put can be older than that

@@ -39,7 +39,7 @@ def chunk_of(chunk: ChunkReport) -> ChunkReportOut:
     return ChunkReportOut(
         chunk_id=chunk.chunk_id,
         source=chunk.source,
-        miss_reason=chunk.miss_reason,
+        miss_reason=None if chunk.miss_reason is None else str(chunk.miss_reason),
         tokens=chunk.tokens,
         recomputed=chunk.recomputed,
         bytes=chunk.nbytes,

@@ -11,8 +11,9 @@ from service.errors import Unavailable
 from service.ingest.capturing import Capturing, Item, Purpose
 from service.press import Ids, Press
 from store.base import BlobStore, Put
+from store.errors import Miss
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Miss
+from store.reader import BlobReader
 
 TENANT = "kvweave.bench."  # no tenant of a service has a dot in its name
 STALE_S = 3600.0  # what is older was left by a run that was killed

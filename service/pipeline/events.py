@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from blend.engine import Finish
 from retriever.catalog.base import Passage
+from store.errors import Miss
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class ChunkReport:
     tokens: int
     nbytes: int = 0
     recomputed: int = 0
-    miss_reason: str | None = None
+    miss_reason: Miss | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.pipeline.events import ChunkReport, Report, Usage
 from service.telemetry.metrics import Metrics
 from store.base import Usage as Tier
+from store.errors import Miss, MissReason
 from tests.deploy.plans import DEPLOY, ROOT
 
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboards" / "kvweave.json").read_text(encoding="utf-8"))
@@ -24,7 +25,7 @@ WIDTH = 24
 def shown() -> dict[str, set[str]]:
     """Every series that a service which did a little of everything shows, with its labels."""
     metrics = Metrics()
-    chunk = ChunkReport("c", "computed", 1, miss_reason="absent")
+    chunk = ChunkReport("c", "computed", 1, miss_reason=Miss(MissReason.ABSENT))
     report = Report("hybrid", 0.15, chunks=(chunk,), timings_ms={"first_token": 1.0, "queue": 1.0})
     metrics.http(method="GET", route="/v1/query", status=200, seconds=0.1)
     metrics.answered("default", usage=Usage(1, 1, 0, 0), report=report, reason="stop")
