@@ -15,10 +15,8 @@ from blend.errors import UnsupportedModel
 from blend.fingerprint import Fingerprint
 from blend.fuse import Order, fuse
 from blend.gate import text_config
-from blend.prompt import Chunk, Held, Prompt, Source, lay_out
+from blend.prompt import Chunk, Held, Prompt, lay_out
 from blend.step import Segment
-from blend.unpack import unpack
-from store.record import LayerKV, PackedLayer
 
 TOKENS = 48
 PARTS = (12, 24, 12)  # prefix, chunk, question
@@ -119,22 +117,3 @@ def _exact_hit(decoder: Decoder, ids: Sequence[int]) -> Tensor:
 def _cut(ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     first, second = PARTS[0], PARTS[0] + PARTS[1]
     return ids[:first], ids[first:second], ids[second:]
-
-
-def stored_agrees(decoder: Decoder, source: Source, *, prefix: Sequence[int], ids: Sequence[int]) -> bool:
-    """Whether a stored record still is what a capture computes now, within what its codec may lose."""
-    [fresh] = capture(decoder, prefix, chunks=[ids])
-    held = Held(fresh, source.fingerprint)
-    return source.tokens == held.tokens and all(
-        _close(source.layer(layer), held.layer(layer), decoder=decoder) for layer in decoder.anatomy.keeping
-    )
-
-
-def _close(stored: LayerKV | PackedLayer, fresh: LayerKV, *, decoder: Decoder) -> bool:
-    """By direction: a codec loses a little of each number, another model or rotation loses everything."""
-    pairs = zip(
-        unpack(stored, dtype=decoder.dtype, device=decoder.device),
-        unpack(fresh, dtype=decoder.dtype, device=decoder.device),
-        strict=True,
-    )
-    return all(a.shape == b.shape and bool(_size(a.float() - b.float()) <= 0.5 * _size(b.float())) for a, b in pairs)

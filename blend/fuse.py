@@ -22,6 +22,7 @@ from blend.feed import Damaged, Feed
 from blend.policy import Filter, Selection, select
 from blend.prompt import Layout, Span
 from blend.step import Course, Watch
+from store.errors import Miss, MissReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class FuseReport:
     recomputed: int
     fresh: int
     stages: tuple[tuple[int, ...], ...]
-    misses: tuple[tuple[int, str], ...]
+    misses: tuple[tuple[int, Miss], ...]
     bytes: int
     seconds: dict[str, float]
 
@@ -101,7 +102,7 @@ def fuse(decoder: Decoder, layout: Layout, *, context: Context, order: Order, re
         try:
             logits = work.run(feed)
         except Damaged as error:
-            layout = layout.without(error.span.chunk, f"corrupt: {error.reason}")
+            layout = layout.without(error.span.chunk, Miss(MissReason.CORRUPT, error.reason))
             continue
         finally:
             feed.close()
@@ -112,7 +113,7 @@ def fuse(decoder: Decoder, layout: Layout, *, context: Context, order: Order, re
             return Fused(context, logits, work.report(layout, moved))
         if not selection.layout.spans:
             raise NotFinite("the model's first logits are not finite: its weights are damaged, or overflow its dtype")
-        layout = layout.as_text("corrupt: not finite")
+        layout = layout.as_text(Miss(MissReason.CORRUPT, "not finite"))
 
 
 class _Fuse:

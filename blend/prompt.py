@@ -6,6 +6,7 @@ from typing import Protocol
 
 from blend.errors import PromptError
 from blend.fingerprint import Fingerprint, prefix_digest
+from store.errors import Miss, MissReason
 from store.record import LayerKV, PackedLayer, Record
 
 
@@ -93,20 +94,20 @@ class Layout:
 
     ids: tuple[int, ...]
     spans: tuple[Span, ...]
-    misses: tuple[tuple[int, str], ...]
+    misses: tuple[tuple[int, Miss], ...]
 
     def only(self, spans: Sequence[Span]) -> "Layout":
         """With these records alone."""
         return replace(self, spans=tuple(spans))
 
-    def without(self, chunk: int, reason: str) -> "Layout":
+    def without(self, chunk: int, miss: Miss) -> "Layout":
         """With one chunk as text."""
         spans = tuple(span for span in self.spans if span.chunk != chunk)
-        return replace(self, spans=spans, misses=(*self.misses, (chunk, reason)))
+        return replace(self, spans=spans, misses=(*self.misses, (chunk, miss)))
 
-    def as_text(self, reason: str) -> "Layout":
+    def as_text(self, miss: Miss) -> "Layout":
         """With all chunks as text."""
-        misses = tuple((span.chunk, reason) for span in self.spans)
+        misses = tuple((span.chunk, miss) for span in self.spans)
         return replace(self, spans=(), misses=(*self.misses, *misses))
 
     @property
@@ -133,7 +134,7 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
     if len(ids) > window:
         raise PromptError(f"the prompt has {len(ids)} tokens, the model's window {window}: leave out chunks")
     spans: list[Span] = []
-    misses: list[tuple[int, str]] = []
+    misses: list[tuple[int, Miss]] = []
     behind = prefix_digest(prompt.prefix)
     place, number = len(prompt.prefix), 0
     for index, segment in enumerate(prompt.segments):
@@ -144,17 +145,17 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
                 exact = index == 0 and segment.source.fingerprint.prefix == behind
                 spans.append(Span(number, place, stop, segment.source, exact))
             elif reason is not None:
-                misses.append((number, reason))
+                misses.append((number, Miss(reason)))
         number += isinstance(segment, Chunk)
         place = stop
     return Layout(ids, tuple(spans), tuple(misses))
 
 
-def _why_not(chunk: Chunk, fingerprint: Fingerprint) -> str | None:
+def _why_not(chunk: Chunk, fingerprint: Fingerprint) -> MissReason | None:
     if chunk.source is None:
-        return "absent"
+        return MissReason.ABSENT
     theirs = chunk.source.fingerprint
     differing = replace(theirs, prefix=fingerprint.prefix).differs(fingerprint)
     if differing is not None:
-        return differing
-    return None if chunk.source.tokens == len(chunk.ids) else "tokens"
+        return MissReason(differing)
+    return None if chunk.source.tokens == len(chunk.ids) else MissReason.TOKENS

@@ -13,23 +13,24 @@ from service.access.control import Control
 from service.press import Ids, Press
 from service.stored import Stored
 from store.base import BlobStore
-from store.errors import StoreError
+from store.errors import Miss, MissReason, StoreError
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Miss
+from store.reader import BlobReader
 
 _SEEN = 100_000  # blobs that are remembered to have been there
 
 _TIERS = {"object": "s3"}  # what reports call a medium
+_IN_VAIN = {MissReason.UNSUPPORTED, MissReason.PENDING, MissReason.OVER_BUDGET, MissReason.UNAVAILABLE}
 
 
 class KvState(StrEnum):
     """Of a chunk."""
 
     STORED = "stored"
-    PENDING = "pending"
-    OVER_BUDGET = "over budget"
-    UNSUPPORTED = "unsupported"
-    ABSENT = "absent"
+    PENDING = MissReason.PENDING
+    OVER_BUDGET = MissReason.OVER_BUDGET
+    UNSUPPORTED = MissReason.UNSUPPORTED
+    ABSENT = MissReason.ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,6 @@ class Opened:
     source: Stored
     tier: str
     nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """None is there. `mends`: computing it anew would help."""
-
-    reason: str
-    mends: bool = True
 
 
 class Shelf:
@@ -104,19 +97,19 @@ class Shelf:
         """Of the blob."""
         return CacheKey(self._tenant, chunk, behind.fingerprint.digest, self.press.codec)
 
-    def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[Opened | Missing]]":
+    def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[Opened | Miss]]":
         """Begin to open their blobs, in the same order. A store that does not answer makes them missing, too."""
         behind = self.behind(passage.collection for passage in passages)
         return [pool.submit(self._open, passage, behind[passage.collection]) for passage in passages]
 
-    def _open(self, passage: Passage, behind: Behind) -> Opened | Missing:
+    def _open(self, passage: Passage, behind: Behind) -> Opened | Miss:
         key = self.key(passage.id, behind)
         try:
             found = self._store.open(key)
             if isinstance(found, Miss):
                 return self._why(passage, key, behind=behind, miss=found)
         except StoreError as error:
-            return Missing(f"unavailable: {type(error).__name__}", mends=False)
+            return Miss(MissReason.UNAVAILABLE, type(error).__name__)
         self.saw(key)
         return Opened(Stored(found, behind.fingerprint), tier_of(found), _nbytes(found))
 
@@ -128,34 +121,35 @@ class Shelf:
             if len(self._seen) > _SEEN:
                 self._seen.popitem(last=False)
 
-    def _why(self, passage: Passage, key: CacheKey, *, behind: Behind, miss: Miss) -> Missing:
-        if miss.reason.value != "absent":
-            return Missing(miss.reason.value)
+    def _why(self, passage: Passage, key: CacheKey, *, behind: Behind, miss: Miss) -> Miss:
+        if miss.reason is not MissReason.ABSENT:
+            return Miss(miss.reason)
         with self._catalog.view() as view:
             upload = view.upload_of(passage.document)
             limit = view.limit(passage.collection, model=behind.fingerprint.digest)
         if self.press.ids(passage.text) is None:
-            return Missing("unsupported", mends=False)
+            return Miss(MissReason.UNSUPPORTED)
         if upload and upload.state.is_live:
-            return Missing("pending", mends=False)
+            return Miss(MissReason.PENDING)
         if upload and upload.over_budget:
-            return Missing("over budget", mends=False)
+            return Miss(MissReason.OVER_BUDGET)
         if key in self._seen:
-            return Missing("evicted")
+            return Miss(MissReason.EVICTED)
         if limit and not upload:  # a file of a corpus
-            return Missing("over budget", mends=False)
-        return Missing(self._differing(passage.id, behind.fingerprint) or "absent")
+            return Miss(MissReason.OVER_BUDGET)
+        return Miss(self._differing(passage.id, behind.fingerprint) or MissReason.ABSENT)
 
-    def _differing(self, chunk: str, wanted: Fingerprint) -> str | None:
+    def _differing(self, chunk: str, wanted: Fingerprint) -> MissReason | None:
         """The field in which a blob that is there differs, where only such are there."""
         others = self._control.fingerprints()
         if not others.keys() - {wanted.digest}:
             return None
         for entry in self._store.entries(Scope(self._tenant, chunk)):
             if entry.key.fingerprint == wanted.digest:
-                return "codec"
+                return MissReason.CODEC
             if entry.key.fingerprint in others:
-                return wanted.differs(Fingerprint.from_dict(others[entry.key.fingerprint]))
+                field = wanted.differs(Fingerprint.from_dict(others[entry.key.fingerprint]))
+                return MissReason(field) if field else None
         return None
 
     def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
@@ -170,7 +164,7 @@ class Shelf:
             return ChunkState(passage.id, KvState.STORED, _nbytes(found), tier_of(found))
         reason = self._why(passage, key, behind=behind, miss=found).reason
         known = {state.value: state for state in KvState}
-        return ChunkState(passage.id, known.get(reason, KvState.ABSENT))
+        return ChunkState(passage.id, known.get(reason.value, KvState.ABSENT))
 
     def prefetch(self, passages: Sequence[Passage]) -> int:
         """Ask that their blobs be near; how many fetches began."""
@@ -191,6 +185,11 @@ class Shelf:
             entry.key for chunk in dict.fromkeys(chunks) for entry in self._store.entries(Scope(self._tenant, chunk))
         ]
         return sum(self._store.discard(key) for key in keys)
+
+
+def mends(miss: Miss) -> bool:
+    """Would computing the chunk anew help?"""
+    return miss.reason not in _IN_VAIN
 
 
 def tier_of(reader: BlobReader) -> str:

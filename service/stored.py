@@ -4,7 +4,7 @@ from blend.errors import Unreadable
 from blend.fingerprint import Fingerprint
 from store.codec.decode import decode_group, packed_group
 from store.codec.spec import Spec
-from store.errors import BadBlob, StoreError
+from store.errors import BadBlob, MissReason, StoreError
 from store.reader import BlobReader
 from store.record import LayerKV, PackedLayer
 
@@ -14,7 +14,7 @@ class Stored:
 
     def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
         self.fingerprint = fingerprint
-        self.failure = ""  # why a layer could not be read: what the blob is, or that the store does not answer
+        self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
         self._reader = reader
         self._packed = Spec.parse(reader.head.codec).bits is not None
         groups = reader.head.groups
@@ -40,10 +40,10 @@ class Stored:
             try:
                 self._layers = (packed_group if self._packed else decode_group)(self._reader, group)
             except BadBlob as error:
-                self.failure = error.reason.value
+                self.failure = error.reason
                 raise Unreadable(str(error)) from error
             except StoreError as error:
-                self.failure = "unavailable"
+                self.failure = MissReason.UNAVAILABLE
                 raise Unreadable(str(error)) from error
             self._group = group
         layer = self._layers[index - self._start_of[group]]

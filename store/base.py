@@ -25,9 +25,9 @@ from typing import Protocol, Self
 
 from store.blob import Blob, Head, read_head
 from store.codec.spec import Spec
-from store.errors import BadBlob, MissReason, SpecError
+from store.errors import BadBlob, Miss, MissReason, SpecError
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Fetch, Miss
+from store.reader import BlobReader, Fetch
 from store.upkeep import StoreUpkeep
 
 

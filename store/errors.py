@@ -1,16 +1,49 @@
 """The errors of store. Each also inherits the builtin that a caller would expect to catch."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
 class MissReason(StrEnum):
-    """Why a blob cannot be had. A miss costs latency, never correctness."""
+    """Why a chunk's stored keys and values are not used. A miss costs latency, never correctness.
+
+    These are the words of reports. A store knows the first of them; the others are told by those who ask it.
+    """
 
     ABSENT = "absent"
     EXPIRED = "expired"
     CORRUPT = "corrupt"
     FOREIGN = "foreign"  # the medium holds somebody else's blob under this key
     NEWER_FORMAT = "newer format"  # or a codec that this release does not know
+
+    UNAVAILABLE = "unavailable"  # the store does not answer
+    EVICTED = "evicted"
+    PENDING = "pending"  # its document waits to be computed
+    OVER_BUDGET = "over budget"
+    UNSUPPORTED = "unsupported"  # the chunk can be served as text only
+    CONTROLLER = "controller"  # blending was switched off for the request
+    TOKENS = "tokens"  # the record covers another number of them
+    CODEC = "codec"  # what is stored is packed otherwise
+
+    # The field in which the fingerprint of what is stored differs.
+    WEIGHTS = "weights"
+    ARCHITECTURE = "architecture"
+    TOKENIZER = "tokenizer"
+    ROPE = "rope"
+    DTYPE = "dtype"
+    PREFIX = "prefix"
+    CAPTURE = "capture"
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """What is stored cannot be had or used, and why."""
+
+    reason: MissReason
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason.value
 
 
 class StoreError(Exception):

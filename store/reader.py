@@ -2,19 +2,8 @@
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 
 from store.blob import Blob, Buffer, Head, verified
-from store.errors import MissReason
-
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """The blob cannot be had, and why."""
-
-    reason: MissReason
-    detail: str = ""
-
 
 Fetch = Callable[[int], AbstractContextManager[Buffer]]
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from store.base import BlobAccess, BlobStore
-from store.errors import BadBlob, MissReason
+from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey
-from store.reader import Miss
 from store.upkeep import Entry
 
 GRACE_S = 24 * 3600.0  # younger than this a blob may belong to a document that is just being put in

@@ -16,10 +16,10 @@ from threading import Lock
 from store.base import BlobStore, Put
 from store.behind import Behind
 from store.blob import Blob, Buffer, Head, verified
-from store.errors import BadBlob, MissReason, StoreError
+from store.errors import BadBlob, Miss, MissReason, StoreError
 from store.flight import SingleFlight
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Miss
+from store.reader import BlobReader
 from store.upkeep import Deletion, Entry, Usage
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,8 @@ from service.access.private import finish_file, new_private_file, private_file, 
 from service.access.spelling import is_tenant
 from store.base import BlobAccess, BlobStore
 from store.blob import Blob
-from store.errors import BadBlob, StoreError
+from store.errors import BadBlob, Miss, StoreError
 from store.key import CacheKey, Scope
-from store.reader import Miss
 
 
 @dataclass(frozen=True, slots=True)

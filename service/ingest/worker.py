@@ -23,8 +23,7 @@ from service.ingest.together import together
 from service.telemetry.logs import fields
 from service.tenants import Tenant, Tenants
 from store.base import Put
-from store.errors import StoreError
-from store.reader import Miss
+from store.errors import Miss, StoreError
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ from service.errors import Unavailable
 from service.ingest.capturing import Capturing, Item, Purpose
 from service.press import Ids, Press
 from store.base import BlobAccess, BlobStore, Put
+from store.errors import Miss
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Miss
+from store.reader import BlobReader
 from store.upkeep import StoreUpkeep
 
 TENANT = "kvweave.bench."  # no tenant of a service has a dot in its name

@@ -29,11 +29,12 @@ from service.pipeline.gather import Gathered, gather, look_up
 from service.pipeline.plan import Fitted, Plan, fit, usage_of
 from service.press import Press
 from service.processors import chained
-from service.shelf import Missing, Opened
+from service.shelf import Opened
 from service.telemetry.logs import note, note_timings
 from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
 from service.tenants import Tenant
+from store.errors import Miss
 
 LOOKUPS = 8  # threads that search and tokenize
 FETCHES = 16  # threads that open blobs
@@ -171,7 +172,7 @@ class Pipeline:
 
     def _gather(
         self, tenant: Tenant, ask: Ask, *, blending: Blending
-    ) -> "tuple[Gathered, list[Future[Opened | Missing]]]":
+    ) -> "tuple[Gathered, list[Future[Opened | Miss]]]":
         """The passages, with their blobs on their way."""
         gathered = gather(tenant, ask)
         if blending.policy == "full":
@@ -180,8 +181,8 @@ class Pipeline:
         return gathered, tenant.shelf.open(passages, pool=self._fetches)
 
     def _fetched(
-        self, gathered: Gathered, opening: "Sequence[Future[Opened | Missing]]"
-    ) -> tuple[Fitted, dict[int, Opened | Missing]]:
+        self, gathered: Gathered, opening: "Sequence[Future[Opened | Miss]]"
+    ) -> tuple[Fitted, dict[int, Opened | Miss]]:
         """The prompt in tokens, made while the blobs are opened."""
         fitted = fit(self._parts.press.wording, gathered, window=self._parts.press.window)
         return fitted, {number: each.result() for number, each in enumerate(opening)}
@@ -293,7 +294,7 @@ class _Course:
     def done(self, reason: Finish, text: str, *, generated: int) -> Finished:
         total = self.timings.since_start()
         if self.fused is None:  # given up before it was its turn
-            return Finished(reason, text, Usage(self.plan.fitted.laid.tokens), Report(*self._policy()))
+            return Finished(reason, text, Usage(self.plan.fitted.laid.tokens), Report(*self._policy(), (), (), {}))
         self.timings.ms["decode"] = total - self.ready_at
         self.timings.ms["total"] = total
         return Finished(reason, text, usage_of(self.fused, generated), self._report(self.fused))

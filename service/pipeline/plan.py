@@ -10,11 +10,10 @@ from service.pipeline.ask import Blending
 from service.pipeline.events import ChunkReport, Usage
 from service.pipeline.gather import Entry, Gathered
 from service.prompts import Laid, Wording
-from service.shelf import Missing, Opened
+from service.shelf import Opened, mends
+from store.errors import Miss, MissReason
 
 COMPUTED = "computed"
-CONTROLLER = "controller"
-CORRUPT = "corrupt"
 ANSWER = 0.5  # of the window is kept free for the answer at most
 
 
@@ -52,7 +51,7 @@ class Plan:
     gathered: Gathered
     fitted: Fitted
     blending: Blending
-    opened: Mapping[int, Opened | Missing]
+    opened: Mapping[int, Opened | Miss]
     forced: bool = False
 
     @property
@@ -92,29 +91,29 @@ class Plan:
         return tuple(found)
 
     def _report(
-        self, number: int, entry: Entry, *, tokens: int, again: int = 0, miss: str | None = None
+        self, number: int, entry: Entry, *, tokens: int, again: int = 0, miss: Miss | None = None
     ) -> ChunkReport:
         chunk, opened = entry.passage.id, self.opened.get(number)
         if isinstance(opened, Opened) and miss is None:
-            return ChunkReport(chunk, opened.tier, tokens, opened.nbytes, again)
+            return ChunkReport(chunk, opened.tier, None, tokens, again, opened.nbytes)
         match opened:
             case None:  # nobody asked for it
-                reason = CONTROLLER if self.forced else None
-            case Missing():
-                reason = opened.reason
+                why = Miss(MissReason.CONTROLLER) if self.forced else None
+            case Miss():
+                why = opened
             case Opened():
-                reason = opened.source.failure or miss
-        return ChunkReport(chunk, COMPUTED, tokens, miss_reason=reason)
+                why = Miss(opened.source.failure) if opened.source.failure else miss
+        return ChunkReport(chunk, COMPUTED, why, tokens, 0, 0)
 
     def to_mend(self, report: FuseReport) -> tuple[list[Entry], list[Entry]]:
         """Passages whose records are missing, and those whose records turned out to be damaged."""
         every = self.gathered.all
-        missing = [every[number] for number, each in self.opened.items() if isinstance(each, Missing) and each.mends]
+        missing = [every[number] for number, each in self.opened.items() if isinstance(each, Miss) and mends(each)]
         order = [number for number, _ in self.shown]
         damaged = [
             every[order[at]]
             for at, _ in report.misses
-            if isinstance(each := self.opened.get(order[at]), Opened) and each.source.failure == CORRUPT
+            if isinstance(each := self.opened.get(order[at]), Opened) and each.source.failure is MissReason.CORRUPT
         ]
         return missing, damaged
 

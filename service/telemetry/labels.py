@@ -1,8 +1,12 @@
 """What may stand in a label: sets that stay small, whatever comes in. Knows the words, and counts nothing."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from http import HTTPStatus
 from threading import Lock
+
+from blend.fingerprint import Fingerprint
+from store.errors import MissReason
 
 OTHER = "other"
 LETTERS = 100
@@ -15,49 +19,8 @@ STAGES = frozenset({"queue", "retrieve", "fetch", "unpack", "fuse", "decode", "t
 FINISHES = frozenset({"stop", "length", "cancelled"})
 UPLOAD_STATES = frozenset({"waiting", "computing", "ready", "failed", "cancelled", "deleted", "superseded"})
 
-FINGERPRINT_FIELDS = frozenset({"weights", "architecture", "tokenizer", "rope", "dtype", "prefix", "capture"})
-MISSES = frozenset(
-    {
-        "absent",
-        "pending",
-        "evicted",
-        "expired",
-        "corrupt",
-        "foreign",
-        "over_budget",
-        "unsupported",
-        "controller",
-        "unavailable",
-        "fingerprint",
-    }
-)
-UNREADABLE = "newer_format"  # of a blob that is sound, but not for this process
-
-ERRORS = frozenset(
-    {
-        "Busy",
-        "CatalogError",
-        "ClientGone",
-        "Conflict",
-        "DocumentError",
-        "EmbeddingError",
-        "Exhausted",
-        "FilterError",
-        "Forbidden",
-        "Invalid",
-        "NotFinite",
-        "NotFound",
-        "PromptError",
-        "SamplingError",
-        "SearchError",
-        "StoreError",
-        "TokenizerError",
-        "TooLarge",
-        "Unauthorized",
-        "Unavailable",
-        "WrongMedia",
-    }
-)
+FINGERPRINT_FIELDS = frozenset(field.name for field in fields(Fingerprint))
+UNREADABLE = frozenset({MissReason.NEWER_FORMAT})  # sound blobs, but not for this process
 
 Fold = Callable[[str], str]
 
@@ -86,15 +49,12 @@ def one_of(known: frozenset[str]) -> Fold:
     return lambda value: value if value in known else OTHER
 
 
-def miss(reason: str) -> str:
-    """The word for why a chunk's keys and values could not be had. A reader may name the fingerprint's field alone."""
-    word = reason.lower().replace(" ", "_")
-    field = word.removeprefix("fingerprint_")
-    if field in FINGERPRINT_FIELDS:
-        return f"fingerprint_{field}"
-    if word == UNREADABLE:
-        return "unsupported"
-    return word if word in MISSES else OTHER
+def miss(reason: MissReason) -> str:
+    """The word for why a chunk's keys and values could not be had."""
+    if reason in FINGERPRINT_FIELDS:
+        return f"fingerprint_{reason}"
+    word = MissReason.UNSUPPORTED if reason in UNREADABLE else reason
+    return word.replace(" ", "_")
 
 
 def status(code: int) -> str:

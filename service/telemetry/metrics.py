@@ -17,11 +17,11 @@ from prometheus_client.registry import Collector
 from service.errors import ServiceError
 from service.pipeline.events import Report, Usage
 from service.telemetry import labels
-from store.errors import StoreError
+from store.errors import MissReason, StoreError
 from store.upkeep import Usage as Tier
 
 PREFIX = "kvweave_"
-TENANTS, ENDPOINTS, POLICIES, TIERS = 100, 100, 8, 8  # so many have a name
+TENANTS, ENDPOINTS, ERRORS, POLICIES, TIERS = 100, 100, 100, 8, 8  # so many have a name
 COMPUTED = "computed"  # the source of a chunk that no tier had
 STORE_KEPT_S = 10.0  # a scrape does not walk the store more often
 
@@ -60,9 +60,9 @@ class Metrics:
         PlatformCollector(registry=self._registry)
         self._endpoint, self._tenant = labels.Seen(ENDPOINTS), labels.Seen(TENANTS)
         self._policy, self._tier = labels.Seen(POLICIES), labels.Seen(TIERS)
+        self._error = labels.Seen(ERRORS)
         self._method, self._stage = labels.one_of(labels.METHODS), labels.one_of(labels.STAGES)
-        self._finish, self._error = labels.one_of(labels.FINISHES), labels.one_of(labels.ERRORS)
-        self._state = labels.one_of(labels.UPLOAD_STATES)
+        self._finish, self._state = labels.one_of(labels.FINISHES), labels.one_of(labels.UPLOAD_STATES)
         self._tallies: dict[str, Tally[str]] = {}
         self._lock = Lock()
         self._make_http()
@@ -116,8 +116,8 @@ class Metrics:
         tally = Tally({"requests": 1})
         for chunk in report.chunks:
             tally[f"source {self._count_chunk(tenant, chunk.source)}"] += 1
-            if chunk.miss_reason:
-                tally[f"miss {self._count_miss(tenant, chunk.miss_reason)}"] += 1
+            if chunk.miss_reason is not None:
+                tally[f"miss {self._count_miss(tenant, chunk.miss_reason.reason)}"] += 1
         tally.update(_tokens(usage))
         self._add(tenant, tally)
         for stage, milliseconds in report.timings_ms.items():
@@ -186,7 +186,7 @@ class Metrics:
         self._chunks.labels(self._tenant(tenant), name).inc()
         return name
 
-    def _count_miss(self, tenant: str, reason: str) -> str:
+    def _count_miss(self, tenant: str, reason: MissReason) -> str:
         name = labels.miss(reason)
         self._misses.labels(self._tenant(tenant), name).inc()
         return name

@@ -7,10 +7,8 @@ from transformers import Qwen3Config
 
 from blend import capture as module
 from blend.capture import FEW_ROWS, ROWS, batches, bucket, capture
-from blend.checks import stored_agrees
 from blend.errors import NotFinite, PromptError
 from blend.load import Model, adopt
-from blend.prompt import Held
 from store.record import Record, widen
 from tests.blend import dense
 from tests.blend.families import BASE, DEVICE, build, draw, native, ours, put, words
@@ -102,14 +100,8 @@ def test_numbers_that_are_not_finite_are_never_stored() -> None:
         capture(model.decoder, PREFIX, chunks=draw(14, 20))
 
 
-def test_a_stored_record_is_recognised_and_a_foreign_one_is_not(bfloat16: Model) -> None:
-    decoder, ids = bfloat16.decoder, draw(15, 90)[0]
-    [own] = capture(decoder, PREFIX, chunks=[ids])
-    [foreign] = capture(decoder, PREFIX, chunks=draw(16, 90))
-    print_ = bfloat16.fingerprint
-
-    assert stored_agrees(decoder, Held(own, print_), prefix=PREFIX, ids=ids)
-    assert not stored_agrees(decoder, Held(foreign, print_), prefix=PREFIX, ids=ids)
+def test_a_record_has_the_models_dtype_and_the_captures_version(bfloat16: Model) -> None:
+    [own] = capture(bfloat16.decoder, PREFIX, chunks=draw(15, 90))
     assert own.dtype == "bfloat16"
     assert widen(own.layers[0].keys, "bfloat16").any()  # type: ignore[union-attr]
-    assert print_.capture == module.VERSION
+    assert bfloat16.fingerprint.capture == module.VERSION

@@ -18,9 +18,9 @@ from blend.step import Segment
 from service.core import Core
 from store.base import BlobStore, Put
 from store.blob import Blob, Buffer
-from store.errors import StoreUnavailable
+from store.errors import Miss, StoreUnavailable
 from store.key import CacheKey
-from store.reader import BlobReader, Miss
+from store.reader import BlobReader
 from tests.service.serving import WAIT_S, wait_for
 
 ENDLESS = 12  # a request for so many tokens, or more, gets all of them

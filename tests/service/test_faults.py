@@ -85,7 +85,10 @@ class TestAStoreOutOfReach:
             assert asked.text == heard.text == lmdb.ask(BLENDED).text == lmdb.ask(HYBRID).text == lmdb.wanted
             assert [each for each in (*asked.chunks, *heard.chunks) if not each.startswith(UNAVAILABLE)] == []
             assert not lmdb.core.ingest.waiting_fills
+            metrics = serving.sampled(lmdb.client)
         assert lmdb.stored() == len(lmdb.chunks)
+        assert metrics['kvweave_chunk_misses_total{reason="unavailable",tenant="default"}'] > 0
+        assert not any("chunk_misses" in name and '"other"' in name for name in metrics)
 
     @pytest.mark.parametrize("when", ["open", "frame"])
     @pytest.mark.parametrize("blend", [REUSED, HYBRID], ids=["reuse", "hybrid"])

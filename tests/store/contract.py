@@ -11,9 +11,9 @@ import pytest
 from store.base import BlobStore, Put
 from store.blob import Blob
 from store.codec.decode import decode
-from store.errors import BadBlob, MissReason
+from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Miss, read
+from store.reader import BlobReader, read
 from store.scrub import GcRules, collect, verify
 from tests.store.samples import blob, key
 

@@ -13,9 +13,8 @@ from obstore.store import ObjectStore as Bucket
 
 from store.base import BlobStore
 from store.blob import Blob, Frame, Head, Shape, Terms, digest, write_head
-from store.errors import BadBlob, MissReason
+from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey
-from store.reader import Miss
 from store.url import open_store
 from tests.servers.faulty import FaultyProxy, Request
 from tests.servers.s3 import S3Server

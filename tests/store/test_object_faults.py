@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from store.base import BlobStore, Put
-from store.errors import BadBlob, MissReason, StoreDenied, StoreUnavailable
+from store.errors import BadBlob, Miss, MissReason, StoreDenied, StoreUnavailable
 from store.key import Scope
-from store.reader import BlobReader, Miss
+from store.reader import BlobReader
 from store.url import open_store
 from tests.servers.faults import Fault
 from tests.servers.faulty import FaultyProxy

@@ -10,10 +10,10 @@ import pytest
 from store.base import BlobStore, Found, Put
 from store.behind import Behind
 from store.blob import Blob, Buffer, Head
-from store.errors import MissReason, StoreUnavailable
+from store.errors import Miss, MissReason, StoreUnavailable
 from store.key import CacheKey, Scope
 from store.memory import MemoryStore
-from store.reader import BlobReader, Fetch, Miss
+from store.reader import BlobReader, Fetch
 from store.tiered import TieredStore
 from store.url import open_store
 from tests.store.contract import flipped, stored, why

@@ -5,26 +5,25 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import Unavailable
 from service.pipeline.events import ChunkReport, Report, Usage
 from service.telemetry import labels
 from service.telemetry.metrics import Metrics
-from store.errors import MissReason, StoreError
+from store.errors import Miss, MissReason, StoreError, StoreUnavailable
 from store.upkeep import Usage as Tier
 
 REPORT = Report(
     "hybrid",
     0.15,
     chunks=(
-        ChunkReport("a", "ram", 100),
-        ChunkReport("b", "ram", 100),
-        ChunkReport("c", "s3", 100),
-        ChunkReport("d", "computed", 100, miss_reason="prefix"),
+        ChunkReport("a", "ram", None, 100, 0, 0),
+        ChunkReport("b", "ram", None, 100, 0, 0),
+        ChunkReport("c", "s3", None, 100, 0, 0),
+        ChunkReport("d", "computed", Miss(MissReason.PREFIX), 100, 0, 0),
     ),
+    dropped=(),
     timings_ms={"retrieve": 2.0, "first_token": 40.0, "total": 90.0, "a text": 1.0},
 )
 USAGE = Usage(prompt=500, completion=20, reused=255, recomputed=45)
@@ -71,9 +70,9 @@ def test_ten_thousand_strange_values_leave_few_series() -> None:
     metrics = Metrics()
     for number in range(10_000):
         odd = f'{number} \ud800"\n\\' + "x" * (number % 300)
-        chunk = ChunkReport(odd, odd, 1, miss_reason=odd)
+        chunk = ChunkReport(odd, odd, Miss(MissReason.UNAVAILABLE, odd), 1, 0, 0)
         metrics.http(method=odd, route=odd, status=number, seconds=0.1)
-        metrics.answered(odd, usage=USAGE, report=Report(odd, 0.1, (chunk,), timings_ms={odd: 1.0}), reason=odd)
+        metrics.answered(odd, usage=USAGE, report=Report(odd, 0.1, (chunk,), (), {odd: 1.0}), reason=odd)
         metrics.failed(odd, error=odd)
         metrics.uploaded(odd, state=odd)
         metrics.captured(odd, chunks=1, tokens=1, nbytes=1, seconds=0.1)
@@ -101,24 +100,35 @@ def test_the_text_follows_the_practice_of_prometheus() -> None:
     assert b"_created" not in body
 
 
-@pytest.mark.parametrize("reason", list(MissReason))
-def test_every_reason_of_the_store_has_a_word(reason: MissReason) -> None:
-    assert labels.miss(reason) != labels.OTHER
-
-
-@given(st.text())
-def test_a_miss_is_one_of_a_fixed_set(reason: str) -> None:
-    known = labels.MISSES | {f"fingerprint_{field}" for field in labels.FINGERPRINT_FIELDS} | {labels.OTHER}
-    assert labels.miss(reason) in known
-    assert labels.miss(labels.miss(reason)) == labels.miss(reason)
+WORDS = {
+    *("absent", "pending", "evicted", "expired", "corrupt", "foreign", "over_budget", "unsupported"),
+    *("controller", "unavailable", "tokens", "codec"),
+    *("fingerprint_weights", "fingerprint_architecture", "fingerprint_tokenizer", "fingerprint_rope"),
+    *("fingerprint_dtype", "fingerprint_prefix", "fingerprint_capture"),
+}
 
 
 def test_known_words_of_misses_stay() -> None:
-    assert {labels.miss(word) for word in labels.MISSES} == labels.MISSES
-    assert labels.miss("over budget") == "over_budget"
-    assert {labels.miss(f) for f in labels.FINGERPRINT_FIELDS} == {
-        f"fingerprint_{f}" for f in labels.FINGERPRINT_FIELDS
-    }
+    assert {labels.miss(reason) for reason in MissReason} == WORDS
+    assert labels.miss(MissReason.OVER_BUDGET) == "over_budget"
+    assert labels.miss(MissReason.NEWER_FORMAT) == "unsupported"
+
+
+def test_every_field_of_a_fingerprint_is_a_reason_of_its_own() -> None:
+    told = {labels.miss(MissReason(field)) for field in labels.FINGERPRINT_FIELDS}
+    assert told == {f"fingerprint_{field}" for field in labels.FINGERPRINT_FIELDS} == WORDS & told
+
+
+def test_a_store_out_of_reach_shows_as_itself() -> None:
+    metrics = Metrics()
+    away = Miss(MissReason.UNAVAILABLE, StoreUnavailable.__name__)
+    report = Report("hybrid", 0.15, (ChunkReport("a", "computed", away, 100, 0, 0),), (), {})
+    metrics.answered("acme", usage=USAGE, report=report, reason="stop")
+    metrics.failed("acme", error=StoreUnavailable.__name__)
+    found = samples(metrics)
+    assert found["kvweave_chunk_misses_total", "unavailable", "acme"] == 1
+    assert found["kvweave_answer_failures_total", "StoreUnavailable", "acme"] == 1
+    assert metrics.totals("acme").misses == {"unavailable": 1}
 
 
 def test_a_gauge_that_cannot_be_read_spoils_no_scrape() -> None:
@@ -162,7 +172,7 @@ def test_first_tokens_from_5_ms_to_30_s_fall_into_buckets_of_their_own() -> None
     metrics = Metrics()
     times = (4, 8, 300, 2_000, 29_000, 31_000)
     for milliseconds in times:
-        report = Report("full", 0.0, timings_ms={"first_token": milliseconds})
+        report = Report("full", 0.0, (), (), {"first_token": milliseconds})
         metrics.answered("acme", usage=USAGE, report=report, reason="stop")
     found = samples(metrics)
     counts = [value for key, value in found.items() if key[0] == "kvweave_first_token_seconds_bucket"]
