@@ -21,7 +21,7 @@ from service.api.models.search import SourceOut
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
 from service.api.questions import ask_of
 from service.api.streams import EventStream, gone, sse, unless_gone
-from service.api.telling import chunk_of, report_of, source_of, usage_of
+from service.api.telling import source_of, usage_of
 from service.pipeline.ask import Ask
 from service.pipeline.events import (
     Delta,
@@ -109,7 +109,7 @@ class _Tale:
             finish_reason=self._end.reason,
             sources=self._sources,
             usage=usage_of(self._end.usage),
-            report=report_of(self._end.report),
+            report=self._end.report,
         )
 
 
@@ -142,8 +142,8 @@ def _rendered(ask: Ask, event: Event) -> Sequence[tuple[str, BaseModel]]:
         case Retrieved():
             return [("retrieved", RetrievedEvent(id=ask.id, sources=[source_of(each) for each in event.sources]))]
         case Loaded():
-            return [("loaded", LoadedEvent(chunks=[chunk_of(each) for each in event.chunks]))]
+            return [("loaded", LoadedEvent(chunks=event.chunks))]
         case Fused():
-            return [("fused", FusedEvent(usage=usage_of(event.usage), report=report_of(event.report)))]
+            return [("fused", FusedEvent(usage=usage_of(event.usage), report=event.report))]
         case Delta() | Finished():
             return [("token", TokenEvent(text=event.text))] if event.text else []

@@ -1,20 +1,9 @@
-"""What an answer rests on and how it came about, as all interfaces tell it."""
+"""What an answer rests on and what it took, as all interfaces tell it."""
 
-from service.api.models.query import ChunkReportOut, ReportOut, UsageOut
+from service.api.models.query import UsageOut
 from service.api.models.search import SourceOut
 from service.api.search import source_of as passage_of
-from service.pipeline.events import ChunkReport, Report, Source, Usage
-
-
-def report_of(report: Report) -> ReportOut:
-    """How the answer came about."""
-    return ReportOut(
-        policy=report.policy,
-        ratio=report.ratio,
-        chunks=[chunk_of(each) for each in report.chunks],
-        dropped=list(report.dropped),
-        timings_ms=report.timings_ms,
-    )
+from service.pipeline.events import Source, Usage
 
 
 def source_of(source: Source) -> SourceOut:
@@ -31,18 +20,6 @@ def source_of(source: Source) -> SourceOut:
         page=None,
         start=None,
         end=None,
-    )
-
-
-def chunk_of(chunk: ChunkReport) -> ChunkReportOut:
-    """Where its keys and values came from."""
-    return ChunkReportOut(
-        chunk_id=chunk.chunk_id,
-        source=chunk.source,
-        miss_reason=None if chunk.miss_reason is None else str(chunk.miss_reason),
-        tokens=chunk.tokens,
-        recomputed=chunk.recomputed,
-        bytes=chunk.nbytes,
     )
 
 

@@ -145,6 +145,6 @@ def _row(heard: Sequence[_Heard]) -> Row:
     middle = median_low(each.end.report.timings_ms["first_token"] for each in heard)
     last = heard[-1]
     usage, report = last.end.usage, last.end.report
-    nbytes = sum(chunk.nbytes for chunk in report.chunks)
+    nbytes = sum(chunk.bytes for chunk in report.chunks)
     counts = (usage.prompt, usage.reused, usage.recomputed, nbytes)
     return Row(report.policy, report.ratio, last.text, middle, *counts)

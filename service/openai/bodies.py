@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from service.api.models.query import ReportOut
 from service.api.models.search import SourceOut
+from service.pipeline.events import Report
 
 
 class TopLogprob(BaseModel):
@@ -47,7 +47,7 @@ class CompletionUsage(BaseModel):
 class Extra(BaseModel):
     """What kvweave tells of an answer, besides what OpenAI does."""
 
-    report: ReportOut
+    report: Report
     sources: list[SourceOut]
     recomputed_tokens: int
 

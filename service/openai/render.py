@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from blend.engine import Finish
-from service.api.telling import report_of, source_of
+from service.api.telling import source_of
 from service.errors import Unavailable
 from service.openai.bodies import (
     AnswerMessage,
@@ -177,7 +177,7 @@ def _completion(
 
 def _extra(finished: Finished, sources: tuple[Source, ...]) -> Extra:
     return Extra(
-        report=report_of(finished.report),
+        report=finished.report,
         sources=[source_of(each) for each in sources],
         recomputed_tokens=finished.usage.recomputed,
     )

@@ -294,7 +294,7 @@ class _Course:
     def done(self, reason: Finish, text: str, *, generated: int) -> Finished:
         total = self.timings.since_start()
         if self.fused is None:  # given up before it was its turn
-            return Finished(reason, text, Usage(self.plan.fitted.laid.tokens), Report(*self._policy()))
+            return Finished(reason, text, Usage(self.plan.fitted.laid.tokens), Report(*self._policy(), (), (), {}))
         self.timings.ms["decode"] = total - self.ready_at
         self.timings.ms["total"] = total
         return Finished(reason, text, usage_of(self.fused, generated), self._report(self.fused))

@@ -1,9 +1,13 @@
 """What an answer tells on its way, in this order: retrieved, loaded, fused, deltas, finished. Knows no interface.
 
-Whatever goes wrong is raised by the stream instead of the next event: a `ServiceError`.
+A report is written as JSON as it stands. Whatever goes wrong is raised by the stream instead of the next event: a
+`ServiceError`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, PlainSerializer, WithJsonSchema
 
 from blend.engine import Finish
 from retriever.catalog.base import Passage
@@ -22,16 +26,27 @@ class Source:
     passage: Passage | None = None
 
 
+def _in_words(miss: Miss | None) -> str | None:
+    return None if miss is None else str(miss)
+
+
+InWords = Annotated[
+    Miss | None,
+    PlainSerializer(_in_words),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Miss Reason"}),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkReport:
     """Where a chunk's keys and values came from: a tier's name, or `computed`, and then why."""
 
     chunk_id: str
-    source: str
+    source: Annotated[str, Field(examples=["lmdb"])]
+    miss_reason: InWords
     tokens: int
-    nbytes: int = 0
-    recomputed: int = 0
-    miss_reason: Miss | None = None
+    recomputed: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +65,11 @@ class Report:
 
     policy: str
     ratio: float
-    chunks: tuple[ChunkReport, ...] = ()
-    dropped: tuple[str, ...] = ()
-    timings_ms: dict[str, float] = field(default_factory=dict[str, float])
+    chunks: tuple[ChunkReport, ...]
+    dropped: tuple[str, ...]
+    timings_ms: Annotated[
+        dict[str, float], Field(examples=[{"retrieve": 1.2, "fetch": 0.8, "first_token": 31.0, "total": 96.5}])
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +81,7 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Which chunks have keys and values; `nbytes` and `recomputed` are not known yet."""
+    """Which chunks have keys and values; `tokens` and `recomputed` are not known yet."""
 
     chunks: tuple[ChunkReport, ...]
 

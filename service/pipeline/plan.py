@@ -95,7 +95,7 @@ class Plan:
     ) -> ChunkReport:
         chunk, opened = entry.passage.id, self.opened.get(number)
         if isinstance(opened, Opened) and miss is None:
-            return ChunkReport(chunk, opened.tier, tokens, opened.nbytes, again)
+            return ChunkReport(chunk, opened.tier, None, tokens, again, opened.nbytes)
         match opened:
             case None:  # nobody asked for it
                 why = Miss(MissReason.CONTROLLER) if self.forced else None
@@ -103,7 +103,7 @@ class Plan:
                 why = opened
             case Opened():
                 why = Miss(opened.source.failure) if opened.source.failure else miss
-        return ChunkReport(chunk, COMPUTED, tokens, miss_reason=why)
+        return ChunkReport(chunk, COMPUTED, why, tokens, 0, 0)
 
     def to_mend(self, report: FuseReport) -> tuple[list[Entry], list[Entry]]:
         """Passages whose records are missing, and those whose records turned out to be damaged."""

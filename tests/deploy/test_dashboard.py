@@ -25,8 +25,8 @@ WIDTH = 24
 def shown() -> dict[str, set[str]]:
     """Every series that a service which did a little of everything shows, with its labels."""
     metrics = Metrics()
-    chunk = ChunkReport("c", "computed", 1, miss_reason=Miss(MissReason.ABSENT))
-    report = Report("hybrid", 0.15, chunks=(chunk,), timings_ms={"first_token": 1.0, "queue": 1.0})
+    chunk = ChunkReport("c", "computed", Miss(MissReason.ABSENT), 1, 0, 0)
+    report = Report("hybrid", 0.15, (chunk,), (), {"first_token": 1.0, "queue": 1.0})
     metrics.http(method="GET", route="/v1/query", status=200, seconds=0.1)
     metrics.answered("default", usage=Usage(1, 1, 0, 0), report=report, reason="stop")
     metrics.failed("default", error="Busy")

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from service.api.models.fields import WHOLE, ChunkId, CollectionName, Filter, Name, Strict, Text, Title, Whole, one_of
 from service.api.models.search import SourceOut
+from service.pipeline.events import ChunkReport, Report
 
 ASKED = ("question", "messages")
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
@@ -115,27 +116,6 @@ class UsageOut(BaseModel):
     recomputed_tokens: int
 
 
-class ChunkReportOut(BaseModel):
-    """Where a chunk's keys and values came from: a tier's name, or `computed`, and then why."""
-
-    chunk_id: str
-    source: str = Field(examples=["lmdb"])
-    miss_reason: str | None
-    tokens: int
-    recomputed: int
-    bytes: int
-
-
-class ReportOut(BaseModel):
-    """How the answer came about. `dropped`: chunks that the model's window had no room for."""
-
-    policy: str
-    ratio: float
-    chunks: list[ChunkReportOut]
-    dropped: list[str]
-    timings_ms: dict[str, float] = Field(examples=[{"retrieve": 1.2, "fetch": 0.8, "first_token": 31.0, "total": 96.5}])
-
-
 class QueryAnswer(BaseModel):
     """The answer and what it rests on."""
 
@@ -144,7 +124,7 @@ class QueryAnswer(BaseModel):
     finish_reason: Literal["stop", "length", "cancelled"]
     sources: list[SourceOut]
     usage: UsageOut
-    report: ReportOut
+    report: Report
 
 
 class RetrievedEvent(BaseModel):
@@ -157,14 +137,14 @@ class RetrievedEvent(BaseModel):
 class LoadedEvent(BaseModel):
     """`loaded`: where the chunks' caches come from."""
 
-    chunks: list[ChunkReportOut]
+    chunks: tuple[ChunkReport, ...]
 
 
 class FusedEvent(BaseModel):
     """`fused`: the prompt is in place; the first token follows."""
 
     usage: UsageOut
-    report: ReportOut
+    report: Report
 
 
 class TokenEvent(BaseModel):

@@ -145,8 +145,8 @@ class FakePipeline:
                     for hit in hits
                 )
             )
-            yield Loaded((ChunkReport("c", "ram", 10),))
-            report = Report("hybrid", 0.15, (ChunkReport("c", "ram", 10, 100, 2),), timings_ms={"total": 3.0})
+            yield Loaded((ChunkReport("c", "ram", None, 10, 0, 0),))
+            report = Report("hybrid", 0.15, (ChunkReport("c", "ram", None, 10, 2, 100),), (), {"total": 3.0})
             yield Fused(USAGE, report)
             yield Delta("Hello")
             if self.fault:

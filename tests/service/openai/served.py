@@ -32,10 +32,10 @@ READER = Principal("acme", Role.READ, "a")
 MODEL = "small/model"
 CHUNK = "0f343b0931126a20f133d67c2b018a3b"
 USED = Usage(prompt=40, completion=3, reused=30, recomputed=4)
-REPORT = Report("hybrid", 0.15, (ChunkReport(CHUNK, "ram", 30, 900, 4),), timings_ms={"fuse": 1.5, "total": 9.0})
+REPORT = Report("hybrid", 0.15, (ChunkReport(CHUNK, "ram", None, 30, 4, 900),), (), {"fuse": 1.5, "total": 9.0})
 OPENING: tuple[Event, ...] = (
     Retrieved((Source(CHUNK, "cities", "Cities", "Mira lives in Aveiro.", 0.5),)),
-    Loaded((ChunkReport(CHUNK, "ram", 30),)),
+    Loaded((ChunkReport(CHUNK, "ram", None, 30, 0, 0),)),
     Fused(Usage(prompt=40, reused=30, recomputed=4), REPORT),
 )
 WORDS = ("In ", "", "Avei")

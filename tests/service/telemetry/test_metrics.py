@@ -18,11 +18,12 @@ REPORT = Report(
     "hybrid",
     0.15,
     chunks=(
-        ChunkReport("a", "ram", 100),
-        ChunkReport("b", "ram", 100),
-        ChunkReport("c", "s3", 100),
-        ChunkReport("d", "computed", 100, miss_reason=Miss(MissReason.PREFIX)),
+        ChunkReport("a", "ram", None, 100, 0, 0),
+        ChunkReport("b", "ram", None, 100, 0, 0),
+        ChunkReport("c", "s3", None, 100, 0, 0),
+        ChunkReport("d", "computed", Miss(MissReason.PREFIX), 100, 0, 0),
     ),
+    dropped=(),
     timings_ms={"retrieve": 2.0, "first_token": 40.0, "total": 90.0, "a text": 1.0},
 )
 USAGE = Usage(prompt=500, completion=20, reused=255, recomputed=45)
@@ -69,9 +70,9 @@ def test_ten_thousand_strange_values_leave_few_series() -> None:
     metrics = Metrics()
     for number in range(10_000):
         odd = f'{number} \ud800"\n\\' + "x" * (number % 300)
-        chunk = ChunkReport(odd, odd, 1, miss_reason=Miss(MissReason.UNAVAILABLE, odd))
+        chunk = ChunkReport(odd, odd, Miss(MissReason.UNAVAILABLE, odd), 1, 0, 0)
         metrics.http(method=odd, route=odd, status=number, seconds=0.1)
-        metrics.answered(odd, usage=USAGE, report=Report(odd, 0.1, (chunk,), timings_ms={odd: 1.0}), reason=odd)
+        metrics.answered(odd, usage=USAGE, report=Report(odd, 0.1, (chunk,), (), {odd: 1.0}), reason=odd)
         metrics.failed(odd, error=odd)
         metrics.uploaded(odd, state=odd)
         metrics.captured(odd, chunks=1, tokens=1, nbytes=1, seconds=0.1)
@@ -121,7 +122,7 @@ def test_every_field_of_a_fingerprint_is_a_reason_of_its_own() -> None:
 def test_a_store_out_of_reach_shows_as_itself() -> None:
     metrics = Metrics()
     away = Miss(MissReason.UNAVAILABLE, StoreUnavailable.__name__)
-    report = Report("hybrid", 0.15, chunks=(ChunkReport("a", "computed", 100, miss_reason=away),))
+    report = Report("hybrid", 0.15, (ChunkReport("a", "computed", away, 100, 0, 0),), (), {})
     metrics.answered("acme", usage=USAGE, report=report, reason="stop")
     metrics.failed("acme", error=StoreUnavailable.__name__)
     found = samples(metrics)
@@ -171,7 +172,7 @@ def test_first_tokens_from_5_ms_to_30_s_fall_into_buckets_of_their_own() -> None
     metrics = Metrics()
     times = (4, 8, 300, 2_000, 29_000, 31_000)
     for milliseconds in times:
-        report = Report("full", 0.0, timings_ms={"first_token": milliseconds})
+        report = Report("full", 0.0, (), (), {"first_token": milliseconds})
         metrics.answered("acme", usage=USAGE, report=report, reason="stop")
     found = samples(metrics)
     counts = [value for key, value in found.items() if key[0] == "kvweave_first_token_seconds_bucket"]
