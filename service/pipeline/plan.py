@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from blend.fuse import FuseReport
 from blend.prompt import Source
-from service.pipeline.ask import Blending
+from service.model import Blending
 from service.pipeline.events import ChunkReport, Usage
 from service.pipeline.gather import Entry, Gathered
 from service.prompts import Laid, Wording
