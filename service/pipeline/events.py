@@ -3,10 +3,11 @@
 Whatever goes wrong is raised by the stream instead of the next event: a `ServiceError`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from blend.engine import Finish
 from retriever.catalog.base import Passage
+from service.reports import ChunkReport, Report, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,39 +20,6 @@ class Source:
     text: str
     score: float
     passage: Passage | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkReport:
-    """Where a chunk's keys and values came from: a tier's name, or `computed`, and then why."""
-
-    chunk_id: str
-    source: str
-    tokens: int
-    nbytes: int = 0
-    recomputed: int = 0
-    miss_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """In tokens. `reused` and `recomputed` are parts of the prompt; the rest of it was computed as always."""
-
-    prompt: int
-    completion: int = 0
-    reused: int = 0
-    recomputed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """How the answer came about. `dropped`: chunks that the model's window had no room for."""
-
-    policy: str
-    ratio: float
-    chunks: tuple[ChunkReport, ...] = ()
-    dropped: tuple[str, ...] = ()
-    timings_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)

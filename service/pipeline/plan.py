@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from blend.fuse import FuseReport
 from blend.prompt import Source
 from service.model import Blending
-from service.pipeline.events import ChunkReport, Usage
 from service.pipeline.gather import Entry, Gathered
 from service.prompts import Laid, Wording
+from service.reports import ChunkReport, Usage
 from service.shelf import Missing, Opened
 
 COMPUTED = "computed"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.pipeline.events import ChunkReport, Report, Usage
+from service.reports import ChunkReport, Report, Usage
 from service.telemetry.metrics import Metrics
 from store.base import Usage as Tier
 from tests.deploy.plans import DEPLOY, ROOT

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import Unavailable
-from service.pipeline.events import ChunkReport, Report, Usage
+from service.reports import ChunkReport, Report, Usage
 from service.telemetry import labels
 from service.telemetry.metrics import Metrics
 from store.base import Usage as Tier
