@@ -1,5 +1,7 @@
 """The composition root: the one place that chooses concrete classes."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -11,15 +13,16 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.library import Library
 from retriever.remote import Access, RemoteEmbedder, RemoteReranker
+from service.access.control import Control
 from service.builtin import CHECKPOINT
-from service.core import Core, Loaded, Makers
+from service.core import Core
 from service.evaluate.point import operating_point
-from service.pipeline.ask import Blending
-from service.precompute.work import Capture
-from service.press import Press
+from service.model import Blending, ServedModel
 from service.prompts import Wording
 from service.settings import Settings, SettingsError
 from service.telemetry.traces import Tracer, silent
+from service.tenants import TENANTS, Tenants
+from service.trust import trusted_model
 from store.base import BlobStore
 from store.url import open_store
 
@@ -45,20 +48,29 @@ def compose_model(settings: Settings) -> Model:
 
 def compose_core(settings: Settings) -> Core:
     """A running service. Raises what stops a start at once; what the model says comes later."""
-    makers = Makers(
+    return Core(
+        settings,
         store=lambda: compose_store(settings),
-        load=lambda: compose_loaded(settings),
+        load=lambda store, control: compose_tenants(settings, store, control=control),
         tracer=_tracer(settings),
-        model_name=settings.model,
     )
-    return Core(settings, makers)
 
 
-def compose_loaded(settings: Settings) -> Loaded:
-    """What there is once the model is there, which takes a while."""
+def compose_tenants(settings: Settings, store: BlobStore, *, control: Control) -> Tenants:
+    """What there is to work in once the model is there, which takes a while."""
+    library = _library(settings)
+    with ExitStack() as stack:
+        loaded = compose_served(settings)
+        stack.callback(loaded.engine.close)
+        model = trusted_model(loaded, settings.data / TENANTS, library=library, store=store)
+        stack.pop_all()
+    return Tenants(settings.data, model, store=store, control=control, library=library)
+
+
+def compose_served(settings: Settings) -> ServedModel:
+    """The model with an engine around it. Whoever asks for it closes the engine."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    embedder, reranker = _embedder(settings), _reranker(settings)
     model = compose_model(settings)
     point = operating_point(settings, model.fingerprint.weights)
     engine = LocalEngine(
@@ -67,32 +79,25 @@ def compose_loaded(settings: Settings) -> Loaded:
         fingerprint=model.fingerprint,
         limits=Limits(kv_bytes=settings.kv_bytes, waiting=settings.max_requests),
     )
-    press = Press(
+    return ServedModel(
         *(engine, Wording(model.tokenizer), model.fingerprint),
         codec=point.codec,
+        blending=Blending(point.policy, point.ratio),
         window=model.decoder.window,
         vocabulary=model.decoder.vocabulary,
     )
-    return Loaded(
-        press,
-        Blending(point.policy, point.ratio),
-        lambda folder: _library(folder, embedder=embedder, reranker=reranker),
-    )
 
 
-def compose_remote(settings: Settings, actors: int) -> Capture:
-    """What captures on a Ray cluster."""
-    try:
-        from service.precompute.spread import spread
-    except ImportError as error:
-        raise SettingsError(f"--executor ray: install the extra `kvweave[ray]` ({error})") from None
-    return spread(settings, actors)
+def _library(settings: Settings) -> Callable[[Path], Library]:
+    """What opens the library in a tenant's folder."""
+    embedder, reranker = _embedder(settings), _reranker(settings)
 
+    def library(folder: Path) -> Library:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        catalog = SqliteCatalog(folder / "catalog.sqlite")
+        return Library(catalog, folder, embedders=[embedder] if embedder else [], reranker=reranker)
 
-def _library(folder: Path, *, embedder: Embedder | None, reranker: Reranker | None) -> Library:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    catalog = SqliteCatalog(folder / "catalog.sqlite")
-    return Library(catalog, folder, embedders=[embedder] if embedder else [], reranker=reranker)
+    return library
 
 
 def _embedder(settings: Settings) -> Embedder | None:

@@ -10,30 +10,24 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from blend.errors import BlendError
 from blend.fingerprint import Fingerprint
 from retriever.errors import RetrieverError
-from retriever.library import Library
 from service.access.control import Control
 from service.access.identity import Principal
 from service.access.lock import hold
 from service.access.moving import ADMIN_KEY
 from service.access.rates import Rates
 from service.errors import Unavailable
-from service.grammar import Grammars
-from service.ingest.document import Tools
 from service.ingest.worker import Ingest
-from service.pipeline.answer import Parts, Pipeline, Steering
-from service.pipeline.ask import Blending
-from service.press import Press
+from service.model import Blending, ServedModel
+from service.pipeline.answer import Pipeline
 from service.settings import Settings, SettingsError
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
-from service.tenants import TENANTS, Tenant, Tenants, tenant_over
-from service.trust import trusted_press
+from service.tenants import Tenant, Tenants
 from store.base import BlobStore
 from store.errors import StoreError
 from store.key import Scope
@@ -46,45 +40,31 @@ _START_ERRORS = (BlendError, RetrieverError, SettingsError, StoreError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What there is once the model is there."""
-
-    press: Press
-    blending: Blending
-    library: Callable[[Path], Library]  # of a tenant's folder
-
-
-@dataclass(frozen=True, slots=True)
-class Makers:
-    """How its parts are made. `load` takes long."""
-
-    store: Callable[[], BlobStore]
-    load: Callable[[], Loaded]
-    tracer: Tracer
-    model_name: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Working:
     tenants: Tenants
     ingest: Ingest
     pipeline: Pipeline
-    press: Press
-    blending: Blending
 
 
 class Core:
     """Everything that endpoints call. Opening it raises what stops a start; `close` takes back all that it began."""
 
-    def __init__(self, settings: Settings, makers: Makers) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        store: Callable[[], BlobStore],
+        load: Callable[[BlobStore, Control], Tenants],
+        tracer: Tracer,
+    ) -> None:
+        """`load` takes long."""
         self.settings = settings
         self.metrics = Metrics()
         self.rates = Rates()
-        self.tracer = makers.tracer
-        self.model_name = makers.model_name
+        self.tracer = tracer
+        self.model_name = settings.model
         self.created = time.time()
         self.failed = threading.Event()  # the model did not load: `not_ready` says why
-        self._makers = makers
         self._problem = "the model is loading: ask again in a moment"
         self._working: _Working | None = None
         with ExitStack() as stack:
@@ -93,12 +73,12 @@ class Core:
             stack.callback(self.control.close)
             if settings.auth:
                 self.control.ensure_admin(settings.data / ADMIN_KEY)
-            self.store = makers.store()
+            self.store = store()
             stack.callback(self.store.close)
-            stack.callback(makers.tracer.close)
+            stack.callback(tracer.close)
             self._stack = stack.pop_all()
         self._watch()
-        self._loading = threading.Thread(target=self._load, name="kvweave-load", daemon=True)
+        self._loading = threading.Thread(target=self._load, args=[load], name="kvweave-load", daemon=True)
         self._loading.start()
 
     @property
@@ -117,19 +97,19 @@ class Core:
         return self._ready().tenants
 
     @property
-    def press(self) -> Press:
-        """Raises Unavailable while the model loads."""
-        return self._ready().press
+    def model(self) -> ServedModel:
+        """Raises Unavailable while it loads."""
+        return self._ready().tenants.model
 
     @property
     def blending(self) -> Blending:
         """What a request gets that asks for nothing else. Raises Unavailable while the model loads."""
-        return self._ready().blending
+        return self.model.blending
 
     @property
     def window(self) -> int:
         """Tokens of a prompt with its answer."""
-        return self.press.window
+        return self.model.window
 
     def tenant(self, principal: Principal) -> Tenant:
         """Whose key it is."""
@@ -139,7 +119,7 @@ class Core:
         """Why it cannot serve, or None."""
         if self._working is None:
             return self._problem
-        if not self._working.press.engine.takes:
+        if not self._working.tenants.model.engine.takes:
             return "the engine has stopped, the log says why: start the service again"
         try:
             self.store.tenants()
@@ -161,38 +141,19 @@ class Core:
             raise Unavailable(self._problem)
         return self._working
 
-    def _load(self) -> None:
+    def _load(self, load: Callable[[BlobStore, Control], Tenants]) -> None:
         try:
-            self._begin(self._makers.load())
+            self._begin(load(self.store, self.control))
         except _START_ERRORS as error:
             self._problem = str(error)
             log.error("the service cannot start", extra=fields(reason=str(error)))
             self.failed.set()
 
-    def _begin(self, loaded: Loaded) -> None:
-        settings = self.settings
-        self._stack.callback(loaded.press.engine.close)
-        press = trusted_press(loaded.press, settings.data / TENANTS, library=loaded.library, store=self.store)
-        tenants = Tenants(
-            settings.data,
-            lambda name, folder: tenant_over(
-                name, loaded.library(folder), store=self.store, press=press, control=self.control
-            ),
-        )
+    def _begin(self, tenants: Tenants) -> None:
         self._stack.callback(tenants.close)
-        tools = Tools(press, self.store, self.metrics, settings.chunk_tokens)
-        ingest = Ingest(tools, tenants, control=self.control)
+        ingest = Ingest(tenants, metrics=self.metrics, chunk_tokens=self.settings.chunk_tokens)
         self._stack.callback(ingest.close)
-        grammars = Grammars(press.wording.tokenizer, press.vocabulary)
-        pipeline = Pipeline(
-            Parts(
-                *(press, ingest, grammars, self.metrics, self.tracer),
-                tenant_of=self.tenant,
-                steering=self._steering,
-                blending=loaded.blending,
-                max_requests=settings.max_requests,
-            )
-        )
+        pipeline = Pipeline(tenants, ingest, settings=self.settings, metrics=self.metrics, tracer=self.tracer)
         self._stack.callback(pipeline.close)
         self.metrics.watch(
             "requests_in_flight", "Requests for answers that are not over.", read=lambda: pipeline.in_flight
@@ -200,29 +161,26 @@ class Core:
         self.metrics.watch(
             "fills_waiting", "Missing chunks that wait to be computed.", read=lambda: ingest.waiting_fills
         )
-        self._working = _Working(tenants, ingest, pipeline, press, loaded.blending)
+        self._working = _Working(tenants, ingest, pipeline)
         ingest.start()
-        log.info("ready", extra=fields(model=self.model_name, window=press.window, codec=press.codec))
-        self._compare(press)
-
-    def _steering(self) -> Steering:
-        switch = self.control.switch()
-        return Steering(switch.enabled, self.settings.share if switch.share is None else switch.share)
+        model = tenants.model
+        log.info("ready", extra=fields(model=self.model_name, window=model.window, codec=model.codec))
+        self._compare(model)
 
     def _watch(self) -> None:
         self.metrics.watch_store(self.store.usage)
         self.metrics.watch("ready", "Is the model loaded?", read=lambda: self._working is not None)
 
-    def _compare(self, press: Press) -> None:
+    def _compare(self, model: ServedModel) -> None:
         """Warn where a tenant's blobs are all of other models or settings: every chunk will be computed again."""
         known = {digest: Fingerprint.from_dict(fields) for digest, fields in self.control.fingerprints().items()}
-        mine = {digest for digest, each in known.items() if press.fingerprint.behind(()).differs(_bare(each)) is None}
+        mine = {digest for digest, each in known.items() if model.fingerprint.behind(()).differs(_bare(each)) is None}
         try:
             for tenant in self.store.tenants():
                 found = {entry.key.fingerprint for entry in islice(self.store.entries(Scope(tenant)), LOOKED_AT)}
                 if found and not found & mine:
                     others = [known[digest] for digest in found if digest in known]
-                    field = press.fingerprint.behind(()).differs(_bare(others[0])) if others else "an unknown field"
+                    field = model.fingerprint.behind(()).differs(_bare(others[0])) if others else "an unknown field"
                     log.warning(
                         "the store holds only chunks of another fingerprint", extra=fields(tenant=tenant, differs=field)
                     )

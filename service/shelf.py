@@ -10,7 +10,7 @@ from threading import Lock
 from blend.fingerprint import Fingerprint
 from retriever.catalog.base import Catalog, Passage
 from service.access.control import Control
-from service.press import Ids, Press
+from service.model import Ids, ServedModel
 from service.stored import Stored
 from store.base import BlobStore
 from store.errors import Miss, MissReason, StoreError
@@ -63,8 +63,10 @@ class Opened:
 class Shelf:
     """Of one tenant. Safe for threads. `control` remembers the fingerprints that there ever were."""
 
-    def __init__(self, tenant: str, catalog: Catalog, *, store: BlobStore, press: Press, control: Control) -> None:
-        self.press = press
+    def __init__(
+        self, tenant: str, catalog: Catalog, *, store: BlobStore, model: ServedModel, control: Control
+    ) -> None:
+        self.model = model
         self._tenant = tenant
         self._catalog = catalog
         self._store = store
@@ -75,19 +77,19 @@ class Shelf:
 
     def behind(self, collections: Iterable[str]) -> dict[str, Behind]:
         """For each collection. One that has none for this model yet gets its prefix rendered, once for ever."""
-        model = self.press.fingerprint.digest
+        model = self.model.fingerprint.digest
         names = set(collections)
         with self._catalog.view() as view:
             found = {name: view.prefix(name, model=model) for name in names}
             rules = {name: view.collection(name) for name, ids in found.items() if ids is None}
         for name, collection in rules.items():
             with self._catalog.change() as change:
-                fresh = self.press.prefix(collection.rules if collection else {})
+                fresh = self.model.prefix(collection.rules if collection else {})
                 found[name] = change.keep_prefix(name, model=model, ids=fresh) if collection else fresh
         return {name: self._behind(ids) for name, ids in found.items() if ids is not None}
 
     def _behind(self, prefix: Ids) -> Behind:
-        fingerprint = self.press.fingerprint.behind(prefix)
+        fingerprint = self.model.fingerprint.behind(prefix)
         if fingerprint.digest not in self._remembered:
             self._control.remember_fingerprint(fingerprint.digest, fingerprint.to_dict())
             self._remembered.add(fingerprint.digest)
@@ -95,7 +97,7 @@ class Shelf:
 
     def key(self, chunk: str, behind: Behind) -> CacheKey:
         """Of the blob."""
-        return CacheKey(self._tenant, chunk, behind.fingerprint.digest, self.press.codec)
+        return CacheKey(self._tenant, chunk, behind.fingerprint.digest, self.model.codec)
 
     def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[Opened | Miss]]":
         """Begin to open their blobs, in the same order. A store that does not answer makes them missing, too."""
@@ -127,7 +129,7 @@ class Shelf:
         with self._catalog.view() as view:
             upload = view.upload_of(passage.document)
             limit = view.limit(passage.collection, model=behind.fingerprint.digest)
-        if self.press.ids(passage.text) is None:
+        if self.model.ids(passage.text) is None:
             return Miss(MissReason.UNSUPPORTED)
         if upload and upload.state.is_live:
             return Miss(MissReason.PENDING)

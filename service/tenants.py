@@ -1,4 +1,4 @@
-"""A tenant's documents and their caches: what one delete must reach together. Knows no requests and no jobs."""
+"""A tenant's documents, their caches and the model of these: what is worked in. Knows no requests and no jobs."""
 
 import logging
 import time
@@ -10,10 +10,10 @@ from threading import Lock
 from retriever.catalog.base import Catalog, Removal
 from retriever.library import Library
 from service.access.control import Control
-from service.press import Press
+from service.model import ServedModel
 from service.shelf import Shelf
 from service.telemetry.logs import fields
-from store.base import BlobAccess, BlobStore
+from store.base import BlobStore
 from store.errors import StoreError
 from store.key import Scope
 
@@ -37,19 +37,27 @@ class Removed:
 
 
 class Tenant:
-    """Safe for threads."""
+    """Its catalog, library and store, and the model that computes what is stored. Safe for threads.
 
-    def __init__(self, name: str, library: Library, *, shelf: Shelf, store: BlobAccess) -> None:
+    A delete reaches all of them together.
+    """
+
+    def __init__(self, name: str, library: Library, *, shelf: Shelf, store: BlobStore) -> None:
         self.name = name
         self.library = library
         self.shelf = shelf
-        self._store = store
+        self.store = store
         self._sweeping = Lock()
 
     @property
     def catalog(self) -> Catalog:
         """Of the library."""
         return self.library.catalog
+
+    @property
+    def model(self) -> ServedModel:
+        """Of the shelf."""
+        return self.shelf.model
 
     def delete(self, documents: Sequence[str]) -> Removed:
         """Every version of them, what waits to be cut too; then the caches of all chunks that nothing else holds."""
@@ -88,25 +96,30 @@ class Tenant:
             if time.monotonic() > until:
                 return False
             try:
-                self._store.delete(Scope(self.name, chunk))
+                self.store.delete(Scope(self.name, chunk))
             except StoreError as error:
                 log.warning("caches of deleted chunks could not be removed yet", extra=fields(reason=str(error)))
                 return False
         return True
 
 
-def tenant_over(name: str, library: Library, *, store: BlobStore, press: Press, control: Control) -> Tenant:
-    """A tenant whose chunks this model computes."""
-    shelf = Shelf(name, library.catalog, store=store, press=press, control=control)
-    return Tenant(name, library, shelf=shelf, store=store)
-
-
 class Tenants:
-    """All of a service. A tenant is opened once, and made when it is first asked for."""
+    """All of a service, and the model that they share. A tenant is opened once, and made when it is first asked for."""
 
-    def __init__(self, folder: Path, make: Callable[[str, Path], Tenant]) -> None:
-        self._folder = folder / TENANTS
-        self._make = make
+    def __init__(
+        self,
+        data: Path,
+        model: ServedModel,
+        *,
+        store: BlobStore,
+        control: Control,
+        library: Callable[[Path], Library],
+    ) -> None:
+        self.model = model
+        self.store = store
+        self.control = control
+        self._folder = data / TENANTS
+        self._library = library
         self._open: dict[str, Tenant] = {}
         self._lock = Lock()
 
@@ -114,8 +127,13 @@ class Tenants:
         """Names are checked where keys are made."""
         with self._lock:
             if name not in self._open:
-                self._open[name] = self._make(name, self._folder / name)
+                self._open[name] = self._made(name)
             return self._open[name]
+
+    def _made(self, name: str) -> Tenant:
+        library = self._library(self._folder / name)
+        shelf = Shelf(name, library.catalog, store=self.store, model=self.model, control=self.control)
+        return Tenant(name, library, shelf=shelf, store=self.store)
 
     def names(self) -> list[str]:
         """Of tenants that have a catalog."""
@@ -127,6 +145,7 @@ class Tenants:
             yield from list(self._open.values())
 
     def close(self) -> None:
-        """Let go of all catalogs."""
+        """Let go of all catalogs, and of the model."""
         for tenant in self.opened():
             tenant.catalog.close()
+        self.model.engine.close()

@@ -16,7 +16,7 @@ from blend.fingerprint import Fingerprint
 from retriever.catalog.base import Catalog, Passage
 from retriever.filters import EVERYTHING
 from retriever.library import Library
-from service.press import Press
+from service.model import ServedModel
 from service.telemetry.logs import fields
 from store.base import BlobAccess
 from store.blob import Terms
@@ -34,21 +34,23 @@ ROUNDING = 0.02  # of the numbers' size: what another device, or another order o
 MOST = 100  # fingerprints that were retired
 
 
-def trusted_press(press: Press, folder: Path, *, library: Callable[[Path], Library], store: BlobAccess) -> Press:
+def trusted_model(
+    model: ServedModel, folder: Path, *, library: Callable[[Path], Library], store: BlobAccess
+) -> ServedModel:
     """With another fingerprint, where what any tenant below the folder has stored is not what the model computes."""
     for path in sorted(folder.glob("*/catalog.sqlite")):
         with closing(library(path.parent).catalog) as catalog:
-            found = trusted(press, path.parent.name, catalog=catalog, store=store)
-        press = replace(press, fingerprint=found)
-    press.engine.identify(press.fingerprint)
-    return press
+            found = _trusted(model, path.parent.name, catalog=catalog, store=store)
+        model = replace(model, fingerprint=found)
+    model.engine.identify(model.fingerprint)
+    return model
 
 
-def trusted(press: Press, tenant: str, *, catalog: Catalog, store: BlobAccess) -> Fingerprint:
+def _trusted(model: ServedModel, tenant: str, *, catalog: Catalog, store: BlobAccess) -> Fingerprint:
     """The model's fingerprint, or one that nothing is stored under yet, where a stored record is not the model's."""
-    first = tried = press.fingerprint
+    first = tried = model.fingerprint
     for number in range(1, MOST):
-        if _agrees(replace(press, fingerprint=tried), tenant, catalog=catalog, store=store):
+        if _agrees(replace(model, fingerprint=tried), tenant, catalog=catalog, store=store):
             break
         log.error(
             "a stored record is not what the model computes: its fingerprint is retired, all is computed again",
@@ -63,27 +65,27 @@ def retired(first: Fingerprint, number: int) -> Fingerprint:
     return replace(first, capture=f"{first.capture}.{number}")
 
 
-def _agrees(press: Press, tenant: str, *, catalog: Catalog, store: BlobAccess) -> bool:
+def _agrees(model: ServedModel, tenant: str, *, catalog: Catalog, store: BlobAccess) -> bool:
     """Where nothing is stored, or nothing can be compared, nothing is wrong."""
     try:
-        for passage, prefix in _some(press, catalog):
-            ids = press.ids(passage.text)
-            key = CacheKey(tenant, passage.id, press.fingerprint.behind(prefix).digest, press.codec)
+        for passage, prefix in _some(model, catalog):
+            ids = model.ids(passage.text)
+            key = CacheKey(tenant, passage.id, model.fingerprint.behind(prefix).digest, model.codec)
             found = store.open(key) if ids else None
             if ids and isinstance(found, BlobReader):
-                [record] = press.capture(prefix, [ids]).result()
+                [record] = model.capture(prefix, [ids]).result()
                 return _close(found, record, key=key)
     except (BlendError, StoreError) as error:
         log.warning("no stored record could be compared", extra=fields(tenant=tenant, reason=type(error).__name__))
     return True
 
 
-def _some(press: Press, catalog: Catalog) -> Iterator[tuple[Passage, tuple[int, ...]]]:
+def _some(model: ServedModel, catalog: Catalog) -> Iterator[tuple[Passage, tuple[int, ...]]]:
     """Passages of collections that the model has captured."""
     with catalog.view() as view:
         rows = view.rows_of(view.chunk_ids("", LOOKED_AT))
         passages = view.holding(list(rows.values()), EVERYTHING)
-        prefixes = {each.collection: view.prefix(each.collection, model=press.fingerprint.digest) for each in passages}
+        prefixes = {each.collection: view.prefix(each.collection, model=model.fingerprint.digest) for each in passages}
     for passage in passages:
         prefix = prefixes[passage.collection]
         if prefix is not None:

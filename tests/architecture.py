@@ -10,7 +10,6 @@ import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,7 +51,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(["opentelemetry", "prometheus_client"], ("service.telemetry", "tests")),
     **dict.fromkeys(["pydantic_settings", "typer", "uvicorn"], ("service", "tests")),
     "service.telemetry.export": ("service.composition", "tests"),
-    "service.precompute.spread": ("service.composition", "tests"),
+    "service.precompute.spread": ("service.commands", "tests"),
     "ray": ("service.precompute.spread", "tests"),
 }
 
@@ -105,6 +104,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/flex.py:_blocks.sees": "torch decides",
         "blend/flex.py:_capped.score": "torch decides",
         "blend/step.py:Step.update": "transformers decides",
+        "service/builtin/attention.py:blocks": "transformers decides",
         "service/commands/asking.py:ask": "typer makes an option of every parameter",
         "service/commands/asking.py:search": "typer makes an option of every parameter",
         "service/commands/bench.py:bench": "typer makes an option of every parameter",
@@ -155,17 +155,10 @@ class Source:
             parts = ("tests", *parts)
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
-    def imports(self) -> Iterator[Import]:
-        top = self.tree.body
-        branches = [node for node in top if isinstance(node, ast.If)]
-        guarded = [branch for branch in branches if ast.unparse(branch.test).endswith("TYPE_CHECKING")]
-        typing = [node for branch in guarded for node in branch.body]
-        for node in ast.walk(self.tree):
-            where = "top" if node in top else "typing" if node in typing else "deferred"
-            for target in self._targets(node):
-                yield Import(target, where, getattr(node, "lineno", 0))
+    def imports(self) -> tuple[Import, ...]:
+        return _imports(self)
 
-    def _targets(self, node: ast.AST) -> Iterator[str]:
+    def targets(self, node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -186,6 +179,19 @@ class Source:
 
 Finding = tuple[int, str]  # line and message
 Rule = Callable[[Source], Iterator[Finding]]
+
+
+@cache
+def _imports(source: Source) -> tuple[Import, ...]:
+    top = source.tree.body
+    branches = [node for node in top if isinstance(node, ast.If)]
+    guarded = [branch for branch in branches if ast.unparse(branch.test).endswith("TYPE_CHECKING")]
+    typing = [node for branch in guarded for node in branch.body]
+    found: list[Import] = []
+    for node in ast.walk(source.tree):
+        where = "top" if node in top else "typing" if node in typing else "deferred"
+        found += (Import(target, where, getattr(node, "lineno", 0)) for target in source.targets(node))
+    return tuple(found)
 
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[Function]:
@@ -336,19 +342,3 @@ def broken(rule: Rule, sources: tuple[Source, ...]) -> dict[str, str]:
                 place = source.place(line)
                 places[place] = f"{places.get(place, '')}\n{source.path}:{line}: {message}"
     return places
-
-
-def import_cycle(sources: tuple[Source, ...]) -> list[str]:
-    """Modules that import each other when they are loaded; empty where there are none."""
-    modules = {source.module for source in sources}
-    graph: dict[str, set[str]] = {module: set() for module in modules}
-    for source in sources:
-        for found in source.imports():
-            executed = {module for module in modules if within(found.target, (module,))}
-            if found.where == "top":
-                graph[source.module] |= {each for each in executed if not within(source.module, (each,))}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import EXCUSED, ROOT, RULES, Source, broken, import_cycle, load
+from tests.architecture import EXCUSED, ROOT, RULES, Source, broken, load
+from tests.import_cycles import EXCUSED_CYCLES, file_cycle, folder_cycle
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -16,14 +17,20 @@ def test_the_code_has_no(name: str) -> None:
     assert not found, found
 
 
-def test_the_code_has_no_import_cycle() -> None:
-    assert import_cycle(load(ROOT)) == []
+def test_no_files_import_each_other() -> None:
+    assert file_cycle(load(ROOT)) == []
+
+
+def test_no_folders_import_each_other() -> None:
+    assert folder_cycle(load(ROOT), without=EXCUSED_CYCLES) == []
 
 
 def test_every_excuse_has_a_reason_and_is_needed() -> None:
     for name, excused in EXCUSED.items():
         needed = broken(RULES[name], load(ROOT))
         assert {place: reason for place, reason in excused.items() if not reason or place not in needed} == {}
+    for edge, reason in EXCUSED_CYCLES.items():
+        assert reason and folder_cycle(load(ROOT), without=EXCUSED_CYCLES.keys() - {edge}), edge
 
 
 def test_no_file_names_a_folder_of_somebodys_machine() -> None:
@@ -113,13 +120,33 @@ def test_every_rule_is_proved_both_ways() -> None:
     assert {name for name, *_ in BROKEN} == {name for name, *_ in OBEYED} == set(RULES)
 
 
-def test_a_cycle_is_found_also_through_a_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "importing",
+    ["import store.d", "if TYPE_CHECKING:\n  import store.d", "def f():\n  from store import d"],
+    ids=["top", "typing", "deferred"],
+)
+def test_a_cycle_of_files_is_found_also_through_a_package(importing: str, tmp_path: Path) -> None:
     files = {
         "store/__init__.py": "import store.b",
         "store/b.py": "import blend.a",
-        "blend/a.py": "import store.d",
+        "blend/a.py": importing,
     }
-    assert {"store", "store.b", "blend.a"} <= set(import_cycle(written(tmp_path, files)))
+    assert {"store", "store.b", "blend.a"} <= set(file_cycle(written(tmp_path, files)))
+
+
+def test_a_cycle_of_folders_is_found_where_no_files_import_each_other(tmp_path: Path) -> None:
+    files = {
+        "service/errors.py": "",
+        "service/core.py": "import service.api.app",
+        "service/api/__init__.py": "",
+        "service/api/app.py": "import service.errors, service.ingest.worker",
+        "service/api/limits.py": "",
+        "service/ingest/worker.py": "from service.api import limits",
+    }
+    sources = written(tmp_path, files)
+    assert file_cycle(sources) == []
+    assert {"service/api", "service/ingest"} == set(folder_cycle(sources))
+    assert folder_cycle(sources, without=["service/ingest -> service/api"]) == []
 
 
 def test_a_machine_path_is_found_and_a_part_of_one_is_not() -> None:

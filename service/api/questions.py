@@ -8,7 +8,8 @@ from retriever.documents import Json
 from service.api.caller import Caller
 from service.api.models.query import ObjectFormat, QueryRequest, SamplingIn, SchemaFormat
 from service.errors import Invalid
-from service.pipeline.ask import Ask, Blending, Lookup, Loose, Turn
+from service.model import Blending
+from service.pipeline.ask import Ask, Lookup, Loose, Turn
 
 if TYPE_CHECKING:
     from service.settings import Settings

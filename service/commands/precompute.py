@@ -25,7 +25,7 @@ from service.commands.screen import console, lasting, many, size, status, tell
 if TYPE_CHECKING:
     from service.precompute.corpus import CorpusFile
     from service.precompute.forecast import Forecast
-    from service.precompute.groups import Bench
+    from service.precompute.groups import Target
     from service.precompute.tally import Tally
     from service.precompute.work import Capture, Plan, Precompute
     from service.settings import Settings
@@ -180,20 +180,20 @@ def precompute(
     opening = opened(settings, tenant, collection=collection, chunk_tokens=chunk_tokens, shard=bool(shard))
     with ExitStack() as stack:
         with status(f"loading {settings.model}"):
-            bench = stack.enter_context(opening)
+            target = stack.enter_context(opening)
         if dry_run:
-            raise typer.Exit(_foretell(bench, found, price_per_tb=price_per_tb, as_json=as_json))
-        tally = _run(bench, wanted, found=found, prune=prune, as_json=as_json)
+            raise typer.Exit(_foretell(target, found, price_per_tb=price_per_tb, as_json=as_json))
+        tally = _run(target, wanted, found=found, prune=prune, as_json=as_json)
     _show(tally, seconds=time.perf_counter() - start, as_json=as_json)
     raise typer.Exit(1 if tally.problems else 0)
 
 
 def _run(
-    bench: "Bench", wanted: "Plan", *, found: "Sequence[CorpusFile | Problem]", prune: bool, as_json: bool
+    target: "Target", wanted: "Plan", *, found: "Sequence[CorpusFile | Problem]", prune: bool, as_json: bool
 ) -> "Tally":
     from service.precompute.work import Precompute
 
-    work = Precompute(bench, wanted)
+    work = Precompute(target, wanted)
     with _progress(len(found), as_json=as_json) as told:
         tally = work.run(found, told=told)
     if prune:
@@ -236,9 +236,13 @@ def _plan(budget: str, queries: Path | None, *, shard: str) -> "Plan":
 
 
 def _remote(settings: "Settings", actors: int) -> "Capture":
-    from service.composition import compose_remote
+    from service.settings import SettingsError
 
-    return compose_remote(settings, actors)
+    try:
+        from service.precompute.spread import spread
+    except ImportError as error:
+        raise SettingsError(f"--executor ray: install the extra `kvweave[ray]` ({error})") from None
+    return spread(settings, actors)
 
 
 @contextmanager
@@ -275,11 +279,11 @@ def _progress(total: int, *, as_json: bool) -> Generator[Callable[["Tally"], Non
         yield show
 
 
-def _foretell(bench: "Bench", found: "Sequence[CorpusFile | Problem]", *, price_per_tb: float, as_json: bool) -> int:
+def _foretell(target: "Target", found: "Sequence[CorpusFile | Problem]", *, price_per_tb: float, as_json: bool) -> int:
     """The exit code."""
     from service.precompute.forecast import forecast
 
-    told = forecast(bench, found, price_per_tb=price_per_tb)
+    told = forecast(target, found, price_per_tb=price_per_tb)
     if as_json:
         typer.echo(json.dumps({"event": "forecast", **asdict(told)}))
     else:

@@ -15,7 +15,8 @@ from service.composition import compose_core
 from service.core import Core
 from service.demo.examples import CORPUS, EXAMPLES, Example
 from service.errors import Unavailable
-from service.pipeline.ask import Ask, Blending, Lookup, Turn
+from service.model import Blending
+from service.pipeline.ask import Ask, Lookup, Turn
 from service.pipeline.events import Delta, Finished, Retrieved, Source
 from service.precompute.corpus import files
 from service.precompute.opened import opened
@@ -84,8 +85,8 @@ def demo_settings(settings: Settings) -> Settings:
 def ingest(settings: Settings, *, told: Callable[[Tally], None]) -> Tally:
     """The corpus, or what is missing of it."""
     try:
-        with opened(settings, DEFAULT_TENANT) as bench:
-            return Precompute(bench).run(files([str(CORPUS)]), told=told)
+        with opened(settings, DEFAULT_TENANT) as target:
+            return Precompute(target).run(files([str(CORPUS)]), told=told)
     except OSError as error:
         raise Unavailable(f"{settings.data} cannot be used ({error}): mend it, or remove it") from error
 

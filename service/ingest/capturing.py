@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from typing import Protocol
 
-from service.press import Ids, Press
+from service.model import Ids, ServedModel
 from store.base import Put
 from store.blob import Blob, Terms
 from store.codec.encode import encode
@@ -90,14 +90,14 @@ class Capturing:
 
     def __init__(
         self,
-        press: Press,
+        model: ServedModel,
         store: Sink,
         *,
         purpose: Purpose,
         wanted: Callable[[Sequence[Item]], Sequence[Item]] = lambda items: items,
     ) -> None:
         self.spent = Spent()
-        self._press = press
+        self._model = model
         self._store = store
         self._purpose = purpose
         self._wanted = wanted
@@ -130,7 +130,7 @@ class Capturing:
             yield from self._ended(prefix, flights.popleft(), pool=pool)
 
     def _begun(self, prefix: Ids, batch: Sequence[Item], *, epoch: int) -> _Flight:
-        return _Flight(epoch, batch, self._press.capture(prefix, [item.ids for item in batch]))
+        return _Flight(epoch, batch, self._model.capture(prefix, [item.ids for item in batch]))
 
     def _ended(self, prefix: Ids, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[Outcome]:
         start = time.perf_counter()

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from blend.errors import TokenizerError
 from retriever.catalog.base import Change, Collection
@@ -15,26 +15,16 @@ from service.ingest.capturing import Capturing, Item, Outcome, Purpose
 from service.ingest.drafts import cut_draft, decode_draft, named, upload_of
 from service.ingest.rules import CollectionRules
 from service.ingest.together import TOGETHER
-from service.press import Ids, Press
+from service.model import Ids
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from service.tenants import Tenant
-from store.base import BlobStore, Put
+from store.base import Put
 from store.reader import BlobReader
 
 PROGRESS_S = 0.5  # between two marks of how far an upload came
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What an upload is worked on with."""
-
-    press: Press
-    store: BlobStore
-    metrics: Metrics
-    chunk_tokens: int
 
 
 class _Ended(Exception):
@@ -44,13 +34,23 @@ class _Ended(Exception):
 class Ingestion:
     """Of one upload, or of several of one collection; of these each ends by itself, and a file is alone.
 
-    `stops`: whether the service is to end, and the uploads to go on after its next start.
+    `chunk_tokens` are for a new collection. `stops`: whether the service is to end, and the uploads to go on after
+    its next start.
     """
 
-    def __init__(self, tools: Tools, tenant: Tenant, *, uploads: Sequence[Upload], stops: Callable[[], bool]) -> None:
-        self._tools = tools
-        self._stops = stops
+    def __init__(
+        self,
+        tenant: Tenant,
+        uploads: Sequence[Upload],
+        *,
+        metrics: Metrics,
+        chunk_tokens: int,
+        stops: Callable[[], bool],
+    ) -> None:
         self._tenant = tenant
+        self._metrics = metrics
+        self._chunk_tokens = chunk_tokens
+        self._stops = stops
         self._collection = uploads[0].collection
         self._live = {upload.number: upload for upload in uploads}  # as far as they came; none whose end is known
         self._full: set[int] = set()  # those for which the store's budget is used up
@@ -94,7 +94,7 @@ class Ingestion:
         failed = replace(upload, state=UploadState.FAILED, version=None, detail=reason)
         with self._tenant.catalog.change() as change:
             if change.advance(failed):
-                self._tools.metrics.uploaded(self._tenant.name, state=failed.state.value)
+                self._metrics.uploaded(self._tenant.name, state=failed.state.value)
         self._tenant.sweep(1.0)
 
     def _expand(self, upload: Upload, content: bytes) -> None:
@@ -108,7 +108,7 @@ class Ingestion:
         with self._tenant.catalog.change() as change:
             if change.advance(replace(upload, detail=problems)):
                 change.expand(upload.number, [upload_of(draft, upload.collection) for draft in drafts])
-        self._tools.metrics.uploaded(self._tenant.name, state=UploadState.READY.value)
+        self._metrics.uploaded(self._tenant.name, state=UploadState.READY.value)
 
     def _ingest(self, contents: Mapping[int, bytes]) -> None:
         documents = dict(self._cut(contents))
@@ -124,7 +124,7 @@ class Ingestion:
 
     def _cut(self, contents: Mapping[int, bytes]) -> Iterator[tuple[int, Document]]:
         """Those that can be; the others fail."""
-        rules, count = self._rules(), self._tools.press.counted
+        rules, count = self._rules(), self._tenant.model.counted
         for number, content in contents.items():
             upload = self._live[number]
             try:
@@ -137,7 +137,7 @@ class Ingestion:
         with self._tenant.catalog.view() as view:
             found = view.collection(self._collection)
         if found is None:
-            fresh = CollectionRules(self._tools.chunk_tokens)
+            fresh = CollectionRules(self._chunk_tokens)
             with self._tenant.catalog.change() as change:
                 change.put_collection(Collection(self._collection, fresh.to_json()))
             return fresh
@@ -164,12 +164,12 @@ class Ingestion:
 
     def _compute(self, documents: Mapping[int, Document]) -> None:
         """All chunks whose blobs are not there. Where the budget is used up, the others are left."""
-        tools, shelf = self._tools, self._tenant.shelf
+        tenant, shelf = self._tenant, self._tenant.shelf
         behind = shelf.behind([self._collection])[self._collection]
         texts = {part.id: part.text for document in documents.values() for part in document.parts}
-        known = {chunk: tools.press.ids(text) for chunk, text in texts.items()}
+        known = {chunk: tenant.model.ids(text) for chunk, text in texts.items()}
         items = [Item(shelf.key(chunk, behind), ids) for chunk, ids in known.items() if ids is not None]
-        missing = [item for item in items if not isinstance(tools.store.open(item.key), BlobReader)]
+        missing = [item for item in items if not isinstance(tenant.store.open(item.key), BlobReader)]
         self._owners = {item.key.chunk: [] for item in missing}
         for number, document in documents.items():
             chunks = _chunks(document)
@@ -181,14 +181,14 @@ class Ingestion:
             self._live[number] = replace(self._live[number], chunks=len(chunks), **counts)
         self._mark()
         self._capture(behind.prefix, missing)
-        tools.store.flush()
+        tenant.store.flush()
 
     def _capture(self, prefix: Ids, missing: Sequence[Item]) -> None:
         start = time.perf_counter()
-        capturing = Capturing(self._tools.press, self._tools.store, purpose=Purpose.JOB, wanted=self._wanted)
+        capturing = Capturing(self._tenant.model, self._tenant.store, purpose=Purpose.JOB, wanted=self._wanted)
         for outcome in capturing.run(prefix, missing):
             end = time.perf_counter()
-            self._tools.metrics.captured(
+            self._metrics.captured(
                 self._tenant.name,
                 chunks=1,
                 tokens=len(outcome.item.ids),
@@ -250,7 +250,7 @@ class Ingestion:
                 if upload.version is not None:
                     change.serve(upload.version)
         for upload in ready:
-            self._tools.metrics.uploaded(self._tenant.name, state=upload.state.value)
+            self._metrics.uploaded(self._tenant.name, state=upload.state.value)
         self._tenant.sweep(1.0)
 
 

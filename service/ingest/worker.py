@@ -14,13 +14,13 @@ from retriever.catalog.base import Collection, Passage
 from retriever.catalog.upload_types import NewUpload, Upload
 from retriever.embedding import EmbeddingError
 from retriever.errors import CatalogError
-from service.access.control import Control
 from service.errors import Exhausted
 from service.ingest.capturing import Capturing, Item, Purpose
-from service.ingest.document import Ingestion, Tools
+from service.ingest.document import Ingestion
 from service.ingest.rules import CollectionRules
 from service.ingest.together import together
 from service.telemetry.logs import fields
+from service.telemetry.metrics import Metrics
 from service.tenants import Tenant, Tenants
 from store.base import Put
 from store.errors import Miss, StoreError
@@ -48,10 +48,10 @@ class _Fill:
 class Ingest:
     """Accepts uploads and works on them until `close`; what is not done then goes on after the next start."""
 
-    def __init__(self, tools: Tools, tenants: Tenants, *, control: Control) -> None:
-        self._tools = tools
+    def __init__(self, tenants: Tenants, *, metrics: Metrics, chunk_tokens: int) -> None:
         self._tenants = tenants
-        self._control = control
+        self._metrics = metrics
+        self._chunk_tokens = chunk_tokens
         self._changed = Condition()
         self._busy: OrderedDict[str, None] = OrderedDict()
         self._fills: OrderedDict[tuple[str, str, str], _Fill] = OrderedDict()
@@ -95,10 +95,10 @@ class Ingest:
 
     def put_collection(self, tenant: Tenant, name: str, *, rules: CollectionRules) -> None:
         """Make it, or change what its next documents are cut by. Its capture prefix is rendered the first time only."""
-        ids = self._tools.press.prefix(rules.to_json())
+        ids = self._tenants.model.prefix(rules.to_json())
         with tenant.catalog.change() as change:
             change.put_collection(Collection(name, rules.to_json()))
-            change.keep_prefix(name, model=self._tools.press.fingerprint.digest, ids=ids)
+            change.keep_prefix(name, model=self._tenants.model.fingerprint.digest, ids=ids)
 
     def fill(self, tenant: Tenant, passages: Sequence[Passage], *, damaged: bool = False) -> None:
         """Compute their caches when there is time, in the place of damaged ones too. Promises nothing."""
@@ -114,7 +114,7 @@ class Ingest:
         return len(self._fills)
 
     def _check_quota(self, tenant: Tenant, uploads: Sequence[NewUpload]) -> None:
-        quota = self._control.quota(tenant.name)
+        quota = self._tenants.control.quota(tenant.name)
         if quota.documents is None and quota.chunks is None:
             return
         with tenant.catalog.view() as view:
@@ -189,7 +189,13 @@ class Ingest:
         return bool(uploads)
 
     def _run(self, tenant: Tenant, uploads: Sequence[Upload]) -> None:
-        ingestion = Ingestion(self._tools, tenant, uploads=uploads, stops=lambda: self._closing)
+        ingestion = Ingestion(
+            tenant,
+            uploads,
+            metrics=self._metrics,
+            chunk_tokens=self._chunk_tokens,
+            stops=lambda: self._closing,
+        )
         names = {(tenant.name, upload.number) for upload in uploads}
         try:
             ingestion.run()
@@ -243,8 +249,8 @@ class Ingest:
         behind = shelf.behind([collection])[collection]
         items: list[Item] = []
         for fill in fills:
-            ids, key = self._tools.press.ids(fill.passage.text), shelf.key(fill.passage.id, behind)
-            if ids is not None and (fill.damaged or isinstance(self._tools.store.open(key), Miss)):
+            ids, key = self._tenants.model.ids(fill.passage.text), shelf.key(fill.passage.id, behind)
+            if ids is not None and (fill.damaged or isinstance(self._tenants.store.open(key), Miss)):
                 items.append(Item(key, ids))
 
         def wanted(batch: Sequence[Item]) -> Sequence[Item]:
@@ -252,7 +258,7 @@ class Ingest:
                 known = view.rows_of([item.key.chunk for item in batch])
             return [item for item in batch if item.key.chunk in known]
 
-        capturing = Capturing(self._tools.press, self._tools.store, purpose=Purpose.FILL, wanted=wanted)
+        capturing = Capturing(self._tenants.model, self._tenants.store, purpose=Purpose.FILL, wanted=wanted)
         for outcome in capturing.run(behind.prefix, items):
             if outcome.put in (Put.STORED, Put.PRESENT):
                 shelf.saw(outcome.item.key)
@@ -263,7 +269,7 @@ class Ingest:
         for tenant in list(self._tenants.opened()):
             try:
                 tenant.sweep(1.0)
-                self._tools.store.trim(tenant.name, old)
+                self._tenants.store.trim(tenant.name, old)
                 with tenant.catalog.change() as change:
                     change.forget_uploads(old)
                 while not (self._busy or self._fills or self._closing) and tenant.library.advance(EMBEDDED):
@@ -272,6 +278,6 @@ class Ingest:
             except _PASSING as error:
                 log.warning("tidying waits", extra=fields(tenant=tenant.name, reason=type(error).__name__))
         try:
-            self._tools.store.forget_quarantined(old)
+            self._tenants.store.forget_quarantined(old)
         except StoreError as error:
             log.warning("tidying waits", extra=fields(reason=str(error)))

@@ -15,8 +15,8 @@ from service.errors import Unavailable
 from service.evaluate.probe import FULL, Point
 from service.ingest.capturing import Item
 from service.measure.borrowed import Borrowed
+from service.model import ServedModel
 from service.pipeline.answer import FETCHES
-from service.press import Press
 from service.prompts import Laid, Titled, question_turns
 from service.stored import Stored
 from store.reader import BlobReader
@@ -91,7 +91,13 @@ class Asker:
     """Sends prompts of chunks that are stored, one at a time."""
 
     def __init__(
-        self, press: Press, part: Borrowed, *, fingerprint: Fingerprint, chunks: Sequence[Titled], items: Sequence[Item]
+        self,
+        press: ServedModel,
+        part: Borrowed,
+        *,
+        fingerprint: Fingerprint,
+        chunks: Sequence[Titled],
+        items: Sequence[Item],
     ) -> None:
         self._press = press
         self._part = part
@@ -136,7 +142,7 @@ class Asker:
         return _Asked(seconds, report, sum(each.nbytes for each in sources), tiers)
 
 
-def lay(press: Press, chunks: Sequence[Titled]) -> Laid:
+def lay(press: ServedModel, chunks: Sequence[Titled]) -> Laid:
     """The prompt of these chunks."""
     return press.wording.lay(question_turns(chunks, question=QUESTION))
 

@@ -9,7 +9,7 @@ from statistics import median
 
 from service.errors import Unavailable
 from service.ingest.capturing import Capturing, Item, Purpose
-from service.press import Ids, Press
+from service.model import Ids, ServedModel
 from store.base import BlobAccess, BlobStore, Put
 from store.errors import Miss
 from store.key import CacheKey, Scope
@@ -51,7 +51,7 @@ class Borrowed:
         self._keys += keys
         return [Item(key, ids) for key, ids in zip(keys, chunks, strict=True)]
 
-    def write(self, press: Press, prefix: Ids, *, items: Sequence[Item]) -> Stored:
+    def write(self, press: ServedModel, prefix: Ids, *, items: Sequence[Item]) -> Stored:
         """As a job does it. Raises Unavailable where one cannot be computed, or has no room."""
         start, nbytes = time.perf_counter(), 0
         for outcome in Capturing(press, self._store, purpose=Purpose.JOB).run(prefix, items):

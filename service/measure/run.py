@@ -11,8 +11,7 @@ from statistics import median
 import torch
 
 from retriever.readers.reading import Problem
-from service.composition import compose_loaded, compose_store
-from service.core import Loaded
+from service.composition import compose_served, compose_store
 from service.errors import Invalid
 from service.evaluate.grid import grid
 from service.evaluate.probe import FULL, LOSSLESS, Point
@@ -22,7 +21,7 @@ from service.measure.borrowed import Borrowed, TierSpeed, borrowed
 from service.measure.packing import Packed, Sample, arrays, packed
 from service.measure.texts import Texts, chunks_of, made_up, of_files
 from service.measure.worth import Worth, worth
-from service.press import Ids
+from service.model import Ids, ServedModel
 from service.prompts import Titled
 from service.settings import Settings
 from store.record import Record
@@ -90,22 +89,22 @@ def measure(settings: Settings, plan: Plan, *, told: Callable[[str], None]) -> M
     with ExitStack() as stack:
         url = plan.store or f"lmdb://{stack.enter_context(tempfile.TemporaryDirectory())}/store"
         part = stack.enter_context(borrowed(lambda: compose_store(settings.model_copy(update={"store": url}))))
-        loaded = compose_loaded(settings.model_copy(update={"embedder": "", "reranker": ""}))
-        stack.callback(loaded.press.engine.close)
-        return _Run(settings, plan, loaded=loaded, part=part, told=told).measure()
+        model = compose_served(settings)
+        stack.callback(model.engine.close)
+        return _Run(settings, plan, model=model, part=part, told=told).measure()
 
 
 class _Run:
     def __init__(
-        self, settings: Settings, plan: Plan, *, loaded: Loaded, part: Borrowed, told: Callable[[str], None]
+        self, settings: Settings, plan: Plan, *, model: ServedModel, part: Borrowed, told: Callable[[str], None]
     ) -> None:
         self._settings = settings
         self._plan = plan
-        self._press = loaded.press
+        self._press = model
         self._part = part
         self._told = told
         self._device = _device(settings.device)
-        blending = loaded.blending
+        blending = model.blending
         named = dict.fromkeys((FULL.policy, blending.policy, *plan.policies))
         self._points = [FULL if each == FULL.policy else Point(each, blending.ratio, LOSSLESS) for each in named]
         if len(self._points) == 1:

@@ -11,8 +11,8 @@ from retriever.readers.reading import Problem
 from service.errors import Invalid
 from service.evaluate.suites import multihop
 from service.ingest.drafts import cut_draft
+from service.model import ServedModel
 from service.precompute.corpus import CorpusFile, files, read_in
-from service.press import Press
 from service.prompts import Titled
 
 LEVEL = 2  # of the made-up world
@@ -44,7 +44,7 @@ def of_files(path: str) -> Iterator[Draft | Problem]:
             yield found
 
 
-def chunks_of(drafts: Iterable[Draft | Problem], press: Press, *, most: int, tokens: int) -> Texts:
+def chunks_of(drafts: Iterable[Draft | Problem], press: ServedModel, *, most: int, tokens: int) -> Texts:
     """The first ones that the model's tokenizer can say: at most so many, and no more than fill its window."""
     chunks: dict[str, Titled] = {}
     found = 0
@@ -67,7 +67,7 @@ def chunks_of(drafts: Iterable[Draft | Problem], press: Press, *, most: int, tok
     return Texts(tuple(chunks.values())[:most], tuple(problems))
 
 
-def _cut(draft: Draft, press: Press, *, tokens: int) -> Document | Problem:
+def _cut(draft: Draft, press: ServedModel, *, tokens: int) -> Document | Problem:
     try:
         return cut_draft(draft, draft.id, tokens=tokens, count=press.counted)
     except (DocumentError, TokenizerError) as error:

@@ -8,8 +8,9 @@ from retriever.documents import Json
 from service.access.identity import Principal
 from service.api.models.query import ObjectFormat, SchemaFormat
 from service.errors import Invalid
+from service.model import Blending
 from service.openai.request import ChatRequest
-from service.pipeline.ask import Ask, Blending, Lookup, Loose, Turn
+from service.pipeline.ask import Ask, Lookup, Loose, Turn
 from service.processors import Bias, Penalties, chained
 
 MOST_TOKENS: Final = 2048  # of an answer whose request does not say: so much memory is set aside for it

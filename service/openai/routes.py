@@ -14,12 +14,13 @@ from service.access.identity import Principal
 from service.api.problems import request_id_of
 from service.api.security import BEARER, principal
 from service.api.streams import EventStream, gone, unless_gone
+from service.model import Blending
 from service.openai.asking import Defaults, to_ask
 from service.openai.bodies import ChatCompletion, ErrorBody, Model, ModelList
 from service.openai.errors import ModelNotFound, OpenAIRoute
 from service.openai.render import Envelope, completion, stream
 from service.openai.request import ChatRequest
-from service.pipeline.ask import Ask, Blending
+from service.pipeline.ask import Ask
 from service.pipeline.events import Event
 from service.telemetry.middleware import server_timing
 

@@ -23,17 +23,18 @@ from service.access.identity import Principal
 from service.errors import Exhausted, ServiceError, Unavailable
 from service.grammar import Grammars
 from service.ingest.worker import Ingest
-from service.pipeline.ask import Ask, Blending, Lookup, Turn
+from service.model import Blending
+from service.pipeline.ask import Ask, Lookup, Turn
 from service.pipeline.events import Delta, Event, Finished, Fused, Loaded, Report, Retrieved, TopToken, Usage
 from service.pipeline.gather import Gathered, gather, look_up
 from service.pipeline.plan import Fitted, Plan, fit, usage_of
-from service.press import Press
 from service.processors import chained
+from service.settings import Settings
 from service.shelf import Opened
 from service.telemetry.logs import note, note_timings
 from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
-from service.tenants import Tenant
+from service.tenants import Tenant, Tenants
 from store.errors import Miss
 
 LOOKUPS = 8  # threads that search and tokenize
@@ -41,29 +42,6 @@ FETCHES = 16  # threads that open blobs
 RETRY_S = 1.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Steering:
-    """What an operator has set: whether requests may reuse, and which share of them."""
-
-    enabled: bool
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the pipeline is made of."""
-
-    press: Press
-    ingest: Ingest
-    grammars: Grammars
-    metrics: Metrics
-    tracer: Tracer
-    tenant_of: Callable[[Principal], Tenant]
-    steering: Callable[[], Steering]
-    blending: Blending
-    max_requests: int
 
 
 @dataclass(slots=True)
@@ -100,8 +78,16 @@ class _Flight:
 class Pipeline:
     """Of one service. Its methods are called in one event loop."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(
+        self, tenants: Tenants, ingest: Ingest, *, settings: Settings, metrics: Metrics, tracer: Tracer
+    ) -> None:
+        self._tenants = tenants
+        self._model = tenants.model
+        self._ingest = ingest
+        self._settings = settings
+        self._metrics = metrics
+        self._tracer = tracer
+        self._grammars = Grammars(self._model.wording.tokenizer, self._model.vocabulary)
         self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup")
         self._fetches = ThreadPoolExecutor(FETCHES, "kvweave-fetch")
         self._flying = 0
@@ -118,13 +104,13 @@ class Pipeline:
 
     async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
         """Retrieval alone, best first."""
-        tenant = self._parts.tenant_of(principal)
+        tenant = self._tenants.open(principal.tenant)
         ask = Ask(principal, (Turn("user", lookup.query),), lookup)
         return await self._in_thread(lambda: look_up(tenant, lookup, ask=ask))
 
     async def answer(self, ask: Ask) -> AsyncGenerator[Event]:
         """All events of one answer. Closing it frees the request's place; each error is raised once, and counted."""
-        if self._flying >= self._parts.max_requests:
+        if self._flying >= self._settings.max_requests:
             raise Exhausted(
                 f"{self._flying} requests are being answered already: try again in a moment", retry_after_s=RETRY_S
             )
@@ -135,10 +121,10 @@ class Pipeline:
                 async for event in events:
                     yield event
         except (GeneratorExit, asyncio.CancelledError):
-            self._parts.metrics.failed(name, error="ClientGone")
+            self._metrics.failed(name, error="ClientGone")
             raise
         except Exception as error:
-            self._parts.metrics.failed(name, error=type(error).__name__)
+            self._metrics.failed(name, error=type(error).__name__)
             raise
         finally:
             self._flying -= 1
@@ -146,14 +132,14 @@ class Pipeline:
 
     async def _events(self, ask: Ask, flight: _Flight) -> AsyncGenerator[Event]:
         timings = _Timings()
-        tenant = self._parts.tenant_of(ask.principal)
+        tenant = self._tenants.open(ask.principal.tenant)
         blending, forced = self._blending(ask)
-        with self._parts.tracer.span("retrieve"):
+        with self._tracer.span("retrieve"):
             gathered, opening = await self._in_thread(lambda: self._gather(tenant, ask, blending=blending))
         timings.ms["retrieve"] = timings.since_start()
         yield Retrieved(gathered.sources)
         begun = timings.since_start()
-        with self._parts.tracer.span("fetch"):
+        with self._tracer.span("fetch"):
             fitted, opened = await self._in_thread(lambda: self._fetched(gathered, opening))
         plan = Plan(gathered, fitted, blending, opened, forced)
         timings.ms["fetch"] = timings.since_start() - begun
@@ -165,7 +151,7 @@ class Pipeline:
             loop.call_soon_threadsafe(told.put_nowait, event)
 
         submitted = timings.since_start()
-        await self._in_thread(lambda: flight.begin(self._parts.press.engine, self._request(ask, plan), listen=listen))
+        await self._in_thread(lambda: flight.begin(self._model.engine, self._request(ask, plan), listen=listen))
         async with aclosing(self._told(told, _Course(ask, plan, tenant, timings, submitted))) as events:
             async for event in events:
                 yield event
@@ -184,12 +170,12 @@ class Pipeline:
         self, gathered: Gathered, opening: "Sequence[Future[Opened | Miss]]"
     ) -> tuple[Fitted, dict[int, Opened | Miss]]:
         """The prompt in tokens, made while the blobs are opened."""
-        fitted = fit(self._parts.press.wording, gathered, window=self._parts.press.window)
+        fitted = fit(self._model.wording, gathered, window=self._model.window)
         return fitted, {number: each.result() for number, each in enumerate(opening)}
 
     async def _told(self, told: "asyncio.Queue[EngineEvent]", course: "_Course") -> AsyncGenerator[Event]:
         generated = 0
-        span = self._parts.tracer.span("fuse")
+        span = self._tracer.span("fuse")
         try:
             while True:
                 event = await told.get()
@@ -199,7 +185,7 @@ class Pipeline:
                         self._mend(course)
                         span.set(prompt_tokens=fused.usage.prompt, reused_tokens=fused.usage.reused)
                         span.end()
-                        span = self._parts.tracer.span("decode")
+                        span = self._tracer.span("decode")
                         yield fused
                     case Token():
                         generated += 1
@@ -218,13 +204,14 @@ class Pipeline:
 
     def _blending(self, ask: Ask) -> tuple[Blending, bool]:
         """What this request does; whether an operator decided it."""
-        wanted, steering = ask.blending or self._parts.blending, self._parts.steering()
-        if wanted.policy != "full" and (not steering.enabled or random.random() >= steering.share):
+        wanted, switch = ask.blending or self._model.blending, self._tenants.control.switch()
+        share = self._settings.share if switch.share is None else switch.share
+        if wanted.policy != "full" and (not switch.enabled or random.random() >= share):
             return Blending("full", 0.0), True
         return wanted, False
 
     def _request(self, ask: Ask, plan: Plan) -> Request:
-        grammar = None if ask.grammar is None else self._parts.grammars.processor(ask.grammar)
+        grammar = None if ask.grammar is None else self._grammars.processor(ask.grammar)
         sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
         principal = ask.principal
         return Request(
@@ -239,9 +226,9 @@ class Pipeline:
         assert course.fused is not None
         missing, damaged = course.plan.to_mend(course.fused)
         if missing:
-            self._parts.ingest.fill(course.tenant, [entry.passage for entry in missing])
+            self._ingest.fill(course.tenant, [entry.passage for entry in missing])
         if damaged:
-            self._parts.ingest.fill(course.tenant, [entry.passage for entry in damaged], damaged=True)
+            self._ingest.fill(course.tenant, [entry.passage for entry in damaged], damaged=True)
 
     def _delta(self, token: Token, *, wanted: bool) -> Delta:
         if not wanted:
@@ -250,12 +237,12 @@ class Pipeline:
         return Delta(token.text, self._top(token.id, token.logprob or 0.0), top)
 
     def _top(self, token: int, logprob: float) -> TopToken:
-        raw = self._parts.press.wording.tokenizer.token_bytes(token)
+        raw = self._model.wording.tokenizer.token_bytes(token)
         return TopToken(raw.decode("utf-8", "replace"), raw, logprob)
 
     def _account(self, ask: Ask, finished: Finished) -> None:
         usage, report = finished.usage, finished.report
-        self._parts.metrics.answered(ask.principal.tenant, usage=usage, report=report, reason=finished.reason)
+        self._metrics.answered(ask.principal.tenant, usage=usage, report=report, reason=finished.reason)
         note(
             policy=report.policy,
             prompt_tokens=usage.prompt,

@@ -8,6 +8,7 @@ from blend.template import Option
 from retriever.documents import Json
 from retriever.search import Mode
 from service.access.identity import Principal
+from service.model import Blending
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,6 @@ class Lookup:
     neighbors: int = 0
     mode: Mode | None = None
     rerank: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Blending:
-    """How to reuse."""
-
-    policy: str
-    ratio: float
 
 
 @dataclass(frozen=True, slots=True)

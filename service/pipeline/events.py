@@ -5,13 +5,10 @@ A report is written as JSON as it stands. Whatever goes wrong is raised by the s
 """
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from pydantic import Field, PlainSerializer, WithJsonSchema
 
 from blend.engine import Finish
 from retriever.catalog.base import Passage
-from store.errors import Miss
+from service.reports import ChunkReport, Report, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,52 +21,6 @@ class Source:
     text: str
     score: float
     passage: Passage | None = None
-
-
-def _in_words(miss: Miss | None) -> str | None:
-    return None if miss is None else str(miss)
-
-
-InWords = Annotated[
-    Miss | None,
-    PlainSerializer(_in_words),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Miss Reason"}),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkReport:
-    """Where a chunk's keys and values came from: a tier's name, or `computed`, and then why."""
-
-    chunk_id: str
-    source: Annotated[str, Field(examples=["lmdb"])]
-    miss_reason: InWords
-    tokens: int
-    recomputed: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """In tokens. `reused` and `recomputed` are parts of the prompt; the rest of it was computed as always."""
-
-    prompt: int
-    completion: int = 0
-    reused: int = 0
-    recomputed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """How the answer came about. `dropped`: chunks that the model's window had no room for."""
-
-    policy: str
-    ratio: float
-    chunks: tuple[ChunkReport, ...]
-    dropped: tuple[str, ...]
-    timings_ms: Annotated[
-        dict[str, float], Field(examples=[{"retrieve": 1.2, "fetch": 0.8, "first_token": 31.0, "total": 96.5}])
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from blend.fuse import FuseReport
 from blend.prompt import Source
-from service.pipeline.ask import Blending
-from service.pipeline.events import ChunkReport, Usage
+from service.model import Blending
 from service.pipeline.gather import Entry, Gathered
 from service.prompts import Laid, Wording
+from service.reports import ChunkReport, Usage
 from service.shelf import Opened, mends
 from store.errors import Miss, MissReason
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from retriever.readers.reading import Problem
+from service.model import Ids, ServedModel
 from service.precompute.corpus import CorpusFile
-from service.precompute.groups import Bench, Reader, look
+from service.precompute.groups import Reader, Target, look
 from service.precompute.tally import Tally
-from service.press import Ids, Press
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey
@@ -40,15 +40,15 @@ class Forecast:
     problems: tuple[Problem, ...]
 
 
-def forecast(bench: Bench, found: Iterable[CorpusFile | Problem], *, price_per_tb: float) -> Forecast:
+def forecast(target: Target, found: Iterable[CorpusFile | Problem], *, price_per_tb: float) -> Forecast:
     """Reads and cuts all that is missing or changed, and computes a sample."""
     tally, missing, documents = Tally(), list[Ids](), 0
-    standing = look(bench)
-    for group in Reader(bench, standing).groups(found):
+    standing = look(target)
+    for group in Reader(target, standing).groups(found):
         tally.add(group.tally)
         documents += sum(len(fresh.documents) for fresh in group.fresh)
         missing += group.chunks.values()
-    rate, size = _sampled(bench.press, standing.behind.prefix, missing=missing)
+    rate, size = _sampled(target.tenant.model, standing.behind.prefix, missing=missing)
     tokens = sum(map(len, missing))
     return Forecast(
         *(tally.files, tally.unchanged, documents, tally.chunks, tally.present, tally.unsupported, tokens),
@@ -62,16 +62,16 @@ def forecast(bench: Bench, found: Iterable[CorpusFile | Problem], *, price_per_t
     )
 
 
-def _sampled(press: Press, prefix: Ids, *, missing: Sequence[Ids]) -> tuple[float, float]:
+def _sampled(model: ServedModel, prefix: Ids, *, missing: Sequence[Ids]) -> tuple[float, float]:
     """Tokens a second, computed and packed, and bytes a token. The first pass warms up and does not count."""
     sample = missing[:: max(1, len(missing) // SAMPLED)][:SAMPLED]
     if not sample:
         return 0.0, 0.0
-    press.capture(prefix, sample[:1]).result()
+    model.capture(prefix, sample[:1]).result()
     start = time.perf_counter()
-    records = press.capture(prefix, sample).result()
+    records = model.capture(prefix, sample).result()
     blobs = [
-        encode(record, CacheKey("forecast", str(number), "sample", press.codec), terms=Terms(0, precomputed=False))
+        encode(record, CacheKey("forecast", str(number), "sample", model.codec), terms=Terms(0, precomputed=False))
         for number, record in enumerate(records)
     ]
     seconds, tokens = time.perf_counter() - start, sum(map(len, sample))

@@ -12,12 +12,11 @@ from retriever.readers.reading import Problem
 from service.errors import Invalid
 from service.ingest.drafts import cut_draft
 from service.ingest.rules import CollectionRules
+from service.model import Ids
 from service.precompute.corpus import CorpusFile, Read, read_in
 from service.precompute.tally import Tally
-from service.press import Ids, Press
 from service.shelf import Behind
 from service.tenants import Tenant
-from store.base import BlobStore
 from store.key import Scope
 
 GROUP_TOKENS = 16_384  # to compute, between two transactions
@@ -25,12 +24,10 @@ GROUP_FILES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """What it is worked with. `url` names the store, and says its budgets."""
+class Target:
+    """The collection that a corpus goes into. `url` names the store, and says its budgets."""
 
     tenant: Tenant
-    press: Press
-    store: BlobStore
     collection: str
     rules: CollectionRules
     url: str
@@ -70,17 +67,17 @@ class Standing:
         return sum(self.stored.values())
 
 
-def look(bench: Bench) -> Standing:
+def look(target: Target) -> Standing:
     """As the catalog and the store say now."""
-    behind = bench.tenant.shelf.behind([bench.collection])[bench.collection]
+    behind = target.tenant.shelf.behind([target.collection])[target.collection]
     digest = behind.fingerprint.digest
     stored = {
         entry.key.chunk: entry.nbytes
-        for entry in bench.store.entries(Scope(bench.tenant.name))
-        if (entry.key.fingerprint, entry.key.codec) == (digest, bench.press.codec)
+        for entry in target.tenant.store.entries(Scope(target.tenant.name))
+        if (entry.key.fingerprint, entry.key.codec) == (digest, target.tenant.model.codec)
     }
-    with bench.tenant.catalog.view() as view:
-        return Standing(behind, stored, view.limit(bench.collection, model=digest))
+    with target.tenant.catalog.view() as view:
+        return Standing(behind, stored, view.limit(target.collection, model=digest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +111,19 @@ class Reader:
     `settled`: what is missing of files that did not change is over budget, and is not asked for again.
     """
 
-    def __init__(self, bench: Bench, standing: Standing, *, shard: Shard | None = None, settled: bool = False) -> None:
+    def __init__(
+        self, target: Target, standing: Standing, *, shard: Shard | None = None, settled: bool = False
+    ) -> None:
         self.seen: dict[str, bool] = {}
-        self._bench = bench
+        self._target = target
         self._standing = standing
         self._shard = shard
         self._settled = settled
 
     def groups(self, found: Iterable[CorpusFile | Problem]) -> Iterator[Group]:
         """The last may be empty."""
-        with self._bench.tenant.catalog.view() as view:
-            known = view.sources(self._bench.collection)
+        with self._target.tenant.catalog.view() as view:
+            known = view.sources(self._target.collection)
         group, start = Group(), time.perf_counter()
         for each in found:
             if isinstance(each, Problem):
@@ -142,11 +141,11 @@ class Reader:
 
     def _add_known(self, group: Group, file: CorpusFile, *, source: SourceFile | None) -> bool:
         """Whether the file is as it was when its documents came to serve, and they still do."""
-        if source is None or source.signature != signature(file, self._bench.rules):
+        if source is None or source.signature != signature(file, self._target.rules):
             return False
-        with self._bench.tenant.catalog.view() as view:
+        with self._target.tenant.catalog.view() as view:
             found = [view.document(document) for document in source.documents]
-            if not all(entry and entry.collection == self._bench.collection for entry in found):
+            if not all(entry and entry.collection == self._target.collection for entry in found):
                 return False
             group.tally.unchanged += 1
             for passage in (each for document in source.documents for each in view.passages(document)):
@@ -165,12 +164,14 @@ class Reader:
                 self._add(group, part.id, text=part.text, settled=False)
 
     def _cut(self, read: Read, problems: list[Problem]) -> Iterator[Document]:
-        bench = self._bench
+        target = self._target
         for draft in read.drafts:
             try:
-                document = cut_draft(draft, draft.id, tokens=bench.rules.chunk_tokens, count=bench.press.counted)
+                document = cut_draft(
+                    draft, draft.id, tokens=target.rules.chunk_tokens, count=target.tenant.model.counted
+                )
                 for part in document.parts:
-                    bench.press.ids(part.text)
+                    target.tenant.model.ids(part.text)
             except (DocumentError, TokenizerError) as error:
                 problems.append(Problem(draft.id, str(error)))
             else:
@@ -183,7 +184,7 @@ class Reader:
         group.tally.chunks += 1
         if chunk in self._standing.stored:
             group.tally.present += 1
-        elif (ids := self._bench.press.ids(text)) is None:
+        elif (ids := self._target.tenant.model.ids(text)) is None:
             group.tally.unsupported += 1
         elif settled:
             group.tally.over_budget += 1

@@ -9,19 +9,18 @@ from service.access.control import Control
 from service.access.errors import AccessError
 from service.access.moving import CONTROL
 from service.access.private import private_file, private_folder
-from service.composition import compose_loaded, compose_store
+from service.composition import compose_store, compose_tenants
 from service.errors import Invalid
 from service.ingest.rules import CollectionRules
-from service.precompute.groups import Bench
+from service.precompute.groups import Target
 from service.settings import Settings
-from service.tenants import TENANTS, tenant_over
-from service.trust import trusted_press
+from service.tenants import TENANTS
 
 
 @contextmanager
 def opened(
     settings: Settings, name: str, *, collection: str = "default", chunk_tokens: int = 0, shard: bool = False
-) -> Generator[Bench]:
+) -> Generator[Target]:
     """All that a run needs. A service may run on the same folder; a second run on the same tenant may not.
 
     Shards may run beside each other. `chunk_tokens` is for a new collection; 0 for what the settings say.
@@ -40,16 +39,13 @@ def opened(
         control = Control(settings.data / CONTROL)
         stack.callback(control.close)
         store = stack.enter_context(compose_store(settings))
-        loaded = compose_loaded(settings)
-        stack.callback(loaded.press.engine.close)
-        press = trusted_press(loaded.press, settings.data / TENANTS, library=loaded.library, store=store)
-        library = loaded.library(folder)
-        stack.callback(library.catalog.close)
-        tenant = tenant_over(name, library, store=store, press=press, control=control)
-        rules = _rules(library.catalog, collection, wanted=chunk_tokens, usual=settings.chunk_tokens)
-        yield Bench(tenant, press, store, collection, rules, settings.store)
+        tenants = compose_tenants(settings, store, control=control)
+        stack.callback(tenants.close)
+        tenant = tenants.open(name)
+        rules = _rules(tenant.catalog, collection, wanted=chunk_tokens, usual=settings.chunk_tokens)
+        yield Target(tenant, collection, rules, settings.store)
         if not shard:
-            library.maintain()
+            tenant.library.maintain()
 
 
 def _rules(catalog: Catalog, collection: str, *, wanted: int, usual: int) -> CollectionRules:

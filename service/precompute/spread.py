@@ -26,11 +26,11 @@ from ray.exceptions import RayError
 from ray.util.annotations import RayDeprecationWarning
 
 from blend.errors import BlendError
-from service.composition import compose_loaded, compose_store
+from service.composition import compose_served, compose_store
 from service.errors import Invalid, ServiceError, Unavailable
 from service.ingest.capturing import Capturing, Item, Outcome, Purpose, batches
+from service.model import Ids, ServedModel
 from service.precompute.work import Capture
-from service.press import Ids, Press
 from service.settings import Settings, SettingsError
 from service.telemetry.logs import fields
 from service.trust import MOST, retired
@@ -239,19 +239,19 @@ class _Actor:
         self._prefix = order.prefix
         self._fault = ""
         try:
-            self._press = compose_loaded(order.settings).press
+            self._model = compose_served(order.settings)
             self._store = compose_store(order.settings)
         except (BlendError, ServiceError, SettingsError, StoreError, ImportError, OSError, RuntimeError) as error:
             self._fault = _told(error)
         else:
-            self._fault = _other(self._press, order)
+            self._fault = _other(self._model, order)
 
     def __call__(self, row: Row) -> Row:
         outcomes: list[Outcome] = []
         fault = self._fault
         if not fault:
             items = cast("tuple[Item, ...]", pickle.loads(cast(bytes, row["batch"])))
-            capturing = Capturing(self._press, self._store, purpose=Purpose.JOB)
+            capturing = Capturing(self._model, self._store, purpose=Purpose.JOB)
             try:
                 outcomes = list(capturing.run(self._prefix, items))
             except (BlendError, StoreError) as error:
@@ -263,7 +263,7 @@ def _told(error: BaseException) -> str:
     return f"on node {socket.gethostname()}: {' '.join(str(error).split()) or type(error).__name__}"
 
 
-def _other(press: Press, order: Order) -> str:
+def _other(model: ServedModel, order: Order) -> str:
     """Why what this node computes may not be stored as the driver's; empty where it may."""
     for name, version in _versions().items():
         if version != order.versions[name]:
@@ -271,7 +271,7 @@ def _other(press: Press, order: Order) -> str:
                 f"node {socket.gethostname()} has {name} {version}, and {order.versions[name]} is where the run was "
                 f"begun: install the same on both"
             )
-    own = press.fingerprint.behind(order.prefix)
+    own = model.fingerprint.behind(order.prefix)
     others = (retired(own, number) for number in range(1, MOST))
     if order.fingerprint in {each.digest for each in (own, *others)}:
         return ""

@@ -13,11 +13,11 @@ from retriever.catalog.base import Collection, Limit, SourceFile
 from retriever.documents import Document
 from retriever.readers.reading import Problem
 from service.ingest.capturing import Capturing, Item, Outcome, Purpose, Sink
+from service.model import Ids
 from service.precompute.corpus import CorpusFile
-from service.precompute.groups import Bench, Group, Reader, Shard, Standing, look, signature
+from service.precompute.groups import Group, Reader, Shard, Standing, Target, look, signature
 from service.precompute.need import Budget, Budgeted, needs
 from service.precompute.tally import Tally
-from service.press import Ids
 from store.base import Put
 
 RANKED = 256  # chunks whose texts are looked up together
@@ -40,27 +40,27 @@ class Plan:
 class Precompute:
     """Of one collection. May be stopped anywhere, and run again."""
 
-    def __init__(self, bench: Bench, plan: Plan = Plan()) -> None:
+    def __init__(self, target: Target, plan: Plan = Plan()) -> None:
         self.tally = Tally()
-        self._bench = bench
+        self._target = target
         self._plan = plan
 
     def run(self, found: Iterable[CorpusFile | Problem], *, told: Told) -> Tally:
         """All files; `told` is called as it goes on. Raises StoreError and CatalogError; what was done is kept."""
         self._begin()
-        standing = look(self._bench)
+        standing = look(self._target)
         terms = self._terms()
         limit = standing.limit
         settled = limit is not None and limit.terms == terms and self._held(standing) >= limit.nbytes
-        reader = Reader(self._bench, standing, shard=self._plan.shard, settled=settled)
-        run = _Run(self._bench, self._plan, standing=standing, tally=self.tally, told=told)
+        reader = Reader(self._target, standing, shard=self._plan.shard, settled=settled)
+        run = _Run(self._target, self._plan, standing=standing, tally=self.tally, told=told)
         with ThreadPoolExecutor(1, "kvweave-read") as pool:
             groups = _ahead(reader.groups(found), pool)
             if self._plan.budget is None:
                 run.compute_all(groups)
             else:
                 run.compute_needed(groups, self._plan.budget, seen=reader.seen)
-        self._bench.store.flush()
+        self._target.tenant.store.flush()
         if self._plan.shard is None:
             self._remember(standing, terms)
             self._sweep()
@@ -68,39 +68,39 @@ class Precompute:
 
     def prune(self, names: Iterable[str]) -> None:
         """Delete the documents of files that are remembered and not among these names."""
-        bench, kept = self._bench, set(names)
-        with bench.tenant.catalog.view() as view:
-            known = view.sources(bench.collection)
+        target, kept = self._target, set(names)
+        with target.tenant.catalog.view() as view:
+            known = view.sources(target.collection)
         held = {document for name, source in known.items() if name in kept for document in source.documents}
         for name, source in known.items():
             if name not in kept:
-                gone = _in_collection(bench, [document for document in source.documents if document not in held])
-                bench.tenant.delete(gone)
-                with bench.tenant.catalog.change() as change:
-                    change.forget_source(bench.collection, name)
+                gone = _in_collection(target, [document for document in source.documents if document not in held])
+                target.tenant.delete(gone)
+                with target.tenant.catalog.change() as change:
+                    change.forget_source(target.collection, name)
                 self.tally.removed += len(gone)
 
     def _begin(self) -> None:
         """The collection."""
-        bench = self._bench
-        with bench.tenant.catalog.view() as view:
-            if view.collection(bench.collection) is not None:
+        target = self._target
+        with target.tenant.catalog.view() as view:
+            if view.collection(target.collection) is not None:
                 return
-        with bench.tenant.catalog.change() as change:
-            change.put_collection(Collection(bench.collection, bench.rules.to_json()))
+        with target.tenant.catalog.change() as change:
+            change.put_collection(Collection(target.collection, target.rules.to_json()))
 
     def _sweep(self) -> None:
         """What runs that were killed left behind goes, and the caches of all that is gone.
 
         Not earlier: until all files are read, any of them may bring a text back whose cache is there.
         """
-        with self._bench.tenant.catalog.change() as change:
+        with self._target.tenant.catalog.change() as change:
             change.drop_orphans()
-        self._bench.tenant.sweep(SWEEP_S)
+        self._target.tenant.sweep(SWEEP_S)
 
     def _terms(self) -> str:
         """What limits this run, in words that tell whether another run might come further."""
-        plan, store = self._plan, blake3(self._bench.url.encode()).hexdigest(16)
+        plan, store = self._plan, blake3(self._target.url.encode()).hexdigest(16)
         if plan.budget is None:
             return json.dumps([store])
         asked = blake3("\0".join(plan.budget.questions).encode()).hexdigest(16)
@@ -110,37 +110,37 @@ class Precompute:
         """Bytes of all that stands in the way: where it falls below what it was, there is room again."""
         if self._plan.budget is not None:
             return standing.nbytes
-        return sum(entry.nbytes for entry in self._bench.store.entries())
+        return sum(entry.nbytes for entry in self._target.tenant.store.entries())
 
     def _remember(self, standing: Standing, terms: str) -> None:
         """Why not all is stored, so that the next run need not try."""
-        limit = Limit(terms, self._held(look(self._bench))) if self.tally.over_budget else None
+        limit = Limit(terms, self._held(look(self._target))) if self.tally.over_budget else None
         if limit != standing.limit:
-            with self._bench.tenant.catalog.change() as change:
-                change.put_limit(self._bench.collection, limit, model=standing.behind.fingerprint.digest)
+            with self._target.tenant.catalog.change() as change:
+                change.put_limit(self._target.collection, limit, model=standing.behind.fingerprint.digest)
 
 
 class _Run:
     """One of them, from the first group to the last outcome."""
 
-    def __init__(self, bench: Bench, plan: Plan, *, standing: Standing, tally: Tally, told: Told) -> None:
-        self._bench = bench
+    def __init__(self, target: Target, plan: Plan, *, standing: Standing, tally: Tally, told: Told) -> None:
+        self._target = target
         self._plan = plan
         self._standing = standing
         self._tally = tally
         self._told = told
         self._owner: dict[str, Group] = {}
         self._is_full = False
-        with bench.tenant.catalog.view() as view:
-            self._known = view.sources(bench.collection)  # nobody else changes them meanwhile
+        with target.tenant.catalog.view() as view:
+            self._known = view.sources(target.collection)  # nobody else changes them meanwhile
 
     def compute_all(self, groups: Iterable[Group]) -> None:
         """Each group serves when all its chunks are stored, or cannot be."""
-        self._take(self._asked(groups), sink=self._bench.store)
+        self._take(self._asked(groups), sink=self._target.tenant.store)
 
     def compute_needed(self, groups: Iterable[Group], budget: Budget, *, seen: Mapping[str, bool]) -> None:
         """All groups serve first; then what the questions need most is computed, until the budget is used up."""
-        tally, bench, stored = self._tally, self._bench, self._standing.stored
+        tally, target, stored = self._tally, self._target, self._standing.stored
         for group in groups:
             self._open(group)
             self._leave(group)
@@ -149,24 +149,26 @@ class _Run:
             return
         with self._timed("rank"):
             need = needs(
-                bench.tenant.library, budget.questions, collection=bench.collection, top_k=self._plan.top_k
+                target.tenant.library, budget.questions, collection=target.collection, top_k=self._plan.top_k
             )  # fmt: skip
         ranked = sorted(seen, key=lambda chunk: -need[chunk])
         there = [
-            (bench.tenant.shelf.key(chunk, self._standing.behind), stored[chunk]) for chunk in ranked if chunk in stored
+            (target.tenant.shelf.key(chunk, self._standing.behind), stored[chunk])
+            for chunk in ranked
+            if chunk in stored
         ]
 
         def room() -> int:
-            return budget.nbytes - sum(nbytes for chunk, nbytes in look(bench).stored.items() if chunk in seen)
+            return budget.nbytes - sum(nbytes for chunk, nbytes in look(target).stored.items() if chunk in seen)
 
-        sink = Budgeted(bench.store, room, spare=there, need=need)
+        sink = Budgeted(target.tenant.store, room, spare=there, need=need)
         wanted = self._texts([chunk for chunk in ranked if seen[chunk]], sink)
         self._take(wanted, sink=sink)
         tally.dropped, tally.present = sink.dropped, tally.present - sink.dropped
         tally.over_budget = tally.chunks - tally.present - tally.stored - tally.unsupported
 
     def _take(self, items: Iterable[Item], *, sink: Sink) -> None:
-        capturing = Capturing(self._bench.press, sink, purpose=Purpose.JOB)
+        capturing = Capturing(self._target.tenant.model, sink, purpose=Purpose.JOB)
         capture = self._plan.capture or capturing.run
         start = time.perf_counter() - self._tally.seconds.get("index", 0.0)
         for outcome in capture(self._standing.behind.prefix, items):
@@ -179,7 +181,7 @@ class _Run:
 
     def _asked(self, groups: Iterable[Group]) -> Iterator[Item]:
         """The chunks of each group in turn. One that waits for none serves at once."""
-        shelf, behind = self._bench.tenant.shelf, self._standing.behind
+        shelf, behind = self._target.tenant.shelf, self._standing.behind
         for group in groups:
             self._open(group)
             if self._is_full:
@@ -191,17 +193,17 @@ class _Run:
 
     def _texts(self, chunks: Sequence[str], sink: Budgeted) -> Iterator[Item]:
         """As long as there is room."""
-        bench, behind = self._bench, self._standing.behind
+        target, behind = self._target, self._standing.behind
         for start in range(0, len(chunks), RANKED):
-            with bench.tenant.catalog.view() as view:
+            with target.tenant.catalog.view() as view:
                 rows = view.rows_of(chunks[start : start + RANKED])
                 texts = view.texts(list(rows.values()))
             for chunk in chunks[start : start + RANKED]:
                 if sink.is_full:
                     return
-                ids = bench.press.ids(texts[rows[chunk]]) if chunk in rows else None
+                ids = target.tenant.model.ids(texts[rows[chunk]]) if chunk in rows else None
                 if ids is not None:  # somebody may have deleted it meanwhile
-                    yield Item(bench.tenant.shelf.key(chunk, behind), ids)
+                    yield Item(target.tenant.shelf.key(chunk, behind), ids)
 
     def _count(self, outcome: Outcome) -> None:
         tally, chunk = self._tally, outcome.item.key.chunk
@@ -241,27 +243,27 @@ class _Run:
         self._told(self._tally)
 
     def _stage(self, group: Group, documents: Iterable[Document]) -> None:
-        bench = self._bench
-        with bench.tenant.catalog.view() as view:
-            fresh = [each for each in documents if not view.serves(each, collection=bench.collection)]
+        target = self._target
+        with target.tenant.catalog.view() as view:
+            fresh = [each for each in documents if not view.serves(each, collection=target.collection)]
         if fresh:
-            group.versions += bench.tenant.library.stage_all(fresh, collection=bench.collection)
+            group.versions += target.tenant.library.stage_all(fresh, collection=target.collection)
             group.staged |= {each.id for each in fresh}
 
     def _close(self, group: Group) -> None:
         """Its documents serve, in one transaction with the memory of their files: a known file's documents serve."""
-        bench = self._bench
+        target = self._target
         if self._plan.shard is not None or not group.fresh:
             return
         with self._timed("index"):
             fresh = [document for fresh in group.fresh for document in fresh.documents]
             self._stage(group, [each for each in fresh if each.id not in group.staged])  # that another file let go
             sources, dropped = self._sources(group)
-            with bench.tenant.catalog.change() as change:
+            with target.tenant.catalog.change() as change:
                 for version in group.versions:
                     change.serve(version)
                 for name, source in sources.items():
-                    change.put_source(bench.collection, name, source=source)
+                    change.put_source(target.collection, name, source=source)
                 if dropped:
                     change.delete(dropped)
         self._tally.removed += len(dropped)
@@ -280,7 +282,7 @@ class _Run:
             before = self._known.get(fresh.file.name)
             others = tuple(each for each in (before.documents if before else ()) if each not in ids)
             if fresh.whole:
-                sources[fresh.file.name] = SourceFile(signature(fresh.file, self._bench.rules), ids)
+                sources[fresh.file.name] = SourceFile(signature(fresh.file, self._target.rules), ids)
                 left += others
             else:
                 sources[fresh.file.name] = SourceFile("", (*ids, *others))
@@ -288,7 +290,7 @@ class _Run:
         if not left:
             return sources, []
         held = {document for source in self._known.values() for document in source.documents}
-        return sources, _in_collection(self._bench, [each for each in dict.fromkeys(left) if each not in held])
+        return sources, _in_collection(self._target, [each for each in dict.fromkeys(left) if each not in held])
 
     @contextmanager
     def _timed(self, stage: str) -> Generator[None]:
@@ -299,11 +301,11 @@ class _Run:
             self._tally.spend(stage, time.perf_counter() - start)
 
 
-def _in_collection(bench: Bench, documents: Iterable[str]) -> list[str]:
+def _in_collection(target: Target, documents: Iterable[str]) -> list[str]:
     """Those of them that are: a corpus that was put into another one took its documents there."""
-    with bench.tenant.catalog.view() as view:
+    with target.tenant.catalog.view() as view:
         found = [view.document(document) for document in documents]
-    return [entry.id for entry in found if entry and entry.collection == bench.collection]
+    return [entry.id for entry in found if entry and entry.collection == target.collection]
 
 
 def _ahead(groups: Iterator[Group], pool: Executor) -> Iterator[Group]:

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from service.errors import ServiceError
-from service.pipeline.events import Report, Usage
+from service.reports import Report, Usage
 from service.telemetry import labels
 from store.errors import MissReason, StoreError
 from store.upkeep import Usage as Tier

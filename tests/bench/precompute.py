@@ -29,7 +29,7 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filters import EVERYTHING
 from service.ingest.capturing import Item, batches
 from service.precompute.corpus import CorpusFile, files
-from service.precompute.groups import Bench, Reader, look
+from service.precompute.groups import Reader, Target, look
 from service.precompute.opened import opened
 from service.precompute.work import Precompute
 from service.settings import Settings
@@ -49,7 +49,7 @@ def sample(paths: list[str], size: int) -> list[CorpusFile]:
 
 
 @contextmanager
-def bench(folder: Path, model: str, threads: int) -> Iterator[Bench]:
+def bench(folder: Path, model: str, threads: int) -> Iterator[Target]:
     """In a data folder of its own, made anew."""
     shutil.rmtree(folder, ignore_errors=True)
     settings = Settings(data=folder, model=model, threads=threads)  # pyright: ignore[reportCallIssue]
@@ -57,15 +57,18 @@ def bench(folder: Path, model: str, threads: int) -> Iterator[Bench]:
         yield made
 
 
-def bare(bench: Bench, found: list[CorpusFile]) -> Json:
+def bare(target: Target, found: list[CorpusFile]) -> Json:
     """The capture alone; the next batch waits while one is computed, as in the whole run."""
-    standing = look(bench)
-    chunks = [pair for group in Reader(bench, standing).groups(found) for pair in group.chunks.items()]
-    items = [Item(bench.tenant.shelf.key(chunk, standing.behind), ids) for chunk, ids in chunks]
+    standing = look(target)
+    chunks = [pair for group in Reader(target, standing).groups(found) for pair in group.chunks.items()]
+    items = [Item(target.tenant.shelf.key(chunk, standing.behind), ids) for chunk, ids in chunks]
     start, cpu, nbytes = time.perf_counter(), time.process_time(), 0
     coming = None
     for batch in [*batches(items), None]:
-        running, coming = coming, batch and bench.press.capture(standing.behind.prefix, [item.ids for item in batch])
+        running, coming = (
+            coming,
+            batch and target.tenant.model.capture(standing.behind.prefix, [item.ids for item in batch]),
+        )
         if running is not None:
             nbytes += sum(record.nbytes for record in running.result())
     return {
@@ -77,10 +80,10 @@ def bare(bench: Bench, found: list[CorpusFile]) -> Json:
     }
 
 
-def whole(bench: Bench, found: list[CorpusFile]) -> Json:
+def whole(target: Target, found: list[CorpusFile]) -> Json:
     """From files to a store that serves."""
     start, cpu = time.perf_counter(), time.process_time()
-    tally = Precompute(bench).run(found, told=lambda tally: None)
+    tally = Precompute(target).run(found, told=lambda tally: None)
     told = {**asdict(tally), "problems": len(tally.problems)}
     return {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - cpu, **told}
 

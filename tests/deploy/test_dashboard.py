@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.pipeline.events import ChunkReport, Report, Usage
+from service.reports import ChunkReport, Report, Usage
 from service.telemetry.metrics import Metrics
 from store.errors import Miss, MissReason
 from store.upkeep import Usage as Tier

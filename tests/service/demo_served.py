@@ -60,7 +60,7 @@ class Demo:
 
     @property
     def engine(self) -> LocalEngine:
-        return cast(LocalEngine, self.core.press.engine)
+        return cast(LocalEngine, self.core.model.engine)
 
     def chunks_of(self, document: str) -> list[str]:
         return [each["chunk_id"] for each in good(self.client.get(f"/v1/documents/{document}/chunks"))["chunks"]]
@@ -147,7 +147,7 @@ def demo(folder: Path, **settings: object) -> Generator[Demo]:
             in_process(
                 settings_in(folder, dtype="float32", device="cpu", codec="lossless", **settings),
                 wrap=around,
-                reach=lambda core: made.append(Steps(cast(LocalEngine, core.press.engine))),
+                reach=lambda core: made.append(Steps(cast(LocalEngine, core.model.engine))),
             ) as inside,
             inside.client() as client,
         ):

@@ -13,8 +13,8 @@ class Overheard:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.requests: list[Request] = []
-        self._submit = core.press.engine.submit
-        core.press.engine.submit = self.submit
+        self._submit = core.model.engine.submit
+        core.model.engine.submit = self.submit
 
     def submit(self, request: Request, listen: Callable[[Event], None]) -> Ticket:
         self.requests.append(request)
@@ -27,9 +27,9 @@ class Overheard:
 
     def control(self) -> list[int]:
         """The control tokens of the last prompt, in order."""
-        return [token for token in self.ids() if token in self.core.press.wording.tokenizer.control]
+        return [token for token in self.ids() if token in self.core.model.wording.tokenizer.control]
 
     def segments(self, kind: type[Chunk] | type[Text]) -> list[str]:
         """The texts of the last prompt's segments."""
-        decode = self.core.press.wording.tokenizer.decode
+        decode = self.core.model.wording.tokenizer.decode
         return [decode(each.ids) for each in self.requests[-1].prompt.segments if isinstance(each, kind)]

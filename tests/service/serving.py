@@ -163,7 +163,7 @@ def in_process(
     reach: Callable[[Core], None] = lambda core: None,
 ) -> Iterator[Inside]:
     """The whole service behind a real socket. `wrap` puts something around its store; `reach` changes the core
-    before its first request, such as `core.press.engine`."""
+    before its first request, such as `core.model.engine`."""
     with pytest.MonkeyPatch.context() as patch:
         compose_store = composition.compose_store
         patch.setattr(composition, "compose_store", lambda settings: wrap(compose_store(settings)))

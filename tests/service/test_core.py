@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from service import composition
+from service.access.control import Control
 from service.access.lock import hold
 from service.commands.serve import _bound, serve
 from service.composition import compose_core
-from service.core import Core, Makers
+from service.core import Core
 from service.demo import PASSAGES, QUESTIONS
 from service.errors import ServiceError
 from service.evaluate.point import operating_point, point_file
 from service.settings import SettingsError
 from service.telemetry.logs import FIELDS
 from service.telemetry.traces import silent
+from service.tenants import Tenants
+from store.base import BlobStore
 from store.codec.decode import decode
 from store.codec.encode import encode
 from store.errors import StoreUnavailable
@@ -81,7 +84,7 @@ def test_the_point_of_an_evaluation_is_taken_unless_the_settings_say_more(tmp_pa
     core = compose_core(settings)
     try:
         core.wait()
-        assert (core.blending.policy, core.blending.ratio, core.press.codec) == ("heads", 0.4, "q8")
+        assert (core.blending.policy, core.blending.ratio, core.model.codec) == ("heads", 0.4, "q8")
     finally:
         core.close()
     assert operating_point(settings_in(tmp_path, ratio=0.2), weights).policy == "hybrid"
@@ -143,13 +146,12 @@ class Gone(MemoryStore):
 
 def test_it_is_not_ready_while_the_model_loads_nor_when_the_store_does_not_answer(tmp_path: Path) -> None:
     settings, store, go = settings_in(tmp_path), Gone(), threading.Event()
-    loaded = composition.compose_loaded
 
-    def load() -> object:
+    def load(store: BlobStore, control: Control) -> Tenants:
         go.wait()
-        return loaded(settings)
+        return composition.compose_tenants(settings, store, control=control)
 
-    core = Core(settings, Makers(lambda: store, load, silent(), "builtin"))  # type: ignore[arg-type]
+    core = Core(settings, store=lambda: store, load=load, tracer=silent())
     try:
         assert "loading" in (core.not_ready() or "")
         with pytest.raises(ServiceError, match="loading"):

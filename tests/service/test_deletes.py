@@ -63,7 +63,7 @@ class Place:
 
     @contextmanager
     def gated(self, core: Core) -> Iterator[Gate]:
-        owner = core.store if self.owner == "store" else core.press.engine
+        owner = core.store if self.owner == "store" else core.model.engine
         gate = Gate()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, self.method, getattr(gate, self.holds)(getattr(owner, self.method)))

@@ -197,7 +197,7 @@ class TestACapture:
         running.forget("many")
 
     def test_a_chunk_that_never_fits_is_served_as_text(self, running: Demo) -> None:
-        heavy = running.core.press.ids(HEAVY)
+        heavy = running.core.model.ids(HEAVY)
         texts = ["Kelo lives in C1.", HEAVY, "Kelo keeps a heron."]
         body = {"documents": [{"id": "some", "chunks": [{"text": text} for text in texts]}]}
         with failing_captures(EXHAUSTED["cuda"], lambda chunks: heavy in [tuple(each) for each in chunks]):

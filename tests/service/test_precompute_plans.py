@@ -16,7 +16,7 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filters import EVERYTHING
 from service import cli, composition
 from service.ingest import capturing
-from service.press import Ids, Press
+from service.model import Ids, ServedModel
 from service.settings import Settings
 from store.base import Put
 from store.blob import Blob
@@ -70,18 +70,18 @@ class Near(Place):
 
     @contextmanager
     def _patched(self, argv: Sequence[str]) -> Iterator[None]:
-        capture = Press.capture
+        capture = ServedModel.capture
 
-        def noted(press: Press, prefix: Ids, chunks: Sequence[Ids]) -> object:
+        def noted(model: ServedModel, prefix: Ids, chunks: Sequence[Ids]) -> object:
             self.captured.extend(chunks)
-            return capture(press, prefix, chunks)
+            return capture(model, prefix, chunks)
 
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.settings.items():
                 patch.setenv(name, value)
             patch.setattr("sys.argv", list(argv))
             patch.setattr(composition, "compose_model", model_of)
-            patch.setattr(Press, "capture", noted)
+            patch.setattr(ServedModel, "capture", noted)
             yield
 
     def sizes(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.composition import compose_remote
+from service.commands.precompute import _remote
 from service.errors import ServiceError
 from service.ingest.capturing import BATCH_CHUNKS, Item, Outcome
 from service.settings import Settings, SettingsError
@@ -39,7 +39,7 @@ def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, addres
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "service.precompute.spread", None)
     with pytest.raises(SettingsError, match=re.escape("install the extra `kvweave[ray]`")):
-        compose_remote(Settings(store="mem://"), 0)
+        _remote(Settings(store="mem://"), 0)
 
 
 def test_each_chunk_comes_once_whatever_rounds_lose_and_few_wait(monkeypatch: pytest.MonkeyPatch) -> None:

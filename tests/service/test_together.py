@@ -20,7 +20,7 @@ from service import composition
 from service.access.identity import Role
 from service.ingest import capturing, together, worker
 from service.ingest.document import Ingestion
-from service.press import Ids, Press
+from service.model import Ids, ServedModel
 from store.errors import StoreUnavailable
 from store.key import Scope
 from tests.retriever.fakes import WordEmbedder
@@ -46,22 +46,22 @@ class Poisoned(WordEmbedder):
 
 def faulty(patch: pytest.MonkeyPatch) -> None:
     """A service that fails, each time in another step, at texts that name the fault."""
-    counted, ids = Press.counted, Press.ids
+    counted, ids = ServedModel.counted, ServedModel.ids
 
-    def counting(press: Press, texts: Sequence[str]) -> list[int]:
+    def counting(model: ServedModel, texts: Sequence[str]) -> list[int]:
         if any("uncut" in text for text in texts):
             raise TokenizerError("it cannot be cut")
-        return counted(press, texts)
+        return counted(model, texts)
 
-    def saying(press: Press, text: str) -> Ids | None:
+    def saying(model: ServedModel, text: str) -> Ids | None:
         if "cursed" in text:
             raise TokenizerError("it cannot be said")
         if "strange" in text:
             raise ZeroDivisionError
-        return None if "unsaid" in text else ids(press, text)
+        return None if "unsaid" in text else ids(model, text)
 
-    patch.setattr(Press, "counted", counting)
-    patch.setattr(Press, "ids", saying)
+    patch.setattr(ServedModel, "counted", counting)
+    patch.setattr(ServedModel, "ids", saying)
     patch.setattr(composition, "_embedder", lambda settings: Poisoned())  # pyright: ignore[reportUnknownLambdaType]
 
 

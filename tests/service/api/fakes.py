@@ -18,7 +18,8 @@ from service.access.rates import Rates
 from service.core import Core
 from service.ingest.drafts import decode_draft
 from service.ingest.rules import CollectionRules
-from service.pipeline.ask import Ask, Blending, Lookup
+from service.model import Blending
+from service.pipeline.ask import Ask, Lookup
 from service.pipeline.events import ChunkReport, Delta, Event, Finished, Fused, Loaded, Report, Retrieved, Source, Usage
 from service.settings import Settings
 from service.shelf import ChunkState, KvState, Shelf
@@ -47,7 +48,7 @@ class FakeShelf:
     """Everything is stored in RAM; what it was told is kept."""
 
     def __init__(self) -> None:
-        self.press = Letters()
+        self.model = Letters()
         self.told: list[tuple[str, list[str]]] = []
 
     def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:

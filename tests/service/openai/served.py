@@ -10,9 +10,10 @@ from openai import AsyncOpenAI
 from service.access.identity import Principal, Role
 from service.api.problems import Renderers, install
 from service.errors import Exhausted, Unavailable
+from service.model import Blending
 from service.openai.errors import as_openai
 from service.openai.routes import PREFIXES, Core, router
-from service.pipeline.ask import Ask, Blending
+from service.pipeline.ask import Ask
 from service.pipeline.events import (
     ChunkReport,
     Delta,

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from retriever.documents import Json
 from service.errors import Invalid
+from service.model import Blending
 from service.openai.asking import MOST_TOKENS, Defaults, to_ask
 from service.openai.request import ChatRequest
-from service.pipeline.ask import Ask, Blending, Lookup, Loose, Turn
+from service.pipeline.ask import Ask, Lookup, Loose, Turn
 from tests.service.openai.served import CHUNK, READER, FakeCore, FakePipeline, app_over, http, tale
 
 DEFAULTS = Defaults(Blending("hybrid", 0.15), top_k=7)

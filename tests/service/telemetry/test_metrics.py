@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import Unavailable
-from service.pipeline.events import ChunkReport, Report, Usage
+from service.reports import ChunkReport, Report, Usage
 from service.telemetry import labels
 from service.telemetry.metrics import Metrics
 from store.errors import Miss, MissReason, StoreError, StoreUnavailable

@@ -1,4 +1,4 @@
-"""What makes records of a model: its engine, its tokenizer, what identifies it, how its records are packed."""
+"""What a loaded model brings: its engine, its tokenizer, what identifies it, how its records are packed and reused."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -14,13 +14,25 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Press:
-    """Of one model. The fingerprint's prefix is empty."""
+class Blending:
+    """How to reuse."""
+
+    policy: str
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that is loaded, and how it is used. The fingerprint's prefix is empty.
+
+    `blending`: what a request gets that asks for nothing else.
+    """
 
     engine: Engine
     wording: Wording
     fingerprint: Fingerprint
     codec: str
+    blending: Blending
     window: int
     vocabulary: int
 

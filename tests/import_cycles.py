@@ -1,0 +1,59 @@
+"""Who imports whom, in a circle: files, and folders. Imports for types and deferred ones count: readers follow them."""
+
+from collections.abc import Container, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import PurePosixPath
+
+from tests.architecture import PRODUCT, Source, within
+
+# Imports of folders that would be a cycle with others, each with its reason.
+EXCUSED_CYCLES: dict[str, str] = {
+    "store/reader.py -> store/codec": "a reader hands on the table that its blob was packed with",
+}
+
+
+def file_cycle(sources: tuple[Source, ...]) -> list[str]:
+    """Modules that import each other, at any time; empty where there are none. An import executes packages, too."""
+    graph: dict[str, set[str]] = {source.module: set() for source in sources}
+    for source in sources:
+        for found in source.imports():
+            executed = graph.keys() & set(_around(found.target))
+            graph[source.module] |= {each for each in executed if not within(source.module, (each,))}
+    return _cycle(graph)
+
+
+def folder_cycle(sources: tuple[Source, ...], *, without: Container[str] = ()) -> list[str]:
+    """Folders of the product that import each other. A file that lies beside folders stands for itself.
+
+    `without`: edges that are left out, such as "store/reader.py -> store/codec".
+    """
+    product = [source for source in sources if within(source.module, PRODUCT)]
+    above = {folder for source in product for folder in source.path.parent.parents}
+    places = {source.module: _place(source.path, above) for source in product}
+    graph: dict[str, set[str]] = {place: set() for place in places.values()}
+    for source in product:
+        for found in source.imports():
+            here = places[source.module]
+            there = next((places[each] for each in _around(found.target) if each in places), here)
+            if there != here and f"{here} -> {there}" not in without:
+                graph[here].add(there)
+    return _cycle(graph)
+
+
+def _place(path: PurePosixPath, above: Container[PurePosixPath]) -> str:
+    """`above` are the folders that hold others."""
+    return str(path if path.parent in above and path.name != "__init__.py" else path.parent)
+
+
+def _around(target: str) -> Iterator[str]:
+    """The name, and those of the packages around it, the longest first."""
+    parts = target.split(".")
+    yield from (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+
+
+def _cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
