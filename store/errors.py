@@ -7,7 +7,6 @@ class MissReason(StrEnum):
     """Why a blob cannot be had. A miss costs latency, never correctness."""
 
     ABSENT = "absent"
-    EXPIRED = "expired"
     CORRUPT = "corrupt"
     FOREIGN = "foreign"  # the medium holds somebody else's blob under this key
     NEWER_FORMAT = "newer format"  # or a codec that this release does not know

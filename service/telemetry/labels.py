@@ -21,7 +21,6 @@ MISSES = frozenset(
         "absent",
         "pending",
         "evicted",
-        "expired",
         "corrupt",
         "foreign",
         "over_budget",
