@@ -3,8 +3,8 @@
 A store maps a `CacheKey` to a blob. It may be slow, absent or corrupt; it may never be wrong:
 
 - `open` answers with a reader whose frames are verified one by one, or with a `Miss` that says why. A blob under
-  somebody else's key, of a newer format, expired, or packed by a codec that is not known here is a miss. A medium out
-  of reach is no miss but raises `StoreUnavailable`: the caller decides what that is worth.
+  somebody else's key, of a newer format, or packed by a codec that is not known here is a miss. A medium out of
+  reach is no miss but raises `StoreUnavailable`: the caller decides what that is worth.
 - All blobs of one key are equivalent. `put` keeps what is there; `replace` is for the reader that found a bad digest.
 - `put` and `replace` return when the medium has the blob for good.
 - `delete` makes a tenant's keys of a scope unreadable and gives the deletion a number, the tenant's new epoch. A blob
@@ -16,7 +16,6 @@ A store maps a `CacheKey` to a blob. It may be slow, absent or corrupt; it may n
 - Every method may be called from any thread.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -67,8 +66,6 @@ class BlobAccess(ABC):
             head = read_head(found.raw_head)
             if head.key != key:
                 return Miss(MissReason.FOREIGN, f"the medium has {head.key.text} under {key.text}")
-            if expired(head, time.time()):
-                return Miss(MissReason.EXPIRED)
             Spec.parse(head.codec)
             return BlobReader(head, found.raw_head, fetch=found.frames(head), source=self.name)
         except BadBlob as bad:
@@ -131,8 +128,3 @@ class BlobStore(BlobAccess, StoreUpkeep):
     def tiers(self) -> "Sequence[BlobStore]":
         """The stores that this one is made of, nearest first."""
         return (self,)
-
-
-def expired(head: Head, now: float) -> bool:
-    """Whether a blob's time to live is over."""
-    return head.terms.expires_at is not None and head.terms.expires_at <= now

@@ -75,7 +75,7 @@ class Behind:
         try:
             task.run()
         except Exception as error:  # the worker's outermost loop: nobody waits for what a task comes to
-            log.warning("a write behind failed", extra={"store": self._name}, exc_info=error)
+            log.warning("a queued task failed", extra={"store": self._name}, exc_info=error)
         finally:
             with self._changed:
                 self._queued_bytes -= task.nbytes

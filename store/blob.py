@@ -63,7 +63,7 @@ class Terms(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int
     precomputed: bool
-    expires_at: float | None = None  # seconds since 1970
+    expires_at: float | None = None  # nobody sets or reads it: it goes with the next format
 
     def __post_init__(self) -> None:
         if self.epoch < 0 or not math.isfinite(self.expires_at or 0.0):

@@ -11,7 +11,6 @@ class MissReason(StrEnum):
     """
 
     ABSENT = "absent"
-    EXPIRED = "expired"
     CORRUPT = "corrupt"
     FOREIGN = "foreign"  # the medium holds somebody else's blob under this key
     NEWER_FORMAT = "newer format"  # or a codec that this release does not know

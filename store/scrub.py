@@ -1,7 +1,7 @@
-"""Looks after stores: verifies every blob, collects what has expired or belongs to nobody. Knows only the contract."""
+"""Looks after stores: verifies every blob, collects what nobody needs any more. Knows only the contract."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,11 +11,9 @@ from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey
 from store.upkeep import Entry
 
-GRACE_S = 24 * 3600.0  # younger than this a blob may belong to a document that is just being put in
+GRACE_S = 24 * 3600.0  # so long somebody may want to look at what is in quarantine
 LOG_S = 7 * 24 * 3600.0  # no computing takes longer, so no put can be older than that
 _THREADS = 8
-
-Known = Callable[[str, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +40,10 @@ class ScrubReport:
 class GcReport:
     """What a collection took away."""
 
-    expired: int = 0
     fingerprint: int = 0
-    orphans: int = 0
     nbytes: int = 0
     quarantined: int = 0
     deletions: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GcRules:
-    """What to collect besides the expired: one fingerprint by name, and chunks that `known(tenant, chunk)` denies."""
-
-    fingerprint: str | None = None
-    known: Known | None = None
-    grace_s: float = GRACE_S
 
 
 def verify(store: BlobStore) -> Iterator[tuple[int, ScrubReport]]:
@@ -73,7 +60,7 @@ def verify(store: BlobStore) -> Iterator[tuple[int, ScrubReport]]:
             for bad, entry in zip(pool.map(partial(_confirm, tier), entries), entries, strict=True):
                 report.checked += 1
                 report.nbytes += entry.nbytes
-                if bad is not None and bad.reason not in (MissReason.ABSENT, MissReason.EXPIRED):
+                if bad is not None and bad.reason is not MissReason.ABSENT:
                     report.bad.append(bad)
                     if bad.reason in (MissReason.CORRUPT, MissReason.FOREIGN):
                         tier.quarantine(entry.key)
@@ -99,33 +86,17 @@ def _check(tier: BlobAccess, entry: Entry) -> BadEntry | None:
     return None
 
 
-def collect(store: BlobStore, rules: GcRules | None = None, *, now: float | None = None) -> GcReport:
-    """Take away what has expired, what the rules name, old quarantine, and what killed deletes left behind."""
-    rules = rules or GcRules()
-    now = time.time() if now is None else now
+def collect(store: BlobStore, fingerprint: str | None = None, *, grace_s: float = GRACE_S) -> GcReport:
+    """Take away a fingerprint's blobs where one is named, old quarantine, and what killed deletes left behind."""
+    now = time.time()
     report = GcReport()
     for tier in reversed(store.tiers):  # the lowest first, so that a read copies nothing upwards that goes
         tier.finish_deletes()
-        for entry in tier.entries():
-            if _collect_entry(tier, entry, rules=rules, now=now, report=report):
+        for entry in tier.entries() if fingerprint is not None else ():
+            if entry.key.fingerprint == fingerprint:
                 tier.discard(entry.key)
+                report.fingerprint += 1
                 report.nbytes += entry.nbytes
-        report.quarantined += tier.forget_quarantined(now - rules.grace_s)
+        report.quarantined += tier.forget_quarantined(now - grace_s)
         report.deletions += sum(tier.trim(tenant, now - LOG_S) for tenant in tier.tenants())
     return report
-
-
-def _collect_entry(tier: BlobStore, entry: Entry, *, rules: GcRules, now: float, report: GcReport) -> bool:
-    key = entry.key
-    if rules.fingerprint is not None and key.fingerprint == rules.fingerprint:
-        report.fingerprint += 1
-        return True
-    is_old = entry.stored_at < now - rules.grace_s
-    if rules.known is not None and is_old and not rules.known(key.tenant, key.chunk):
-        report.orphans += 1
-        return True
-    reader = tier.open(key)
-    if isinstance(reader, Miss) and reader.reason is MissReason.EXPIRED:
-        report.expired += 1
-        return True
-    return False

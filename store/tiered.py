@@ -24,7 +24,7 @@ from store.upkeep import Deletion, Entry, Usage
 
 log = logging.getLogger(__name__)
 
-_HEALING = (MissReason.CORRUPT, MissReason.FOREIGN, MissReason.EXPIRED)  # what a cache tier had better forget
+_HEALING = (MissReason.CORRUPT, MissReason.FOREIGN)  # what a cache tier had better forget
 PREFETCH_BYTES = 1 << 30
 
 

@@ -112,7 +112,7 @@ def gc(
     compact: Annotated[bool, typer.Option("--compact", help="Give free space back; stop the service first.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what has expired and what killed deletes left behind; a model's blobs only when it is named.
+    """Empty the quarantine and remove what killed deletes left behind; a model's blobs only when it is named.
 
     `kvweave stats --models` shows the fingerprints.
 
@@ -121,11 +121,10 @@ def gc(
       kvweave gc --compact
       kvweave gc --fingerprint 3fa9c1
     """
-    from store.scrub import GcRules, collect
+    from store.scrub import collect
 
-    rules = GcRules(fingerprint=fingerprint or None, grace_s=grace_hours * 3600)
     with _opened(store) as opened:
-        report = collect(opened, rules)
+        report = collect(opened, fingerprint or None, grace_s=grace_hours * 3600)
         freed = opened.compact() if compact else None
     if as_json:
         _print_json({**asdict(report), "compacted": freed or 0})
@@ -146,9 +145,7 @@ def _checked(report: "ScrubReport") -> Iterator[str]:
 
 def _collected(report: "GcReport", freed: int | None) -> Iterator[str]:
     parts = {
-        "expired": report.expired,
         "of the named fingerprint": report.fingerprint,
-        "of no document": report.orphans,
         "out of quarantine": report.quarantined,
     }
     removed = sum(parts.values())

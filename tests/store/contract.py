@@ -14,7 +14,7 @@ from store.codec.decode import decode
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, read
-from store.scrub import GcRules, collect, verify
+from store.scrub import collect, verify
 from tests.store.samples import blob, key
 
 
@@ -111,13 +111,6 @@ class BlobStoreContract:
         self.overwrite(store, key(1), bytes(blob(2)))
         assert why(store, key(1)) is MissReason.FOREIGN
         assert why(store, key(2)) is None
-
-    def test_an_expired_blob_is_a_miss_and_is_collected(self, store: BlobStore) -> None:
-        store.put(blob(1, expires_at=1000.0))
-        store.put(blob(2, expires_at=9e9))
-        assert why(store, key(1)) is MissReason.EXPIRED
-        assert collect(store).expired == 1
-        assert [row.key for row in store.entries()] == [key(2)]
 
     def test_a_blob_that_leans_on_a_fitted_table_is_a_miss_that_names_its_codec(self, store: BlobStore) -> None:
         old = Blob.parse((Path(__file__).parent / "golden/v1-table.blob").read_bytes())
@@ -220,16 +213,11 @@ class BlobStoreContract:
         store.delete(Scope("acme", "chunk-0"))
         assert store.forget_quarantined(before=9e9) == 0
 
-    def test_collection_takes_what_the_rules_name_and_nothing_else(self, store: BlobStore) -> None:
+    def test_collection_takes_the_fingerprint_that_is_named_and_nothing_else(self, store: BlobStore) -> None:
         store.put(blob(1))
-        store.put(blob(2))
-        young = GcRules(known=lambda tenant, chunk: chunk == "chunk-1")
-        assert collect(store, young).orphans == 0
-        old = GcRules(known=lambda tenant, chunk: chunk == "chunk-1", grace_s=-1.0)
-        assert collect(store, old).orphans == 1
+        assert collect(store).fingerprint == collect(store, "another").fingerprint == 0
         assert [row.key for row in store.entries()] == [key(1)]
-        assert collect(store, GcRules(fingerprint="another")).fingerprint == 0
-        assert collect(store, GcRules(fingerprint="fp")).fingerprint == 1
+        assert collect(store, "fp").fingerprint == 1
         assert list(store.entries()) == []
 
     def test_eight_threads_see_whole_blobs_only(self, store: BlobStore) -> None:

@@ -44,8 +44,7 @@ def blob(
     tokens: int = 40,
     epoch: int = 0,
     precomputed: bool = True,
-    expires_at: float | None = None,
 ) -> Blob:
     """A blob of a few kilobytes under `key(name)`."""
-    terms = Terms(epoch, precomputed, expires_at)
+    terms = Terms(epoch, precomputed)
     return encode(record(seed, tokens=tokens), key(name, tenant=tenant, codec=codec), terms=terms)
