@@ -4,7 +4,8 @@ import threading
 from copy import copy
 from dataclasses import dataclass
 
-from retriever.catalog.base import Passage, Standing, View
+from retriever.catalog.base import Passage, Standing
+from retriever.catalog.contract.catalog import View
 from retriever.filters import Condition
 from retriever.known import Entries
 from retriever.recognize import Known

@@ -9,7 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from retriever.catalog.base import Catalog, Change, EmbedderEntry, Removal, Vectors, View
+from retriever.catalog.base import EmbedderEntry, Removal, Vectors
+from retriever.catalog.contract.catalog import Catalog, Change, View
+from retriever.catalog.contract.vectors import VectorsChange, VectorsView
 from retriever.documents import Document
 from retriever.embedding import Embedder, Reranker
 from retriever.errors import SearchError
@@ -137,7 +139,7 @@ class Library:
             has = {each.name: view.vectors(list(texts), embedder=each.name) for each in wanted}
         return {each.name: _completed(each, texts, has=has[each.name]) for each in wanted}
 
-    def _serving(self, view: View) -> Embedder | None:
+    def _serving(self, view: VectorsView) -> Embedder | None:
         names = [entry.name for entry in view.embedders() if entry.serving]
         return self._embedders.get(names[0]) if names else None
 
@@ -161,7 +163,7 @@ class Library:
         raise SearchError("the catalog changes faster than it can be searched: try again")
 
 
-def _lacking(view: View, embedder: str, *, after: int, limit: int) -> list[tuple[int, str, str]]:
+def _lacking(view: VectorsView, embedder: str, *, after: int, limit: int) -> list[tuple[int, str, str]]:
     """Chunks behind a row without a vector that should have one, but for white space."""
     while found := view.without_vector(after, embedder=embedder, limit=limit):
         if told := [each for each in found if each[2].strip()]:
@@ -182,6 +184,6 @@ def _completed(
     return [*has, *ids], np.concatenate([*(row[None] for row in has.values()), rows])
 
 
-def _keep(change: Change, vectors: dict[str, tuple[list[str], Vectors]]) -> None:
+def _keep(change: VectorsChange, vectors: dict[str, tuple[list[str], Vectors]]) -> None:
     for name, (ids, rows) in vectors.items():
         change.put_vectors(ids, rows, embedder=name)

@@ -1,5 +1,5 @@
-"""Embedders and rerankers behind HTTP: OpenAI's embeddings, the rerank of Cohere, Jina and vLLM, and that of
-text-embeddings-inference. Knows no tensors and no index. A key never appears in a text that leaves this file.
+"""Embedders and rerankers behind HTTP: OpenAI's embeddings, and the rerank of Cohere, Jina and vLLM. Knows no tensors
+and no index. A key never appears in a text that leaves this file.
 
 What may pass is tried again, a bounded number of times: a lost connection, a timeout, 408, 425, 429 and 5xx. What is
 then still in the way is a temporary EmbeddingError; everything else that goes wrong is a lasting one, at once.
@@ -7,28 +7,32 @@ then still in the way is a temporary EmbeddingError; everything else that goes w
 
 import base64
 import json
-import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import httpx
 import msgspec
 import numpy as np
+import stamina
 from blake3 import blake3
+from stamina.instrumentation import set_on_retry_hooks
 
-from retriever.embedding import EmbeddingError, Instructions, Vector, Vectors, batches, checked, unit
+from retriever.embedding import EmbeddingError, Vector, Vectors, batches, checked, unit
 
+TIMEOUT_S = 30.0  # from a request's first byte to the answer's last
+ATTEMPTS = 5
+BATCH_TEXTS = 32  # in a request: text-embeddings-inference takes no more unless told to
+BATCH_CHARACTERS = 100_000
 MAX_ANSWER_BYTES = 256 << 20
 MAX_WAIT_S = 60.0  # a server that asks for more patience than this gets none
 
-_FIRST_WAIT_S = 0.5
+_FIRST_WAIT_S = 0.25
+_SPREAD_S = 0.25  # at most, so that many clients do not come back at once
 _PASSING = frozenset({408, 425, 429})  # and 5xx but 501
 _REMEDIES = {
     401: ": check the key",
@@ -36,70 +40,40 @@ _REMEDIES = {
     404: ": check the URL and the model's name",
     413: ": choose smaller batches",
 }
+_UNUSED = ({"query": "", "passage": ""}, None)  # in names as they were when there were options, so that vectors stay
 _SAID = 500  # characters of a server's own words that go into an error
 _LOOKED_AT = 1 << 16  # more, so that no key is cut in two before it is found
 
 A = TypeVar("A")
 R = TypeVar("R")
-Wait = Callable[[float], None]
+
+set_on_retry_hooks([])  # they would log what a server says, which may repeat a text
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """How an endpoint is reached. `url` is what stands before /embeddings or /rerank, a query included.
 
-    A request carries up to `batch_texts` texts and `batch_characters` characters, and takes up to `timeout_s` from its
-    first byte to the answer's last, `attempts` times. Proxies are taken from the environment, as httpx does.
+    Proxies are taken from the environment, as httpx does.
     """
 
     url: str
     key: str = field(default="", repr=False)
-    timeout_s: float = 30.0
-    attempts: int = 5
-    batch_texts: int = 32  # text-embeddings-inference takes no more unless told to
-    batch_characters: int = 100_000
 
     def __post_init__(self) -> None:
         if not self.key.isascii() or any(letter <= " " or letter == "\x7f" for letter in self.key):
             raise EmbeddingError("the key holds blanks or letters that no header can carry: copy it again")
-        if min(self.timeout_s, self.attempts, self.batch_texts, self.batch_characters) <= 0:
-            raise EmbeddingError(f"timeout, attempts and batch sizes are more than 0, got {self!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteOptions:
-    """`dim` is checked where it is given, else learned from the first answer. `shorten_to` asks the server for vectors
-    of that length, which only some models can.
-    """
-
-    instructions: Instructions = field(default_factory=Instructions)
-    dim: int | None = None
-    shorten_to: int | None = None
-
-    def __post_init__(self) -> None:
-        if any(length is not None and length < 1 for length in (self.dim, self.shorten_to)):
-            raise EmbeddingError(f"a vector has at least one number, got dim {self.dim}, shorten_to {self.shorten_to}")
-        if self.dim and self.shorten_to and self.dim != self.shorten_to:
-            raise EmbeddingError(f"vectors shortened to {self.shorten_to} cannot have dim {self.dim}: drop one")
-
-
-class RerankForm(StrEnum):
-    """Who speaks how."""
-
-    COHERE = "cohere"  # Jina and vLLM too
-    TEI = "tei"  # text-embeddings-inference
 
 
 class _Endpoint:
     """POSTs JSON and reads JSON. May be called from any thread."""
 
-    def __init__(self, access: Access, path: str, *, wait: Wait) -> None:
+    def __init__(self, access: Access, path: str) -> None:
         self._access = access
         self._url = _url(access.url, path)
         self.label = str(self._url.copy_with(query=None))  # a query may hold a key
-        self._wait = wait
         headers = {"Authorization": f"Bearer {access.key}"} if access.key else {}
-        self._client = httpx.Client(timeout=access.timeout_s, headers=headers)
+        self._client = httpx.Client(timeout=TIMEOUT_S, headers=headers)
 
     def close(self) -> None:
         self._client.close()
@@ -114,31 +88,37 @@ class _Endpoint:
             ) from None
 
     def _insist(self, body: bytes) -> bytes:
-        for attempt in range(1, self._access.attempts + 1):
-            try:
-                return self._exchange(body)
-            except _Passing as passing:
-                rest = self._access.attempts - attempt
-                seconds = passing.after_s if passing.after_s is not None else _pause(attempt)
-                if not rest or seconds > MAX_WAIT_S:
-                    patience = f", and asks to wait {seconds:.0f} s" if passing.after_s else ""
-                    raise EmbeddingError(
-                        f"{self.label} {passing}{patience}, after {attempt} of {self._access.attempts} attempts: "
-                        "try again later, or look at the server",
-                        temporary=True,
-                    ) from None
-                self._wait(seconds)
+        made = 0
+        try:
+            for attempt in stamina.retry_context(
+                on=_patience,
+                attempts=ATTEMPTS,
+                timeout=None,
+                wait_initial=_FIRST_WAIT_S,
+                wait_jitter=_SPREAD_S,
+                wait_max=MAX_WAIT_S,
+            ):
+                made = attempt.num
+                with attempt:
+                    return self._exchange(body)
+        except _Passing as passing:
+            patience = f", and asks to wait {passing.after_s:.0f} s" if passing.after_s else ""
+            raise EmbeddingError(
+                f"{self.label} {passing}{patience}, after {made} of {ATTEMPTS} attempts: "
+                "try again later, or look at the server",
+                temporary=True,
+            ) from None
         raise AssertionError("there is at least one attempt")
 
     def _exchange(self, body: bytes) -> bytes:
         """The answer's bytes. Not chained: what httpx raises may repeat what was sent."""
-        end = time.monotonic() + self._access.timeout_s
+        end = time.monotonic() + TIMEOUT_S
         headers = {"Content-Type": "application/json"}
         try:
             with self._client.stream("POST", self._url, content=body, headers=headers) as response:
                 content = self._read(response, end)
         except httpx.TimeoutException:
-            raise _Passing(f"did not answer within {self._access.timeout_s:g} s") from None
+            raise _Passing(f"did not answer within {TIMEOUT_S:g} s") from None
         except httpx.HTTPError as error:
             raise _Passing(f"cannot be reached: {self._redacted(str(error)) or type(error).__name__}") from None
         status = response.status_code
@@ -208,14 +188,6 @@ class _Remote:
     def close(self) -> None:
         self._endpoint.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class _Embedded(msgspec.Struct):
     index: int
@@ -229,23 +201,18 @@ class _Embeddings(msgspec.Struct):
 class RemoteEmbedder(_Remote):
     """An `Embedder` behind POST {url}/embeddings. Nobody can tell whether a server changes its model under one name."""
 
-    def __init__(
-        self, access: Access, model: str, *, options: RemoteOptions | None = None, wait: Wait = time.sleep
-    ) -> None:
+    def __init__(self, access: Access, model: str) -> None:
         if not model:
             raise EmbeddingError("an embeddings endpoint is asked for a model by name: give one")
-        super().__init__(_Endpoint(access, "/embeddings", wait=wait))
-        self._access = access
+        super().__init__(_Endpoint(access, "/embeddings"))
         self._model = model
-        self._options = options or RemoteOptions()
         self._lock = threading.Lock()
-        self._dim = self._options.shorten_to or self._options.dim
+        self._dim: int | None = None
 
     @property
     def name(self) -> str:
-        """The model's name, and a digest of it, the URL without its query, and the options that change vectors."""
-        told = self._options
-        identity = [self._endpoint.label, self._model, asdict(told.instructions), told.shorten_to]
+        """The model's name, and a digest of it and the URL without its query."""
+        identity = [self._endpoint.label, self._model, *_UNUSED]
         digest = blake3(json.dumps(identity).encode()).hexdigest(8)
         return f"{re.sub(r'[^A-Za-z0-9_.]+', '-', self._model)}-{digest}"
 
@@ -255,21 +222,19 @@ class RemoteEmbedder(_Remote):
         return self._dim if self._dim is not None else len(self.query("dimension"))
 
     def passages(self, texts: Sequence[str]) -> Vectors:
-        return self._embed([self._options.instructions.passage + text for text in checked(texts)])
+        return self._embed(checked(texts))
 
     def query(self, text: str) -> Vector:
-        return self._embed([self._options.instructions.query + checked([text])[0]])[0]
+        return self._embed(checked([text]))[0]
 
     def _embed(self, texts: list[str]) -> Vectors:
         if not texts:
             return np.empty((0, self.dim), np.float32)
-        rows = [row for places in _batches(texts, self._access) for row in self._ask(texts[places.start : places.stop])]
+        rows = [row for places in _batches(texts) for row in self._ask(texts[places.start : places.stop])]
         return unit(np.stack(rows), self._endpoint.label)
 
     def _ask(self, texts: list[str]) -> list[Vector]:
         body: dict[str, object] = {"model": self._model, "input": texts, "encoding_format": "float"}
-        if self._options.shorten_to:
-            body["dimensions"] = self._options.shorten_to
         answered = self._endpoint.post(body, _Embeddings).data
         rows = _in_order([(row.index, row.embedding) for row in answered], len(texts), label=self._endpoint.label)
         return [self._vector(row) for row in rows]
@@ -287,7 +252,7 @@ class RemoteEmbedder(_Remote):
             self._dim = self._dim or len(vector)
         if len(vector) != self._dim:
             raise EmbeddingError(
-                f"{self._endpoint.label} answered {len(vector)} numbers a vector, due are {self._dim}: check dim"
+                f"{self._endpoint.label} answered {len(vector)} numbers a vector, due are {self._dim}: check the model"
             )
         return vector
 
@@ -301,45 +266,31 @@ class _Ranking(msgspec.Struct):
     results: list[_Ranked]
 
 
-class _TeiRanked(msgspec.Struct):
-    index: int
-    score: float
-
-
 class RemoteReranker(_Remote):
     """A `Reranker` behind POST {url}/rerank. Some servers need no model's name."""
 
-    def __init__(
-        self, access: Access, model: str = "", *, form: RerankForm = RerankForm.COHERE, wait: Wait = time.sleep
-    ) -> None:
-        super().__init__(_Endpoint(access, "/rerank", wait=wait))
-        self._access = access
+    def __init__(self, access: Access, model: str = "") -> None:
+        super().__init__(_Endpoint(access, "/rerank"))
         self._model = model
-        self._form = form
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         question, documents = checked([query])[0], checked(texts)
-        ask = self._ask_tei if self._form is RerankForm.TEI else self._ask_cohere
         return [
             score
-            for places in _batches(documents, self._access)
-            for score in ask(question, documents[places.start : places.stop])
+            for places in _batches(documents)
+            for score in self._ask(question, documents[places.start : places.stop])
         ]
 
-    def _ask_cohere(self, query: str, texts: list[str]) -> list[float]:
+    def _ask(self, query: str, texts: list[str]) -> list[float]:
         body: dict[str, object] = {"query": query, "documents": texts, "top_n": len(texts)}
         if self._model:
             body["model"] = self._model
         rows = self._endpoint.post(body, _Ranking).results
         return _in_order([(row.index, row.relevance_score) for row in rows], len(texts), label=self._endpoint.label)
 
-    def _ask_tei(self, query: str, texts: list[str]) -> list[float]:
-        rows = self._endpoint.post({"query": query, "texts": texts, "truncate": True}, list[_TeiRanked])
-        return _in_order([(row.index, row.score) for row in rows], len(texts), label=self._endpoint.label)
 
-
-def _batches(texts: Sequence[str], access: Access) -> list[range]:
-    return batches(texts, count=access.batch_texts, characters=access.batch_characters)
+def _batches(texts: Sequence[str]) -> list[range]:
+    return batches(texts, count=BATCH_TEXTS, characters=BATCH_CHARACTERS)
 
 
 def _in_order(rows: list[tuple[int, R]], due: int, *, label: str) -> list[R]:
@@ -364,9 +315,11 @@ def _url(base: str, path: str) -> httpx.URL:
     return url.copy_with(path=url.path.rstrip("/") + path)
 
 
-def _pause(attempt: int) -> float:
-    """Doubled each time, and spread, so that many clients do not come back at once."""
-    return min(_FIRST_WAIT_S * 2 ** (attempt - 1), MAX_WAIT_S) * random.uniform(0.5, 1.0)
+def _patience(error: Exception) -> bool | float:
+    """Whether to ask again, or after how many seconds, where the server said so."""
+    if not isinstance(error, _Passing) or error.after_s is None:
+        return isinstance(error, _Passing)
+    return error.after_s if error.after_s <= MAX_WAIT_S else False
 
 
 def _retry_after(header: str) -> float | None:

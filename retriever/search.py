@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retriever.catalog.base import Passage, View, Worded
+from retriever.catalog.base import Passage, Worded
+from retriever.catalog.contract.catalog import View
+from retriever.catalog.contract.documents import DocumentsView
 from retriever.documents import Json
 from retriever.embedding import Embedder, Reranker
 from retriever.errors import SearchError
@@ -137,7 +139,9 @@ def in_prompt_order(hits: Sequence[Hit]) -> list[Hit]:
     return sorted(hits, key=lambda hit: (best[hit.passage.document], hit.passage.place))
 
 
-def with_neighbors(view: View, hits: Sequence[Hit], *, before: int, after: int, allowed: Condition) -> list[Hit]:
+def with_neighbors(
+    view: DocumentsView, hits: Sequence[Hit], *, before: int, after: int, allowed: Condition
+) -> list[Hit]:
     """The chunks around each hit that fit too, behind it and with its score; each chunk once."""
     found: dict[int, Hit] = {hit.passage.chunk: hit for hit in hits}
     for hit in hits:

@@ -14,7 +14,10 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from retriever.catalog.base import Catalog, Embedded, Standing, Vectors, View
+from retriever.catalog.base import Embedded, Standing, Vectors
+from retriever.catalog.contract.catalog import Catalog, View
+from retriever.catalog.contract.searching import SearchView
+from retriever.catalog.contract.vectors import VectorsView
 from retriever.errors import RetrieverError
 from retriever.filters import EVERYTHING, Condition
 from retriever.index_file import IndexFile
@@ -90,7 +93,7 @@ class VectorIndex:
             self._seen = replace(seen, vectors=int(batch.rows[-1]))  # what follows may fail
         self._seen = _seen(standing)
 
-    def _holds_former(self, view: View, seen: _Seen) -> bool:
+    def _holds_former(self, view: VectorsView, seen: _Seen) -> bool:
         """Are all vectors newer than what was seen? So it is with an embedder that another replaced for a while."""
         first = view.embedded_after(0, embedder=self._embedder, limit=1).rows
         return len(self._nearest) > 0 and (not len(first) or first[0] > seen.vectors)
@@ -108,7 +111,7 @@ class VectorIndex:
         if seen.catalog == standing.catalog and not ahead and nearest.dim == self._dim:
             self._nearest, self._seen, self._saved = nearest, seen, seen
 
-    def _made(self, view: View, standing: Standing) -> Nearest:
+    def _made(self, view: VectorsView, standing: Standing) -> Nearest:
         """From the catalog. The sample is spread over all of it."""
         count = len(self._nearest)
         wanted = TRAINED * LISTS * count**0.5
@@ -119,7 +122,7 @@ class VectorIndex:
             made.add(batch.chunks, batch.vectors)
         return made
 
-    def _batches(self, view: View, row: int) -> Iterator[Embedded]:
+    def _batches(self, view: VectorsView, row: int) -> Iterator[Embedded]:
         while True:
             batch = view.embedded_after(row, embedder=self._embedder, limit=BATCH)
             if not len(batch.rows):
@@ -127,7 +130,7 @@ class VectorIndex:
             yield batch
             row = int(batch.rows[-1])
 
-    def _rows(self, view: View, allowed: Condition, *, changes: int) -> Allowed:
+    def _rows(self, view: SearchView, allowed: Condition, *, changes: int) -> Allowed:
         """The chunks behind a filter, kept as long as the catalog does not change."""
         key = (allowed, changes)
         if key not in self._allowed:

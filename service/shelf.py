@@ -8,7 +8,8 @@ from enum import StrEnum
 from threading import Lock
 
 from blend.fingerprint import Fingerprint
-from retriever.catalog.base import Catalog, Passage
+from retriever.catalog.base import Passage
+from retriever.catalog.contract.catalog import Catalog
 from service.access.control import Control
 from service.model import Ids, ServedModel
 from service.stored import Stored

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from retriever.catalog.base import Catalog, Removal
+from retriever.catalog.base import Removal
+from retriever.catalog.contract.catalog import Catalog
 from retriever.library import Library
 from service.access.control import Control
 from service.model import ServedModel

@@ -13,7 +13,8 @@ import numpy as np
 
 from blend.errors import BlendError
 from blend.fingerprint import Fingerprint
-from retriever.catalog.base import Catalog, Passage
+from retriever.catalog.base import Passage
+from retriever.catalog.contract.catalog import Catalog
 from retriever.filters import EVERYTHING
 from retriever.library import Library
 from service.model import ServedModel

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from retriever.catalog import schema
 from retriever.catalog.change import SqliteChange
+from retriever.catalog.explained import explained, foreign_explained
 from retriever.catalog.postings import Postings
 from retriever.catalog.renew import renew
 from retriever.catalog.view import SqliteView
@@ -19,17 +20,6 @@ from retriever.errors import CatalogError
 
 WAIT_S = 60  # for another process's change
 CACHE_KIB = 65_536  # of pages, for each connection
-
-
-_REMEDIES = {
-    sqlite3.SQLITE_BUSY: "another process is changing it, try again",
-    sqlite3.SQLITE_CANTOPEN: "name a file that can be written",
-    sqlite3.SQLITE_CORRUPT: "it is damaged, restore it from a backup",
-    sqlite3.SQLITE_FULL: "free some space",
-    sqlite3.SQLITE_IOERR: "look after the disk",
-    sqlite3.SQLITE_NOTADB: "it is no catalog or a damaged one, restore it from a backup",
-    sqlite3.SQLITE_READONLY: "let this process write it",
-}
 
 
 class SqliteCatalog:
@@ -45,11 +35,9 @@ class SqliteCatalog:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._open()
         try:
-            schema.prepare(connection)
-            renew(connection)
-        except sqlite3.DatabaseError as error:
-            connection.close()
-            raise CatalogError(f"{path} is no catalog, or a damaged one ({error}): restore it from a backup") from error
+            with foreign_explained(path):
+                schema.prepare(connection)
+                renew(connection)
         except CatalogError:
             connection.close()
             raise
@@ -60,7 +48,7 @@ class SqliteCatalog:
         """The state as it is now."""
         connection = self._take()
         try:
-            with self._explained():
+            with explained(self._path):
                 connection.execute("BEGIN")
                 connection.execute("SELECT 1 FROM facts").fetchone()  # BEGIN alone leaves the state to the first read
                 yield SqliteView(connection, self._postings)
@@ -73,7 +61,7 @@ class SqliteCatalog:
         with self._writing:
             connection = self._take()
             try:
-                with self._explained():
+                with explained(self._path):
                     connection.execute("BEGIN IMMEDIATE")
                     before = connection.total_changes
                     yield SqliteChange(connection)
@@ -88,7 +76,7 @@ class SqliteCatalog:
         with self._writing:
             connection = self._take()
             try:
-                with self._explained():
+                with explained(self._path):
                     connection.execute("PRAGMA busy_timeout = 0")
                     [busy, _, _] = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                     return not busy
@@ -112,17 +100,6 @@ class SqliteCatalog:
                 return self._free.pop()
         return self._open()
 
-    @contextmanager
-    def _explained(self) -> Generator[None]:
-        """What the file or the disk is to blame for, with the remedy; other errors are ours."""
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
-            if not remedy:
-                raise
-            raise CatalogError(f"the catalog {self._path}: {error}: {remedy}") from error
-
     def _give(self, connection: sqlite3.Connection) -> None:
         """What was not committed is undone."""
         if connection.in_transaction:
@@ -135,7 +112,7 @@ class SqliteCatalog:
         connection.close()
 
     def _open(self) -> sqlite3.Connection:
-        with self._explained():
+        with explained(self._path):
             connection = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
             try:
                 _log_ahead(connection)

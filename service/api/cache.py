@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from retriever.catalog.base import Passage, View
+from retriever.catalog.base import Passage
+from retriever.catalog.contract.catalog import View
+from retriever.catalog.contract.documents import DocumentsView
 from service.api.caller import By, Caller, unknown
 from service.api.models.cache import Choice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
 from service.api.models.fields import MOST_LISTED
@@ -91,7 +93,7 @@ def _page(by: Caller, wanted: Choice, *, after: int, limit: int) -> Page:
     return _cut(found, missing, after=after, limit=limit)
 
 
-def _of_documents(by: Caller, view: View, *, documents: Sequence[str]) -> tuple[list[Passage], list[str]]:
+def _of_documents(by: Caller, view: DocumentsView, *, documents: Sequence[str]) -> tuple[list[Passage], list[str]]:
     found: dict[int, Passage] = {}
     missing: list[str] = []
     for document in dict.fromkeys(documents):

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from retriever.catalog.base import Entry, View
+from retriever.catalog.base import Entry
+from retriever.catalog.contract.catalog import View
+from retriever.catalog.contract.documents import DocumentsView
 from retriever.documents import Json
 from retriever.filters import Condition, fits
 from retriever.search import scope
@@ -43,12 +45,12 @@ class Caller:
         """Does such a document lie within the key's filter?"""
         return not self.is_bound or fits(self.allowed(), collection=collection, metadata=metadata)
 
-    def seen(self, view: View, document: str) -> Entry | None:
+    def seen(self, view: DocumentsView, document: str) -> Entry | None:
         """The document, if it is there for this key."""
         entry = view.document(document)
         return entry if entry and self.fits(entry.collection, entry.metadata) else None
 
-    def sees_all_of(self, view: View, entry: Entry) -> bool:
+    def sees_all_of(self, view: DocumentsView, entry: Entry) -> bool:
         """Every chunk, too: chunks have metadata of their own, and what is hidden must not be written over."""
         if not self.is_bound:
             return True

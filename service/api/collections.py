@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from fastapi import Response
 
-from retriever.catalog.base import Collection, View
+from retriever.catalog.base import Collection
+from retriever.catalog.contract.documents import DocumentsView
 from service.api.caller import By, Caller, unknown
 from service.api.models.collections import CollectionDeleted, CollectionList, CollectionOut, Rules
 from service.api.models.fields import CollectionName
@@ -63,7 +64,7 @@ def delete_collection(by: By, name: CollectionName) -> CollectionDeleted:
     )
 
 
-def _shown(by: Caller, view: View, *, collection: Collection) -> CollectionOut | None:
+def _shown(by: Caller, view: DocumentsView, *, collection: Collection) -> CollectionOut | None:
     documents = view.count(by.allowed(collection=collection.name))
     if by.is_bound and not documents:
         return None

@@ -5,7 +5,9 @@ from typing import Annotated, cast
 
 from fastapi import Query, Response
 
-from retriever.catalog.base import Entry, Passage, View
+from retriever.catalog.base import Entry, Passage
+from retriever.catalog.contract.catalog import View
+from retriever.catalog.contract.documents import DocumentsView
 from retriever.documents import Json
 from retriever.errors import FilterError
 from service.api.caller import By, Caller, unfitting, unknown
@@ -119,7 +121,7 @@ def _where(text: str | None) -> Json | None:
     return cast(Json, found)
 
 
-def _entry(by: Caller, view: View, *, document_id: str) -> Entry:
+def _entry(by: Caller, view: DocumentsView, *, document_id: str) -> Entry:
     entry = by.seen(view, document_id)
     if entry is None:
         raise unknown("document", document_id)
@@ -150,7 +152,7 @@ def _told_apart(by: Caller, removed: Removed) -> tuple[list[str], list[str]]:
     return sorted({*removed.chunks, *removed.kept} - kept), sorted(kept)
 
 
-def _shown(by: Caller, view: View, *, entry: Entry) -> DocumentOut:
+def _shown(by: Caller, view: DocumentsView, *, entry: Entry) -> DocumentOut:
     chunks = len(view.passages(entry.id, allowed=by.allowed())) if by.is_bound else entry.parts
     return DocumentOut(
         id=entry.id,

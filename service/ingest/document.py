@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from blend.errors import TokenizerError
-from retriever.catalog.base import Change, Collection
+from retriever.catalog.base import Collection
+from retriever.catalog.contract.uploads import UploadsChange
 from retriever.catalog.upload_types import Upload, UploadState
 from retriever.documents import Document
 from retriever.errors import DocumentError
@@ -146,7 +147,7 @@ class Ingestion:
     def _stage(self, documents: Mapping[int, Document]) -> None:
         """Those whose uploads are live still."""
 
-        def claim(change: Change, versions: Sequence[int]) -> list[int]:
+        def claim(change: UploadsChange, versions: Sequence[int]) -> list[int]:
             claimed: list[int] = []
             for version, (number, document) in zip(versions, documents.items(), strict=True):
                 upload = replace(self._live[number], state=UploadState.COMPUTING, version=version, detail="")

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from retriever.catalog.base import Passage, View
+from retriever.catalog.base import Passage
+from retriever.catalog.contract.documents import DocumentsView
 from retriever.filters import Condition
 from retriever.search import MOST, Hit, Query, in_prompt_order, scope, with_neighbors
 from service.errors import Invalid, NotFound
@@ -182,7 +183,7 @@ def _query_of(lookup: Lookup, *, ask: Ask, allowed: Condition) -> Query:
     return Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked, bound=allowed_by(ask))
 
 
-def _sees(view: View, collection: str, *, ask: Ask) -> bool:
+def _sees(view: DocumentsView, collection: str, *, ask: Ask) -> bool:
     """Whether the collection is there for the key: with a filter, if it holds something for it."""
     bound = ask.principal.bound
     return bound is None or view.count(scope(collection=collection, bound=bound)) > 0

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever.catalog.base import Catalog, Entry, Removal, View
+from retriever.catalog.base import Entry, Removal
+from retriever.catalog.contract.catalog import Catalog, View
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, Json, Part, chunk_id
 from retriever.filters import EVERYTHING, condition

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from retriever.catalog.base import View
+from retriever.catalog.contract.catalog import View
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, Part
 from retriever.filters import EVERYTHING, Condition, condition

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from retriever.catalog.base import Catalog, Collection, Passage, Removal
+from retriever.catalog.base import Collection, Passage, Removal
+from retriever.catalog.contract.catalog import Catalog
 from retriever.documents import Document, Part, chunk_id
 from retriever.errors import DocumentError
 from retriever.filters import EVERYTHING, condition, in_collection

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from retriever import analysis
-from retriever.catalog.base import Change, Collection, Removal, Standing
+from retriever.catalog.base import Collection, Removal, Standing
+from retriever.catalog.contract.catalog import Change
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, Part, chunk_id
 from retriever.filters import EVERYTHING, condition, in_collection

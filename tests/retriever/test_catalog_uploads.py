@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from retriever.catalog.base import Catalog, Change, Counts, Removal
+from retriever.catalog.base import Counts, Removal
+from retriever.catalog.contract.catalog import Catalog, Change
 from retriever.catalog.upload_types import Job, NewUpload, Upload, UploadState
 from retriever.documents import chunk_id
 from retriever.errors import DocumentError

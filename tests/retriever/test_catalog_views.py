@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from retriever.catalog.base import Catalog, Collection
+from retriever.catalog.base import Collection
+from retriever.catalog.contract.catalog import Catalog
 from retriever.documents import chunk_id
 from retriever.errors import CatalogError, SearchError
 from retriever.filters import EVERYTHING, condition, in_collection

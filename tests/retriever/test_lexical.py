@@ -12,7 +12,8 @@ from typing import ClassVar
 import pytest
 
 from retriever.catalog import lexical, postings
-from retriever.catalog.base import Catalog, Worded
+from retriever.catalog.base import Worded
+from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, Part
 from retriever.filters import EVERYTHING, Condition, condition, in_collection

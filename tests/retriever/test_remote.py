@@ -6,16 +6,19 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
 
-from retriever.embedding import EmbeddingError, Instructions, Reranker, Vectors
-from retriever.remote import MAX_WAIT_S, Access, RemoteEmbedder, RemoteOptions, RemoteReranker, RerankForm
+from retriever import remote
+from retriever.embedding import EmbeddingError, Reranker, Vectors
+from retriever.remote import MAX_WAIT_S, Access, RemoteEmbedder, RemoteReranker
 
 DIM = 4
 KEY = "sk-" + "hidden" * 4
@@ -54,11 +57,8 @@ def honest(asked: dict[str, Any]) -> Reply:
     if "input" in asked:
         rows = [{"object": "embedding", "index": i, "embedding": numbers(t)} for i, t in enumerate(asked["input"])]
         return Reply({"object": "list", "data": rows[::-1], "model": "m", "usage": {"total_tokens": 1}})
-    if "documents" in asked:
-        pairs = [(i, relevance(asked["query"], t)) for i, t in enumerate(asked["documents"])]
-        return Reply({"id": "1", "results": [{"index": i, "relevance_score": s} for i, s in reversed(pairs)]})
-    pairs = [(i, relevance(asked["query"], t)) for i, t in enumerate(asked["texts"])]
-    return Reply([{"index": i, "score": s} for i, s in sorted(pairs, key=lambda pair: -pair[1])])
+    pairs = [(i, relevance(asked["query"], t)) for i, t in enumerate(asked["documents"])]
+    return Reply({"id": "1", "results": [{"index": i, "relevance_score": s} for i, s in reversed(pairs)]})
 
 
 def in_base64(asked: dict[str, Any]) -> Reply:
@@ -131,7 +131,9 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(remote, "BATCH_TEXTS", 3)
     with Server() as server:
+        monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=server.waits.append))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -140,24 +142,27 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.join()
 
 
-ACCESS = Access("", KEY, timeout_s=20.0, batch_texts=3)
+ACCESS = Access("", KEY)
 
 
-def asking(server: Server, options: RemoteOptions | None = None, access: Access = ACCESS) -> RemoteEmbedder:
-    return RemoteEmbedder(replace(access, url=server.url), "m", options=options, wait=server.waits.append)
+def asking(server: Server, *, key: str = KEY) -> closing[RemoteEmbedder]:
+    return closing(RemoteEmbedder(Access(server.url, key), "m"))
 
 
-def refused(server: Server, script: Script, access: Access = ACCESS) -> EmbeddingError:
+def refused(server: Server, script: Script) -> EmbeddingError:
     server.script = [script] * 9
-    with asking(server, RemoteOptions(dim=DIM), access) as embedder, pytest.raises(EmbeddingError) as raised:
+    with asking(server) as embedder, pytest.raises(EmbeddingError) as raised:
         embedder.passages(TEXTS[:3])
     return raised.value
 
 
 @pytest.mark.parametrize("script", [honest, in_base64])
-def test_vectors_have_unit_length_and_the_order_of_the_texts(server: Server, script: Script) -> None:
+def test_vectors_have_unit_length_and_the_order_of_the_texts(
+    server: Server, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "BATCH_CHARACTERS", 60)
     server.script = [script] * 4
-    with asking(server, access=replace(ACCESS, batch_characters=60)) as embedder:
+    with asking(server) as embedder:
         found = embedder.passages(TEXTS)
         assert found.dtype == np.float32 and found.shape == (len(TEXTS), DIM)
         np.testing.assert_allclose(found, expected(TEXTS), atol=1e-6)
@@ -168,16 +173,15 @@ def test_vectors_have_unit_length_and_the_order_of_the_texts(server: Server, scr
 
 
 def test_a_request_is_what_openai_takes(server: Server) -> None:
-    options = RemoteOptions(Instructions("query: ", "passage: "), shorten_to=DIM)
-    with asking(server, options) as embedder:
+    with asking(server) as embedder:
         embedder.passages(["a"])
         embedder.query("lone \ud800")
-    with asking(server, access=replace(ACCESS, key="")) as embedder:
+    with asking(server, key="") as embedder:
         embedder.query("b")
     first, second, keyless = server.seen
     assert first.path == "/v1/embeddings" and first.headers["Authorization"] == f"Bearer {KEY}"
-    assert first.body == {"model": "m", "input": ["passage: a"], "encoding_format": "float", "dimensions": DIM}
-    assert second.body["input"] == ["query: lone \ufffd"]  # UTF-8 cannot say the other
+    assert first.body == {"model": "m", "input": ["a"], "encoding_format": "float"}
+    assert second.body["input"] == ["lone \ufffd"]  # UTF-8 cannot say the other
     assert "Authorization" not in keyless.headers
 
 
@@ -201,8 +205,12 @@ def test_what_passes_is_asked_again(server: Server, reply: Reply) -> None:
 
 
 @pytest.mark.parametrize("act", ["hang", "drip"])
-def test_an_answer_that_does_not_come_to_its_end_is_a_timeout(server: Server, act: str) -> None:
-    error = refused(server, always(Reply(act=act)), access=replace(ACCESS, timeout_s=0.15, attempts=1))
+def test_an_answer_that_does_not_come_to_its_end_is_a_timeout(
+    server: Server, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "TIMEOUT_S", 0.15)
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    error = refused(server, always(Reply(act=act)))
     assert error.temporary and "within 0.15 s" in str(error)
 
 
@@ -230,9 +238,10 @@ def test_a_server_that_wants_too_much_patience_is_given_up_at_once(server: Serve
     assert error.temporary and "61 s" in str(error) and len(server.seen) == 1
 
 
-def test_attempts_are_bounded(server: Server) -> None:
+def test_attempts_are_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 3)
     reply = Reply({"error": {"message": "out of cheese"}}, status=500)
-    error = refused(server, always(reply), access=replace(ACCESS, attempts=3))
+    error = refused(server, always(reply))
     assert error.temporary and "3 of 3" in str(error) and "out of cheese" in str(error) and server.url in str(error)
     assert len(server.seen) == 3
 
@@ -240,8 +249,8 @@ def test_attempts_are_bounded(server: Server) -> None:
 def test_a_server_that_is_not_there_is_a_temporary_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     with Server() as gone:
-        embedder = asking(gone)
-    with embedder, pytest.raises(EmbeddingError, match=gone.url) as raised:
+        monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=gone.waits.append))
+    with asking(gone) as embedder, pytest.raises(EmbeddingError, match=gone.url) as raised:
         embedder.query("a")
     assert raised.value.temporary and len(gone.waits) == 4 and KEY not in repr(raised.value)
 
@@ -311,30 +320,25 @@ def test_texts_without_words_are_refused_by_their_place_before_anything_is_sent(
     assert server.seen == []
 
 
-def test_the_dimension_is_told_or_learned_once(server: Server) -> None:
+def test_the_dimension_is_learned_once(server: Server) -> None:
     with asking(server) as embedder:
         assert embedder.passages([]).shape == (0, DIM)
         assert embedder.dim == DIM and len(server.seen) == 1
         server.script = [always(Reply({"data": [{"index": 0, "embedding": [1.0]}]}))]
         with pytest.raises(EmbeddingError, match=f"1 numbers.* {DIM}"):
             embedder.query("a")
-    with asking(server, RemoteOptions(dim=7)) as embedder:
-        assert embedder.passages([]).shape == (0, 7) and len(server.seen) == 2
 
 
 def test_a_name_holds_what_changes_vectors_and_nothing_else() -> None:
     here = Access("http://host/v1")
 
-    def name(access: Access = here, model: str = "BAAI/m", options: RemoteOptions | None = None) -> str:
-        with RemoteEmbedder(access, model, options=options) as embedder:
+    def name(access: Access = here, model: str = "BAAI/m") -> str:
+        with closing(RemoteEmbedder(access, model)) as embedder:
             return embedder.name
 
     assert name() == "BAAI-m-60db50c4ff1d34b5"  # the same in every process
-    assert name() == name(replace(ACCESS, url="http://host/v1/?key=1")) == name(options=RemoteOptions(dim=3))
-    changes = [{"instructions": Instructions("q")}, {"instructions": Instructions("", "q")}, {"shorten_to": 3}]
-    others = [name(options=replace(RemoteOptions(), **change)) for change in changes]
-    others += [name(Access("http://other/v1")), name(model="BAAI/n")]
-    assert len({name(), *others}) == 6
+    assert name() == name(replace(ACCESS, url="http://host/v1/?key=1"))
+    assert len({name(), name(Access("http://other/v1")), name(model="BAAI/n")}) == 3
 
 
 def test_no_error_repeats_the_key(server: Server) -> None:
@@ -363,20 +367,17 @@ def test_threads_share_an_embedder(server: Server) -> None:
     np.testing.assert_allclose(np.stack(found), expected(TEXTS * 5), atol=1e-6)
 
 
-@pytest.mark.parametrize("form", RerankForm)
-def test_scores_have_the_order_of_the_texts(server: Server, form: RerankForm) -> None:
-    with RemoteReranker(Access(server.url, batch_texts=4), "m", form=form) as remote:
-        reranker: Reranker = remote
+def test_scores_have_the_order_of_the_texts(server: Server) -> None:
+    with closing(RemoteReranker(Access(server.url), "m")) as closed:
+        reranker: Reranker = closed
         assert reranker.scores("q", TEXTS) == [relevance("q", text) for text in TEXTS]
         assert reranker.scores("q", []) == []
-    assert [request.path for request in server.seen] == ["/v1/rerank"] * 3
-    cohere = {"model": "m", "query": "q", "documents": TEXTS[:4], "top_n": 4}
-    tei = {"query": "q", "texts": TEXTS[:4], "truncate": True}
-    assert server.seen[0].body == {RerankForm.COHERE: cohere, RerankForm.TEI: tei}[form]
+    assert [request.path for request in server.seen] == ["/v1/rerank"] * 4
+    assert server.seen[0].body == {"model": "m", "query": "q", "documents": TEXTS[:3], "top_n": 3}
 
 
 RERANKED = {
-    "the other form": Reply([{"index": 0, "score": 1.0}]),
+    "another form": Reply([{"index": 0, "score": 1.0}]),
     "a wrong index": Reply({"results": [{"index": 1, "relevance_score": 0.5}]}),
     "NaN": Reply(b'{"results": [{"index": 0, "relevance_score": NaN}]}'),
     "too large": Reply(b'{"results": [{"index": 0, "relevance_score": 1e999}]}'),
@@ -386,14 +387,14 @@ RERANKED = {
 @pytest.mark.parametrize("reply", RERANKED.values(), ids=RERANKED)
 def test_a_wrong_ranking_is_an_error(server: Server, reply: Reply) -> None:
     server.script = [always(reply)]
-    with RemoteReranker(Access(server.url)) as reranker, pytest.raises(EmbeddingError) as raised:
+    with closing(RemoteReranker(Access(server.url))) as reranker, pytest.raises(EmbeddingError) as raised:
         reranker.scores("q", ["a"])
     assert not raised.value.temporary and len(server.seen) == 1
 
 
 def test_a_ranking_is_asked_for_again_too(server: Server) -> None:
     server.script = [always(Reply(status=503))]
-    with RemoteReranker(Access(server.url), wait=server.waits.append) as reranker:
+    with closing(RemoteReranker(Access(server.url))) as reranker:
         assert reranker.scores("q", ["a"]) == [relevance("q", "a")] and len(server.waits) == 1
         with pytest.raises(EmbeddingError, match="text 2 of 2"):
             reranker.scores("q", ["a", " "])

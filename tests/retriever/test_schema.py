@@ -15,7 +15,8 @@ import pytest
 
 from retriever import analysis
 from retriever.catalog import schema
-from retriever.catalog.base import Catalog, Collection
+from retriever.catalog.base import Collection
+from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, Part, chunk_id
 from retriever.errors import CatalogError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retriever.catalog import schema
-from retriever.catalog.base import Catalog
+from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.catalog.upload_types import NewUpload, Upload, UploadState
 from retriever.documents import Document, Part, chunk_id

@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from retriever.catalog.base import Change, Collection
+from retriever.catalog.base import Collection
+from retriever.catalog.contract.catalog import Change
 from retriever.catalog.upload_types import NewUpload, Upload, UploadState
 from retriever.documents import Document
 from tests.retriever.test_catalog_model import (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retriever import nearest
-from retriever.catalog.base import View
+from retriever.catalog.contract.catalog import View
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filters import EVERYTHING
 from retriever.nearest import Nearest

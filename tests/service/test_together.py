@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blend.errors import TokenizerError
-from retriever.catalog.base import View
+from retriever.catalog.contract.catalog import View
 from retriever.catalog.upload_types import Upload, UploadState
 from retriever.embedding import EmbeddingError, Vectors
 from service import composition

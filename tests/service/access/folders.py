@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from retriever.catalog.base import Catalog
+from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, Part
 from retriever.filters import EVERYTHING

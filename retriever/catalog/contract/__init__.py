@@ -1,0 +1,1 @@
+"""What every catalog promises, one file for each subject; `catalog` joins them."""

@@ -1,0 +1,39 @@
+"""What a catalog is: changes and views, each one transaction. Another database behind it passes the same tests.
+
+A `View` sees one committed state, however long it is held; a `Change` is seen by everybody at its end, or by nobody.
+Documents have one id over all collections. A version is staged, and serves later or at once; of one id one serves.
+Only what serves is found, listed and told of. The same text in two documents is one chunk, and goes with the last of
+them. What was put in but is not cut yet waits as an upload. It is live until a state ends it, which nothing undoes; of
+one document the upload that was accepted last counts, a file's documents from when the file was.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from retriever.catalog.contract.collections import CollectionsChange, CollectionsView
+from retriever.catalog.contract.documents import DocumentsChange, DocumentsView
+from retriever.catalog.contract.searching import SearchView
+from retriever.catalog.contract.state import StateChange, StateView
+from retriever.catalog.contract.uploads import UploadsChange, UploadsView
+from retriever.catalog.contract.vectors import VectorsChange, VectorsView
+
+
+class View(CollectionsView, DocumentsView, SearchView, VectorsView, UploadsView, StateView, Protocol):
+    """One committed state."""
+
+
+class Change(CollectionsChange, DocumentsChange, VectorsChange, UploadsChange, StateChange, Protocol):
+    """One transaction: all of it happens, or nothing."""
+
+
+class Catalog(Protocol):
+    """Of one tenant. Safe for threads; other processes may have the same one open."""
+
+    def view(self) -> AbstractContextManager[View]: ...
+    def change(self) -> AbstractContextManager[Change]: ...
+
+    def empty_log(self) -> bool:
+        """Overwrite what was deleted wherever a copy of it may be; whether that could be done just now."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,35 @@
+"""How far a catalog has come, and what of removed chunks is still to be cleared away."""
+
+from typing import Protocol
+
+from retriever.catalog.base import Counts, Rows, Standing
+
+
+class StateView(Protocol):
+    """The state of a whole catalog, in one committed state."""
+
+    def standing(self) -> Standing: ...
+    def counts(self) -> Counts: ...
+
+    def removed_after(self, row: int) -> Rows:
+        """The chunks that went since the standing's `removed` was this."""
+        ...
+
+    def unswept(self, limit: int) -> list[tuple[int, str]]:
+        """Removed chunks (row, id) whose caches are not known to be gone, oldest first, but for chunks that are again.
+
+        The same id may come twice. Where there are none, all up to the standing's `removed` may be called swept.
+        """
+        ...
+
+
+class StateChange(Protocol):
+    """Part of one transaction."""
+
+    def swept(self, row: int) -> None:
+        """The caches of all chunks that were removed up to this row are gone, but for chunks that are again."""
+        ...
+
+    def purge(self) -> None:
+        """Let the index forget the words of what was deleted, which it does by itself only some day. Takes a while."""
+        ...

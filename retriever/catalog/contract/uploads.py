@@ -1,0 +1,67 @@
+"""What was put in and is not cut yet, and what became of it. Cuts nothing."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from retriever.catalog.upload_types import Job, NewUpload, Upload
+
+
+class UploadsView(Protocol):
+    """Uploads and their jobs, in one committed state."""
+
+    def job(self, job: str) -> Job | None: ...
+
+    def jobs(self, *, after: str = "", limit: int = 100) -> list[Job]:
+        """Newest first, from behind `after` on; none where that is not known."""
+        ...
+
+    def uploads(self, job: str, *, after: int = 0, limit: int = 100) -> list[Upload]:
+        """In the order of their numbers, from behind `after` on."""
+        ...
+
+    def live(self, limit: int) -> list[Upload]:
+        """In the order of their numbers."""
+        ...
+
+    def content(self, number: int) -> bytes | None:
+        """Of an upload that is live."""
+        ...
+
+    def upload_of(self, document: str) -> Upload | None:
+        """The one that counts: the last that was accepted."""
+        ...
+
+
+class UploadsChange(Protocol):
+    """Part of one transaction."""
+
+    def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[Upload]:
+        """Keep them, waiting, in a job that is new or has others already; as they stand then, in the same order.
+
+        Older live uploads of the same documents end as superseded. Raises DocumentError for names that cannot be kept.
+        """
+        ...
+
+    def expand(self, number: int, uploads: Sequence[NewUpload]) -> bool:
+        """A file became documents: they are accepted in its job, in its place, and it is ready, without chunks.
+
+        Those of which a later upload is live or ready are superseded at once, those that were deleted since the file
+        was accepted are deleted. False, and nothing is done, where the file is not live.
+        """
+        ...
+
+    def advance(self, upload: Upload) -> bool:
+        """Write its state, version, counts and detail. False, and nothing is written, where it is not live any more.
+
+        Its version so far is dropped if another takes its place, and the given one if it ends otherwise than ready;
+        what serves stays. What was staged for an upload that is not live any more is the caller's to drop.
+        """
+        ...
+
+    def cancel(self, job: str) -> int:
+        """Its live uploads end as cancelled: how many. What they staged is dropped, as with every such end."""
+        ...
+
+    def forget_uploads(self, before: float) -> int:
+        """Of jobs that are over and did not change since then: how many jobs. Documents stay."""
+        ...

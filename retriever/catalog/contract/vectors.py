@@ -1,0 +1,37 @@
+"""Embedders and the vectors of chunks. Computes none."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from retriever.catalog.base import Embedded, EmbedderEntry, Vectors
+
+
+class VectorsView(Protocol):
+    """Vectors, in one committed state."""
+
+    def embedders(self) -> list[EmbedderEntry]: ...
+    def embedded_after(self, row: int, *, embedder: str, limit: int) -> Embedded: ...
+
+    def vectors(self, ids: Sequence[str], *, embedder: str) -> dict[str, Vectors]:
+        """Those that are known of these chunks."""
+        ...
+
+    def without_vector(self, after: int, *, embedder: str, limit: int) -> list[tuple[int, str, str]]:
+        """Chunks (row, id, text) that lack one, in the order of their rows; not those that no search may find."""
+        ...
+
+
+class VectorsChange(Protocol):
+    """Part of one transaction."""
+
+    def add_embedder(self, name: str, *, dim: int) -> None:
+        """It serves at once if there is nothing to embed yet."""
+        ...
+
+    def serve_embedder(self, name: str) -> None:
+        """From now on; the vectors of all others are removed."""
+        ...
+
+    def put_vectors(self, ids: Sequence[str], vectors: Vectors, *, embedder: str) -> None:
+        """Of chunks that are known; others, and those that have one, are left out."""
+        ...
