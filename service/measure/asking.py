@@ -19,8 +19,6 @@ from service.pipeline.answer import FETCHES
 from service.press import Press
 from service.prompts import Laid, Titled, question_turns
 from service.stored import Stored
-from store.reader import BlobReader
-from store.record import LayerKV, PackedLayer
 
 QUESTION = "What do the documents say?"
 ONE = Sampling(max_tokens=1, ignore_eos=True)
@@ -53,38 +51,6 @@ class _Asked:
     report: FuseReport
     nbytes: int
     tiers: tuple[str, ...]
-
-
-class Counted:
-    """A stored blob as a source that knows how much of it was read."""
-
-    def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
-        self.fingerprint = fingerprint
-        self.tier = reader.source
-        self._head_bytes, self._head = len(reader.raw_head), reader.head
-        self._stored = Stored(reader, fingerprint)
-        self._asked: set[int] = set()
-
-    @property
-    def tokens(self) -> int:
-        """Of the record."""
-        return self._stored.tokens
-
-    def layer(self, index: int) -> LayerKV | PackedLayer:
-        """See `Source`."""
-        self._asked.add(index)
-        return self._stored.layer(index)
-
-    @property
-    def nbytes(self) -> int:
-        """The head, and all frames of a group of which a layer was asked for."""
-        groups = [[self._head.frames[number] for number in numbers] for numbers in self._head.groups]
-        return self._head_bytes + sum(
-            frame.nbytes
-            for group in groups
-            if self._asked.intersection(range(group[0].layer, group[0].layer + group[0].layers))
-            for frame in group
-        )
 
 
 class Asker:
@@ -124,15 +90,15 @@ class Asker:
         """The clock starts before the blobs are opened, as it does for whoever waits."""
         events: Queue[tuple[float, Event]] = Queue()
         start = time.perf_counter()
-        items = () if point == FULL else self._items[:chunks]
-        sources = [Counted(reader, self._fingerprint) for reader in self._opening.map(self._part.open, items)]
+        readers = list(self._opening.map(self._part.open, () if point == FULL else self._items[:chunks]))
+        sources = [Stored(reader, self._fingerprint) for reader in readers]
         request = Request(laid.prompt(dict(enumerate(sources))), ONE, point.policy, point.ratio)
         self._press.engine.submit(request, lambda event: events.put((time.perf_counter() - start, event)))
         seconds, report = _first(events)
         missed = next((reason for _, reason in report.misses), None) if sources else None
         if missed:
             raise Unavailable(f"a chunk that was stored could not be used ({missed}): look at it with kvweave verify")
-        tiers = tuple(sorted({each.tier for each in sources if point.policy != FULL.policy}))
+        tiers = tuple(sorted({reader.source for reader in readers}))
         return _Asked(seconds, report, sum(each.nbytes for each in sources), tiers)
 
 
