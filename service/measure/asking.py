@@ -4,15 +4,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import Queue
 from statistics import median
 
-from blend.engine import Done, Event, Failed, Ready, Request, Token
+from blend.engine import Request
 from blend.fingerprint import Fingerprint
-from blend.fuse import FuseReport
 from blend.sampling import Sampling
 from service.errors import Unavailable
-from service.evaluate.probe import FULL, Point
+from service.evaluate.point import FULL, Point
+from service.evaluate.timing import Timed, timed
 from service.ingest.capturing import Item
 from service.measure.borrowed import Borrowed
 from service.pipeline.answer import FETCHES
@@ -47,8 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    seconds: float
-    report: FuseReport
+    timed: Timed
     nbytes: int
     tiers: tuple[str, ...]
 
@@ -88,40 +86,21 @@ class Asker:
 
     def _ask(self, laid: Laid, point: Point, *, chunks: int) -> _Asked:
         """The clock starts before the blobs are opened, as it does for whoever waits."""
-        events: Queue[tuple[float, Event]] = Queue()
         start = time.perf_counter()
         readers = list(self._opening.map(self._part.open, () if point == FULL else self._items[:chunks]))
         sources = [Stored(reader, self._fingerprint) for reader in readers]
         request = Request(laid.prompt(dict(enumerate(sources))), ONE, point.policy, point.ratio)
-        self._press.engine.submit(request, lambda event: events.put((time.perf_counter() - start, event)))
-        seconds, report = _first(events)
-        missed = next((reason for _, reason in report.misses), None) if sources else None
+        found = timed(self._press.engine, request, since=start)
+        missed = next((reason for _, reason in found.report.misses), None) if sources else None
         if missed:
             raise Unavailable(f"a chunk that was stored could not be used ({missed}): look at it with kvweave verify")
         tiers = tuple(sorted({reader.source for reader in readers}))
-        return _Asked(seconds, report, sum(each.nbytes for each in sources), tiers)
+        return _Asked(found, sum(each.nbytes for each in sources), tiers)
 
 
 def lay(press: Press, chunks: Sequence[Titled]) -> Laid:
     """The prompt of these chunks."""
     return press.wording.lay(question_turns(chunks, question=QUESTION))
-
-
-def _first(events: "Queue[tuple[float, Event]]") -> tuple[float, FuseReport]:
-    """Seconds to the first token, and what the fuse did; returns when the answer is over."""
-    first, report = 0.0, None
-    while True:
-        seconds, event = events.get()
-        match event:
-            case Ready(report=found):
-                report = found
-            case Token():
-                first = first or seconds
-            case Done():
-                assert report is not None and first
-                return first, report
-            case Failed(error=error):
-                raise error
 
 
 def _row(point: Point, found: Sequence[_Asked], *, full: Sequence[_Asked], laid: Laid, chunks: int) -> Row:
@@ -131,11 +110,11 @@ def _row(point: Point, found: Sequence[_Asked], *, full: Sequence[_Asked], laid:
         prompt_tokens=laid.tokens,
         policy=point.policy,
         ratio=point.ratio,
-        first_token_s=median(each.seconds for each in found),
-        sooner=median(a.seconds / b.seconds for a, b in zip(full, found, strict=True)),
-        reused=last.report.reused,
-        recomputed=last.report.recomputed,
+        first_token_s=median(each.timed.seconds for each in found),
+        sooner=median(a.timed.seconds / b.timed.seconds for a, b in zip(full, found, strict=True)),
+        reused=last.timed.report.reused,
+        recomputed=last.timed.report.recomputed,
         nbytes=last.nbytes,
-        needed_bytes_per_s=last.nbytes / median(each.seconds for each in full),
+        needed_bytes_per_s=last.nbytes / median(each.timed.seconds for each in full),
         tiers=last.tiers,
     )

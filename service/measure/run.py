@@ -15,7 +15,7 @@ from service.composition import compose_loaded, compose_store
 from service.core import Loaded
 from service.errors import Invalid
 from service.evaluate.grid import grid
-from service.evaluate.probe import FULL, LOSSLESS, Point
+from service.evaluate.point import FULL, LOSSLESS, Point
 from service.ingest.capturing import Item, batches
 from service.measure.asking import Asker, Row, lay
 from service.measure.borrowed import Borrowed, TierSpeed, borrowed
