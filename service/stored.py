@@ -15,6 +15,7 @@ class Stored:
     def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
         self.fingerprint = fingerprint
         self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
+        self.nbytes = len(reader.raw_head)  # read so far
         self._reader = reader
         self._packed = Spec.parse(reader.head.codec).bits is not None
         groups = reader.head.groups
@@ -25,7 +26,7 @@ class Stored:
             for layer in range(frame.layer, frame.layer + frame.layers)
         }
         self._start_of = [frame.layer for frame in first]
-        self._group = -1
+        self._group: int = -1
         self._layers: list[LayerKV | None] | list[PackedLayer | None] = []
 
     @property
@@ -46,6 +47,8 @@ class Stored:
                 self.failure = MissReason.UNAVAILABLE
                 raise Unreadable(str(error)) from error
             self._group = group
+            head = self._reader.head
+            self.nbytes += sum(head.frames[number].nbytes for number in head.groups[group])
         layer = self._layers[index - self._start_of[group]]
         assert layer is not None, f"layer {index} keeps nothing of its own"
         return layer

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from blend.load import Model
 from blend.policy import POLICIES, SELECTIVE
 from service.evaluate.cases import Case, SuiteError
-from service.evaluate.probe import FULL, Measured, Outcome, Point, Probe
+from service.evaluate.point import FULL, Point
+from service.evaluate.probe import Measured, Outcome, Probe
 from service.evaluate.score import Interval, exact_match, f1, interval, verdict
 from store.codec.spec import Spec
 from store.errors import SpecError

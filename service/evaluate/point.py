@@ -1,4 +1,4 @@
-"""The operating point that an evaluation chose for a model: where it is kept, and when it is taken."""
+"""Operating points: what they are, where the one that was chosen for a model is kept, and when it is taken."""
 
 import tomllib
 from dataclasses import dataclass
@@ -18,6 +18,10 @@ class Point:
     policy: str
     ratio: float
     codec: str
+
+
+LOSSLESS = "lossless"
+FULL = Point("full", 1.0, LOSSLESS)  # what all others are compared with
 
 
 def point_file(settings: Settings, weights: str) -> Path:

@@ -2,20 +2,19 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from blend.capture import capture
-from blend.context import Context, span
+from blend.engine import Request
 from blend.errors import PromptError
-from blend.fuse import FuseReport, Order, fuse
 from blend.load import Model
-from blend.prompt import lay_out
-from blend.step import Segment
+from blend.local import Limits, LocalEngine
+from blend.sampling import Sampling
 from service.evaluate.cases import Case
+from service.evaluate.point import FULL, LOSSLESS, Point
+from service.evaluate.timing import Timed, timed
 from service.prompts import Laid, Titled, Wording, question_turns
 from service.stored import Stored
 from store.blob import Blob, Terms
@@ -23,20 +22,6 @@ from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import read
 from store.record import Record
-
-LOSSLESS = "lossless"
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """An operating point."""
-
-    policy: str
-    ratio: float
-    codec: str
-
-
-FULL = Point("full", 1.0, LOSSLESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,53 +64,83 @@ class Measured:
     dropped: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Fused:
-    """A prompt in place. `logits` (V,) choose the first token of the answer."""
+class _Following:
+    """Has the engine write an answer that is given, and then the likeliest tokens; keeps the logits of each place."""
 
-    context: Context
-    tokens: int
-    logits: Tensor
-    report: FuseReport
-    seconds: float
+    def __init__(self, given: Sequence[int]) -> None:
+        self._given = given
+        self._logits: list[Tensor] = []
+
+    def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
+        """See `LogitsProcessor`."""
+        self._logits.append(logits)
+        if len(ids) >= len(self._given):
+            return logits
+        forced = torch.full_like(logits, -torch.inf)
+        forced[self._given[len(ids)]] = 0
+        return forced
+
+    @property
+    def logprobs(self) -> Tensor:
+        """(tokens, V): what the model says at each place of the answer, its end included."""
+        return torch.stack(self._logits).log_softmax(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """`logprobs` (tokens, V) at each place of the answer that was followed."""
+
+    timed: Timed
+    logprobs: Tensor
 
 
 class Probe:
-    """Asks one model. `answer_tokens`: of the longest answer, and of what divergence looks at."""
+    """Asks one model. `answer_tokens`: of the longest answer, and of what divergence looks at.
+
+    Its engine keeps no prefixes: each prompt is computed as if nothing had been asked before.
+    """
 
     def __init__(self, model: Model, *, answer_tokens: int) -> None:
-        self._decoder = model.decoder
         self._tokenizer = model.tokenizer
         self._wording = Wording(model.tokenizer)
         self._prefix = self._wording.lay(question_turns([Titled("")], question="")).prefix
-        self._fingerprint = model.fingerprint
         self._behind = model.fingerprint.behind(self._prefix)
         self._answer_tokens = answer_tokens
-        self._readers = ThreadPoolExecutor(2, "kvweave-eval")
+        self._window = model.decoder.window
+        limits = Limits(kv_bytes=(self._window + 1) * model.decoder.token_bytes, prefix_bytes=0)
+        self._engine = LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint, limits=limits)
 
     def close(self) -> None:
-        """Stop the threads."""
-        self._readers.shutdown()
+        """Stop the engine."""
+        self._engine.close()
 
-    @torch.inference_mode()
     def measure(self, case: Case, points: Sequence[Point]) -> Measured:
         """Every point, in the order given; all are compared with full prefill of the same tokens."""
         laid, dropped = self._fitted(case)
         chunks = {run.passage: run.ids for run in laid.runs if run.passage is not None}
-        records = dict(zip(chunks, capture(self._decoder, self._prefix, chunks=list(chunks.values())), strict=True))
+        records = dict(zip(chunks, self._engine.capture(self._prefix, list(chunks.values())).result(), strict=True))
         blobs = {codec: _encoded(records, codec) for codec in dict.fromkeys(point.codec for point in points)}
-        first = self._fuse(laid, FULL, blobs={})
-        tokens, wanted = self._continue(first, (), logprobs=self._follow(first, (0,)))
+        first = self._ask(laid, FULL, blobs={})
+        tokens = _best(first.logprobs)
+        asked = {
+            point: first if point == FULL else self._ask(laid, point, blobs=blobs[point.codec], given=tokens)
+            for point in points
+        }
         outcomes: dict[Point, Outcome] = {}
-        found: dict[Point, Tensor] = {}
-        for point in points:
-            fused = first if point == FULL else self._fuse(laid, point, blobs=blobs[point.codec])
-            found[point] = wanted if point == FULL else self._follow(fused, tokens)
-            outcomes[point] = self._outcome(fused, found[point], tokens=tokens, wanted=wanted)
-        for point in points:
-            plain = found.get(replace(point, codec=LOSSLESS))
-            if plain is not None:
-                outcomes[point] = replace(outcomes[point], codec=divergence(plain, found[point]))
+        for point, found in asked.items():
+            agrees = _best(found.logprobs) == tokens
+            own = found if agrees else self._ask(laid, point, blobs=blobs[point.codec])
+            plain = asked.get(replace(point, codec=LOSSLESS))
+            outcomes[point] = Outcome(
+                answer=self._text(_best(own.logprobs)),
+                agrees=agrees,
+                divergence=divergence(first.logprobs, found.logprobs),
+                codec=plain and divergence(plain.logprobs, found.logprobs),
+                ttft_s=found.timed.seconds,
+                reused=found.timed.report.reused,
+                recomputed=found.timed.report.recomputed,
+                prompt=laid.tokens,
+            )
         sizes = {codec: _sizes(list(records.values()), list(each.values())) for codec, each in blobs.items()}
         return Measured(outcomes, sizes, dropped)
 
@@ -134,70 +149,26 @@ class Probe:
         shown, dropped = tuple(passage for passage in case.passages if passage.text), 0
         while True:
             laid = self._wording.lay(replace(case, passages=shown).turns)
-            if laid.tokens + self._answer_tokens <= self._decoder.window:
+            if laid.tokens + self._answer_tokens <= self._window:
                 return laid, dropped
             if not shown:
-                raise PromptError(
-                    f"the question alone has {laid.tokens} tokens, the model's window is {self._decoder.window}"
-                )
+                raise PromptError(f"the question alone has {laid.tokens} tokens, the model's window is {self._window}")
             shown, dropped = shown[:-1], dropped + 1
 
-    def _fuse(self, laid: Laid, point: Point, *, blobs: Mapping[int, Blob]) -> _Fused:
-        """The time to the first token begins with the blobs in memory: unpacking them is a part of it."""
+    def _ask(self, laid: Laid, point: Point, *, blobs: Mapping[int, Blob], given: Sequence[int] = ()) -> _Asked:
+        """The greedy answer, or the one that is given.
+
+        The time to the first token begins with the blobs in memory: unpacking them is a part of it.
+        """
         start = time.perf_counter()
         prompt = laid.prompt({passage: Stored(read(blob), self._behind) for passage, blob in blobs.items()})
-        window, vocabulary = self._decoder.window, self._decoder.vocabulary
-        layout = lay_out(prompt, fingerprint=self._fingerprint, window=window, vocabulary=vocabulary)
-        context = self._decoder.context(len(layout.ids) + self._answer_tokens)
-        order = Order(point.policy, point.ratio)
-        fused = fuse(self._decoder, layout, context=context, order=order, readers=self._readers)
-        fused.logits.argmax().item()  # the first token is there
-        return _Fused(context, len(layout.ids), fused.logits, fused.report, time.perf_counter() - start)
+        following = _Following(given)
+        sampling = Sampling(max_tokens=self._answer_tokens, processor=following)
+        found = timed(self._engine, Request(prompt, sampling, point.policy, point.ratio), since=start)
+        return _Asked(found, following.logprobs)
 
-    def _continue(self, fused: _Fused, begun: Sequence[int], *, logprobs: Tensor) -> tuple[list[int], Tensor]:
-        """The greedy answer, its stop token included, and the log probabilities (tokens, V) that chose each.
-
-        `logprobs` are those of the tokens begun with, and of the next one.
-        """
-        tokens, chosen = [*begun], [*logprobs]
-        while True:
-            tokens.append(int(chosen[-1].argmax()))
-            if tokens[-1] in self._tokenizer.stop_ids or len(tokens) >= self._answer_tokens:
-                return tokens, torch.stack(chosen)
-            chosen += self._after(fused, tokens[-1:], place=len(tokens) - 1)
-
-    def _follow(self, fused: _Fused, tokens: Sequence[int]) -> Tensor:
-        """What this context says at every place of an answer that is given: log probabilities (tokens, V)."""
-        first = fused.logits.float().log_softmax(-1)[None]
-        return torch.cat([first, self._after(fused, tokens[:-1], place=0)]) if len(tokens) > 1 else first
-
-    def _after(self, fused: _Fused, tokens: Sequence[int], *, place: int) -> Tensor:
-        start = fused.tokens + place
-        slots = span(start, start + len(tokens), device=self._decoder.device)
-        logits = self._decoder.advance(
-            [Segment(fused.context, slots, 0)], torch.tensor(tokens, device=self._decoder.device)
-        )
-        assert logits is not None
-        return logits.float().log_softmax(-1)
-
-    def _outcome(self, fused: _Fused, logprobs: Tensor, *, tokens: list[int], wanted: Tensor) -> Outcome:
-        same = _best(logprobs) == tokens
-        own = tokens if same else self._own(fused, logprobs, tokens=tokens)
-        return Outcome(
-            answer=self._tokenizer.decode(token for token in own if token not in self._tokenizer.stop_ids).strip(),
-            agrees=same,
-            divergence=divergence(wanted, logprobs),
-            codec=None,
-            ttft_s=fused.seconds,
-            reused=fused.report.reused,
-            recomputed=fused.report.recomputed,
-            prompt=fused.tokens,
-        )
-
-    def _own(self, fused: _Fused, logprobs: Tensor, *, tokens: list[int]) -> list[int]:
-        """The answer of a context that at some place prefers another token than the reference."""
-        agreed = next(i for i, token in enumerate(_best(logprobs)) if token != tokens[i])
-        return self._continue(fused, tokens[:agreed], logprobs=logprobs[: agreed + 1])[0]
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(token for token in tokens if token not in self._tokenizer.stop_ids).strip()
 
 
 def _best(logprobs: Tensor) -> list[int]:

@@ -4,23 +4,20 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import Queue
 from statistics import median
 
-from blend.engine import Done, Event, Failed, Ready, Request, Token
+from blend.engine import Request
 from blend.fingerprint import Fingerprint
-from blend.fuse import FuseReport
 from blend.sampling import Sampling
 from service.errors import Unavailable
-from service.evaluate.probe import FULL, Point
+from service.evaluate.point import FULL, Point
+from service.evaluate.timing import Timed, timed
 from service.ingest.capturing import Item
 from service.measure.borrowed import Borrowed
 from service.model import ServedModel
 from service.pipeline.answer import FETCHES
 from service.prompts import Laid, Titled, question_turns
 from service.stored import Stored
-from store.reader import BlobReader
-from store.record import LayerKV, PackedLayer
 
 QUESTION = "What do the documents say?"
 ONE = Sampling(max_tokens=1, ignore_eos=True)
@@ -49,42 +46,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    seconds: float
-    report: FuseReport
+    timed: Timed
     nbytes: int
     tiers: tuple[str, ...]
-
-
-class Counted:
-    """A stored blob as a source that knows how much of it was read."""
-
-    def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
-        self.fingerprint = fingerprint
-        self.tier = reader.source
-        self._head_bytes, self._head = len(reader.raw_head), reader.head
-        self._stored = Stored(reader, fingerprint)
-        self._asked: set[int] = set()
-
-    @property
-    def tokens(self) -> int:
-        """Of the record."""
-        return self._stored.tokens
-
-    def layer(self, index: int) -> LayerKV | PackedLayer:
-        """See `Source`."""
-        self._asked.add(index)
-        return self._stored.layer(index)
-
-    @property
-    def nbytes(self) -> int:
-        """The head, and all frames of a group of which a layer was asked for."""
-        groups = [[self._head.frames[number] for number in numbers] for numbers in self._head.groups]
-        return self._head_bytes + sum(
-            frame.nbytes
-            for group in groups
-            if self._asked.intersection(range(group[0].layer, group[0].layer + group[0].layers))
-            for frame in group
-        )
 
 
 class Asker:
@@ -128,40 +92,21 @@ class Asker:
 
     def _ask(self, laid: Laid, point: Point, *, chunks: int) -> _Asked:
         """The clock starts before the blobs are opened, as it does for whoever waits."""
-        events: Queue[tuple[float, Event]] = Queue()
         start = time.perf_counter()
-        items = () if point == FULL else self._items[:chunks]
-        sources = [Counted(reader, self._fingerprint) for reader in self._opening.map(self._part.open, items)]
+        readers = list(self._opening.map(self._part.open, () if point == FULL else self._items[:chunks]))
+        sources = [Stored(reader, self._fingerprint) for reader in readers]
         request = Request(laid.prompt(dict(enumerate(sources))), ONE, point.policy, point.ratio)
-        self._press.engine.submit(request, lambda event: events.put((time.perf_counter() - start, event)))
-        seconds, report = _first(events)
-        missed = next((reason for _, reason in report.misses), None) if sources else None
+        found = timed(self._press.engine, request, since=start)
+        missed = next((reason for _, reason in found.report.misses), None) if sources else None
         if missed:
             raise Unavailable(f"a chunk that was stored could not be used ({missed}): look at it with kvweave verify")
-        tiers = tuple(sorted({each.tier for each in sources if point.policy != FULL.policy}))
-        return _Asked(seconds, report, sum(each.nbytes for each in sources), tiers)
+        tiers = tuple(sorted({reader.source for reader in readers}))
+        return _Asked(found, sum(each.nbytes for each in sources), tiers)
 
 
 def lay(press: ServedModel, chunks: Sequence[Titled]) -> Laid:
     """The prompt of these chunks."""
     return press.wording.lay(question_turns(chunks, question=QUESTION))
-
-
-def _first(events: "Queue[tuple[float, Event]]") -> tuple[float, FuseReport]:
-    """Seconds to the first token, and what the fuse did; returns when the answer is over."""
-    first, report = 0.0, None
-    while True:
-        seconds, event = events.get()
-        match event:
-            case Ready(report=found):
-                report = found
-            case Token():
-                first = first or seconds
-            case Done():
-                assert report is not None and first
-                return first, report
-            case Failed(error=error):
-                raise error
 
 
 def _row(point: Point, found: Sequence[_Asked], *, full: Sequence[_Asked], laid: Laid, chunks: int) -> Row:
@@ -171,11 +116,11 @@ def _row(point: Point, found: Sequence[_Asked], *, full: Sequence[_Asked], laid:
         prompt_tokens=laid.tokens,
         policy=point.policy,
         ratio=point.ratio,
-        first_token_s=median(each.seconds for each in found),
-        sooner=median(a.seconds / b.seconds for a, b in zip(full, found, strict=True)),
-        reused=last.report.reused,
-        recomputed=last.report.recomputed,
+        first_token_s=median(each.timed.seconds for each in found),
+        sooner=median(a.timed.seconds / b.timed.seconds for a, b in zip(full, found, strict=True)),
+        reused=last.timed.report.reused,
+        recomputed=last.timed.report.recomputed,
         nbytes=last.nbytes,
-        needed_bytes_per_s=last.nbytes / median(each.seconds for each in full),
+        needed_bytes_per_s=last.nbytes / median(each.timed.seconds for each in full),
         tiers=last.tiers,
     )

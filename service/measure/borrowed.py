@@ -21,15 +21,6 @@ STALE_S = 3600.0  # what is older was left by a run that was killed
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """What was written, and in what time it was computed, packed and stored."""
-
-    tokens: int
-    nbytes: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class TierSpeed:
     """What one thread reads of stored bytes in a second, digests checked and nothing unpacked."""
 
@@ -51,17 +42,19 @@ class Borrowed:
         self._keys += keys
         return [Item(key, ids) for key, ids in zip(keys, chunks, strict=True)]
 
-    def write(self, press: ServedModel, prefix: Ids, *, items: Sequence[Item]) -> Stored:
-        """As a job does it. Raises Unavailable where one cannot be computed, or has no room."""
-        start, nbytes = time.perf_counter(), 0
-        for outcome in Capturing(press, self._store, purpose=Purpose.JOB).run(prefix, items):
+    def write(self, model: ServedModel, prefix: Ids, *, items: Sequence[Item]) -> float:
+        """As a job does it; how many seconds it took to compute, pack and store all.
+
+        Raises Unavailable where one cannot be computed, or has no room.
+        """
+        start = time.perf_counter()
+        for outcome in Capturing(model, self._store, purpose=Purpose.JOB).run(prefix, items):
             if outcome.put is None:
                 raise Unavailable(f"a chunk cannot be computed and stored: {outcome.reason}")
             if outcome.put is not Put.STORED:
                 raise Unavailable(f"the store does not take a chunk ({outcome.put.value}): raise its budget")
-            nbytes += outcome.nbytes
         self._store.flush()
-        return Stored(sum(len(item.ids) for item in items), nbytes, time.perf_counter() - start)
+        return time.perf_counter() - start
 
     def open(self, item: Item) -> BlobReader:
         """Raises Unavailable where it is gone."""

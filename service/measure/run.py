@@ -14,7 +14,7 @@ from retriever.readers.reading import Problem
 from service.composition import compose_served, compose_store
 from service.errors import Invalid
 from service.evaluate.grid import grid
-from service.evaluate.probe import FULL, LOSSLESS, Point
+from service.evaluate.point import FULL, LOSSLESS, Point
 from service.ingest.capturing import Item, batches
 from service.measure.asking import Asker, Row, lay
 from service.measure.borrowed import Borrowed, TierSpeed, borrowed
@@ -184,7 +184,8 @@ class _Run:
             records = press.capture(self._prefix, batch).result()
             seconds.append(time.perf_counter() - start)
         self._told("computing and storing chunks")
-        stored = self._part.write(press, self._prefix, items=items)
+        store_s = self._part.write(press, self._prefix, items=items)
+        tokens = sum(len(item.ids) for item in items)
         own = [layer for layer in records[0].layers if layer]
         facts = Facts(
             model=settings.model,
@@ -195,9 +196,9 @@ class _Run:
             layers=len(records[0].layers),
             own_layers=len(own),
             bytes_per_token=sum(each.nbytes for each in arrays(records[0])) / records[0].tokens,
-            chunk_tokens=stored.tokens / len(items),
+            chunk_tokens=tokens / len(items),
             capture_tokens_per_s=sum(map(len, batch)) / median(seconds),
-            store_tokens_per_s=stored.tokens / stored.seconds,
+            store_tokens_per_s=tokens / store_s,
         )
         return facts, records
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from blend.policy import SELECTIVE
 from service.evaluate.choice import TIE
-from service.evaluate.probe import FULL
+from service.evaluate.point import FULL
 from service.measure.asking import Row
 from service.measure.borrowed import TierSpeed
 

@@ -17,7 +17,8 @@ from service import cli
 from service.evaluate.cases import Case, SuiteError
 from service.evaluate.choice import choose, save
 from service.evaluate.grid import Row, grid, run
-from service.evaluate.probe import FULL, Measured, Point, Probe, divergence
+from service.evaluate.point import FULL, Point
+from service.evaluate.probe import Measured, Probe, divergence
 from service.evaluate.score import Interval
 from service.prompts import Laid, Titled, Wording
 from service.settings import load_settings
