@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
+from blend.fuse import Order
 from blend.load import Model, load
 from blend.local import Limits, LocalEngine
 from retriever.catalog.sqlite import SqliteCatalog
@@ -14,7 +15,6 @@ from retriever.remote import Access, RemoteEmbedder, RemoteReranker
 from service.builtin import CHECKPOINT
 from service.core import Core, Loaded, Makers
 from service.evaluate.point import operating_point
-from service.pipeline.ask import Blending
 from service.precompute.work import Capture
 from service.press import Press
 from service.prompts import Wording
@@ -75,7 +75,7 @@ def compose_loaded(settings: Settings) -> Loaded:
     )
     return Loaded(
         press,
-        Blending(point.policy, point.ratio),
+        Order(point.policy, point.ratio),
         lambda folder: _library(folder, embedder=embedder, reranker=reranker),
     )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from blend.errors import BlendError
 from blend.fingerprint import Fingerprint
+from blend.fuse import Order
 from retriever.errors import RetrieverError
 from retriever.library import Library
 from service.access.control import Control
@@ -26,7 +27,6 @@ from service.grammar import Grammars
 from service.ingest.document import Tools
 from service.ingest.worker import Ingest
 from service.pipeline.answer import Parts, Pipeline, Steering
-from service.pipeline.ask import Blending
 from service.press import Press
 from service.settings import Settings, SettingsError
 from service.telemetry.logs import fields
@@ -50,7 +50,7 @@ class Loaded:
     """What there is once the model is there."""
 
     press: Press
-    blending: Blending
+    blending: Order
     library: Callable[[Path], Library]  # of a tenant's folder
 
 
@@ -70,7 +70,7 @@ class _Working:
     ingest: Ingest
     pipeline: Pipeline
     press: Press
-    blending: Blending
+    blending: Order
 
 
 class Core:
@@ -122,7 +122,7 @@ class Core:
         return self._ready().press
 
     @property
-    def blending(self) -> Blending:
+    def blending(self) -> Order:
         """What a request gets that asks for nothing else. Raises Unavailable while the model loads."""
         return self._ready().blending
 

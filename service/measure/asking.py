@@ -9,7 +9,7 @@ from statistics import median
 
 from blend.engine import Done, Event, Failed, Ready, Request, Token
 from blend.fingerprint import Fingerprint
-from blend.fuse import FuseReport
+from blend.fuse import FuseReport, Order
 from blend.sampling import Sampling
 from service.errors import Unavailable
 from service.evaluate.probe import FULL, Point
@@ -126,7 +126,7 @@ class Asker:
         start = time.perf_counter()
         items = () if point == FULL else self._items[:chunks]
         sources = [Counted(reader, self._fingerprint) for reader in self._opening.map(self._part.open, items)]
-        request = Request(laid.prompt(dict(enumerate(sources))), ONE, point.policy, point.ratio)
+        request = Request(laid.prompt(dict(enumerate(sources))), ONE, Order(point.policy, point.ratio))
         self._press.engine.submit(request, lambda event: events.put((time.perf_counter() - start, event)))
         seconds, report = _first(events)
         missed = next((reason for _, reason in report.misses), None) if sources else None

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from blake3 import blake3
 from fastapi import APIRouter, Depends, Request, Response
 
+from blend.fuse import Order
 from service.access.identity import Principal
 from service.api.problems import request_id_of
 from service.api.security import BEARER, principal
@@ -19,7 +20,7 @@ from service.openai.bodies import ChatCompletion, ErrorBody, Model, ModelList
 from service.openai.errors import ModelNotFound, OpenAIRoute
 from service.openai.render import Envelope, completion, stream
 from service.openai.request import ChatRequest
-from service.pipeline.ask import Ask, Blending
+from service.pipeline.ask import Ask
 from service.pipeline.events import Event
 from service.telemetry.middleware import server_timing
 
@@ -50,7 +51,7 @@ class Core(Protocol):
     @property
     def created(self) -> float: ...
     @property
-    def blending(self) -> Blending: ...
+    def blending(self) -> Order: ...
     @property
     def model_name(self) -> str: ...
     @property

@@ -17,13 +17,13 @@ import torch
 
 from blend.engine import Done, Engine, Failed, Finish, Ready, Request, Ticket, Token
 from blend.engine import Event as EngineEvent
-from blend.fuse import FuseReport
+from blend.fuse import FuseReport, Order
 from retriever.search import Hit
 from service.access.identity import Principal
 from service.errors import Exhausted, ServiceError, Unavailable
 from service.grammar import Grammars
 from service.ingest.worker import Ingest
-from service.pipeline.ask import Ask, Blending, Lookup, Turn
+from service.pipeline.ask import Ask, Lookup, Turn
 from service.pipeline.events import Delta, Event, Finished, Fused, Loaded, Report, Retrieved, TopToken, Usage
 from service.pipeline.gather import Gathered, gather, look_up
 from service.pipeline.plan import Fitted, Plan, fit, usage_of
@@ -62,7 +62,7 @@ class Parts:
     tracer: Tracer
     tenant_of: Callable[[Principal], Tenant]
     steering: Callable[[], Steering]
-    blending: Blending
+    blending: Order
     max_requests: int
 
 
@@ -170,9 +170,7 @@ class Pipeline:
             async for event in events:
                 yield event
 
-    def _gather(
-        self, tenant: Tenant, ask: Ask, *, blending: Blending
-    ) -> "tuple[Gathered, list[Future[Opened | Miss]]]":
+    def _gather(self, tenant: Tenant, ask: Ask, *, blending: Order) -> "tuple[Gathered, list[Future[Opened | Miss]]]":
         """The passages, with their blobs on their way."""
         gathered = gather(tenant, ask)
         if blending.policy == "full":
@@ -216,11 +214,11 @@ class Pipeline:
         finally:
             span.end()
 
-    def _blending(self, ask: Ask) -> tuple[Blending, bool]:
+    def _blending(self, ask: Ask) -> tuple[Order, bool]:
         """What this request does; whether an operator decided it."""
         wanted, steering = ask.blending or self._parts.blending, self._parts.steering()
         if wanted.policy != "full" and (not steering.enabled or random.random() >= steering.share):
-            return Blending("full", 0.0), True
+            return Order("full", 0.0), True
         return wanted, False
 
     def _request(self, ask: Ask, plan: Plan) -> Request:
@@ -230,8 +228,7 @@ class Pipeline:
         return Request(
             plan.fitted.laid.prompt(plan.sources),
             sampling,
-            plan.blending.policy,
-            plan.blending.ratio,
+            plan.blending,
             owner=f"{principal.tenant} {principal.bound!r}",  # of one filter all may know what the others asked
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from blend.fuse import Order
 from blend.sampling import Sampling
 from blend.template import Option
 from retriever.documents import Json
@@ -41,14 +42,6 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Blending:
-    """How to reuse."""
-
-    policy: str
-    ratio: float
-
-
-@dataclass(frozen=True, slots=True)
 class Ask:
     """One request for an answer. The last turn is the user's.
 
@@ -61,7 +54,7 @@ class Ask:
     lookup: Lookup | None = None
     chunk_ids: tuple[str, ...] = ()
     documents: tuple[Loose, ...] = ()
-    blending: Blending | None = None
+    blending: Order | None = None
     sampling: Sampling = field(default_factory=Sampling)
     grammar: Json | None = None  # a JSON schema that the answer obeys; {} is any JSON object
     asks: bool = False
