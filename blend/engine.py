@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from blend.fingerprint import Fingerprint
-from blend.fuse import FuseReport
+from blend.fuse import FuseReport, Order
 from blend.prompt import Prompt
 from blend.sampling import Sampling
 from store.record import Record
@@ -16,15 +16,14 @@ Finish = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question. Its policy and ratio are its own.
+    """One question. How caches are reused for it is its own.
 
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
     """
 
     prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
-    policy: str = "hybrid"
-    ratio: float = 0.15
+    order: Order = field(default_factory=Order)
     owner: str = ""
 
 

@@ -26,6 +26,23 @@ from store.errors import Miss, MissReason
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """How to reuse. Orders of one policy and ratio are equal; besides, an engine says how it fits into its work.
+
+    `between` is called before each layer of each piece of so many rows, so that others may compute meanwhile.
+    """
+
+    policy: str = "hybrid"
+    ratio: float = 0.15
+    piece_rows: int = field(default=1024, repr=False, compare=False)
+    between: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+    def check(self) -> None:
+        """Raise PromptError for a policy or a ratio that does not exist."""
+        select(Layout((), (), ()), policy=self.policy, ratio=self.ratio, keeping=(0,))
+
+
+@dataclass(frozen=True, slots=True)
 class FuseReport:
     """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens.
 
@@ -34,8 +51,7 @@ class FuseReport:
     that each stage behind the check computed; the last of them went through all layers.
     """
 
-    policy: str
-    ratio: float
+    order: Order
     reused: int
     recomputed: int
     fresh: int
@@ -57,20 +73,6 @@ class Fused:
     context: Context
     logits: Tensor
     report: FuseReport
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """How to fuse. `between` is called before each layer of each piece, so that others may compute meanwhile."""
-
-    policy: str = "hybrid"
-    ratio: float = 0.15
-    piece_rows: int = 1024
-    between: Callable[[], None] = lambda: None
-
-    def check(self) -> None:
-        """Raise PromptError for a policy or a ratio that does not exist."""
-        select(Layout((), (), ()), policy=self.policy, ratio=self.ratio, keeping=(0,))
 
 
 @dataclass(slots=True)
@@ -228,8 +230,7 @@ class _Fuse:
         reused = int((self._exact | self._cached).sum()) - again
         seconds = dict(self._clock.seconds)
         return FuseReport(
-            policy=self._order.policy,
-            ratio=self._order.ratio,
+            order=Order(self._order.policy, self._order.ratio),
             reused=reused,
             recomputed=again,
             fresh=len(layout.ids) - reused - again,

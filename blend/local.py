@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Condition, Thread
 
 import torch
@@ -21,7 +21,7 @@ from blend.decoder import Decoder
 from blend.engine import Event, Failed, Ready, Request
 from blend.errors import Busy, PromptError
 from blend.fingerprint import Fingerprint
-from blend.fuse import Order, fuse
+from blend.fuse import fuse
 from blend.prefixes import Prefixes
 from blend.prompt import lay_out
 from blend.running import Answer, Entry
@@ -84,7 +84,7 @@ class LocalEngine:
             window=self._decoder.window,
             vocabulary=self._decoder.vocabulary,
         )
-        Order(request.policy, request.ratio).check()
+        request.order.check()
         capacity = min(len(layout.ids) + request.sampling.max_tokens, self._decoder.window + 1)
         needed = capacity * self._decoder.token_bytes
         if needed > self.limits.kv_bytes:
@@ -195,9 +195,9 @@ class LocalEngine:
         request, prefix = entry.request, entry.request.prompt.prefix
         queued_s = entry.age_s
         context = self._decoder.context(entry.capacity)
-        if request.policy != "full":
+        if request.order.policy != "full":
             self._prefixes.restore(prefix, context, owner=request.owner)
-        order = Order(request.policy, request.ratio, self.limits.piece_rows, lambda: self._let_others(entry))
+        order = replace(request.order, piece_rows=self.limits.piece_rows, between=lambda: self._let_others(entry))
         fused = fuse(self._decoder, entry.layout, context=context, order=order, readers=self._readers)
         if not context.exact:
             self._prefixes.keep(prefix, context, owner=request.owner)

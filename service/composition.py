@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
+from blend.fuse import Order
 from blend.load import Model, load
 from blend.local import Limits, LocalEngine
 from retriever.catalog.sqlite import SqliteCatalog
@@ -17,7 +18,7 @@ from service.access.control import Control
 from service.builtin import CHECKPOINT
 from service.core import Core
 from service.evaluate.point import operating_point
-from service.model import Blending, ServedModel
+from service.model import ServedModel
 from service.prompts import Wording
 from service.settings import Settings, SettingsError
 from service.telemetry.traces import Tracer, silent
@@ -82,7 +83,7 @@ def compose_served(settings: Settings) -> ServedModel:
     return ServedModel(
         *(engine, Wording(model.tokenizer), model.fingerprint),
         codec=point.codec,
-        blending=Blending(point.policy, point.ratio),
+        blending=Order(point.policy, point.ratio),
         window=model.decoder.window,
         vocabulary=model.decoder.vocabulary,
     )

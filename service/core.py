@@ -13,6 +13,7 @@ from itertools import islice
 
 from blend.errors import BlendError
 from blend.fingerprint import Fingerprint
+from blend.fuse import Order
 from retriever.errors import RetrieverError
 from service.access.control import Control
 from service.access.identity import Principal
@@ -21,7 +22,7 @@ from service.access.moving import ADMIN_KEY
 from service.access.rates import Rates
 from service.errors import Unavailable
 from service.ingest.worker import Ingest
-from service.model import Blending, ServedModel
+from service.model import ServedModel
 from service.pipeline.answer import Pipeline
 from service.settings import Settings, SettingsError
 from service.telemetry.logs import fields
@@ -102,7 +103,7 @@ class Core:
         return self._ready().tenants.model
 
     @property
-    def blending(self) -> Blending:
+    def blending(self) -> Order:
         """What a request gets that asks for nothing else. Raises Unavailable while the model loads."""
         return self.model.blending
 

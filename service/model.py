@@ -6,19 +6,12 @@ from dataclasses import dataclass
 
 from blend.engine import Engine
 from blend.fingerprint import Fingerprint
+from blend.fuse import Order
 from retriever.documents import Json
 from service.prompts import SYSTEM, Titled, Wording, question_turns
 from store.record import Record
 
 Ids = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Blending:
-    """How to reuse."""
-
-    policy: str
-    ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +25,7 @@ class ServedModel:
     wording: Wording
     fingerprint: Fingerprint
     codec: str
-    blending: Blending
+    blending: Order
     window: int
     vocabulary: int
 

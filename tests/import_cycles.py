@@ -6,11 +6,6 @@ from pathlib import PurePosixPath
 
 from tests.architecture import PRODUCT, Source, within
 
-# Imports of folders that would be a cycle with others, each with its reason.
-EXCUSED_CYCLES: dict[str, str] = {
-    "store/reader.py -> store/codec": "a reader hands on the table that its blob was packed with",
-}
-
 
 def file_cycle(sources: tuple[Source, ...]) -> list[str]:
     """Modules that import each other, at any time; empty where there are none. An import executes packages, too."""
@@ -22,11 +17,8 @@ def file_cycle(sources: tuple[Source, ...]) -> list[str]:
     return _cycle(graph)
 
 
-def folder_cycle(sources: tuple[Source, ...], *, without: Container[str] = ()) -> list[str]:
-    """Folders of the product that import each other. A file that lies beside folders stands for itself.
-
-    `without`: edges that are left out, such as "store/reader.py -> store/codec".
-    """
+def folder_cycle(sources: tuple[Source, ...]) -> list[str]:
+    """Folders of the product that import each other. A file that lies beside folders stands for itself."""
     product = [source for source in sources if within(source.module, PRODUCT)]
     above = {folder for source in product for folder in source.path.parent.parents}
     places = {source.module: _place(source.path, above) for source in product}
@@ -35,7 +27,7 @@ def folder_cycle(sources: tuple[Source, ...], *, without: Container[str] = ()) -
         for found in source.imports():
             here = places[source.module]
             there = next((places[each] for each in _around(found.target) if each in places), here)
-            if there != here and f"{here} -> {there}" not in without:
+            if there != here:
                 graph[here].add(there)
     return _cycle(graph)
 

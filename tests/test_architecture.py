@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture import EXCUSED, ROOT, RULES, Source, broken, load
-from tests.import_cycles import EXCUSED_CYCLES, file_cycle, folder_cycle
+from tests.import_cycles import file_cycle, folder_cycle
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -22,15 +22,13 @@ def test_no_files_import_each_other() -> None:
 
 
 def test_no_folders_import_each_other() -> None:
-    assert folder_cycle(load(ROOT), without=EXCUSED_CYCLES) == []
+    assert folder_cycle(load(ROOT)) == []
 
 
 def test_every_excuse_has_a_reason_and_is_needed() -> None:
     for name, excused in EXCUSED.items():
         needed = broken(RULES[name], load(ROOT))
         assert {place: reason for place, reason in excused.items() if not reason or place not in needed} == {}
-    for edge, reason in EXCUSED_CYCLES.items():
-        assert reason and folder_cycle(load(ROOT), without=EXCUSED_CYCLES.keys() - {edge}), edge
 
 
 def test_no_file_names_a_folder_of_somebodys_machine() -> None:

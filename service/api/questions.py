@@ -8,7 +8,6 @@ from retriever.documents import Json
 from service.api.caller import Caller
 from service.api.models.query import ObjectFormat, QueryRequest, SamplingIn, SchemaFormat
 from service.errors import Invalid
-from service.model import Blending
 from service.pipeline.ask import Ask, Lookup, Loose, Turn
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def ask_of(by: Caller, wanted: QueryRequest) -> Ask:
         lookup=_lookup(wanted, turns[-1].text, top_k=settings.top_k),
         chunk_ids=tuple(wanted.chunk_ids),
         documents=tuple(Loose(each.text, each.title, each.id) for each in wanted.documents),
-        blending=_blending(wanted, by.core.blending),
+        blending=None if wanted.blend is None else wanted.blend.over(by.core.blending),
         sampling=_sampling(wanted.sampling),
         grammar=_grammar(wanted.sampling),
         asks=True,
@@ -69,13 +68,6 @@ def _lookup(wanted: QueryRequest, query: str, *, top_k: int) -> Lookup | None:
         mode=wanted.mode,
         rerank=wanted.rerank,
     )
-
-
-def _blending(wanted: QueryRequest, default: Blending) -> Blending | None:
-    if wanted.blend is None:
-        return None
-    policy, ratio = wanted.blend.policy, wanted.blend.ratio
-    return Blending(policy or default.policy, default.ratio if ratio is None else ratio)
 
 
 def _sampling(wanted: SamplingIn | None) -> Sampling:

@@ -9,13 +9,13 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from statistics import median_low
 
+from blend.fuse import Order
 from blend.sampling import Sampling
 from service.access.identity import DEFAULT_TENANT, OPEN
 from service.composition import compose_core
 from service.core import Core
 from service.demo.examples import CORPUS, EXAMPLES, Example
 from service.errors import Unavailable
-from service.model import Blending
 from service.pipeline.ask import Ask, Lookup, Turn
 from service.pipeline.events import Delta, Finished, Retrieved, Source
 from service.precompute.corpus import files
@@ -107,7 +107,7 @@ def running(settings: Settings) -> Generator[Core]:
 def answers(core: Core) -> Iterator[Answered]:
     """Every example with every policy. What is compared is asked in turns, so that both meet the same machine."""
     with asyncio.Runner() as runner:
-        blendings = (Blending("full", 0.0), core.blending)
+        blendings = (Order("full", 0.0), core.blending)
         for example in EXAMPLES:
             rounds = [
                 [runner.run(_heard(core, example.question, blending=each)) for each in blendings]
@@ -118,7 +118,7 @@ def answers(core: Core) -> Iterator[Answered]:
             yield Answered(example, sources, tuple(map(_row, of_each)))
 
 
-async def _heard(core: Core, question: str, *, blending: Blending) -> _Heard:
+async def _heard(core: Core, question: str, *, blending: Order) -> _Heard:
     sampling = Sampling(max_tokens=MOST_TOKENS, temperature=0.0)
     lookup = Lookup(question, top_k=TOP_K)
     ask = Ask(OPEN, (Turn("user", question),), lookup, blending=blending, sampling=sampling, asks=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from blend.engine import Request
 from blend.errors import PromptError
+from blend.fuse import Order
 from blend.load import Model
 from blend.local import Limits, LocalEngine
 from blend.sampling import Sampling
@@ -164,7 +165,7 @@ class Probe:
         prompt = laid.prompt({passage: Stored(read(blob), self._behind) for passage, blob in blobs.items()})
         following = _Following(given)
         sampling = Sampling(max_tokens=self._answer_tokens, processor=following)
-        found = timed(self._engine, Request(prompt, sampling, point.policy, point.ratio), since=start)
+        found = timed(self._engine, Request(prompt, sampling, Order(point.policy, point.ratio)), since=start)
         return _Asked(found, following.logprobs)
 
     def _text(self, tokens: Sequence[int]) -> str:

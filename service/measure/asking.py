@@ -8,6 +8,7 @@ from statistics import median
 
 from blend.engine import Request
 from blend.fingerprint import Fingerprint
+from blend.fuse import Order
 from blend.sampling import Sampling
 from service.errors import Unavailable
 from service.evaluate.point import FULL, Point
@@ -95,7 +96,7 @@ class Asker:
         start = time.perf_counter()
         readers = list(self._opening.map(self._part.open, () if point == FULL else self._items[:chunks]))
         sources = [Stored(reader, self._fingerprint) for reader in readers]
-        request = Request(laid.prompt(dict(enumerate(sources))), ONE, point.policy, point.ratio)
+        request = Request(laid.prompt(dict(enumerate(sources))), ONE, Order(point.policy, point.ratio))
         found = timed(self._press.engine, request, since=start)
         missed = next((reason for _, reason in found.report.misses), None) if sources else None
         if missed:

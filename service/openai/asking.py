@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
+from blend.fuse import Order
 from blend.sampling import LogitsProcessor, Sampling
 from retriever.documents import Json
 from service.access.identity import Principal
 from service.api.models.query import ObjectFormat, SchemaFormat
 from service.errors import Invalid
-from service.model import Blending
 from service.openai.request import ChatRequest
 from service.pipeline.ask import Ask, Lookup, Loose, Turn
 from service.processors import Bias, Penalties, chained
@@ -21,7 +21,7 @@ SMALLEST: Final = 1e-9  # the likeliest token alone
 class Defaults:
     """What holds where a request says nothing."""
 
-    blending: Blending
+    blending: Order
     top_k: int
 
 
@@ -52,11 +52,11 @@ def _lookup(request: ChatRequest, *, top_k: int) -> Lookup | None:
     return Lookup(last.text, collection=request.collection, top_k=top_k)
 
 
-def _blending(request: ChatRequest, default: Blending) -> Blending | None:
+def _blending(request: ChatRequest, default: Order) -> Order | None:
     wanted = request.blend
     if wanted is None or (wanted.policy is None and wanted.ratio is None):
         return None
-    return Blending(wanted.policy or default.policy, default.ratio if wanted.ratio is None else wanted.ratio)
+    return wanted.over(default)
 
 
 def _sampling(request: ChatRequest) -> Sampling:

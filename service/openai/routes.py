@@ -10,11 +10,11 @@ from urllib.parse import unquote
 from blake3 import blake3
 from fastapi import APIRouter, Depends, Request, Response
 
+from blend.fuse import Order
 from service.access.identity import Principal
 from service.api.problems import request_id_of
 from service.api.security import BEARER, principal
 from service.api.streams import EventStream, gone, unless_gone
-from service.model import Blending
 from service.openai.asking import Defaults, to_ask
 from service.openai.bodies import ChatCompletion, ErrorBody, Model, ModelList
 from service.openai.errors import ModelNotFound, OpenAIRoute
@@ -51,7 +51,7 @@ class Core(Protocol):
     @property
     def created(self) -> float: ...
     @property
-    def blending(self) -> Blending: ...
+    def blending(self) -> Order: ...
     @property
     def model_name(self) -> str: ...
     @property

@@ -17,13 +17,12 @@ import torch
 
 from blend.engine import Done, Engine, Failed, Finish, Ready, Request, Ticket, Token
 from blend.engine import Event as EngineEvent
-from blend.fuse import FuseReport
+from blend.fuse import FuseReport, Order
 from retriever.search import Hit
 from service.access.identity import Principal
 from service.errors import Exhausted, ServiceError, Unavailable
 from service.grammar import Grammars
 from service.ingest.worker import Ingest
-from service.model import Blending
 from service.pipeline.ask import Ask, Lookup, Turn
 from service.pipeline.events import Delta, Event, Finished, Fused, Loaded, Report, Retrieved, TopToken, Usage
 from service.pipeline.gather import Gathered, gather, look_up
@@ -156,9 +155,7 @@ class Pipeline:
             async for event in events:
                 yield event
 
-    def _gather(
-        self, tenant: Tenant, ask: Ask, *, blending: Blending
-    ) -> "tuple[Gathered, list[Future[Opened | Miss]]]":
+    def _gather(self, tenant: Tenant, ask: Ask, *, blending: Order) -> "tuple[Gathered, list[Future[Opened | Miss]]]":
         """The passages, with their blobs on their way."""
         gathered = gather(tenant, ask)
         if blending.policy == "full":
@@ -202,12 +199,12 @@ class Pipeline:
         finally:
             span.end()
 
-    def _blending(self, ask: Ask) -> tuple[Blending, bool]:
+    def _blending(self, ask: Ask) -> tuple[Order, bool]:
         """What this request does; whether an operator decided it."""
         wanted, switch = ask.blending or self._model.blending, self._tenants.control.switch()
         share = self._settings.share if switch.share is None else switch.share
         if wanted.policy != "full" and (not switch.enabled or random.random() >= share):
-            return Blending("full", 0.0), True
+            return Order("full", 0.0), True
         return wanted, False
 
     def _request(self, ask: Ask, plan: Plan) -> Request:
@@ -217,8 +214,7 @@ class Pipeline:
         return Request(
             plan.fitted.laid.prompt(plan.sources),
             sampling,
-            plan.blending.policy,
-            plan.blending.ratio,
+            plan.blending,
             owner=f"{principal.tenant} {principal.bound!r}",  # of one filter all may know what the others asked
         )
 

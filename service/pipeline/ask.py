@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from blend.fuse import Order
 from blend.sampling import Sampling
 from blend.template import Option
 from retriever.documents import Json
 from retriever.search import Mode
 from service.access.identity import Principal
-from service.model import Blending
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Ask:
     lookup: Lookup | None = None
     chunk_ids: tuple[str, ...] = ()
     documents: tuple[Loose, ...] = ()
-    blending: Blending | None = None
+    blending: Order | None = None
     sampling: Sampling = field(default_factory=Sampling)
     grammar: Json | None = None  # a JSON schema that the answer obeys; {} is any JSON object
     asks: bool = False

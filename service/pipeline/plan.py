@@ -4,9 +4,8 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from blend.fuse import FuseReport
+from blend.fuse import FuseReport, Order
 from blend.prompt import Source
-from service.model import Blending
 from service.pipeline.gather import Entry, Gathered
 from service.prompts import Laid, Wording
 from service.reports import ChunkReport, Usage
@@ -50,7 +49,7 @@ class Plan:
 
     gathered: Gathered
     fitted: Fitted
-    blending: Blending
+    blending: Order
     opened: Mapping[int, Opened | Miss]
     forced: bool = False
 

@@ -15,6 +15,7 @@ from threading import Condition
 import numpy as np
 
 from blend.engine import Done, Event, Failed, Ready, Request, Ticket, Token
+from blend.fuse import Order
 from blend.load import Model
 from blend.local import Limits, LocalEngine
 from blend.prompt import Prompt
@@ -96,7 +97,7 @@ class Streams:
 
 
 def _endless(prompt: Prompt) -> Request:
-    return Request(prompt, Sampling(max_tokens=ENDLESS, ignore_eos=True), policy="full")
+    return Request(prompt, Sampling(max_tokens=ENDLESS, ignore_eos=True), Order("full"))
 
 
 def decode(model: Model, *, runs: int) -> dict[str, object]:
@@ -138,7 +139,7 @@ def stall(model: Model, corpus: Corpus, *, tokens: int) -> dict[str, object]:
         streams.after(begun, QUIET)
         row: dict[str, object] = {"quiet": _gaps(streams, begun, time.perf_counter())}
         for policy in JOINING:
-            row[policy] = _join(engine, streams, request=Request(prompt, Sampling(max_tokens=1), policy=policy))
+            row[policy] = _join(engine, streams, request=Request(prompt, Sampling(max_tokens=1), Order(policy)))
         streams.leave()
         engine.close()
         found[f"piece_rows {rows}"] = row

@@ -9,6 +9,7 @@ import torch
 
 from blend.engine import Ready, Request, Token
 from blend.errors import BlendError, Busy, NotFinite, PromptError, Unreadable
+from blend.fuse import Order
 from blend.load import adopt
 from blend.local import Limits
 from blend.prompt import Chunk, Prompt, Text
@@ -33,8 +34,8 @@ def test_sixteen_greedy_tokens_are_those_of_transformers(name: str) -> None:
     certain = next((count for count, lead in enumerate(leads) if lead < 1e-4), 16)
 
     with engine(ours(name)) as to:
-        full = Asked(to, Request(prompt, GREEDY, policy="full")).wait()
-        all_again = Asked(to, Request(prompt, GREEDY, policy="hybrid", ratio=1.0)).wait()
+        full = Asked(to, Request(prompt, GREEDY, Order("full"))).wait()
+        all_again = Asked(to, Request(prompt, GREEDY, Order(ratio=1.0))).wait()
 
     assert full.ids[:certain] == tokens[:certain]
     assert all_again.ids[:certain] == tokens[:certain]
@@ -50,8 +51,7 @@ def test_eight_requests_at_once_answer_as_one_after_the_other(name: str) -> None
         Request(
             dataclasses.replace(cached, suffix=question),
             dataclasses.replace(GREEDY, max_tokens=6 + 2 * number),
-            policy=("hybrid", "full", "reuse", "heads")[number % 4],
-            ratio=0.3,
+            Order(("hybrid", "full", "reuse", "heads")[number % 4], 0.3),
         )
         for number, question in enumerate(questions)
     ]
@@ -96,7 +96,7 @@ def test_streams_go_on_while_a_long_prompt_is_fused() -> None:
     with engine(ours("llama"), Limits(piece_rows=64)) as to:
         running = Asked(to, endless)
         running.next()
-        long = Asked(to, Request(Prompt(PREFIX, (Text(LONG),), SUFFIX), GREEDY, policy="full"))
+        long = Asked(to, Request(Prompt(PREFIX, (Text(LONG),), SUFFIX), GREEDY, Order("full")))
         long.wait()
         running.ticket.cancel()
         running.wait()
@@ -210,10 +210,10 @@ def test_prompts_that_cannot_be_are_refused_with_the_remedy() -> None:
         with pytest.raises(PromptError, match="window 4096: leave out chunks"):
             to.submit(Request(Prompt(PREFIX, (Text(LONG * 3),), SUFFIX)), print)
         with pytest.raises(PromptError, match="unknown policy 'best'"):
-            to.submit(Request(PLAIN, policy="best"), print)
+            to.submit(Request(PLAIN, order=Order("best")), print)
         for ratio in (-0.1, 1.5, float("nan")):
             with pytest.raises(PromptError, match="ratio must be in"):
-                to.submit(Request(PLAIN, ratio=ratio), print)
+                to.submit(Request(PLAIN, order=Order(ratio=ratio)), print)
         with pytest.raises(PromptError, match="token id 128"):
             to.submit(Request(Prompt((VOCABULARY,), (), SUFFIX)), print)
 
@@ -279,9 +279,9 @@ def test_a_prefix_is_computed_once_and_stays_exact() -> None:
     prompt = MIXED.prompt(model)
     reference = dense.greedy(native("llama"), prompt.ids, 16)[0]
     with engine(model) as to:
-        first = Asked(to, Request(prompt, GREEDY, ratio=0.3)).wait()
-        second = Asked(to, Request(prompt, GREEDY, ratio=0.3)).wait()
-        assert Asked(to, Request(prompt, GREEDY, policy="hybrid", ratio=1.0)).wait().ids == reference
+        first = Asked(to, Request(prompt, GREEDY, Order(ratio=0.3))).wait()
+        second = Asked(to, Request(prompt, GREEDY, Order(ratio=0.3))).wait()
+        assert Asked(to, Request(prompt, GREEDY, Order(ratio=1.0))).wait().ids == reference
 
     assert second.ready.report.reused == first.ready.report.reused + len(PREFIX)
     assert second.ids == first.ids

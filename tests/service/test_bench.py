@@ -105,7 +105,7 @@ def test_tokens_are_those_that_the_engine_reports(settings: Settings, monkeypatc
 
     monkeypatch.setattr(LocalEngine, "submit", spied)
     found = run(settings)
-    told = {(each.policy, each.reused + each.recomputed + each.fresh): each for each in reports}
+    told = {(each.order.policy, each.reused + each.recomputed + each.fresh): each for each in reports}
     assert len(reports) == len(found.rows) * (PLAN.repeats + 1)
     assert len(found.rows) == 6
     for row in found.rows:

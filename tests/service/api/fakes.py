@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from blend.fuse import Order
 from retriever.catalog.base import Collection, Passage
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.catalog.upload_types import NewUpload, UploadState
@@ -18,7 +19,6 @@ from service.access.rates import Rates
 from service.core import Core
 from service.ingest.drafts import decode_draft
 from service.ingest.rules import CollectionRules
-from service.model import Blending
 from service.pipeline.ask import Ask, Lookup
 from service.pipeline.events import ChunkReport, Delta, Event, Finished, Fused, Loaded, Report, Retrieved, Source, Usage
 from service.settings import Settings
@@ -166,7 +166,7 @@ class FakeCore:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.settings = settings
-        self.blending = Blending(settings.policy, settings.ratio)
+        self.blending = Order(settings.policy, settings.ratio)
         self.metrics = Metrics()
         self.rates = Rates()
         self.control = FakeControl()

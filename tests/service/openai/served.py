@@ -7,10 +7,10 @@ import httpx
 from fastapi import FastAPI, Request
 from openai import AsyncOpenAI
 
+from blend.fuse import Order
 from service.access.identity import Principal, Role
 from service.api.problems import Renderers, install
 from service.errors import Exhausted, Unavailable
-from service.model import Blending
 from service.openai.errors import as_openai
 from service.openai.routes import PREFIXES, Core, router
 from service.pipeline.ask import Ask
@@ -110,7 +110,7 @@ class FakeCore:
         self.control = FakeControl()
         self.rates = FakeRates()
         self.model_name = MODEL
-        self.blending = Blending("hybrid", 0.15)
+        self.blending = Order("hybrid", 0.15)
         self.created = 1_760_000_000.5
         self.window = 2048
         self.loading = False

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from openai.types.chat import completion_create_params
 from pydantic import ValidationError
 
+from blend.fuse import Order
 from retriever.documents import Json
 from service.errors import Invalid
-from service.model import Blending
 from service.openai.asking import MOST_TOKENS, Defaults, to_ask
 from service.openai.request import ChatRequest
 from service.pipeline.ask import Ask, Lookup, Loose, Turn
 from tests.service.openai.served import CHUNK, READER, FakeCore, FakePipeline, app_over, http, tale
 
-DEFAULTS = Defaults(Blending("hybrid", 0.15), top_k=7)
+DEFAULTS = Defaults(Order("hybrid", 0.15), top_k=7)
 USER = {"role": "user", "content": "Where?"}
 
 
@@ -107,9 +107,9 @@ def test_documents_arrive_in_each_of_their_ways() -> None:
     assert ask.documents == (Loose("Mira lives in Aveiro.", "Cities", "c"), Loose("Plain."))
     assert ask.chunk_ids == (CHUNK,)
     assert ask.lookup == Lookup("Where?", collection="cities", top_k=7)
-    assert ask.blending == Blending("hybrid", 0.5)
+    assert ask.blending == Order("hybrid", 0.5)
     assert ask.template == {"enable_thinking": False}
-    assert asked(blend={"policy": "full"}).blending == Blending("full", 0.15)
+    assert asked(blend={"policy": "full"}).blending == Order("full", 0.15)
     assert asked(blend={}).blending is None
 
 
