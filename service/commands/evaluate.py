@@ -171,7 +171,7 @@ def evaluate(
     Examples:
       kvweave eval --model ./my-model --html report.html
       kvweave eval --corpus ./docs --suite questions.txt
-      kvweave eval --forms all --passages 2,16 --policies full,hybrid
+      kvweave eval --forms all --passages 2,16
       kvweave eval --policies full,hybrid --ratios 0.1,0.2
     """
     from service.composition import compose_model
