@@ -136,7 +136,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_next_run_does(tmp_path: Path, undistur
     for trial in range(3):  # on a busy machine a run may be over before the signal is there
         place = Place(folder := tmp_path / str(trial))
         process = place.start(str(root))
-        wait_for((folder / "data/tenants/default/catalog.sqlite").exists, "it has begun")
+        wait_for((folder / "data/control.sqlite").exists, "it has begun")
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=WAIT_S)
         if process.returncode:

@@ -13,16 +13,16 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def printed(service: Any, tmp_path_factory: pytest.TempPathFactory) -> str:  # noqa: ANN401
+def printed(own_service: Any, tmp_path_factory: pytest.TempPathFactory) -> str:  # noqa: ANN401
     """By all examples, one after the other. What they put in is taken out again."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("readme")
         folder.joinpath("handbook.md").write_text("# Handbook\n\nLamps are made by Norworks.\n")
         patch.chdir(folder)
         try:
-            namespaces = run_examples(PACKAGE / "README.md", service)
+            namespaces = run_examples(PACKAGE / "README.md", own_service)
         finally:
-            with Client(service.base_url, service.key) as client:
+            with Client(own_service.base_url, own_service.key) as client:
                 for document in ("letter/40", "handbook.md", "note.txt"):
                     client.delete_document(document)
     return "\n".join(str(each[PRINTED]) for each in namespaces)
