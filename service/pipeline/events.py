@@ -1,7 +1,6 @@
 """What an answer tells on its way, in this order: retrieved, loaded, fused, deltas, finished. Knows no interface.
 
-A report is written as JSON as it stands. Whatever goes wrong is raised by the stream instead of the next event: a
-`ServiceError`.
+Whatever goes wrong is raised by the stream instead of the next event: a `ServiceError`.
 """
 
 from dataclasses import dataclass
