@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from threading import Condition, Thread
 
 from blend.errors import Busy, TokenizerError
@@ -229,18 +230,22 @@ class Ingest:
             self._changed.wait_for(lambda: self._closing, PAUSE_S)
 
     def _fill(self) -> bool:
-        """Whether there was anything to fill."""
+        """Whether there was anything to fill. A chunk waits until its turn is over, and is not asked for twice."""
         with self._changed:
-            keys = [key for key, _ in zip(self._fills, range(FILL_BATCH), strict=False)]
-            fills = [self._fills.pop(key) for key in keys]
+            fills = dict(islice(self._fills.items(), FILL_BATCH))
         groups: dict[tuple[str, str], list[_Fill]] = {}
-        for fill in fills:
+        for fill in fills.values():
             groups.setdefault((fill.tenant.name, fill.passage.collection), []).append(fill)
-        for group in groups.values():
-            try:
-                self._fill_group(group[0].tenant, group)
-            except (*_PASSING, Busy, TokenizerError) as error:
-                log.warning("missing chunks were not filled", extra=fields(reason=type(error).__name__))
+        try:
+            for group in groups.values():
+                try:
+                    self._fill_group(group[0].tenant, group)
+                except (*_PASSING, Busy, TokenizerError) as error:
+                    log.warning("missing chunks were not filled", extra=fields(reason=type(error).__name__))
+        finally:
+            with self._changed:
+                for key in fills:
+                    del self._fills[key]
         return bool(fills)
 
     def _fill_group(self, tenant: Tenant, fills: Sequence[_Fill]) -> None:

@@ -103,6 +103,7 @@ class Demo:
         wait_for(lambda: self.stored() == len(self.chunks), "all chunks are stored again")
         for chunk in self.chunks:
             wait_for(lambda chunk=chunk: is_sound(self.store.inner, self.key_of(chunk)), "a chunk is mended")
+        wait_for(lambda: not self.core.ingest.waiting_fills, "nothing is mended twice")
 
     def upload(self, document: str, text: str) -> str:
         """The job."""
