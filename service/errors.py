@@ -43,13 +43,6 @@ class NotFound(ServiceError, LookupError):
     title = "There is no such thing"
 
 
-class Conflict(ServiceError):
-    """What the present state does not allow."""
-
-    status = 409
-    title = "The present state does not allow it"
-
-
 class TooLarge(ServiceError, ValueError):
     """More than a limit allows."""
 

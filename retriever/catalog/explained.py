@@ -1,4 +1,4 @@
-"""What SQLite says is wrong with a catalog's file, as our errors with the remedy. Knows no tables."""
+"""What SQLite says is wrong with a file, as our errors with the remedy. Knows no tables."""
 
 import sqlite3
 from collections.abc import Generator
@@ -9,17 +9,17 @@ from retriever.errors import CatalogError
 
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is changing it, try again",
-    sqlite3.SQLITE_CANTOPEN: "name a file that can be written",
+    sqlite3.SQLITE_CANTOPEN: "name a place that can be written",
     sqlite3.SQLITE_CORRUPT: "it is damaged, restore it from a backup",
     sqlite3.SQLITE_FULL: "free some space",
     sqlite3.SQLITE_IOERR: "look after the disk",
-    sqlite3.SQLITE_NOTADB: "it is no catalog or a damaged one, restore it from a backup",
+    sqlite3.SQLITE_NOTADB: "it is no database or a damaged one, restore it from a backup",
     sqlite3.SQLITE_READONLY: "let this process write it",
 }
 
 
 @contextmanager
-def explained(path: Path) -> Generator[None]:
+def explained(what: str, error_type: type[Exception] = CatalogError) -> Generator[None]:
     """What the file or the disk is to blame for, with the remedy; other errors are ours."""
     try:
         yield
@@ -27,7 +27,7 @@ def explained(path: Path) -> Generator[None]:
         remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         if not remedy:
             raise
-        raise CatalogError(f"the catalog {path}: {error}: {remedy}") from error
+        raise error_type(f"{what}: {error}: {remedy}") from error
 
 
 @contextmanager

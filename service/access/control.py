@@ -12,10 +12,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from retriever.catalog.explained import explained
 from retriever.catalog.schema import transaction
 from retriever.documents import Json
 from retriever.errors import FilterError
@@ -30,15 +31,6 @@ from service.errors import Unavailable
 WAIT_S = 30  # for another process's change
 NOTE_CHARS = 200
 
-_REMEDIES = {
-    sqlite3.SQLITE_BUSY: "another process is changing it, try again",
-    sqlite3.SQLITE_CANTOPEN: "name a folder that can be written",
-    sqlite3.SQLITE_CORRUPT: "it is damaged, restore a backup",
-    sqlite3.SQLITE_FULL: "free some space",
-    sqlite3.SQLITE_IOERR: "look after the disk",
-    sqlite3.SQLITE_NOTADB: "it is damaged, or no database: restore a backup",
-    sqlite3.SQLITE_READONLY: "let this process write it",
-}
 _COLUMNS = "id, tenant, role, bound, per_minute, note, created, revoked"
 
 
@@ -100,7 +92,7 @@ class Control:
         self._closed = False
         self._known = _Known(-1)
         private_folder(path.parent)
-        with _explained(path), _alone(path.parent):
+        with self._explained(), _alone(path.parent):
             private_file(path)
             self._writer = _connect(path)
             try:
@@ -237,16 +229,19 @@ class Control:
 
     @contextmanager
     def _read(self) -> Generator[sqlite3.Connection]:
-        with self._reading, _explained(self._path):
+        with self._reading, self._explained():
             self._check_open()
             yield self._reader
 
     @contextmanager
     def _change(self) -> Generator[sqlite3.Connection]:
-        with self._writing, _explained(self._path):
+        with self._writing, self._explained():
             self._check_open()
             with transaction(self._writer):
                 yield self._writer
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(f"the control database {self._path}", Unavailable)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -315,15 +310,3 @@ def _alone(folder: Path) -> Generator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _explained(path: Path) -> Generator[None]:
-    """What the file or the disk is to blame for, with the remedy; other errors are ours."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
-        if not remedy:
-            raise
-        raise Unavailable(f"the control database {path}: {error}: {remedy}") from error

@@ -373,7 +373,7 @@ def test_a_damaged_file_is_unavailable_with_the_remedy_and_so_is_a_closed_one(da
     with pytest.raises(Unavailable, match="closed"):
         control.create_key("acme", Role.READ)
     (data / "control.sqlite").write_bytes(b"no database " * 1000)
-    with pytest.raises(Unavailable, match="restore a backup"):
+    with pytest.raises(Unavailable, match="from a backup"):
         opened(data)
 
 
