@@ -44,11 +44,11 @@ class Found(Protocol):
 
     @property
     def raw_head(self) -> bytes:
-        """Preamble and head."""
+        """The preamble and the head."""
         ...
 
     def frames(self, head: Head) -> Fetch:
-        """How to fetch the frames that this head lists."""
+        """Returns what fetches the frames that this head lists."""
         ...
 
 
@@ -78,7 +78,7 @@ class BlobAccess(ABC):
         """The blob's first bytes, unless it is absent or dead."""
 
     def prefetch(self, keys: Iterable[CacheKey]) -> int:
-        """Ask that these be near; returns how many fetches were begun. Promises nothing."""
+        """Ask that these blobs be copied into near tiers; returns how many fetches were begun. Promises nothing."""
         del keys
         return 0
 
@@ -87,7 +87,7 @@ class BlobAccess(ABC):
         """Store a blob unless its key is there. A precomputed blob makes the one that is there precomputed."""
 
     def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
-        """`put` of each, together where the medium gains by it. Where it raises, any of them may be stored."""
+        """Put each blob, together where the medium gains by it. Where it raises, any of them may be stored."""
         return [self.put(blob) for blob in blobs]
 
     @abstractmethod
@@ -96,7 +96,7 @@ class BlobAccess(ABC):
 
     @abstractmethod
     def discard(self, key: CacheKey) -> bool:
-        """Forget one blob; whether it was there."""
+        """Forget one blob; returns whether it was there."""
 
     @abstractmethod
     def epoch(self, tenant: str) -> int:

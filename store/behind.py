@@ -48,7 +48,7 @@ class Behind:
             return True
 
     def wait(self) -> None:
-        """Wait for all that was submitted before, well or not."""
+        """Wait until all that was submitted before is done, well or not."""
         with self._changed:
             wanted = self._submitted
             self._changed.wait_for(lambda: self._done >= wanted)

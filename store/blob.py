@@ -55,7 +55,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Terms(msgspec.Struct, frozen=True, array_like=True):
-    """On what terms a blob is kept.
+    """The terms on which a blob is kept.
 
     `epoch` is the tenant's delete epoch when the computing began: a later delete kills the blob, wherever it travels.
     A precomputed blob is what a job was asked to store; any other is a fill at query time and may be evicted.
@@ -107,7 +107,7 @@ def digest(data: Buffer) -> bytes:
 
 
 def write_head(head: Head) -> bytes:
-    """Preamble and head."""
+    """The preamble and the head as bytes."""
     body = msgspec.msgpack.encode(head)
     if len(body) > MAX_HEAD_BYTES:
         raise RecordError(f"a head of {len(body)} bytes is over {MAX_HEAD_BYTES}: the record has too many frames")

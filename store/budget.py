@@ -37,11 +37,11 @@ class Ledger:
         self._own: defaultdict[str, Evictor[str]] = defaultdict(Evictor)
 
     def keys(self) -> set[str]:
-        """All keys."""
+        """The keys of all blobs."""
         return set(self._kept)
 
     def matches(self, key: str, nbytes: int, *, evictable: bool) -> bool:
-        """Whether a blob is known just so."""
+        """Whether the ledger has the blob with just this size, and just as evictable."""
         return self._kept.get(key) == _Kept(nbytes, evictable)
 
     def add(self, key: str, nbytes: int, *, tokens: int, evictable: bool) -> None:
@@ -74,7 +74,7 @@ class Ledger:
             evictor.evicted(key)
 
     def victims(self, key: str, nbytes: int) -> list[str] | None:
-        """Whom to give up so that so many more bytes fit under this key; None where even that is not enough."""
+        """The keys to give up so that so many more bytes fit under this key; None where even that is not enough."""
         tenant = tenant_of(key)
         own = _excess(self._budget.per_tenant, self._by_tenant[tenant] + nbytes)
         overall = _excess(self._budget.total, self.total + nbytes)

@@ -40,7 +40,7 @@ class MapFull(Exception):
 
 @contextmanager
 def _typed(path: Path) -> Generator[None]:
-    """LMDB's errors and the system's as ours, with the remedy."""
+    """Raises the errors of LMDB and of the system as errors of the store, with the remedy."""
     try:
         yield
     except StoreError:
@@ -108,7 +108,7 @@ class Environment:
         return self.path / "compacting"
 
     def _mapped(self) -> lmdb.Environment:
-        """Open with the largest reservation that the system grants."""
+        """Opens the environment with the largest reservation that the system grants."""
         wanted = self._map_bytes
         while True:
             try:
@@ -155,7 +155,7 @@ class Environment:
 
     @property
     def stale(self) -> bool:
-        """Whether it belongs to the parent of a fork."""
+        """Whether the environment belongs to the parent of a fork."""
         return os.getpid() != self._pid
 
     def database(self, name: bytes) -> "lmdb._Database":
@@ -238,7 +238,7 @@ class Environment:
         sync(self.path)
 
     def _reopen(self) -> None:
-        """Needed after a refusal too: asking gave up the shared lock, and another process may have compacted."""
+        """Opens the file again, after a refusal too: asking gave up the shared lock, and others may have compacted."""
         self._env.close()
         fcntl.flock(self._lock_file, fcntl.LOCK_SH)
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -295,7 +295,7 @@ class Environment:
         self._env.close()
 
     def release(self) -> None:
-        """One user less; the last one closes it, when the last transaction has ended."""
+        """Count one user less; the last one closes the environment, when the last transaction has ended."""
         if self.stale:
             return  # it is the parent's to close
         if getattr(self._mine, "depth", 0):

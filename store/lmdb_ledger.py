@@ -33,7 +33,7 @@ class SharedLedger:
                 self._ledger.used(key)
 
     def victims(self, txn: lmdb.Transaction, key: str, *, nbytes: int, more: int) -> list[str] | None:
-        """Whom to give up so that so many bytes fit under this key, and `more` anywhere; None where nothing helps."""
+        """The keys to give up so that so many bytes fit under this key, and `more` anywhere; None where none help."""
         if self._idle:
             return []
         with self._lock:

@@ -93,7 +93,7 @@ class Rows:
         return sum(counts) * PAGE_BYTES
 
     def touch(self, txn: lmdb.Transaction) -> None:
-        """Change something that means nothing."""
+        """Write something that means nothing, so that a transaction counts as one that writes."""
         txn.put(b"touched", b"")
 
     def head(self, txn: lmdb.Transaction, key: bytes) -> bytes | None:
@@ -113,7 +113,7 @@ class Rows:
         return None if data is None else msgspec.msgpack.decode(data, type=Row)
 
     def write(self, txn: lmdb.Transaction, blob: Blob, *, row: Row) -> None:
-        """Put a whole blob, in place of what is there."""
+        """Write a whole blob, in place of what is there."""
         key = blob.head.key.text.encode()
         self.remove(txn, key)
         txn.put(key, blob.head_bytes, db=self._db(_HEADS))
@@ -127,7 +127,7 @@ class Rows:
         txn.put(key, msgspec.msgpack.encode(row), db=self._db(_ROWS))
 
     def remove(self, txn: lmdb.Transaction, key: bytes) -> bool:
-        """Take a blob away; whether it was there."""
+        """Take a blob away; returns whether it was there."""
         row = self.row(txn, key)
         if row is None:
             return False

@@ -40,7 +40,7 @@ class _Found:
     rows: Rows
 
     def frames(self, head: Head) -> Fetch:
-        """Frames as views into the map, each in a snapshot of its own: a long read never holds pages back."""
+        """The frames as views into the map, each in a snapshot of its own: a long read never holds pages back."""
         del head
 
         @contextmanager
@@ -96,7 +96,7 @@ class LmdbStore(BlobStore):
         return self._store(blob, keep=True)
 
     def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
-        """A commit, and so a sync of the disk, for several of them."""
+        """Stores several blobs with each commit, and so with each sync of the disk."""
         return [put for together in _together(blobs) for put in self._put_together(together)]
 
     def _put_together(self, blobs: Sequence[Blob]) -> list[Put]:
@@ -140,7 +140,7 @@ class LmdbStore(BlobStore):
         return self._run(change)
 
     def _age_in(self, txn: lmdb.Transaction) -> None:
-        """The pages that a transaction frees can be used from the second one after it. This is the first."""
+        """Writes nothing of use: freed pages are usable from the second transaction after theirs; this is the first."""
         self._rows.touch(txn)
         self._ledger.passed(txn)
 
@@ -205,7 +205,7 @@ class LmdbStore(BlobStore):
         return result
 
     def _change(self, change: Callable[[lmdb.Transaction], T]) -> T:
-        """A change that needs few pages: where the map is full it may use the part that is kept for it."""
+        """Runs a change that needs few pages: where the map is full it may use the part that is kept for it."""
         try:
             return self._run(change)
         except MapFull:
@@ -271,7 +271,7 @@ class LmdbStore(BlobStore):
         return self.environment.compact()
 
     def _bury_in(self, txn: lmdb.Transaction, *, deletion: Deletion) -> bool:
-        """Take some of the dead away; whether there may be more."""
+        """Take some of the dead away; returns whether there may be more."""
         rows = self._rows.scan(txn, deletion.scope.text.encode())
         dead = list(islice((raw.decode() for raw, row in rows if row.epoch < deletion.epoch), _BATCH))
         for key in dead:
@@ -340,7 +340,7 @@ def _together(blobs: Iterable[Blob]) -> Iterator[list[Blob]]:
 
 
 def _parse(raw: bytes) -> CacheKey | None:
-    """The key, or None where this store did not write it."""
+    """The key of a blob, or None where this store did not write it."""
     try:
         return CacheKey.parse(raw.decode())
     except ValueError:

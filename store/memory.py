@@ -27,7 +27,7 @@ class _Kept:
         return self.blob.head_bytes
 
     def frames(self, head: Head) -> Fetch:
-        """Frames as they are in memory."""
+        """The frames as they are in memory."""
         del head
 
         @contextmanager

@@ -66,7 +66,7 @@ class ObjectClient:
         self._folder = folder
 
     def read(self, path: str, wanted: range) -> Piece | None:
-        """These bytes, or as many as there are; None where there is no object. An empty object reads as empty."""
+        """Read these bytes, or as many as there are; None where there is no object. An empty object reads as empty."""
         try:
             with self._typed():
                 answer = obstore.get(self._bucket, path, options={"range": (wanted.start, wanted.stop)})
@@ -108,7 +108,7 @@ class ObjectClient:
         self._settle(path)
 
     def head(self, path: str) -> Listed | None:
-        """Size and age of an object."""
+        """The size and age of an object."""
         try:
             with self._typed():
                 meta = obstore.head(self._bucket, path)
@@ -164,7 +164,7 @@ class ObjectClient:
                 self._delete([path])
 
     def copy(self, source: str, target: str) -> bool:
-        """Copy an object inside the bucket; whether it was there. The copy's age counts from now."""
+        """Copy an object inside the bucket; returns whether it was there. The copy's age counts from now."""
         try:
             self._insist(lambda: obstore.copy(self._bucket, source, target))
         except _NotThere:
@@ -185,7 +185,7 @@ class ObjectClient:
             return attempt()
 
     def _settle(self, path: str) -> None:
-        """A folder's file survives a power cut only after it and its folder are synced."""
+        """Syncs a folder's file and the folder: only then does the file survive a power cut."""
         if self._folder is None:
             return
         for place in (self._folder / path, (self._folder / path).parent):
@@ -197,7 +197,8 @@ class ObjectClient:
 
     @contextmanager
     def _typed(self) -> Generator[None]:
-        """Ours for the client's errors. Not chained: its dumps repeat what a server said, and that may be a token."""
+        """Raises our errors for the client's. Not chained: its dumps repeat a server's words, which may hold a
+        token."""
         try:
             yield
         except StoreError:
@@ -225,7 +226,7 @@ class ObjectClient:
 
 
 def _brief(error: Exception) -> str:
-    """What the client says, and of the server's own words the code alone."""
+    """The client's own words on an error, and of the server's words the code alone."""
     text = str(error).strip()
     said, _, server = text.partition("<")
     code = re.search(r"<Code>(\w{1,60})</Code>", server)

@@ -28,7 +28,7 @@ class ListedLedger:
                 self._ledger.used(key)
 
     def victims(self, key: str, nbytes: int) -> list[str] | None:
-        """Whom to give up so that so many more bytes fit under this key; None where even that is not enough."""
+        """The keys to give up so that so many more bytes fit under this key; None where even that is not enough."""
         if self._idle:
             return []
         self._refresh()

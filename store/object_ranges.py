@@ -42,7 +42,7 @@ class ObjectBlob:
         return bytes(self._first.data[:length])
 
     def frames(self, head: Head) -> Fetch:
-        """Frames out of ranges that are fetched together, at the first frame that needs one."""
+        """Fetches frames out of ranges that are fetched together, at the first frame that needs one."""
         if len(self.raw_head) + head.body_bytes != self._first.whole:
             raise BadBlob(MissReason.CORRUPT, f"the object has {self._first.whole} bytes, its head promises others")
         self._spans = offsets(head, len(self.raw_head))
@@ -50,7 +50,7 @@ class ObjectBlob:
 
     @contextmanager
     def _fetch(self, number: int) -> Generator[Buffer]:
-        """One frame, once it is here."""
+        """Waits for one frame and yields it."""
         span = self._spans[number]
         if span.stop <= len(self._first.data):
             yield self._first.data[span.start : span.stop]
@@ -85,7 +85,7 @@ def offsets(head: Head, start: int) -> list[range]:
 
 
 def coalesce(spans: list[range], limit: int = RANGES) -> list[range]:
-    """At most so many ranges of about equal size that cover adjoining spans, none of them torn."""
+    """Joins adjoining spans into at most `limit` ranges of about equal size; no span is torn."""
     if not spans:
         return []
     share = max(_RANGE_BYTES, -(-(spans[-1].stop - spans[0].start) // limit))

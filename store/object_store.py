@@ -89,7 +89,7 @@ class ObjectBlobStore(BlobStore):
         return there and not any(self._client.head(f"{kind}/{key}") for kind in ("fills", "pins"))
 
     def _stored(self, blob: Blob, *, fill: bool) -> Put:
-        """A delete that came between the computing and the write finds the blob, or is found here: one of the two."""
+        """Completes a put: a delete that came after the computing began either finds the blob, or is found here."""
         key = blob.head.key.text
         killers = self._killers(blob)
         if killers:
@@ -110,7 +110,7 @@ class ObjectBlobStore(BlobStore):
         return [deletion for deletion in self.deletions(key.tenant, epoch) if deletion.kills(key, epoch)]
 
     def _keep(self, blob: Blob) -> None:
-        """Precomputed blobs bear no marker."""
+        """Takes the markers of a blob away: precomputed blobs bear none."""
         key = blob.head.key.text
         self._client.delete([f"fills/{key}", f"pins/{key}"])
         self._ledger.added(key, blob.nbytes, evictable=False)
@@ -126,7 +126,7 @@ class ObjectBlobStore(BlobStore):
         return None if self._client.head(f"blobs/{key}") is not None else Put.OVER_BUDGET
 
     def _must_stay(self, key: str) -> bool:
-        """Another machine promoted or pinned it since the last listing, or a killed eviction left its marker behind."""
+        """Whether another machine promoted or pinned it since the listing, or a killed eviction left its marker."""
         head = self._head(key)
         if head is not None and head.terms.precomputed:
             self._client.delete([f"fills/{key}"])
@@ -139,7 +139,7 @@ class ObjectBlobStore(BlobStore):
         return True
 
     def _remove(self, keys: list[str], *, evicted: bool = False) -> None:
-        """Blobs first: a marker without a blob harms nobody."""
+        """Deletes blobs first and their markers then: a marker without a blob harms nobody."""
         self._client.delete(f"blobs/{key}" for key in keys)
         self._client.delete(f"{kind}/{key}" for key in keys for kind in ("fills", "pins"))
         for key in keys:
@@ -228,7 +228,7 @@ class ObjectBlobStore(BlobStore):
         return number
 
     def _bury(self, deletion: Deletion) -> None:
-        """What was stored well before the deletion was begun before it; of the rest the heads tell."""
+        """Removes what a deletion kills: what was stored well before it was begun before it; of the rest heads tell."""
         tenant = deletion.scope.tenant
         logged = self._client.head(_numbered(f"deletions/{quote(tenant)}", deletion.epoch))
         surely_before = logged.modified - _SKEW_S if logged else 0.0
@@ -245,7 +245,7 @@ class ObjectBlobStore(BlobStore):
         self._client.delete([_numbered(f"burying/{quote(tenant)}", deletion.epoch)])
 
     def finish_deletes(self) -> None:
-        """Every deletion that is still known: a put that was killed before its check left no mark."""
+        """Buries for every deletion that is still known: a put that was killed before its check left no mark."""
         for tenant in self.tenants():
             for deletion in {*self._deletions("burying", tenant), *self.deletions(tenant)}:
                 self._bury(deletion)

@@ -112,21 +112,21 @@ def codes_per_byte(bits: int) -> int:
 
 
 def widen(array: Array, dtype: Dtype) -> NDArray[np.float32]:
-    """Plain storage to float32, exactly."""
+    """Brings plain storage to float32, exactly."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array.astype(np.float32)
 
 
 def all_finite(array: Array, dtype: Dtype) -> bool:
-    """No NaN and no infinity."""
+    """Whether there is no NaN and no infinity."""
     if dtype == "bfloat16":
         return int((array.view(np.uint16) & np.uint16(0x7FFF)).max()) < 0x7F80
     return bool(np.isfinite(array).all())
 
 
 def largest(dtype: Dtype) -> float:
-    """The largest finite number."""
+    """The dtype's largest finite number."""
     return _LARGEST[dtype]
 
 
@@ -150,7 +150,7 @@ def round_into(out: Array, wide: NDArray[np.float32], *, dtype: Dtype) -> None:
 
 
 def narrow(wide: NDArray[np.float32], dtype: Dtype) -> Array:
-    """Float32 to plain storage, rounded to nearest even and never to infinity."""
+    """Brings float32 to plain storage, rounded to nearest even and never to infinity."""
     out = np.empty(wide.shape, STORAGE[dtype])
     inside = wide.copy()
     clip(inside, dtype)

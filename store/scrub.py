@@ -68,7 +68,7 @@ def verify(store: BlobStore) -> Iterator[tuple[int, ScrubReport]]:
 
 
 def _confirm(tier: BlobAccess, entry: Entry) -> BadEntry | None:
-    """A blob that was replaced while it was read looks corrupt, once."""
+    """Checks a blob, and a bad one again: one that was replaced while it was read looks corrupt, once."""
     return _check(tier, entry) and _check(tier, entry)
 
 

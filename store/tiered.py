@@ -75,7 +75,7 @@ class TieredStore(BlobStore):
         return near if below.reason is MissReason.ABSENT else below
 
     def _open_once(self, key: CacheKey) -> _Lower | Miss:
-        """Open below the top; callers that come meanwhile share the answer."""
+        """Opens a blob below the top; callers that come meanwhile share the answer."""
         takings = self._takings
 
         def open_below() -> _Lower | Miss:
@@ -143,7 +143,7 @@ class TieredStore(BlobStore):
 
     @contextmanager
     def _taking(self, goes: Callable[[CacheKey, Head], bool]) -> Generator[None]:
-        """Nothing is copied upwards inside the block, and nothing of what goes after it that was opened before."""
+        """Copies nothing upwards inside the block, nor later what `goes` and was opened before."""
         with self._moving:
             self._takings += 1
             with self._lock:
@@ -222,7 +222,7 @@ class TieredStore(BlobStore):
                 tier.delete(deletion.scope, epoch=deletion.epoch)
 
     def _learn_deletions(self, tenant: str) -> None:
-        """Deletions that another process or machine told the lowest tier reach the caches here."""
+        """Applies to the caches here the deletions that another process or machine told the lowest tier."""
         if len(self._tiers) == 1:
             return
         now = time.monotonic()
@@ -239,7 +239,7 @@ class TieredStore(BlobStore):
         self._synced[tenant] = (now, max([known, *(deletion.epoch for deletion in news)]))
 
     def _known_deletions(self, tenant: str) -> int:
-        """Where to begin: a cache that holds nothing of the tenant yet needs no history."""
+        """The epoch that caches know deletions up to: one that holds nothing of the tenant needs no history."""
         epochs = [tier.epoch(tenant) for tier in self._tiers[:-1] if tenant in tier.tenants()]
         return min(epochs) if epochs else self.lowest.epoch(tenant)
 
@@ -258,7 +258,7 @@ class TieredStore(BlobStore):
             return sum(tier.discard(key) for tier in reversed(self._tiers)) > 0
 
     def quarantine(self, key: CacheKey) -> bool:
-        """Caches hold copies: only the lowest tier's blob is worth keeping for a look."""
+        """Quarantines the blob of the lowest tier. Caches hold copies: theirs are not worth keeping for a look."""
         with self._taking(lambda other, _: other == key):
             moved = self.lowest.quarantine(key)
             copies = sum(tier.discard(key) for tier in self._tiers[:-1])

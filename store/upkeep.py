@@ -59,7 +59,7 @@ class StoreUpkeep(ABC):
 
     @abstractmethod
     def quarantine(self, key: CacheKey) -> bool:
-        """Move a bad blob out of reach, kept for inspection where the medium can; whether it was there."""
+        """Move a bad blob out of reach, kept for inspection where the medium can; returns whether it was there."""
 
     @abstractmethod
     def forget_quarantined(self, before: float) -> int:
@@ -77,7 +77,7 @@ class StoreUpkeep(ABC):
         """Take away what a killed `delete` left behind."""
 
     def compact(self) -> int:
-        """Give free space back to the medium, which nobody else may have open; returns the bytes."""
+        """Give free space back to the medium, which nobody else may have open; returns how many bytes."""
         return 0
 
     @abstractmethod

@@ -103,7 +103,7 @@ def _parts(reader: BlobReader, number: int) -> Iterator[Part]:
 
 
 def _unpacked_bytes(head: Head, number: int) -> int:
-    """What the shapes need, told without a walk through the spans: a head may claim any number of tokens."""
+    """The bytes that the shapes need, without a walk through the spans: a head may claim any number of tokens."""
     frame, packing = head.frames[number], _packing(head)
     size = packing.frame_bytes(head.shapes[frame.layer : frame.layer + frame.layers], frame.tokens)
     if size > MAX_FRAME_BYTES:

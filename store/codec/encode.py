@@ -104,7 +104,7 @@ def _refuse_non_finite(record: Record) -> None:
 
 
 def _compress(pieces: Iterable[bytes]) -> bytes:
-    """One zstd frame. A large piece is a block of its own: planes of exponents and mantissas share no statistics."""
+    """The pieces as one zstd frame. A large piece is its own block: exponents and mantissas share no statistics."""
     whole = list(pieces)
     stream = _compressor().compressobj(size=sum(map(len, whole)))
     out: list[bytes] = []

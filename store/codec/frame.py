@@ -69,7 +69,7 @@ def _even_step(tokens: int, pieces: int) -> int:
 
 
 def cut_evenly(tokens: int, pieces: int) -> list[range]:
-    """About equal runs whose starts are multiples of four, so that every `codes_per_byte` divides them."""
+    """Runs of about equal length whose starts are multiples of four, so that every `codes_per_byte` divides them."""
     step = _even_step(tokens, pieces)
     return [range(start, min(start + step, tokens)) for start in range(0, tokens, step)]
 

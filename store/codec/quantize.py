@@ -26,7 +26,7 @@ def _grid() -> Scales:
 
 
 def _places() -> NDArray[np.int64]:
-    """For each bfloat16 from zero up, by its bits: where the grid has the first size that is not smaller.
+    """The place in the grid of the first size that is not smaller, for each bfloat16 from zero up, by its bits.
 
     A logarithm would be rounded, and not alike on every machine.
     """
@@ -51,7 +51,7 @@ class Steps:
         return self._taken(_GRID)
 
     def inverses(self) -> Scales:
-        """One over each of them, zero for zero."""
+        """One over each of the step sizes, zero for zero."""
         return self._taken(_INVERSES)
 
     def _taken(self, table: Scales) -> Scales:
@@ -121,7 +121,7 @@ def dequantize(tiles: Sequence[PackedTensor], dtype: Dtype) -> Array:
 
 
 def _values(tensor: PackedTensor) -> Floats:
-    """(H, T, D) in float32."""
+    """The tensor's values (H, T, D) in float32."""
     values = unpack(tensor.codes, tensor.per_byte, tokens=tensor.tokens).astype(np.float32)
     values -= np.float32((2**tensor.bits - 1) / 2)
     with np.errstate(over="ignore"):  # the cell of the largest number may reach beyond it; `clip` brings it back
@@ -130,5 +130,5 @@ def _values(tensor: PackedTensor) -> Floats:
 
 
 def _reach(tensor: PackedTensor) -> float:
-    """No value is larger. Two passes over the values would tell the same, for half the time of a decode."""
+    """A bound that no value exceeds. To look at the values themselves would take half the time of a decode."""
     return float(tensor.scales.max()) * 2 ** (tensor.bits - 1)
