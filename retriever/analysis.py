@@ -35,13 +35,13 @@ _one_at_a_time = threading.Lock()
 
 
 def terms(text: str) -> list[str]:
-    """Of a chunk: in the order of the text, one for each time that a word stands there."""
+    """The terms of a chunk, in the order of the text, one for each time that a word stands there."""
     text = text[:SEARCHED]
     return _ascii_terms(text) if text.isascii() else list(_terms(text, asked=False))
 
 
 def asked(text: str) -> list[str]:
-    """Of a query. A term that ends in * stands for all that begin so: one character of a script without spaces."""
+    """The terms of a query. One that ends in * stands for all that begin so: a character of a script without spaces."""
     text = text[:SEARCHED]
     return _ascii_terms(text) if text.isascii() else list(_terms(text, asked=True))
 
@@ -66,7 +66,7 @@ def _pairs(run: str) -> Iterator[str]:
 
 
 def _normal(text: str) -> str:
-    """Compatible forms are one, case and accents do not count."""
+    """The text with compatible forms made one, and without case and accents."""
     return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text.casefold())))
 
 

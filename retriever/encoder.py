@@ -95,7 +95,7 @@ class Encoder:
         return cast(list[list[int]], answer["input_ids"])
 
     def _forward(self, ids: list[list[int]]) -> Tensor:
-        """(N, dim) on the model's device, not yet of unit length."""
+        """Vectors (N, dim) on the model's device, not yet of unit length."""
         lengths = torch.tensor([len(row) for row in ids])
         padding = _padding(self._model, self._tokenizer)
         width = int(lengths.max())
@@ -196,7 +196,7 @@ def _device(name: str) -> torch.device:
 
 
 def _max_tokens(model: PreTrainedModel, tokenizer: Tokenizer, *, told: int | None) -> int:
-    """What the folder tells, else what the tokenizer says; never more than positions."""
+    """The limit that the folder tells, else what the tokenizer says; never more than positions."""
     positions = _positions(model)
     limit = positions if positions is not None else _ENDLESS
     own = told or tokenizer.model_max_length
@@ -218,13 +218,13 @@ def _positions(model: PreTrainedModel) -> int | None:
 
 
 def _padding(model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-    """RoBERTa and its kin find positions by this id; where a model knows none, the mask alone counts."""
+    """The id to pad with. RoBERTa and its kin find positions by it; where a model knows none, the mask alone counts."""
     known = (getattr(model.config.get_text_config(), "pad_token_id", None), tokenizer.pad_token_id)
     return next((one for one in known if isinstance(one, int) and one >= 0), 0)
 
 
 def _batches(ids: list[list[int]]) -> Iterator[list[int]]:
-    """Places of texts of like length, the longest first: what does not fit in memory shows at once."""
+    """Yields places of texts of like length, the longest first: what does not fit in memory shows at once."""
     batch: list[int] = []
     for place in sorted(range(len(ids)), key=lambda place: -len(ids[place])):
         if batch and (len(batch) == _BATCH_TEXTS or (len(batch) + 1) * len(ids[batch[0]]) > _BATCH_TOKENS):
@@ -236,7 +236,7 @@ def _batches(ids: list[list[int]]) -> Iterator[list[int]]:
 
 
 def _pool(hidden: Tensor, mask: Tensor, *, how: str) -> Tensor:
-    """(N, T, D) to (N, D). Padding stands on the right."""
+    """Pools (N, T, D) to (N, D). Padding stands on the right."""
     if how == "cls":
         return hidden[:, 0]
     if how == "last":

@@ -24,7 +24,7 @@ class _Module(msgspec.Struct):
 
 
 class Settings(msgspec.Struct):
-    """Of the transformer. What follows the first two is refused where a folder sets it."""
+    """Settings of the transformer. What follows the first two is refused where a folder sets it."""
 
     max_seq_length: int | None = None
     do_lower_case: bool = False
@@ -35,7 +35,7 @@ class Settings(msgspec.Struct):
 
 
 class _PoolingSettings(msgspec.Struct):
-    """The flags are how older folders say it."""
+    """How a folder says its pooling. The flags are how older folders say it."""
 
     pooling_mode: str | list[str] = []
     include_prompt: bool = True
@@ -62,7 +62,7 @@ class Layout:
 
 
 def layout_of(folder: Path) -> Layout:
-    """Of a folder that sentence-transformers saved, or that holds a transformer alone."""
+    """The layout of a folder that sentence-transformers saved, or that holds a transformer alone."""
     prompts = _read(folder / "config_sentence_transformers.json", _Prompts()).prompts
     passage = next((text for name in _PASSAGE_PROMPTS if (text := prompts.get(name))), "")
     instructions = Instructions(prompts.get("query") or "", passage)
@@ -109,5 +109,5 @@ def _pooling(file: Path) -> str:
 
 
 def _kind(value: object) -> object:
-    """What msgspec is to make; the only lists are of modules."""
+    """The type that msgspec is to make; the only lists are of modules."""
     return list[_Module] if isinstance(value, list) else type(value)

@@ -72,7 +72,7 @@ def outside(names: Sequence[str]) -> Condition:
 
 
 def condition(where: Json) -> Condition:
-    """Raises FilterError, which names what it does not understand."""
+    """The filter as SQL. Raises FilterError, which names what it does not understand."""
     found = _all(where, depth=0)
     if len(found.values) > MOST:
         raise FilterError(f"the filter compares with more than {MOST} values: use a field that says the same in fewer")
@@ -82,7 +82,7 @@ def condition(where: Json) -> Condition:
 
 
 def facets(metadata: Json) -> Iterator[tuple[str, Value]]:
-    """What can be compared of a document's metadata: (field, value)."""
+    """Yields what can be compared of a document's metadata: (field, value)."""
     for name, value in metadata.items():
         yield from dict.fromkeys(_facets(name, value))
 
@@ -109,7 +109,7 @@ def _facets(name: str, value: object) -> Iterator[tuple[str, Value]]:
 
 
 def _stored(value: object, name: str) -> Value:
-    """True, false and null are unlike every number and text."""
+    """The value as the table holds it. True, false and null are unlike every number and text."""
     if value is None or isinstance(value, bool):
         return repr(value).encode()
     if isinstance(value, int):
@@ -129,7 +129,7 @@ def _number(name: str, value: int) -> int | float:
 
 
 def _shown(value: object) -> str:
-    """Of anything, but not more than a line."""
+    """The beginning of any value, not more than a line."""
     return brief(value)
 
 
@@ -199,7 +199,7 @@ def _compared(name: str, operator: str, *, wanted: object) -> Condition:
 
 
 def _same_kind(operator: str, value: Value) -> str:
-    """Numbers are compared with numbers and texts with texts; the index orders the ones before the others."""
+    """SQL that compares numbers with numbers and texts with texts; the index orders the ones before the others."""
     if operator == "$eq":
         return ""
     if isinstance(value, str):

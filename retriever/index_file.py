@@ -22,7 +22,7 @@ class IndexFile:
         self._head = folder / f"{stem}.json"
 
     def write(self, nearest: Nearest, facts: Mapping[str, str | int]) -> None:
-        """In the place of what was there. Readers that have the old one open keep it; other writers wait."""
+        """Replaces what was there. Readers that have the old one open keep it; other writers wait."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / f"{self._stem}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, or its process ends
@@ -42,7 +42,7 @@ class IndexFile:
                 old.unlink(missing_ok=True)
 
     def read(self) -> tuple[Nearest, dict[str, str | int]] | None:
-        """None where there is none, or where it is damaged."""
+        """The index and its facts; None where there is none, or where it is damaged."""
         try:
             head = json.loads(self._head.read_text())
             data = self._folder / Path(head["data"]).name
@@ -54,6 +54,6 @@ class IndexFile:
 
 
 def _digest(path: Path, facts: dict[str, str | int]) -> str:
-    """Of the facts too: a wrong number in them would hide vectors."""
+    """A digest of the file and of the facts too: a wrong number in them would hide vectors."""
     told = json.dumps(facts, sort_keys=True).encode()
     return blake3(told, max_threads=blake3.AUTO).update_mmap(path).hexdigest()

@@ -26,7 +26,7 @@ class Entries:
 
     @classmethod
     def columns(cls, *, rows: ArrayLike, heads: ArrayLike, tails: ArrayLike, nbytes: ArrayLike) -> "Entries":
-        """From what a catalog holds: columns of signed integers, equally long."""
+        """Makes entries of what a catalog holds: columns of signed integers, equally long."""
         columns = [np.asarray(column, dtype=np.int64) for column in (rows, heads, tails, nbytes)]
         if len({column.shape for column in columns}) > 1:
             raise ValueError(f"columns must be equally long, got {[len(column) for column in columns]}")
@@ -65,7 +65,7 @@ class Table:
         self._bits = self._filled(slots_log2)
 
     def _filled(self, slots_log2: int) -> NDArray[np.uint8]:
-        """Slots ascend with the heads, so those of one byte stand side by side."""
+        """The filter's bits. Slots ascend with the heads, so those of one byte stand side by side."""
         bits = np.zeros(1 << slots_log2 - 3, dtype=np.uint8)
         if len(self.entries):
             slots = (self.entries.heads >> self._shift).view(np.int64)
@@ -76,12 +76,12 @@ class Table:
 
     @cached_property
     def levels(self) -> frozenset[int]:
-        """Those that any entry has."""
+        """The levels that any entry has."""
         exponents: list[int] = np.unique(np.frexp(self.entries.nbytes)[1]).tolist()
         return frozenset(exponent - 1 for exponent in exponents)
 
     def places(self, hashes: Hashes) -> Ints:
-        """Where one of these is a head."""
+        """Where in `hashes` the head of an entry stands."""
         slots = (hashes >> self._shift).view(np.int64)
         passed = np.flatnonzero(self._bits[slots >> 3] >> (slots.astype(np.uint8) & 7) & 1)
         heads, wanted = self.entries.heads, hashes[passed]
@@ -118,7 +118,7 @@ class State:
         return len(self.main.entries) - len(self.gone) + len(self.fresh.entries)
 
     def changed(self, rows: Ints, entries: Entries) -> "State":
-        """Without these rows, then with the entries: beside the large table, until they are too many."""
+        """The state without these rows and with the entries: kept beside the large table, until they are too many."""
         fresh = self.fresh.entries.without(rows).joined(entries)
         gone = np.union1d(self.gone, rows[np.isin(rows, self.main.entries.rows)])
         if len(fresh) + len(gone) <= max(_SMALL, len(self.main.entries) >> 5):
@@ -126,7 +126,7 @@ class State:
         return State.of(self.main.entries.without(gone).joined(fresh))
 
     def tables(self, level: int) -> list[Table]:
-        """Those with entries of this level."""
+        """The tables with entries of this level."""
         return [table for table in (self.main, self.fresh) if level in table.levels]
 
     def headed(self, heads: Hashes) -> Entries:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Library:
-    """Of one tenant. Safe for threads. `folder` is for what can be made again from the catalog.
+    """The library of one tenant. Safe for threads. `folder` is for what can be made again from the catalog.
 
     Of the embedders the first is the wanted one. Where the catalog still serves the vectors of another, that one is
     needed as well, until `advance` has embedded everything anew; without it search is by words meanwhile.
@@ -48,11 +48,11 @@ class Library:
 
     @property
     def catalog(self) -> Catalog:
-        """For what concerns documents alone: listing, patching, deleting, collections."""
+        """The catalog, for what concerns documents alone: listing, patching, deleting, collections."""
         return self._catalog
 
     def put(self, documents: Sequence[Document], *, collection: str) -> Removal:
-        """Embed them and make them serve."""
+        """Embed documents and make them serve."""
         vectors = self._embedded(documents, collection=collection)
         with self._catalog.change() as change:
             removal = change.put(documents, collection=collection)
@@ -66,7 +66,7 @@ class Library:
         collection: str,
         claim: Callable[[Change, Sequence[int]], Sequence[int]] = lambda change, versions: versions,
     ) -> list[int]:
-        """Embed them together and keep them, to serve later: the numbers of their versions.
+        """Embed documents together and keep them, to serve later; returns the numbers of their versions.
 
         `claim` is called with these within the change, and says which are still wanted; the others are dropped.
         """
@@ -81,13 +81,13 @@ class Library:
         return [version for version in versions if version in wanted]
 
     def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
-        """What the reranker says of each text. Raises SearchError where there is none."""
+        """The reranker's score of each text. Raises SearchError where there is none."""
         if self._reranker is None:
             raise SearchError("no reranker is configured: name one in the settings")
         return [float(score) for score in self._reranker.scores(query, texts)] if texts else []
 
     def search(self, query: Query) -> list[Hit]:
-        """Best first, each chunk once."""
+        """The hits, best first, each chunk once."""
         return self._seeing(lambda view: self._searcher(view).search(view, query))
 
     def recognise(self, text: str, *, allowed: Condition = EVERYTHING) -> list[Recognised]:
@@ -95,7 +95,7 @@ class Library:
         return self._seeing(lambda view: self._recogniser.find(view, text, allowed=allowed))
 
     def advance(self, chunks: int) -> int:
-        """Embed at most so many of the chunks that the wanted embedder has not seen; how many it did.
+        """Embed at most so many of the chunks that the wanted embedder has not seen; returns how many it did.
 
         When none is left, its vectors serve, and those of all others go.
         """
@@ -129,7 +129,7 @@ class Library:
             self._index(serving).maintain(self._catalog)
 
     def _embedded(self, documents: Sequence[Document], *, collection: str) -> dict[str, tuple[list[str], Vectors]]:
-        """By each embedder, of all chunks but white space; of none, where the collection is kept without search."""
+        """Vectors of all chunks but white space, by each embedder; none where the collection is kept without search."""
         texts = {part.id: part.text for each in documents for part in each.parts if part.text.strip()}
         with self._catalog.view() as view:
             if collection in view.unsearched():
@@ -164,7 +164,7 @@ class Library:
 
 
 def _lacking(view: VectorsView, embedder: str, *, after: int, limit: int) -> list[tuple[int, str, str]]:
-    """Chunks behind a row without a vector that should have one, but for white space."""
+    """The chunks behind a row that lack a vector and should have one, so not those of white space."""
     while found := view.without_vector(after, embedder=embedder, limit=limit):
         if told := [each for each in found if each[2].strip()]:
             return told
@@ -179,7 +179,7 @@ def _by(embedder: Embedder, chunks: Sequence[tuple[str, str]]) -> tuple[list[str
 def _completed(
     embedder: Embedder, texts: Mapping[str, str], *, has: Mapping[str, Vectors]
 ) -> tuple[list[str], Vectors]:
-    """Vectors that the catalog has are kept again: their chunks may go before the change, and come back in it."""
+    """Ids and vectors of all texts. Those that the catalog has are kept again: their chunks may go and come back."""
     ids, rows = _by(embedder, [(chunk, text) for chunk, text in texts.items() if chunk not in has])
     return [*has, *ids], np.concatenate([*(row[None] for row in has.values()), rows])
 

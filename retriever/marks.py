@@ -34,7 +34,7 @@ class Mark:
 
 
 def stripped(text: str) -> bytes:
-    """What is looked for of a text. Lone surrogates are kept apart."""
+    """The bytes that are looked for of a text. Lone surrogates are kept apart."""
     return text.strip().encode("utf-8", "surrogatepass")
 
 
@@ -56,7 +56,7 @@ def marks(texts: Sequence[str]) -> list[Mark | None]:
 
 
 def _marks(encoded: list[bytes], level: int) -> Iterator[Mark]:
-    """Of texts that have this level."""
+    """The marks of texts that all have this level."""
     size = 1 << level
     heads = _trees(b"".join([data[:size] for data in encoded]), level)
     tails = _trees(b"".join([data[-size:] for data in encoded]), level)
@@ -65,7 +65,7 @@ def _marks(encoded: list[bytes], level: int) -> Iterator[Mark]:
 
 
 def level_of(nbytes: int) -> int:
-    """Two to this power is the size of the blocks that cover so many bytes."""
+    """The level of so many bytes: two to this power is the size of the blocks that cover them."""
     return nbytes.bit_length() - 1
 
 
@@ -95,14 +95,14 @@ def _words(words: Hashes) -> Hashes:
 
 
 def _combine(left: Hashes, right: Hashes) -> Hashes:
-    """Which half is which matters, so that texts of the same words in another order differ."""
+    """The hash of two halves. Which half is which matters: texts of the same words in another order differ."""
     hashes = left * _LEFT
     hashes += right
     return _mixed(hashes)
 
 
 def _mixed(hashes: Hashes) -> Hashes:
-    """In place. The high bits are the good ones: tables take their slots from them."""
+    """Mixes hashes in place. The high bits are the good ones: tables take their slots from them."""
     hashes ^= hashes >> _HALF
     hashes *= _MIX
     return hashes

@@ -49,12 +49,12 @@ class Nearest:
 
     @classmethod
     def flat(cls, dim: int) -> Self:
-        """Empty, for a few."""
+        """An empty index, for a few vectors."""
         return cls(faiss.IndexIDMap2(faiss.IndexFlatIP(dim)))
 
     @classmethod
     def listed(cls, sample: Vectors, *, count: int) -> Self:
-        """Empty, for about so many, of which some are given. Takes a while."""
+        """An empty index for about so many vectors, of which some are given. Takes a while."""
         lists = max(1, round(LISTS * count**0.5))
         index = faiss.index_factory(sample.shape[1], f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
         index.by_residual = False  # halves of floats are near enough by themselves
@@ -63,7 +63,7 @@ class Nearest:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `write` wrote; whether it is whole is for the caller to know."""
+        """The index that `write` wrote; whether it is whole is for the caller to know."""
         return cls(faiss.read_index(str(path)))
 
     def write(self, path: Path) -> None:
@@ -78,12 +78,12 @@ class Nearest:
 
     @property
     def _lists(self) -> int:
-        """0 where there are none."""
+        """The number of lists, 0 where there are none."""
         return int(self._index.nlist) if isinstance(self._index, faiss.IndexIVF) else 0
 
     @property
     def is_outgrown(self) -> bool:
-        """Would it be better made anew?"""
+        """Whether the index would be better made anew."""
         return len(self) > max(FLAT, GROWN * (self._lists / LISTS) ** 2)
 
     def add(self, rows: Rows, vectors: Vectors) -> None:
@@ -107,7 +107,7 @@ class Nearest:
         return [(int(row), float(score)) for row, score in zip(rows[0], scores[0], strict=True) if row >= 0]
 
     def _probed(self, allowed: Allowed | None) -> int:
-        """The fewer a filter lets through, the more lists hold the nearest of them."""
+        """The number of lists to look at: the fewer a filter lets through, the more of them hold the nearest."""
         if allowed and allowed.count <= EXACT:
             return self._lists
         share = allowed.count / len(self) if allowed else 1.0

@@ -58,8 +58,8 @@ class Known:
             self._state = self._state.changed(np.asarray(rows, dtype=np.int64), NONE)
 
     def find(self, text: str, *, texts: Texts, allowed: Allowed) -> list[Match]:
-        """In the order of the prompt. `texts` is asked for the texts of candidates that are allowed; a row that it
-        leaves out is not recognised. `allowed` is asked which of some rows may be named."""
+        """The matches in the order of the prompt. `texts` is asked for the texts of candidates that are allowed; a
+        row that it leaves out is not recognised. `allowed` is asked which of some rows may be named."""
         data = text.encode("utf-8", "surrogatepass")
         search = _Search(data, texts)
         for level in reversed(list(levels(self._state, block_hashes(data)))):
@@ -70,7 +70,7 @@ class Known:
 
 
 def _in_characters(data: bytes, matches: Sequence[Match]) -> list[Match]:
-    """A match begins and ends between characters, as UTF-8 is."""
+    """The matches in characters: one begins and ends between characters, as UTF-8 is."""
     starts = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) & 0xC0 != 0x80)
     places = np.searchsorted(starts, [(match.start, match.end) for match in matches])
     return [
@@ -98,7 +98,7 @@ class _Keys:
         return len(self.nbytes)
 
     def rows(self, key: int) -> list[int]:
-        """Lowest first."""
+        """The rows with this mark, lowest first."""
         return self._rows[self._first[key] : self._first[key + 1]].tolist()
 
 
@@ -149,7 +149,7 @@ class _Search:
         self._take(keys, waiting)
 
     def _fitting(self, level: Level, keys: _Keys, *, places: _Places) -> _Places:
-        """Those that are free and end as the key does."""
+        """The places that are free and end as the key does."""
         places = self._free(keys, places)
         tails = places.starts + keys.nbytes[places.keys] - level.size
         return places.at(np.flatnonzero(level.hashes[tails] == keys.tails[places.keys]))
@@ -158,7 +158,7 @@ class _Search:
         return places.at(np.flatnonzero(self._room[places.starts] >= keys.nbytes[places.keys]))
 
     def _take(self, keys: _Keys, places: _Places) -> None:
-        """What stands there and is still free, by the rule."""
+        """Takes what stands at the places and is still free, by the rule."""
         places = self._free(keys, places)
         if not len(places.keys):
             return
@@ -170,7 +170,7 @@ class _Search:
             self._walk(keys, _Places(places.starts[first:last], places.keys[first:last]))
 
     def _walk(self, keys: _Keys, places: _Places) -> None:
-        """Places of equally long keys, from left to right."""
+        """Looks at places of equally long keys, from left to right."""
         places = self._free(keys, places)
         at = 0
         while at < len(places.keys):
@@ -187,7 +187,7 @@ class _Search:
                 places, at = places.at(np.flatnonzero((places.keys != key) & (places.starts > start))), 0
 
     def _occupy(self, match: Match) -> None:
-        """Nothing longer comes after it, so only as much before it needs to know."""
+        """Takes a match. Nothing longer comes after it, so only as much before it needs to know."""
         self.taken.append(match)
         self._room[match.start : match.end] = 0
         before = self._room[max(0, match.start * 2 - match.end) : match.start]

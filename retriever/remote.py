@@ -111,7 +111,7 @@ class _Endpoint:
         raise AssertionError("there is at least one attempt")
 
     def _exchange(self, body: bytes) -> bytes:
-        """The answer's bytes. Not chained: what httpx raises may repeat what was sent."""
+        """The answer's bytes. Errors are not chained: what httpx raises may repeat what was sent."""
         end = time.monotonic() + TIMEOUT_S
         headers = {"Content-Type": "application/json"}
         try:
@@ -156,7 +156,7 @@ class _Endpoint:
         return self._redacted(" ".join(text.split()))[:_SAID]
 
     def _redacted(self, text: str) -> str:
-        """Some servers repeat the key that they refuse."""
+        """The text without the key: some servers repeat the one that they refuse."""
         return text.replace(self._access.key, "***") if self._access.key else text
 
 
@@ -218,7 +218,7 @@ class RemoteEmbedder(_Remote):
 
     @property
     def dim(self) -> int:
-        """Asks the server where nobody has told it yet."""
+        """How many numbers a vector has. Asks the server where nobody has told it yet."""
         return self._dim if self._dim is not None else len(self.query("dimension"))
 
     def passages(self, texts: Sequence[str]) -> Vectors:

@@ -68,7 +68,7 @@ class Searcher:
     reranker: Reranker | None = None
 
     def search(self, view: View, query: Query) -> list[Hit]:
-        """Best first, each chunk once. Raises SearchError for what cannot be asked, and Overtaken."""
+        """The hits, best first, each chunk once. Raises SearchError for what cannot be asked, and Overtaken."""
         self._check(query)
         if not query.text.strip() or query.limit == 0:
             return []
@@ -96,7 +96,7 @@ class Searcher:
         return fused(near, words)[: query.limit] if mode == "hybrid" else near
 
     def _near(self, view: View, query: Query, *, limit: int) -> list[Hit]:
-        """Chunks whose documents do not serve yet have vectors too: then more are asked for."""
+        """The nearest hits. Chunks whose documents do not serve yet have vectors too: then more are asked for."""
         assert self.vectors is not None
         index, embedder = self.vectors
         vector, asked = embedder.query(query.text), limit
@@ -108,7 +108,7 @@ class Searcher:
             asked *= 2
 
     def _reranked(self, query: Query, hits: Sequence[Hit]) -> list[Hit]:
-        """What is not reranked stays behind, in its order."""
+        """The hits in their new order; what is not reranked stays behind, in its order."""
         assert self.reranker is not None
         first, others = hits[: query.reranked], hits[query.reranked :]
         scores: Sequence[float] = self.reranker.scores(query.text, [hit.passage.text for hit in first]) if first else ()
@@ -134,7 +134,7 @@ def fused(near: Sequence[Hit], words: Sequence[Worded]) -> list[Hit]:
 
 
 def in_prompt_order(hits: Sequence[Hit]) -> list[Hit]:
-    """Documents by their best chunk, the chunks of one document in its order."""
+    """Orders documents by their best chunk, and the chunks of one document as they stand in it."""
     best: Mapping[str, int] = {hit.passage.document: -place for place, hit in enumerate(reversed(hits))}
     return sorted(hits, key=lambda hit: (best[hit.passage.document], hit.passage.place))
 

@@ -54,7 +54,7 @@ class VectorIndex:
         self._allowed: OrderedDict[tuple[Condition, int], Allowed] = OrderedDict()
 
     def search(self, view: View, query: Vectors, *, allowed: Condition, limit: int) -> list[tuple[int, float]]:
-        """Chunks and cosines, best first. Raises Overtaken."""
+        """The nearest chunks and their cosines, best first. Raises Overtaken."""
         standing = view.standing()
         with self._guard:
             self._catch_up(view, standing)
@@ -94,12 +94,12 @@ class VectorIndex:
         self._seen = _seen(standing)
 
     def _holds_former(self, view: VectorsView, seen: _Seen) -> bool:
-        """Are all vectors newer than what was seen? So it is with an embedder that another replaced for a while."""
+        """Whether all vectors are newer than what was seen, as with an embedder that another replaced for a while."""
         first = view.embedded_after(0, embedder=self._embedder, limit=1).rows
         return len(self._nearest) > 0 and (not len(first) or first[0] > seen.vectors)
 
     def _load(self, standing: Standing) -> None:
-        """Out of the file, if that is of this catalog and not ahead of it, as behind a backup that was restored."""
+        """Reads the file, if it is of this catalog and not ahead of it, as it is when a backup was restored."""
         self._nearest, self._seen = Nearest.flat(self._dim), _Seen(standing.catalog, 0, 0)
         self._allowed.clear()
         found = self._file.read()
@@ -112,7 +112,7 @@ class VectorIndex:
             self._nearest, self._seen, self._saved = nearest, seen, seen
 
     def _made(self, view: VectorsView, standing: Standing) -> Nearest:
-        """From the catalog. The sample is spread over all of it."""
+        """The index made anew from the catalog. The sample is spread over all of it."""
         count = len(self._nearest)
         wanted = TRAINED * LISTS * count**0.5
         every = max(1, round(count / wanted))
@@ -131,7 +131,7 @@ class VectorIndex:
             row = int(batch.rows[-1])
 
     def _rows(self, view: SearchView, allowed: Condition, *, changes: int) -> Allowed:
-        """The chunks behind a filter, kept as long as the catalog does not change."""
+        """The chunks that a filter lets through, kept as long as the catalog does not change."""
         key = (allowed, changes)
         if key not in self._allowed:
             while len(self._allowed) >= KEPT:

@@ -197,8 +197,7 @@ class ObjectClient:
 
     @contextmanager
     def _typed(self) -> Generator[None]:
-        """Raises our errors for the client's. Not chained: its dumps repeat a server's words, which may hold a
-        token."""
+        """Raises our errors for the client's. Not chained: its dumps repeat a server's words, perhaps a token."""
         try:
             yield
         except StoreError:

@@ -245,7 +245,7 @@ class ObjectBlobStore(BlobStore):
         self._client.delete([_numbered(f"burying/{quote(tenant)}", deletion.epoch)])
 
     def finish_deletes(self) -> None:
-        """Buries for every deletion that is still known: a put that was killed before its check left no mark."""
+        """Finishes every deletion that is still known: a put that was killed before its check left no mark."""
         for tenant in self.tenants():
             for deletion in {*self._deletions("burying", tenant), *self.deletions(tenant)}:
                 self._bury(deletion)

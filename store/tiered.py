@@ -258,7 +258,7 @@ class TieredStore(BlobStore):
             return sum(tier.discard(key) for tier in reversed(self._tiers)) > 0
 
     def quarantine(self, key: CacheKey) -> bool:
-        """Quarantines the blob of the lowest tier. Caches hold copies: theirs are not worth keeping for a look."""
+        """Moves the lowest tier's blob out of reach. The caches forget theirs: copies are not worth a look."""
         with self._taking(lambda other, _: other == key):
             moved = self.lowest.quarantine(key)
             copies = sum(tier.discard(key) for tier in self._tiers[:-1])

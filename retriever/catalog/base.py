@@ -55,7 +55,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Worded:
-    """What a search by words finds. `share`: how much of what the query's words tell stands in the passage, to 1."""
+    """A passage that a search by words finds. `share`: how much of what the query's words tell it has, up to 1."""
 
     passage: Passage
     score: float
@@ -81,7 +81,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """By what chunks are recognised in a text. Chunks that are too short have no marks."""
+    """The hashes by which chunks are recognised in a text, as columns. Chunks that are too short have none."""
 
     chunks: Rows
     heads: Rows

@@ -67,7 +67,7 @@ class SqliteChange:
         return self._serve(version)
 
     def _number_anew(self, version: int) -> None:
-        """What was staged earlier comes behind all that is indexed, so that only the index's end is ever new."""
+        """Numbers a version's passages behind all that is indexed, so that only the index's end is ever new."""
         columns = "document, place, chunk, label, name, start, page, own"
         waiting = "(SELECT row FROM documents WHERE row = ? AND serving = 0)"
         found = self._run(
@@ -217,7 +217,7 @@ class SqliteChange:
         return version
 
     def _used(self, parts: Sequence[Part]) -> list[int]:
-        """Rows of their chunks, each used once more."""
+        """The rows of these parts' chunks, each of which is used once more."""
         found: list[int] = []
         for part, mark in zip(parts, marks([part.text for part in parts]), strict=True):
             [row] = self._run(
@@ -259,7 +259,7 @@ class SqliteChange:
         self._run("UPDATE facts SET value = value + ? WHERE name = 'words'", (words,))
 
     def _remove(self, version: int) -> Removal:
-        """All of a version; chunks that nothing else uses go too."""
+        """Removes all of a version; chunks that nothing else uses go too."""
         title, serving = self._run("SELECT title, serving FROM documents WHERE row = ?", (version,)).fetchone()
         if serving:
             bodies = self._bodies(version, title)
@@ -293,7 +293,7 @@ class SqliteChange:
 
 
 def _together(removals: Iterable[Removal]) -> Removal:
-    """What one of them lets go and a later one still held is gone, and the other way round."""
+    """Joins removals in their order: what one lets go and a later one still held is gone, and the other way round."""
     gone: dict[str, None] = {}
     kept: dict[str, None] = {}
     for removal in removals:

@@ -20,7 +20,7 @@ _REMEDIES = {
 
 @contextmanager
 def explained(what: str, error_type: type[Exception] = CatalogError) -> Generator[None]:
-    """What the file or the disk is to blame for, with the remedy; other errors are ours."""
+    """Raises what the file or the disk is to blame for with the remedy; other errors are ours."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -32,7 +32,7 @@ def explained(what: str, error_type: type[Exception] = CatalogError) -> Generato
 
 @contextmanager
 def foreign_explained(path: Path) -> Generator[None]:
-    """While nobody knows yet whether the file is a catalog: every error says that it may be none."""
+    """Raises every error as one that says that the file may be no catalog, while nobody knows yet."""
     try:
         yield
     except sqlite3.DatabaseError as error:

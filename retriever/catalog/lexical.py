@@ -44,11 +44,11 @@ class _Word:
 
     @property
     def quoted(self) -> str:
-        """As FTS5 reads it: a text, never an operator."""
+        """The word as FTS5 reads it: a text, never an operator."""
         return f'"{self.term[:-1]}"*' if self.term.endswith("*") else f'"{self.term}"'
 
     def times(self, counted: Counter[str]) -> int:
-        """How often it stands in a text."""
+        """How often the word stands in a text."""
         if not self.term.endswith("*"):
             return counted[self.term]
         return sum(times for term, times in counted.items() if term.startswith(self.term[:-1]))
@@ -56,7 +56,7 @@ class _Word:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of the whole catalog; `highest` is the last passage's number."""
+    """Counts over the whole catalog; `highest` is the last passage's number."""
 
     passages: int
     words: int
@@ -74,7 +74,7 @@ class Lexical:
     known: Places | None = None
 
     def within(self, bound: Condition) -> "Lexical":
-        """The same search, whose scores tell of nothing else than what fits."""
+        """The same search, whose scores tell of nothing but what fits."""
         if bound == EVERYTHING:
             return self
         known = self.postings.serving(self.connection, bound, changes=self.totals.changes)
@@ -82,7 +82,7 @@ class Lexical:
         return replace(self, totals=replace(self.totals, passages=len(known), words=words), known=known)
 
     def search(self, query: str, allowed: Condition, *, limit: int) -> list[Worded]:
-        """Best first, each chunk once; only what has a word of the query."""
+        """The best passages first, each chunk once; only those that have a word of the query."""
         wanted = self._words(query)
         if not wanted or limit < 1:
             return []
@@ -99,7 +99,7 @@ class Lexical:
         return sorted(worded, key=lambda each: (-each.score, each.passage.row))
 
     def _words(self, query: str) -> list[_Word]:
-        """The rarest first, after those that stand nowhere."""
+        """The words of a query: those that stand nowhere, then the rarest first."""
         count, highest, changes = self.totals.passages, self.totals.highest, self.totals.changes
         wanted: list[_Word] = []
         for term, times in islice(Counter(asked(query)).items(), ASKED):
@@ -111,7 +111,7 @@ class Lexical:
         return sorted(wanted, key=lambda word: word.found)
 
     def _found(self, word: _Word, *, highest: int, changes: int, passages: int) -> int:
-        """In how many passages it stands."""
+        """The number of passages that a word stands in."""
         if self.known is None:
             return self.postings.count(
                 self.connection, word.quoted, highest=highest, changes=changes, passages=passages
@@ -128,7 +128,7 @@ class Lexical:
         return wanted
 
     def _promising(self, words: Sequence[_Word], among: Places | None) -> tuple[Places, Numbers]:
-        """Rows, and scores as if every word stood once where it stands."""
+        """The rows where any of the words stands, and their scores as if it stood there once."""
         highest, changes = self.totals.highest, self.totals.changes
         places = [  # of words that were not found when they were counted too
             (self.postings.of(self.connection, word.quoted, highest=highest, changes=changes), word.weight)
@@ -141,7 +141,7 @@ class Lexical:
     def _ranked(
         self, promising: tuple[Places, Numbers], wanted: Sequence[_Word], *, limit: int
     ) -> list[tuple[int, float, float]]:
-        """Row, score and share, best first; of a chunk the best row. More are read while too few are still there."""
+        """Rows with score and share, best first; of a chunk the best row. More are read while too few are there."""
         best: dict[int, tuple[float, int, float]] = {}
         for rows in _best_first(*promising, step=max(SCORED, 2 * limit)):
             part = listed(rows.tolist())
@@ -168,12 +168,12 @@ class Lexical:
 
     @property
     def _mean(self) -> float:
-        """Words of a passage."""
+        """The mean number of words of a passage."""
         return max(1, self.totals.words) / max(1, self.totals.passages)
 
 
 def _best_first(rows: Places, scores: Numbers, *, step: int) -> Iterator[Places]:
-    """In growing parts, as mostly the first one is enough."""
+    """Yields rows by score in growing parts, as mostly the first one is enough."""
     while len(rows):
         parted = np.argpartition(-scores, min(step, len(rows) - 1))
         yield rows[parted[:step]]
@@ -181,7 +181,7 @@ def _best_first(rows: Places, scores: Numbers, *, step: int) -> Iterator[Places]
 
 
 def index(connection: sqlite3.Connection, bodies: Sequence[tuple[int, Sequence[str]]]) -> int:
-    """Put passages into the table, each with its terms; how many these are."""
+    """Put passages into the table, each with its terms; returns the number of these."""
     connection.executemany(
         "INSERT INTO terms (rowid, body) VALUES (?, ?)", [(row, " ".join(found)) for row, found in bodies]
     )

@@ -1,4 +1,4 @@
-"""In which passages words stand, out of FTS5 and kept in memory: enough to tell which passages are worth a closer look.
+"""Keeps in memory which passages words stand in, read from FTS5: enough to tell which are worth a closer look.
 
 FTS5 needs a second for a question on a million passages, as it visits every row of every word. Rows are numbered for
 good and only grow, so what was read once needs its end added, and rows that are gone are found out when they are read.
@@ -37,7 +37,7 @@ class Postings:
         self._bytes = 0
 
     def of(self, connection: sqlite3.Connection, quoted: str, *, highest: int, changes: int) -> Places:
-        """Rows up to `highest`, ascending, where the word stands; perhaps some that are gone."""
+        """The rows up to `highest`, ascending, where the word stands; perhaps some that are gone."""
         with self._guard:
             known, last, read = self._words.get(quoted, (np.empty(0, np.int32), 0, 0))
         if read > changes:  # without the rows that went since this view
@@ -49,7 +49,7 @@ class Postings:
         return known[: np.searchsorted(known, highest, "right")]
 
     def count(self, connection: sqlite3.Connection, quoted: str, *, highest: int, changes: int, passages: int) -> int:
-        """In how many passages the word stands, nearly: rows come in order, the first ones tell how dense all are."""
+        """The estimated number of passages with the word: rows come in order, the first ones tell how dense all are."""
         with self._guard:
             known, last, _ = self._words.get(quoted, (None, 0, 0))
             estimate, when = self._estimates.get(quoted, (0, 0))
@@ -67,7 +67,7 @@ class Postings:
         return min(passages, estimate)
 
     def lengths(self, connection: sqlite3.Connection, *, highest: int) -> Places:
-        """By row, how many words a passage has; 0 for rows that there never were."""
+        """The number of words of each passage, by row; 0 for rows that there never were."""
         with self._guard:
             known = self._lengths
         if len(known) <= highest:
@@ -81,7 +81,7 @@ class Postings:
         return known
 
     def allowed(self, connection: sqlite3.Connection, condition: Condition, *, changes: int) -> Places:
-        """The passages that a filter keeps, of versions that do not serve too."""
+        """The passages that a filter keeps, also of versions that do not serve."""
         query = f"SELECT row FROM passages WHERE label IN ({condition.sql})"
         return self._filtered(connection, query, condition=condition, changes=changes)
 
@@ -132,7 +132,7 @@ def _rows(connection: sqlite3.Connection, quoted: str, *, after: int, limit: int
 
 
 def weighed(words: Sequence[tuple[Places, float]], *, among: Places | None) -> tuple[Places, NDArray[np.float64]]:
-    """Rows where any of the words stands, of some only, and the sum of the weights of those that do."""
+    """The rows where any of the words stands, of some rows only, and the sums of the weights of those that do."""
     rows = np.concatenate([places for places, _ in words])
     weights = np.repeat([weight for _, weight in words], [len(places) for places, _ in words])
     sums = np.bincount(rows, weights, minlength=int(among.max(initial=0)) + 1 if among is not None else 0)

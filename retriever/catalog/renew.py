@@ -10,7 +10,7 @@ _BATCH = 1000
 
 
 def renew(connection: sqlite3.Connection) -> None:
-    """In one transaction; nothing, where the rules are the same. To delete from the index, its own words are needed."""
+    """Makes the index anew, in one transaction, where its rules differ. To delete from it, its own words are needed."""
     if _is_current(connection):
         return
     with transaction(connection):

@@ -29,17 +29,17 @@ FROM documents d JOIN labels l ON l.row = d.label WHERE d.serving = 1 AND
 
 
 def listed(values: Sequence[int] | Sequence[str]) -> str:
-    """For `LISTED`. SQLite cuts JSON's texts at NUL, and would find what was not asked for; no id has one."""
+    """The parameter of `LISTED`. SQLite cuts JSON's texts at NUL and would find others; no id has one, so such go."""
     return json.dumps([value for value in values if not (isinstance(value, str) and "\0" in value)])
 
 
 def loads(text: str) -> Json:
-    """An object that `dumps` wrote."""
+    """The object that `dumps` wrote."""
     return cast(Json, json.loads(text))
 
 
 def dumps(value: Json) -> str:
-    """One text for equal objects."""
+    """The JSON of an object, one text for equal objects."""
     try:
         text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()
@@ -57,12 +57,12 @@ def check_id(name: str) -> None:
 
 
 def passages(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Passage]:
-    """`where` is of this package, never of a user."""
+    """The passages that serve and fit `where`, which is of this package, never of a user."""
     return [Passage(*row[:-1], metadata=loads(row[-1])) for row in connection.execute(PASSAGES + where, tuple(values))]
 
 
 def entries(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Entry]:
-    """The same of documents."""
+    """The documents that serve and fit `where`, which is of this package, never of a user."""
     found = connection.execute(ENTRIES + where, tuple(values))
     return [
         Entry(name, collection, title, loads(metadata), *others) for name, collection, title, metadata, *others in found
@@ -79,7 +79,7 @@ SAME = "SELECT 1 FROM documents WHERE id = ? AND serving = 1 AND digest = ?"
 
 
 def digest_of(document: Document, collection: str) -> bytes:
-    """Of all that a version is made of."""
+    """A digest of all that a version is made of."""
     parts = [(part.id, part.name, part.start, part.page, dumps(part.metadata)) for part in document.parts]
     told = [collection, document.title, dumps(document.metadata), parts]
     return blake3(json.dumps(told).encode()).digest(16)

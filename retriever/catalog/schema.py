@@ -122,7 +122,7 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """All that is done inside, or nothing."""
+    """Commits all that is done inside the block, or nothing."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -138,6 +138,6 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _run(connection: sqlite3.Connection, script: str) -> None:
-    """Statement by statement: executescript would commit."""
+    """Runs a script statement by statement: executescript would commit."""
     for statement in script.split(";\n"):
         connection.execute(statement)

@@ -57,7 +57,7 @@ class SqliteCatalog:
 
     @contextmanager
     def change(self) -> Generator[SqliteChange]:
-        """Waits for other changes to end."""
+        """Begins a change when other changes have ended."""
         with self._writing:
             connection = self._take()
             try:
@@ -72,7 +72,7 @@ class SqliteCatalog:
                 self._give(connection)
 
     def empty_log(self) -> bool:
-        """The log has what was deleted until it is emptied, which nobody may read it for: then it is not waited for."""
+        """Empties the log, which keeps what was deleted until then. False, at once, where somebody still reads it."""
         with self._writing:
             connection = self._take()
             try:
@@ -85,7 +85,7 @@ class SqliteCatalog:
                 self._give(connection)
 
     def close(self) -> None:
-        """Waits for nobody: what is open ends by itself."""
+        """Closes the catalog and waits for nobody: what is open ends by itself."""
         with self._guard:
             self._closed = True
             free, self._free = self._free, []
@@ -101,7 +101,7 @@ class SqliteCatalog:
         return self._open()
 
     def _give(self, connection: sqlite3.Connection) -> None:
-        """What was not committed is undone."""
+        """Takes a connection back; what was not committed is undone."""
         if connection.in_transaction:
             with suppress(sqlite3.OperationalError):  # a full disk has undone it already
                 connection.execute("ROLLBACK")

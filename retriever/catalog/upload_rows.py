@@ -24,7 +24,8 @@ _SUMS: Final = ", ".join(
 def uploads(
     connection: sqlite3.Connection, where: str, *, values: Sequence[object], index: str | None = None
 ) -> list[Upload]:
-    """Through this index, so that a queue is quick however long its history, or by rows. `where` is of this package."""
+    """The uploads that fit `where`, a text of this package. They are found by the index that is named, so that a
+    queue is quick however long its history, or else by rows."""
     how = f"INDEXED BY {index}" if index else "NOT INDEXED"
     joined = f"FROM uploads u {how} CROSS JOIN jobs j ON j.row = u.job"
     found = connection.execute(f"{_UPLOADS} {joined} WHERE {where}", tuple(values))
@@ -35,7 +36,7 @@ def uploads(
 
 
 def jobs(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Job]:
-    """The newest first; `where` is of this package and names columns of `jobs`."""
+    """The jobs that fit `where`, the newest first; it is of this package and names columns of `jobs`."""
     some = f"(SELECT row, id, created FROM jobs WHERE {where})"
     joined = f"FROM {some} j LEFT JOIN uploads u ON u.job = j.row GROUP BY j.row ORDER BY j.row DESC"
     columns = f"j.id, j.created, coalesce(max(u.updated), j.created), {_SUMS}"

@@ -14,7 +14,7 @@ _Row = tuple[int, int | None]  # an upload and its version
 
 
 class Uploads:
-    """Those of a `Change`. `drop`: how a version goes that never served."""
+    """The uploads of a `Change`. `drop` drops a version that never served."""
 
     def __init__(self, connection: sqlite3.Connection, *, drop: Callable[[int], Removal]) -> None:
         self._connection = connection
@@ -65,7 +65,7 @@ class Uploads:
         return len(found)
 
     def delete(self, documents: Sequence[str]) -> list[Removal]:
-        """Those of these documents, now and when a file that waits is read."""
+        """Ends the uploads of these documents, now and when a file that waits is read."""
         files = f"SELECT max(row) FROM uploads INDEXED BY live_files WHERE {LIVE} AND document = ''"
         [last] = self._run(files).fetchone()
         if last is None:
@@ -76,7 +76,7 @@ class Uploads:
         return self._end(self._live_of(f"document IN {LISTED}", listed(documents)), UploadState.DELETED)
 
     def delete_collection(self, name: str) -> list[Removal]:
-        """Those of this collection."""
+        """Ends the uploads of this collection."""
         live = f"SELECT row, version FROM uploads INDEXED BY live_uploads WHERE {LIVE} AND collection = ?"
         return self._end(self._run(live, (name,)).fetchall(), UploadState.DELETED)
 
@@ -99,7 +99,7 @@ class Uploads:
         return row
 
     def _accepted(self, upload: NewUpload, job: int, *, origin: int | None) -> int:
-        """Its number. Without an origin it is the last that is wanted of its document."""
+        """Keeps an upload; returns its number. One without an origin is the last that is wanted of its document."""
         if upload.document:
             check_id(upload.document)
         fate = None if origin is None else self._overtaken(upload.document, origin)
@@ -111,7 +111,7 @@ class Uploads:
         return number
 
     def _overtaken(self, document: str, origin: int) -> UploadState | None:
-        """How it ends where somebody put the document in later, and that counts or still may, or deleted it."""
+        """How an upload ends whose document was put in later, which counts or still may, or was deleted; else None."""
         later = f"document = ? AND document <> '' AND origin > ? AND ({LIVE} OR state = 'ready')"
         found = self._run(f"SELECT 1 FROM uploads INDEXED BY uploads_of_document WHERE {later}", (document, origin))
         if found.fetchone():
@@ -141,7 +141,7 @@ class Uploads:
         return self._run(live, (value,)).fetchall()
 
     def _end(self, found: Sequence[_Row], state: UploadState) -> list[Removal]:
-        """Let go of what they no longer need: the content, and what is staged, unless it is to serve."""
+        """Ends uploads and lets go of their contents, and of what is staged for them unless it is to serve."""
         rows = listed([row for row, _ in found])
         is_ready = state is UploadState.READY
         version = "version" if is_ready else "NULL"
@@ -153,5 +153,5 @@ class Uploads:
         return [] if is_ready else [self._drop(version) for _, version in found if version is not None]
 
     def _told(self, numbers: Sequence[int]) -> list[Upload]:
-        """As they stand at the end: one may have ended another."""
+        """The uploads as they stand at the end: one may have ended another."""
         return uploads(self._connection, f"u.row IN {LISTED} ORDER BY u.row", values=[listed(numbers)])

@@ -222,6 +222,6 @@ class SqliteView:
 
 
 def _vectors(blobs: Sequence[bytes]) -> Vectors:
-    """(N, dim), as they were kept."""
+    """The vectors (N, dim), as they were kept."""
     flat = np.frombuffer(b"".join(blobs), "<f2").astype(np.float32)
     return flat.reshape(len(blobs), -1) if blobs else flat.reshape(0, 0)

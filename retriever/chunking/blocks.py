@@ -28,7 +28,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """From `start` to the next block; `level` is that of the border before it. A solid one is torn only by need."""
+    """A stretch from `start` to the next block; `level` is its first border's. A solid one is torn only by need."""
 
     start: int
     level: int
@@ -131,7 +131,7 @@ class _Walk:
         return 0
 
     def _table_rows(self) -> int:
-        """The first two rows decide, so that rows which are no table are not counted from each of them."""
+        """How many rows the table takes that begins here. The first two decide, so that no other rows are counted."""
         row, *second = self._rows[self._row : self._row + 2]
         if not second or "|" not in second[0]:
             return 0

@@ -12,7 +12,8 @@ _BATCH_CHARACTERS = 1 << 22
 
 
 def count_words(texts: Sequence[str]) -> list[int]:
-    """Up to eight letters, three digits, one ideograph or one other sign count one; white space counts nothing."""
+    """Estimates tokens: one for up to eight letters, three digits, an ideograph or another sign; none for white
+    space."""
     return [len(_TOKEN.findall(text)) for text in texts]
 
 

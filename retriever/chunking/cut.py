@@ -88,7 +88,7 @@ def _first_pieces(text: str, rules: Rules) -> Iterator[Piece]:
 
 
 def _torn(text: str, piece: Piece, *, rules: Rules) -> Iterator[Piece]:
-    """Lines that are most likely too long are torn at once, which saves a round of counting."""
+    """The piece, torn at once into lines where it is most likely too long, which saves a round of counting."""
     radius = min(32, max(4, 1 << (rules.tokens // 8).bit_length() >> 1))
     return tear(text, piece, longest=_CHARACTERS * rules.tokens // 4, radius=radius)
 
@@ -116,7 +116,7 @@ def _is_rigid(piece: Piece, tokens: int, *, rules: Rules) -> bool:
 
 
 def _ranks(text: str, row: Sequence[Piece]) -> list[int]:
-    """By level, then by a hash of the piece, then, where equal pieces meet, by those of the pieces behind it."""
+    """The borders' ranks: by level, then a hash of the piece, then, where equal pieces meet, those of the next ones."""
     hashes = [crc32(text[piece.start : piece.end].strip().encode("utf-8", "surrogatepass")) for piece in row]
     ranks: list[int] = []
     behind = 0
@@ -189,7 +189,7 @@ def _best(span: _Span, budget: float) -> int:
 
 
 def _joined(text: str, spans: Iterator[_Span], *, rules: Rules) -> Iterator[_Span]:
-    """White space alone goes to its neighbour where that has room."""
+    """The spans, where white space alone goes to its neighbour if that has room."""
     held = next(spans)
     for span in spans:
         both = _Span(span.row, held.first, span.last)
@@ -217,7 +217,7 @@ def _fitting(text: str, spans: list[_Span], *, rules: Rules, count: Counter) -> 
 
 
 def _smaller(text: str, span: _Span, *, tokens: int, rules: Rules) -> Iterator[_Span]:
-    """At least two spans, unless there is only one character. By length: its pieces' tokens are not to be trusted."""
+    """Two spans or more, unless there is one character. Cut by length: its pieces' tokens are not to be trusted."""
     row = span.row.pieces[span.first : span.last]
     if len(row) == 1:
         row = list(_torn(text, row[0], rules=rules))

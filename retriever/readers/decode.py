@@ -85,7 +85,7 @@ def _try(content: bytes, codec: str) -> str:
 
 
 def _guess(content: bytes, start: int) -> str:
-    """Nothing where the guess is not sure. `start` is where UTF-8 breaks.
+    """The text by a guessed character set; nothing where the guess is not sure. `start` is where UTF-8 breaks.
 
     Good UTF-8 before it means damaged UTF-8: any other reading of the file would garble what is sound.
     """

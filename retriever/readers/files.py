@@ -99,5 +99,5 @@ def _refused(place: str, reason: str) -> Reading:
 
 
 def _printable(name: str) -> str:
-    """A file's name need not be text: what is none of it becomes a question mark."""
+    """A file's name as text: what is none of it becomes a question mark."""
     return name.encode("utf-8", "replace").decode("utf-8")

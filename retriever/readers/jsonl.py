@@ -64,7 +64,7 @@ def read_json(name: str, content: bytes) -> Reading:
 
 
 def _utf8(content: bytes) -> bytes:
-    """Without a byte order mark; each line's own bytes are checked with it."""
+    """The content without a byte order mark; each line's own bytes are checked with it."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         content = decode(content).encode("utf-8")
     return content.removeprefix(b"\xef\xbb\xbf")

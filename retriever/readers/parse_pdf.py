@@ -67,7 +67,7 @@ def _problems(pages: Sequence[str | Exception]) -> Iterator[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """1, 3-5, 9."""
+    """Page numbers as people write them: 1, 3-5, 9."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

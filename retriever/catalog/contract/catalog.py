@@ -27,13 +27,13 @@ class Change(CollectionsChange, DocumentsChange, VectorsChange, UploadsChange, S
 
 
 class Catalog(Protocol):
-    """Of one tenant. Safe for threads; other processes may have the same one open."""
+    """The catalog of one tenant. Safe for threads; other processes may have the same one open."""
 
     def view(self) -> AbstractContextManager[View]: ...
     def change(self) -> AbstractContextManager[Change]: ...
 
     def empty_log(self) -> bool:
-        """Overwrite what was deleted wherever a copy of it may be; whether that could be done just now."""
+        """Overwrite what was deleted wherever a copy of it may be; returns whether that could be done just now."""
         ...
 
     def close(self) -> None: ...

@@ -13,7 +13,7 @@ class CollectionsView(Protocol):
     def collections(self) -> list[Collection]: ...
 
     def unsearched(self) -> tuple[str, ...]:
-        """Names of those that are kept without search."""
+        """The names of the collections that are kept without search."""
         ...
 
     def prefix(self, collection: str, *, model: str) -> tuple[int, ...] | None:
@@ -21,7 +21,7 @@ class CollectionsView(Protocol):
         ...
 
     def sources(self, collection: str) -> dict[str, SourceFile]:
-        """The files that were put into it, by their names."""
+        """The files that were put into a collection, by their names."""
         ...
 
     def limit(self, collection: str, *, model: str) -> Limit | None:
@@ -33,15 +33,15 @@ class CollectionsChange(Protocol):
     """Part of one transaction."""
 
     def put_collection(self, collection: Collection) -> None:
-        """Make it, or give it other rules; its documents stay as they were cut."""
+        """Make a collection, or give it other rules; its documents stay as they were cut."""
         ...
 
     def delete_collection(self, name: str) -> Removal:
-        """With all its documents, those that are staged too; its live uploads end as deleted."""
+        """Delete a collection with all its documents, staged ones too; its live uploads end as deleted."""
         ...
 
     def keep_prefix(self, collection: str, *, model: str, ids: Sequence[int]) -> tuple[int, ...]:
-        """The first that was ever kept for both; it never changes."""
+        """Keep a prefix; returns the first that was ever kept for this collection and model, which never changes."""
         ...
 
     def put_source(self, collection: str, name: str, *, source: SourceFile) -> None:
@@ -49,9 +49,9 @@ class CollectionsChange(Protocol):
         ...
 
     def forget_source(self, collection: str, name: str) -> None:
-        """Its documents stay."""
+        """Forget a file; its documents stay."""
         ...
 
     def put_limit(self, collection: str, limit: Limit | None, *, model: str) -> None:
-        """Remember it, or that there is none any more."""
+        """Remember what stopped a model's caches of a collection, or that nothing does any more."""
         ...

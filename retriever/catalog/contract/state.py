@@ -27,7 +27,7 @@ class StateChange(Protocol):
     """Part of one transaction."""
 
     def swept(self, row: int) -> None:
-        """The caches of all chunks that were removed up to this row are gone, but for chunks that are again."""
+        """Note that the caches of all chunks removed up to this row are gone, but for chunks that are again."""
         ...
 
     def purge(self) -> None:

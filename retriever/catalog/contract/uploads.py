@@ -12,23 +12,23 @@ class UploadsView(Protocol):
     def job(self, job: str) -> Job | None: ...
 
     def jobs(self, *, after: str = "", limit: int = 100) -> list[Job]:
-        """Newest first, from behind `after` on; none where that is not known."""
+        """The jobs, newest first, from behind `after` on; none where that is not known."""
         ...
 
     def uploads(self, job: str, *, after: int = 0, limit: int = 100) -> list[Upload]:
-        """In the order of their numbers, from behind `after` on."""
+        """The uploads of a job in the order of their numbers, from behind `after` on."""
         ...
 
     def live(self, limit: int) -> list[Upload]:
-        """In the order of their numbers."""
+        """The first live uploads, in the order of their numbers."""
         ...
 
     def content(self, number: int) -> bytes | None:
-        """Of an upload that is live."""
+        """The content of an upload that is live, None of any other."""
         ...
 
     def upload_of(self, document: str) -> Upload | None:
-        """The one that counts: the last that was accepted."""
+        """The upload of a document that counts: the last that was accepted."""
         ...
 
 
@@ -36,14 +36,14 @@ class UploadsChange(Protocol):
     """Part of one transaction."""
 
     def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[Upload]:
-        """Keep them, waiting, in a job that is new or has others already; as they stand then, in the same order.
+        """Keep uploads, waiting, in a job that is new or has others already; returns them as they stand then, in order.
 
         Older live uploads of the same documents end as superseded. Raises DocumentError for names that cannot be kept.
         """
         ...
 
     def expand(self, number: int, uploads: Sequence[NewUpload]) -> bool:
-        """A file became documents: they are accepted in its job, in its place, and it is ready, without chunks.
+        """Turn a file into documents: they are accepted in its job, in its place, and it is ready, without chunks.
 
         Those of which a later upload is live or ready are superseded at once, those that were deleted since the file
         was accepted are deleted. False, and nothing is done, where the file is not live.
@@ -51,7 +51,7 @@ class UploadsChange(Protocol):
         ...
 
     def advance(self, upload: Upload) -> bool:
-        """Write its state, version, counts and detail. False, and nothing is written, where it is not live any more.
+        """Write an upload's state, version, counts and detail. False, and nothing is written, where it is not live.
 
         Its version so far is dropped if another takes its place, and the given one if it ends otherwise than ready;
         what serves stays. What was staged for an upload that is not live any more is the caller's to drop.
@@ -59,9 +59,9 @@ class UploadsChange(Protocol):
         ...
 
     def cancel(self, job: str) -> int:
-        """Its live uploads end as cancelled: how many. What they staged is dropped, as with every such end."""
+        """End a job's live uploads as cancelled; returns how many. What they staged is dropped, as at all such ends."""
         ...
 
     def forget_uploads(self, before: float) -> int:
-        """Of jobs that are over and did not change since then: how many jobs. Documents stay."""
+        """Forget jobs that are over and did not change since then; returns how many. Documents stay."""
         ...

@@ -13,7 +13,7 @@ class VectorsView(Protocol):
     def embedded_after(self, row: int, *, embedder: str, limit: int) -> Embedded: ...
 
     def vectors(self, ids: Sequence[str], *, embedder: str) -> dict[str, Vectors]:
-        """Those that are known of these chunks."""
+        """The vectors of these chunks that are known, by chunk id."""
         ...
 
     def without_vector(self, after: int, *, embedder: str, limit: int) -> list[tuple[int, str, str]]:
@@ -25,13 +25,13 @@ class VectorsChange(Protocol):
     """Part of one transaction."""
 
     def add_embedder(self, name: str, *, dim: int) -> None:
-        """It serves at once if there is nothing to embed yet."""
+        """Add an embedder. It serves at once if there is nothing to embed yet."""
         ...
 
     def serve_embedder(self, name: str) -> None:
-        """From now on; the vectors of all others are removed."""
+        """Make this embedder the one that serves; the vectors of all others are removed."""
         ...
 
     def put_vectors(self, ids: Sequence[str], vectors: Vectors, *, embedder: str) -> None:
-        """Of chunks that are known; others, and those that have one, are left out."""
+        """Keep the vectors of chunks that are known and have none; those of other chunks are left out."""
         ...
