@@ -52,7 +52,7 @@ class Anatomy:
 
     @property
     def keeping(self) -> list[int]:
-        """Layers with keys and values of their own."""
+        """The layers with keys and values of their own."""
         return [index for index, shape in enumerate(self.shapes) if shape]
 
     def resume(self, layer: int) -> int:
@@ -61,7 +61,7 @@ class Anatomy:
 
 
 class Probe(Step):
-    """Notes what goes by. Keeps no context: each row sees the rows of this pass only."""
+    """A step that notes what goes by. Keeps no context: each row sees the rows of this pass only."""
 
     def __init__(self, *, first: int, device: torch.device, entered: dict[int, Tensor] | None = None) -> None:
         nothing = Context([], capacity=0, dtype=torch.float32, device=device)
@@ -102,7 +102,7 @@ class Probe(Step):
 
 
 class AnglesProbe(Step):
-    """Runs no layer, and notes the position embeddings that each would be given."""
+    """A step that runs no layer, and notes the position embeddings that each would be given."""
 
     def __init__(self, positions: Tensor, *, tables: list[int], last: int) -> None:
         nothing = Context([], capacity=0, dtype=torch.float32, device=positions.device)
@@ -126,7 +126,7 @@ class AnglesProbe(Step):
 
 
 def run(model: PreTrainedModel, step: Step, *, ids: Tensor, wanted: Tensor | None = None) -> Tensor | None:
-    """One pass; the logits (W, V) of the wanted rows, or None where the step halted."""
+    """Runs one pass; the logits (W, V) of the wanted rows, or None where the step halted."""
     rows = torch.tensor([step.rows - 1], device=ids.device) if wanted is None else wanted
     with active(step), torch.inference_mode():
         try:
@@ -207,7 +207,7 @@ def _rule(near: Probe, far: Probe, *, layer: int) -> LayerRule:
 
 
 def _rotation(near: Tensor, far: Tensor, *, pair: tuple[Angles, Angles] | None, name: str) -> Rotation | None:
-    """Which candidate makes (H, T, D) of both positions equal."""
+    """The candidate that makes (H, T, D) of both positions equal. Raises UnsupportedModel where none does."""
     pairs = 0 if pair is None else pair[0].cos.shape[-1]
     errors: dict[Rotation | None, float] = {}
     for rotation in candidates(near.shape[-1], pairs):

@@ -42,11 +42,11 @@ class Visibility:
 
     @property
     def is_causal(self) -> bool:
-        """A row sees all before it and itself, nothing else to know."""
+        """Whether a row sees all before it and itself, with nothing else to know."""
         return self.rule is causal_mask_function
 
     def mask(self, segment: Segment, start: int, *, stop: int, dtype: torch.dtype) -> Tensor:
-        """Additive (T, visible) for the segment's rows `start` to `stop`."""
+        """The additive mask (T, visible) of the segment's rows `start` to `stop`."""
         key = (segment.start + start, segment.start + stop)
         if key not in self.masks:
             rows = segment.slots.part(start, stop)
@@ -77,7 +77,7 @@ def see(  # noqa: PLR0917  # as transformers calls it
     use_vmap: bool = False,  # noqa: FBT001, FBT002
     **kwargs: object,
 ) -> Visibility:
-    """The mask function: the rule itself, to be asked block by block."""
+    """The mask function that transformers calls: returns the rule itself, to be asked block by block."""
     if ACTIVE.get() is None or attention_mask is not None:
         raise UnsupportedModel(f"the attention {NAME!r} runs inside a step and takes no attention mask of its own")
     return Visibility(mask_function, use_vmap)
@@ -210,7 +210,7 @@ KERNELS: dict[str, Kernel] = {NAME: _fused, DENSE: _plain, FLEX: _flexible}
 
 
 def kernels(model: PreTrainedModel) -> list[str]:
-    """Those to try, best first; which one computes what the model computes is checked when it is loaded."""
+    """The kernels to try, best first; which one computes what the model computes is checked when it is loaded."""
     if getattr(model, "_supports_sdpa", False):
         return [NAME, DENSE]
     if model.device.type == "cuda" and getattr(model, "_supports_flex_attn", False):

@@ -27,7 +27,7 @@ Ids = Sequence[int]
 
 
 def batches(chunks: Sequence[Ids], *, rows: int) -> Iterator[list[int]]:
-    """Numbers of the chunks that one pass computes together: those of one bucket, in order."""
+    """Yields the numbers of the chunks that one pass computes together: those of one bucket, in order."""
     waiting: dict[int, list[int]] = {}
     for number, ids in enumerate(chunks):
         size = bucket(len(ids), rows=rows)
@@ -39,7 +39,7 @@ def batches(chunks: Sequence[Ids], *, rows: int) -> Iterator[list[int]]:
 
 
 def bucket(tokens: int, *, rows: int) -> int:
-    """Rows of one chunk in a pass: the next power of two, up to the whole pass."""
+    """The rows of one chunk in a pass: the next power of two, up to the whole pass."""
     return min(rows, max(SMALLEST, 1 << (tokens - 1).bit_length()))
 
 
@@ -85,7 +85,7 @@ class _Capture:
         self._course = Course(stop=decoder.anatomy.keeping[-1])
 
     def prefix(self, ids: tuple[int, ...], prefixes: Prefixes) -> Context:
-        """Computed by itself, in passes of the same shape."""
+        """The context of a capture prefix, computed by itself, in passes of the same shape."""
         context = self._decoder.context(-(-len(ids) // self._rows) * self._rows)
         prefixes.restore(ids, context)
         if not context.exact:
@@ -95,7 +95,7 @@ class _Capture:
         return context
 
     def together(self, before: Context, chunks: Sequence[Ids], *, behind: int) -> list[Context]:
-        """A context for each chunk of one bucket, the dummies' last."""
+        """Contexts of the chunks of one bucket, one for each, the dummies' last."""
         size = bucket(len(chunks[0]), rows=self._rows)
         longest = max(len(ids) for ids in chunks)
         contexts = [self._decoder.context(behind + -(-longest // size) * size) for _ in range(self._rows // size)]

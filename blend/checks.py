@@ -26,7 +26,7 @@ AGREES_HALF = 0.2  # experts chosen otherwise by a last bit are a tenth; a wrong
 
 
 def refuse_structure(model: PreTrainedModel) -> None:
-    """What a configuration and a class say about themselves."""
+    """Raises UnsupportedModel for what a configuration and a class say about themselves."""
     name = type(model).__name__
     text = text_config(model)
     if model.config.is_encoder_decoder:
@@ -55,7 +55,7 @@ def _mentions(value: object, word: str) -> bool:
 
 
 def refuse_moving_angles(model: PreTrainedModel, decoder: Decoder) -> None:
-    """Angles that depend on how long the prompt is: keys of a short prompt would be wrong in a long one."""
+    """Refuses angles that depend on how long the prompt is: keys of a short prompt would be wrong in a long one."""
     tables = decoder.anatomy.tables
     last = len(decoder.anatomy.shapes) - 1
     near = torch.arange(8, device=decoder.device)

@@ -21,7 +21,7 @@ class LayerShape:
 
     @property
     def numbers(self) -> int:
-        """Numbers for each token."""
+        """How many numbers the layer keeps for each token."""
         return self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
@@ -38,12 +38,12 @@ class Slots:
 
     @property
     def adjoining(self) -> bool:
-        """No hole between the first and the last."""
+        """Whether there is no hole between the first and the last."""
         return self.last - self.first + 1 == len(self)
 
     @property
     def where(self) -> slice | Tensor:
-        """For indexing: a slice where one will do."""
+        """The index of these slots: a slice where one will do."""
         return slice(self.first, self.last + 1) if self.adjoining else self.index
 
     def part(self, start: int, stop: int) -> "Slots":
@@ -60,12 +60,12 @@ def span(start: int, stop: int, *, device: torch.device) -> Slots:
 
 
 def scattered(places: Sequence[int], *, device: torch.device) -> Slots:
-    """Any ascending slots."""
+    """Any ascending slots, one for each place."""
     return Slots(torch.tensor(places, dtype=torch.int64, device=device), places[0], places[-1])
 
 
 def token_bytes(shapes: Sequence[LayerShape | None], dtype: torch.dtype) -> int:
-    """What one token keeps in all layers."""
+    """How many bytes one token keeps in all layers."""
     return sum(shape.numbers for shape in shapes if shape) * dtype.itemsize
 
 
@@ -98,7 +98,7 @@ class Context:
         return values
 
     def write(self, layer: int, slots: Slots, *, keys: Tensor, values: Tensor) -> None:
-        """Put (H, T, D) at their slots."""
+        """Put keys and values (H, T, D) at their slots."""
         self.keys(layer)[:, slots.where] = keys
         self.values(layer)[:, slots.where] = values
 

@@ -32,11 +32,11 @@ class Decoder:
 
     @property
     def token_bytes(self) -> int:
-        """What one token keeps in a context."""
+        """How many bytes one token keeps in a context."""
         return token_bytes(self.anatomy.shapes, self.dtype)
 
     def context(self, capacity: int) -> Context:
-        """Buffers for that many tokens."""
+        """A context with buffers for that many tokens."""
         return Context(self.anatomy.shapes, capacity=capacity, dtype=self.dtype, device=self.device)
 
     def prefill(

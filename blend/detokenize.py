@@ -6,13 +6,13 @@ from blend.tokens import Tokenizer
 
 
 class Detokenizer:
-    """One answer. What `push` and `finish` returned, joined, is the text of all ids that are not hidden.
+    """The text of one answer. What `push` and `finish` returned, joined, is the text of all ids that are not hidden.
 
     Every token's bytes are known for themselves, so the work does not grow with the length of the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, hidden: frozenset[int] | None = None) -> None:
-        """Without `hidden`, all control tokens are."""
+        """Makes the text of one answer. Hides all control tokens, unless `hidden` names others."""
         self._tokenizer = tokenizer
         self._hidden = tokenizer.control if hidden is None else hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -35,7 +35,7 @@ _SETTLED_NS = 2 * 10**9  # a file younger than this may still change within one 
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Of all parameters and buffers as they are in memory. Tied ones count like equal ones, and are read once."""
+    """A digest of all parameters and buffers in memory. Tied ones count like equal ones, and are read once."""
     read: dict[tuple[object, ...], str] = {}
     rows: list[list[object]] = []
     state = cast(dict[str, object], model.state_dict())
@@ -48,7 +48,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def stored_digest(path: Path, *, cache: Path | None = None) -> str:
-    """Of a checkpoint's folder: the weights as stored, and how they are quantized.
+    """A digest of a checkpoint's folder: the weights as stored, and how they are quantized.
 
     The cache remembers the digests of files by their path, size and time. It may be lost or damaged at any time.
     """
@@ -66,13 +66,13 @@ def stored_digest(path: Path, *, cache: Path | None = None) -> str:
 
 
 def rope_digest(config: PreTrainedConfig) -> str:
-    """Of the frequencies' parameters, one set or one for each type of layer."""
+    """A digest of the frequencies' parameters, one set or one for each type of layer."""
     text = cast(object, config.get_text_config())  # pyright: ignore[reportUnknownMemberType]
     return digest_of(getattr(text, "rope_parameters", None))
 
 
 def architecture_digest(config: PreTrainedConfig) -> str:
-    """Of what else the text model computes by: windows, norms, caps. Not of where it was loaded from, and how."""
+    """A digest of what else the text model computes by: windows, norms, caps; not of where and how it was loaded."""
     differing = cast(Json, config.to_diff_dict())  # pyright: ignore[reportUnknownMemberType]
     return digest_of({name: value for name, value in differing.items() if name not in ELSEWHERE})
 
@@ -110,7 +110,7 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _file_digest(file: Path, known: dict[str, list[str]]) -> str:
-    """From `known` where the file has not changed since, else read and put there."""
+    """The digest of a file: taken from `known` where the file has not changed since, else computed and put there."""
     place, before = str(file.resolve()), file.stat()
     seen = [str(before.st_size), str(before.st_mtime_ns)]
     remembered = known.get(place)
@@ -125,7 +125,7 @@ def _file_digest(file: Path, known: dict[str, list[str]]) -> str:
 
 
 def _read_cache(cache: Path) -> dict[str, list[str]]:
-    """The rows that are sound: size, time, digest."""
+    """The cache's rows that are sound: size, time, digest."""
     try:
         given: object = json.loads(cache.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -141,7 +141,7 @@ def _is_row(row: object) -> bool:
 
 
 def _write_cache(cache: Path, known: dict[str, list[str]]) -> None:
-    """At once or not at all. A folder that cannot be written costs time at the next start, and nothing else."""
+    """Writes the cache at once or not at all. A folder that cannot be written only costs time at the next start."""
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=cache.parent) as folder:
         fresh = Path(folder, cache.name)
         fresh.write_text(json.dumps(known))

@@ -16,7 +16,7 @@ Finish = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question. How caches are reused for it is its own.
+    """One question to the model. How caches are reused for it is its own.
 
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
     """
@@ -47,7 +47,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end. `text` is what was still held back."""
+    """The end of an answer. `text` is what was still held back."""
 
     reason: Finish
     text: str
@@ -57,7 +57,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The end, by an error that concerns this request alone or the model."""
+    """The end by an error that concerns this request alone or the model."""
 
     error: Exception
 
@@ -69,7 +69,7 @@ class Ticket(Protocol):
     """A request under way."""
 
     def cancel(self) -> None:
-        """Free its place at the next step. Ends in Done with "cancelled"; harmless when it is over."""
+        """Free the request's place at the next step. It ends in Done with "cancelled"; harmless when it is over."""
         ...
 
 
@@ -89,14 +89,16 @@ class Engine(Protocol):
         ...
 
     def identify(self, fingerprint: Fingerprint) -> None:
-        """From the next request on, records of another fingerprint are misses. Its prefix does not matter."""
+        """Name the model's fingerprint: from the next request on, records of another are misses. Its prefix is
+        ignored."""
         ...
 
     @property
     def takes(self) -> bool:
-        """Will it take requests, now or when its queue is shorter? Not behind its end, or an error that ended it."""
+        """Whether it takes requests, now or once its queue is shorter: not behind its end, or an error that ended
+        it."""
         ...
 
     def close(self) -> None:
-        """Take nothing more, finish what runs, and return."""
+        """Take no more requests, finish what runs, and return."""
         ...

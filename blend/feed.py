@@ -37,7 +37,7 @@ class Feed:
         wanted: Callable[[int], Sequence[Span]],
         readers: ThreadPoolExecutor,
     ) -> None:
-        """`wanted`: the spans that a layer needs, for each layer that keeps keys."""
+        """Begins to read. `wanted`: the spans that a layer needs, for each layer that keeps keys."""
         self.bytes = 0
         self.read_s = 0.0
         self.waited_s = 0.0

@@ -25,11 +25,11 @@ class Fingerprint:
 
     @property
     def digest(self) -> str:
-        """All fields in 32 letters."""
+        """A digest of all fields in 32 letters."""
         return digest_of([[name, value] for name, value in self.to_dict().items()])
 
     def behind(self, prefix: Sequence[int]) -> Self:
-        """Of records that are captured behind these ids."""
+        """The fingerprint of records that are captured behind these ids."""
         return replace(self, prefix=prefix_digest(prefix))
 
     def differs(self, other: Self) -> str | None:
@@ -49,11 +49,11 @@ class Fingerprint:
 
 
 def prefix_digest(ids: Sequence[int]) -> str:
-    """Of the token ids that a chunk is captured behind."""
+    """A digest of the token ids that a chunk is captured behind."""
     return blake3(np.asarray(ids, dtype="<i8").tobytes()).hexdigest(DIGEST_BYTES)
 
 
 def digest_of(value: object) -> str:
-    """Of one canonical spelling in JSON."""
+    """A digest of a value's one canonical spelling in JSON."""
     spelled = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return blake3(spelled.encode()).hexdigest(DIGEST_BYTES)

@@ -20,14 +20,15 @@ Attention = Callable[..., tuple[Tensor, AuxOutput]]
 
 @cache
 def _compiled() -> Attention:
-    """Made when it is first needed: the compiler takes seconds to import."""
+    """The compiled attention, made when it is first needed: the compiler takes seconds to import."""
     return torch.compile(flex_attention, dynamic=True)  # pyright: ignore[reportUnknownMemberType, reportReturnType]
 
 
 def attend_flexibly(
     query: Tensor, seen: tuple[Tensor, Tensor], *, mask: Tensor | None, scaling: float | None, more: dict[str, object]
 ) -> Tensor:
-    """Query (1, Hq, T, D) over keys and values (1, H, S, D) with an additive mask (T, S), to (1, T, Hq, D)."""
+    """Attends with a query (1, Hq, T, D) to keys and values (1, H, S, D) under an additive mask (T, S): (1, T, Hq,
+    D)."""
     keys, values = seen
     heads, groups = query.shape[1], query.shape[1] // keys.shape[1]
     if heads & (heads - 1):  # grouped heads must be a power of two for its kernels

@@ -27,7 +27,7 @@ from store.errors import Miss, MissReason
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How to reuse. Orders of one policy and ratio are equal; besides, an engine says how it fits into its work.
+    """How caches are reused. Orders of one policy and ratio are equal; the rest fits the fuse into an engine's work.
 
     `between` is called before each layer of each piece of so many rows, so that others may compute meanwhile.
     """
@@ -68,7 +68,7 @@ class FuseReport:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The context holds all of the prompt; `logits` (V,) are those of its last token."""
+    """A computed prompt: the context holds all of it, and `logits` (V,) are those of its last token."""
 
     context: Context
     logits: Tensor
@@ -77,7 +77,7 @@ class Fused:
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds by stage."""
+    """Counts seconds by stage."""
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -140,7 +140,8 @@ class _Fuse:
         self._stages: list[Tensor] = []
 
     def wanted(self, layer: int) -> Sequence[Span]:
-        """Before the first filter every row that is not exact is computed, so nothing else is read."""
+        """The spans that a layer reads. Before the first filter all rows that are not exact are computed, so no
+        others."""
         layout = self._selection.layout
         filters = self._selection.filters
         if filters and layer < filters[0].layer:
@@ -148,7 +149,7 @@ class _Fuse:
         return layout.spans
 
     def run(self, feed: Feed) -> Tensor:
-        """The last token's logits."""
+        """Computes the prompt; returns the last token's logits."""
         self._feed = feed
         rows = ~self._exact
         start, hidden = 0, None
@@ -164,7 +165,7 @@ class _Fuse:
             return self._finish(rows, start=start, hidden=hidden)
 
     def _filter(self, to: Filter, rows: Tensor, *, start: int, hidden: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Run the rows to the filter's layer; those that stay, and their hidden states (1, T, E) as they enter it."""
+        """Runs rows to the filter's layer; the rows that stay, and their hidden states (1, T, E) as they enter it."""
         keep = self._decoder.anatomy.resume(to.layer)
         deviation = Deviation(len(rows))
         pieces: list[tuple[Tensor, Tensor]] = []
@@ -224,7 +225,7 @@ class _Fuse:
             yield scattered(part, device=self._decoder.device), entering
 
     def report(self, layout: Layout, moved: int) -> FuseReport:
-        """Counted after `run`."""
+        """What the fuse did, counted after `run`."""
         stages = tuple(tuple(_numbers(rows & self._cached)) for rows in self._stages)
         again = len(stages[-1])
         reused = int((self._exact | self._cached).sum()) - again
@@ -253,7 +254,7 @@ class Deviation:
         self._scale = [torch.zeros(()), torch.zeros(())]
 
     def add(self, places: Tensor, *, fresh: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
-        """Keys and values (H, T, D) of some slots."""
+        """Add the keys and values (H, T, D) of some slots."""
         for part in range(2):
             was = old[part].float()
             self._off[part][places.cpu()] = (fresh[part].float() - was).square().sum((0, 2)).cpu()

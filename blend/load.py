@@ -154,7 +154,7 @@ def _decoder(model: PreTrainedModel) -> Decoder:
 
 
 def _plain_logits(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    """The model's own, by its own plain attention."""
+    """The model's own logits (T, V), by its own plain attention."""
     _attend_by(model, "eager")
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0]

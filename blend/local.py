@@ -155,7 +155,7 @@ class LocalEngine:
                 self._run_capture(self._captures.popleft())
 
     def _serve(self) -> None:
-        """Until no request wants anything. Runs inside a capture, too."""
+        """Runs until no request wants anything, inside a capture, too."""
         while True:
             entry = self._admit()
             if entry is not None:
@@ -207,14 +207,14 @@ class LocalEngine:
         return answer
 
     def _let_others(self, entry: Entry) -> None:
-        """Between layers of a fuse: a step of the others, when the fuse had as much time as their last step took."""
+        """Runs a step of the others between layers of a fuse, when it had as much time as their last step took."""
         if entry.cancelled:
             raise _Left
         if self._running and time.perf_counter() - self._stepped >= self._step_s:
             self._step()
 
     def _step(self) -> None:
-        """One token for each running request."""
+        """Computes one token for each running request."""
         for answer in self._running:
             if answer.entry.cancelled:
                 answer.end("cancelled")
@@ -268,4 +268,4 @@ class LocalEngine:
 
 
 class _Left(Exception):
-    """The client left during its fuse."""
+    """Raised where the client left during its fuse."""

@@ -20,7 +20,7 @@ SECOND_LOOK = 2  # with fewer layers, so many times the budget is kept for one l
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """At this layer the tokens that deviate most stay, so many of them."""
+    """How many tokens stay at this layer: those that deviate most."""
 
     layer: int
     keep: int
@@ -37,14 +37,14 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Tokens to recompute, of how many, and the layers that keep keys of their own."""
+    """How many tokens to recompute, of how many, and the layers that keep keys of their own."""
 
     tokens: int
     cached: int
     keeping: Sequence[int]
 
     def without(self, tokens: int) -> "Budget":
-        """What is left when so many are chosen already."""
+        """What is left of the budget when so many tokens are chosen already."""
         return Budget(self.tokens - tokens, self.cached - tokens, self.keeping)
 
 
@@ -121,7 +121,7 @@ def _first_tokens(spans: Sequence[Span], budget: int) -> tuple[int, ...]:
 
 
 def _narrowing(budget: Budget, *, check: int) -> tuple[Filter, ...]:
-    """Keep more at first, as early deviation is a rough guess, and fewer later: in a deep model on average the budget.
+    """Filters that keep more at first, as early deviation is a rough guess, and fewer later: on average the budget.
 
     The check is at the `check`-th layer that keeps keys, or at the last.
     """

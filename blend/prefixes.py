@@ -6,7 +6,7 @@ from blend.context import Context
 
 
 class Prefixes:
-    """The prefixes used last, within a number of bytes. Used by one thread."""
+    """Keeps the prefixes used last, within a number of bytes. Used by one thread."""
 
     def __init__(self, bytes_at_most: int) -> None:
         self._room = bytes_at_most

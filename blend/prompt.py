@@ -15,16 +15,16 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What it was captured with."""
+        """The fingerprint that the record was captured with."""
         ...
 
     @property
     def tokens(self) -> int:
-        """How many tokens it covers."""
+        """How many tokens the record covers."""
         ...
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
-        """A layer that keeps keys and values of its own. Raises Unreadable, or another OSError, where it cannot."""
+        """Reads a layer with keys and values of its own. Raises Unreadable, or another OSError, where it cannot."""
         ...
 
 
@@ -37,11 +37,11 @@ class Held:
 
     @property
     def tokens(self) -> int:
-        """Of the record."""
+        """How many tokens the record covers."""
         return self._record.tokens
 
     def layer(self, index: int) -> LayerKV:
-        """Of the record."""
+        """One layer of the record, which keeps keys and values of its own."""
         layer = self._record.layers[index]
         assert layer is not None
         return layer
@@ -97,16 +97,16 @@ class Layout:
     misses: tuple[tuple[int, Miss], ...]
 
     def only(self, spans: Sequence[Span]) -> "Layout":
-        """With these records alone."""
+        """The layout with these records alone."""
         return replace(self, spans=tuple(spans))
 
     def without(self, chunk: int, miss: Miss) -> "Layout":
-        """With one chunk as text."""
+        """The layout with one chunk as text, for this reason."""
         spans = tuple(span for span in self.spans if span.chunk != chunk)
         return replace(self, spans=spans, misses=(*self.misses, (chunk, miss)))
 
     def as_text(self, miss: Miss) -> "Layout":
-        """With all chunks as text."""
+        """The layout with all chunks as text, for this reason."""
         misses = tuple((span.chunk, miss) for span in self.spans)
         return replace(self, spans=(), misses=(*self.misses, *misses))
 

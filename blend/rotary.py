@@ -36,7 +36,7 @@ class Angles:
     sin: Tensor
 
     def at(self, positions: Tensor | slice) -> "Angles":
-        """Those of some positions."""
+        """The cosines and sines of some positions."""
         return Angles(self.cos[positions], self.sin[positions])
 
 
@@ -73,7 +73,7 @@ def candidates(dim: int, pairs: int) -> Iterator[Rotation | None]:
 
 
 def rotate_into(out: Tensor, x: Tensor, *, rotation: Rotation | None, angles: Angles) -> None:
-    """Position-free (H, T, D) to where `angles` (T, n) stand, in float32, rounded once to out's dtype.
+    """Turns position-free (H, T, D) to where `angles` (T, n) stand, in float32, rounded once to out's dtype.
 
     `out` may be part of a larger buffer; it is never the memory of `x`.
     """
@@ -81,7 +81,7 @@ def rotate_into(out: Tensor, x: Tensor, *, rotation: Rotation | None, angles: An
 
 
 def unrotate(x: Tensor, rotation: Rotation | None, *, angles: Angles) -> Tensor:
-    """The inverse of `rotate_into`."""
+    """Undoes `rotate_into`."""
     out = torch.empty_like(x)
     square = angles.cos.square() + angles.sin.square()
     _turn(out, x, rotation=rotation, cos=angles.cos / square, sin=-angles.sin / square)

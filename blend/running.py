@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Entry:
-    """What was asked and who listens. Ends once. The engine's thread alone calls all but `cancel`."""
+    """A request: what was asked and who listens. Ends once. The engine's thread alone calls all but `cancel`."""
 
     def __init__(self, request: Request, layout: Layout, *, listen: Callable[[Event], None], capacity: int) -> None:
         self.request = request
@@ -32,11 +32,11 @@ class Entry:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was handed in."""
+        """Seconds since the request was handed in."""
         return time.perf_counter() - self._born
 
     def cancel(self) -> None:
-        """May be called from any thread."""
+        """Asks that the request end. May be called from any thread."""
         self.cancelled = True
 
     def tell(self, event: Event) -> None:
@@ -51,12 +51,12 @@ class Entry:
             self.cancelled = self.over = True
 
     def end(self, reason: Finish, *, text: str = "", generated: int = 0) -> None:
-        """Nothing follows."""
+        """Ends the request; nothing follows."""
         self.tell(Done(reason, text, generated, self.age_s))
 
 
 class Answer:
-    """Picks tokens, makes text of them, knows when to stop. Knows no other request."""
+    """An answer in the making: picks tokens, makes text of them, knows when to stop. Knows no other request."""
 
     def __init__(self, entry: Entry, context: Context, *, tokenizer: Tokenizer, device: torch.device) -> None:
         sampling = entry.request.sampling
@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def slot(self) -> int:
-        """Where it will stand."""
+        """The slot where that token will stand."""
         return len(self.entry.layout.ids) + len(self._generated) - 1
 
     def take(self, logits: Tensor) -> None:
@@ -93,7 +93,7 @@ class Answer:
             self.end("length")
 
     def end(self, reason: Finish) -> None:
-        """With the text that was held back; half a character is not shown."""
+        """Ends the answer with the text that was held back; half a character is not shown."""
         text = ""
         if reason != "cancelled":
             text = self._stops.push(self._text.finish()).text + self._stops.finish()

@@ -18,7 +18,7 @@ class LogitsProcessor(Protocol):
     """A rule over what may come next, such as a grammar. Asked before all else, once for each token."""
 
     def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        """Given the tokens generated so far and float32 logits (V,), the new logits: -inf forbids a token.
+        """Turns float32 logits (V,), after the tokens generated so far, into new ones: -inf forbids a token.
 
         The tensor given may be changed and returned.
         """
@@ -141,7 +141,7 @@ class Sampler:
         return ids[:kept], weights[:kept]
 
     def _throw(self, weights: Tensor) -> int:
-        """A place at random, each as likely as its weight. The draw is in (0, 1]: a weight of zero is never hit."""
+        """Draws a place, each as likely as its weight. The draw is in (0, 1]: a weight of zero is never hit."""
         reached = weights.cumsum(0, dtype=torch.float64)
         draw = 1 - torch.rand(1, dtype=torch.float64, device=weights.device, generator=self._random)
         return int(torch.searchsorted(reached, draw * reached[-1]))

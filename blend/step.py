@@ -37,7 +37,7 @@ class Segment:
 
     @property
     def visible(self) -> int:
-        """Slots that its last row may see."""
+        """How many slots its last row may see."""
         return self.slots.last + 1
 
 
@@ -85,7 +85,7 @@ class Step(Cache):
 
     @property
     def rows(self) -> int:
-        """Rows of the pass."""
+        """How many rows the pass has."""
         return self.segments[-1].stop
 
     @property
@@ -137,7 +137,7 @@ class Step(Cache):
         return None if found is None else found[0]
 
     def sources(self, keys: Tensor, values: Tensor) -> Iterator[tuple[Segment, Tensor, Tensor]]:
-        """For each segment what its rows may see, (1, H, T, D)."""
+        """Yields for each segment the keys and values (1, H, T, D) that its rows may see."""
         layer = self.layer_of(keys)
         start = 0
         for each in self.segments:
@@ -158,11 +158,11 @@ class Step(Cache):
         return vector  # type: ignore[return-value]  # models add it to an arange, and to nothing else
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """As `get_seq_length`."""
+        """See `get_seq_length`, which it equals."""
         return self.get_seq_length(layer_idx)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Keys that a mask would cover, and where they start."""
+        """How many keys a mask would cover, and where they start."""
         return max(each.visible for each in self.segments), 0
 
 

@@ -27,11 +27,11 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """A stop string was reached, at the last in `finish`."""
+        """Whether a stop string was reached, at the last in `finish`."""
         return self._stopped
 
     def push(self, text: str) -> Passed:
-        """Take the next piece. Behind a stop string everything is dropped."""
+        """Take the next piece of text. Behind a stop string everything is dropped."""
         if self._stopped:
             return Passed("", stopped=True)
         self._held += text
@@ -42,7 +42,7 @@ class StopStrings:
         return Passed(passed, stopped=False)
 
     def finish(self) -> str:
-        """The text has ended: what was held back and holds no stop string."""
+        """End the text; returns what was held back and holds no stop string."""
         found = self._found()
         if found is not None:
             return self._stop_at(found)
@@ -59,7 +59,7 @@ class StopStrings:
         return min((place for place in places if place >= 0), default=None)
 
     def _possible(self) -> Iterator[int]:
-        """For each stop string, the first place from which all the text is its beginning."""
+        """The places from which all the text may be the beginning of a stop string: the first one for each."""
         for stop in self._stops:
             place = self._held.find(stop[0], max(0, len(self._held) - len(stop) + 1))
             while place >= 0:

@@ -33,7 +33,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which part of which message."""
+    """A part of a message, by the numbers of both."""
 
     message: int
     part: int
@@ -48,7 +48,7 @@ class Piece:
 
     @property
     def trusted(self) -> bool:
-        """May this text hold control tokens?"""
+        """Whether this text may hold control tokens."""
         return self.place is None
 
 

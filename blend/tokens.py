@@ -63,7 +63,7 @@ class Tokenizer:
         self.digest = blake3(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
     def encode_text(self, text: str) -> list[int]:
-        """A user's text, without a prefix of any kind. No id is in `control`, but for characters the model lacks.
+        """The ids of a user's text, with no prefix. None is in `control`, but for characters the model lacks.
 
         Where a control token would appear all the same, the text is cut inside its spelling.
         """
@@ -84,7 +84,7 @@ class Tokenizer:
         return ids
 
     def encode_template(self, text: str) -> list[int]:
-        """Trusted text that follows other text: control tokens count, and nothing is put in front."""
+        """The ids of trusted text that follows other text: control tokens count, and nothing is put in front."""
         _refuse_surrogates(text)
         encoding = self._trusted.encode(text, add_special_tokens=False)
         first = next((i for i, token in enumerate(encoding.ids) if token in self._added), len(encoding.ids))
@@ -94,12 +94,12 @@ class Tokenizer:
         return self._plain.encode(text[:start], add_special_tokens=False).ids + encoding.ids[first:]
 
     def encode_opening(self, text: str) -> list[int]:
-        """Trusted text that a prompt begins with, exactly as the model's own tokenizer has it."""
+        """The ids of trusted text that a prompt begins with, exactly as the model's own tokenizer has it."""
         _refuse_surrogates(text)
         return self._trusted.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Every token as it stands in a text, control tokens by their names; bytes that are no character as U+FFFD."""
+        """The text of these tokens as it stands, control tokens by name; bytes that are no character as U+FFFD."""
         return b"".join(self._bytes.of(token) for token in ids).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
@@ -107,7 +107,7 @@ class Tokenizer:
         return self._bytes.of(token)
 
     def round_trips(self, text: str, ids: Sequence[int]) -> bool:
-        """Do these ids say all of this text?"""
+        """Whether these ids say all of this text."""
         return self.decode(ids) == text
 
     def _piece(self, token: int) -> str:
@@ -137,7 +137,7 @@ class Tokenizer:
 
 
 class _Spelling:
-    """The bytes of every token, found once each."""
+    """The bytes of every token, each found once."""
 
     def __init__(self, backend: Backend, spec: Json, *, control: frozenset[int]) -> None:
         self._backend = backend
@@ -166,7 +166,7 @@ class _Spelling:
         return bytes([int(piece[3:5], 16)]) if _BYTE.fullmatch(piece) and text != piece else text.encode()
 
     def _decode(self, token: int) -> str:
-        """Behind another token, because many decoders drop the space that a text begins with."""
+        """A token's text behind another token, because many decoders drop the space that a text begins with."""
         if self._anchor is None:
             return self._backend.decode([token], skip_special_tokens=False)
         front = self._backend.decode([self._anchor], skip_special_tokens=False)
@@ -218,7 +218,7 @@ def _harmless(spec: Json, control: frozenset[int]) -> Json:
 
 
 def _without_prefix(spec: Json) -> Json:
-    """No step puts a space in front or strips one: a text has the same ids wherever it stands."""
+    """A tokenizer in which no step puts a space in front or strips one: a text has the same ids wherever it stands."""
     return {**spec, **{name: _still(spec[name]) for name in ("normalizer", "pre_tokenizer")}}
 
 
@@ -252,7 +252,7 @@ def _types(step: object) -> set[str]:
 
 
 def _unknown(spec: Json) -> str | None:
-    """What the vocabulary answers for a character that it lacks; None for one that lacks none."""
+    """The token that the vocabulary answers for a character that it lacks; None for one that lacks none."""
     model = cast(Json, spec["model"])
     if isinstance(model.get("unk_id"), int):
         return cast(list[tuple[str, float]], model["vocab"])[cast(int, model["unk_id"])][0]
@@ -260,7 +260,8 @@ def _unknown(spec: Json) -> str | None:
 
 
 def _separable(name: str) -> bool:
-    """Can a text hold this name without meaning the token? Whitespace, single letters and bytes are only themselves."""
+    """Whether a text can hold this name without meaning the token. Whitespace, letters and bytes are only
+    themselves."""
     return len(name) > 1 and not name.isspace() and not _BYTE.fullmatch(name)
 
 

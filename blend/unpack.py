@@ -73,7 +73,7 @@ def _decode(out: Tensor, tensors: Sequence[PackedTensor]) -> None:
 
 
 def _alike(tensors: Sequence[PackedTensor], *, device: torch.device) -> Iterator[list[PackedTensor]]:
-    """Neighbours of one form, to be decoded together: a call costs as much as some ten thousand numbers."""
+    """Groups neighbours of one form, to be decoded together: a call costs as much as some ten thousand numbers."""
     for _, group in groupby(tensors, key=lambda each: (each.codes.shape, each.tokens, each.bits)):
         tiles = list(group)
         numbers = tiles[0].codes.size * tiles[0].per_byte

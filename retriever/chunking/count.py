@@ -12,8 +12,7 @@ _BATCH_CHARACTERS = 1 << 22
 
 
 def count_words(texts: Sequence[str]) -> list[int]:
-    """Estimates tokens: one for up to eight letters, three digits, an ideograph or another sign; none for white
-    space."""
+    """Estimates tokens: one for up to eight letters, three digits, an ideograph or other sign; none for white space."""
     return [len(_TOKEN.findall(text)) for text in texts]
 
 
