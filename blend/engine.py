@@ -89,14 +89,12 @@ class Engine(Protocol):
         ...
 
     def identify(self, fingerprint: Fingerprint) -> None:
-        """Name the model's fingerprint: from the next request on, records of another are misses. Its prefix is
-        ignored."""
+        """Set the fingerprint: from the next request on, records of another are misses. Its prefix does not matter."""
         ...
 
     @property
     def takes(self) -> bool:
-        """Whether it takes requests, now or once its queue is shorter: not behind its end, or an error that ended
-        it."""
+        """Whether it takes requests, now or with a shorter queue: not behind its end, or an error that ended it."""
         ...
 
     def close(self) -> None:

@@ -27,8 +27,7 @@ def _compiled() -> Attention:
 def attend_flexibly(
     query: Tensor, seen: tuple[Tensor, Tensor], *, mask: Tensor | None, scaling: float | None, more: dict[str, object]
 ) -> Tensor:
-    """Attends with a query (1, Hq, T, D) to keys and values (1, H, S, D) under an additive mask (T, S): (1, T, Hq,
-    D)."""
+    """Query (1, Hq, T, D) over keys and values (1, H, S, D) with an additive mask (T, S), to (1, T, Hq, D)."""
     keys, values = seen
     heads, groups = query.shape[1], query.shape[1] // keys.shape[1]
     if heads & (heads - 1):  # grouped heads must be a power of two for its kernels

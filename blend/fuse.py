@@ -140,8 +140,7 @@ class _Fuse:
         self._stages: list[Tensor] = []
 
     def wanted(self, layer: int) -> Sequence[Span]:
-        """The spans that a layer reads. Before the first filter all rows that are not exact are computed, so no
-        others."""
+        """The spans that a layer reads. Before the first filter all rows that are not exact are computed, no others."""
         layout = self._selection.layout
         filters = self._selection.filters
         if filters and layer < filters[0].layer:

@@ -1,6 +1,6 @@
 # transformers types its loaders loosely:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""From a hub name, a folder or a model in memory to a decoder that passed its checks."""
+"""Makes a decoder that passed its checks out of a hub name, a folder or a model in memory."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

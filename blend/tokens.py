@@ -260,8 +260,7 @@ def _unknown(spec: Json) -> str | None:
 
 
 def _separable(name: str) -> bool:
-    """Whether a text can hold this name without meaning the token. Whitespace, letters and bytes are only
-    themselves."""
+    """Whether a text can hold this name as mere text. Whitespace, single letters and bytes are only themselves."""
     return len(name) > 1 and not name.isspace() and not _BYTE.fullmatch(name)
 
 

@@ -20,13 +20,13 @@ class Running:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Shared by all tests: each keeps to collections of its own. An environment without the server names one."""
+    """The service that all tests share, each in collections of its own. An environment without the server names one."""
     yield from _running(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def own_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Of a file of tests alone, where one can be started: nobody else's documents are found in it."""
+    """A service for one file of tests alone, where one can be started: nobody else's documents are found in it."""
     yield from _running(tmp_path_factory)
 
 

@@ -38,22 +38,22 @@ class Line:
         self.is_open = True
 
     def send(self, sent: bytes) -> None:
-        """All at once."""
+        """Sends this, all at once."""
         self.connection.sendall(sent)
 
     def wait_gone(self) -> None:
-        """Until the client has left."""
+        """Waits until the client has left."""
         while self.connection.recv(65536):
             pass
 
     def close(self) -> None:
-        """With this answer."""
+        """Ends the connection with this answer."""
         self.is_open = False
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is done with one request, once its body is there. Of that the first `keeps` bytes are held on to.
+    """What is done with one request, once its body is there. The first `keeps` bytes of that are held on to.
 
     `reads`: else it is done as soon as the head is there.
     """
@@ -63,11 +63,11 @@ class Step:
     keeps: int = 1 << 30
 
     def unread(self) -> "Step":
-        """The same, without reading the body."""
+        """The same step, without reading the body."""
         return replace(self, reads=False)
 
     def forgetting(self) -> "Step":
-        """The same, without holding on to the body."""
+        """The same step, without holding on to the body."""
         return replace(self, keeps=0)
 
 
@@ -100,11 +100,11 @@ class Scripted:
         self._always = step
 
     def wait_heard(self, count: int) -> None:
-        """Until so many requests have come."""
+        """Waits until so many requests have come."""
         self._wait(lambda: len(self.requests) >= count, f"{count} requests")
 
     def wait_gone(self, count: int = 1) -> None:
-        """Until so many clients have left while their request waited."""
+        """Waits until so many clients have left while their request waited."""
         self._wait(lambda: self._gone >= count, f"{count} clients that left")
 
     def _wait(self, is_so: Callable[[], bool], what: str) -> None:
@@ -112,7 +112,7 @@ class Scripted:
             assert self._changed.wait_for(is_so, WAIT_S), f"no {what} within {WAIT_S} s"
 
     def run(self) -> None:
-        """Take connections until it is closed."""
+        """Takes connections until it is closed."""
         while not self._closing.is_set():
             try:
                 connection, _ = self._listening.accept()
@@ -236,12 +236,12 @@ def event(name: str, said: object) -> str:
 
 
 def send(sent: bytes) -> Step:
-    """This, and the connection takes the next request."""
+    """Sends this, and the connection takes the next request."""
     return Step(lambda line: line.send(sent))
 
 
 def end(sent: bytes = b"") -> Step:
-    """This, and the connection ends."""
+    """Sends this, and the connection ends."""
 
     def act(line: Line) -> None:
         line.send(sent)
@@ -251,7 +251,7 @@ def end(sent: bytes = b"") -> Step:
 
 
 def reset(sent: bytes = b"") -> Step:
-    """This, and the connection is torn down."""
+    """Sends this, and the connection is torn down."""
 
     def act(line: Line) -> None:
         line.send(sent)
@@ -262,7 +262,7 @@ def reset(sent: bytes = b"") -> Step:
 
 
 def hang(sent: bytes = b"") -> Step:
-    """This, and nothing more, until the client leaves."""
+    """Sends this, and nothing more, until the client leaves."""
 
     def act(line: Line) -> None:
         line.send(sent)
@@ -278,7 +278,7 @@ def deaf() -> Step:
 
 
 def drip(sent: Iterable[int], *, every_s: float, begin: bytes = b"") -> Step:
-    """`begin` at once, then byte by byte."""
+    """Sends `begin` at once, then the rest byte by byte."""
 
     def act(line: Line) -> None:
         line.send(begin)

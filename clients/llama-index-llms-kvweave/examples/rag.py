@@ -43,13 +43,13 @@ QUESTIONS = ("Which animal does Halio keep?", "Where does Halio live?", "Who lea
 
 
 def reused(response: RESPONSE_TYPE) -> str:
-    """As the synthesizer tells it."""
+    """The reused tokens as the synthesizer tells them."""
     usage = (response.metadata or {})["kvweave"]["usage"]
     return f"{usage['reused_tokens']:>4} of {usage['prompt_tokens']:>4} tokens reused"
 
 
 def saved() -> int:
-    """Tokens that the service did not have to compute, until now."""
+    """The tokens that the service did not have to compute, until now."""
     served = client.stats().served
     return served.tokens_saved if served else 0
 

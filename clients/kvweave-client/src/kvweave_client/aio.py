@@ -54,7 +54,7 @@ class AsyncStream(Generic[T]):
         self._events = self._talk.run()
 
     async def aclose(self) -> None:
-        """Leave it."""
+        """Leave the stream."""
         await self._events.aclose()
 
     def __aiter__(self) -> Self:
@@ -78,7 +78,7 @@ class AsyncStream(Generic[T]):
 
 
 class _Talk(Generic[T]):
-    """What is behind a stream. Knows nothing of it: so it ends with the stream, when a loop is left and forgotten."""
+    """The connection of a stream. Knows nothing of the stream, so it ends with it when a loop is left and forgotten."""
 
     def __init__(self, client: "AsyncClient", streaming: Streaming[T]) -> None:
         self._client = client
@@ -87,7 +87,7 @@ class _Talk(Generic[T]):
         self.ending = Ending(streaming, self._course)
 
     async def run(self) -> AsyncGenerator[T]:
-        """Its events."""
+        """Yields the stream's events."""
         async with AsyncExitStack() as stack:
             pieces = (await self._open(stack)).aiter_bytes()
             try:
@@ -107,7 +107,7 @@ class _Talk(Generic[T]):
                 raise self.ending.cut()
 
     async def _open(self, stack: AsyncExitStack) -> httpx.Response:
-        """Tried again until there is an answer; from then on it is not asked again."""
+        """Opens the answer. Tried again until there is one; from then on it is not asked again."""
         while True:
             try:
                 async with AsyncExitStack() as trial:
@@ -217,7 +217,7 @@ class AsyncClient:
         return bad
 
     async def run(self, operation: Operation[T], *, within_s: float = math.inf) -> T:
-        """What an operation answers."""
+        """The answer to an operation."""
         request = operation.request
         course = self.course(request, within_s=within_s)
         while True:
@@ -248,11 +248,11 @@ class AsyncClient:
         return AsyncStream(self, streaming)
 
     def course(self, request: Request, *, within_s: float = math.inf) -> Course:
-        """Of one call."""
+        """The course of one call."""
         return Course(request, self._target, within_s=within_s)
 
     def opened(self, request: Request, course: Course) -> AbstractAsyncContextManager[httpx.Response]:
-        """One try: its answer, of which the head is there."""
+        """One try: an answer of which the head is there."""
         return self._http.stream(
             request.method,
             self._target.address + request.path,
@@ -263,14 +263,14 @@ class AsyncClient:
         )
 
     async def _tried(self, request: Request, course: Course) -> tuple[bytes, httpx.Response]:
-        """Bounded as a whole, whatever the other side does with its bytes."""
+        """Tries a call once, bounded as a whole, whatever the other side does with its bytes."""
         with anyio.move_on_after(course.left_s):
             async with self.opened(request, course) as response:
                 return await _read(request, response, course=course), response
         raise course.late()
 
     async def aclose(self) -> None:
-        """End its connections."""
+        """End the client's connections."""
         if self._is_ours:
             await self._http.aclose()
 
@@ -294,7 +294,7 @@ async def _read(request: Request, response: httpx.Response, *, course: Course) -
 
 
 async def _sent(body: Multipart, course: Course) -> AsyncIterator[bytes]:
-    """Files are read by another thread."""
+    """Yields the body. Files are read by another thread."""
     pieces, sent = body.pieces(), 0
     while piece := await anyio.to_thread.run_sync(next, pieces, b""):
         yield piece

@@ -8,7 +8,7 @@ Metadata = dict[str, Any]  # JSON
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Of one answer, in tokens. What is neither reused nor recomputed of the prompt was fresh text."""
+    """The tokens of one answer. What is neither reused nor recomputed of the prompt was fresh text."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -166,7 +166,7 @@ class DocumentChunk(msgspec.Struct, frozen=True):
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """`chunks_kept`: other documents hold them. `done`: every tier answers that the others are gone."""
+    """What a deletion did. `chunks_kept`: others hold them. `done`: every tier answers that the rest are gone."""
 
     id: str
     chunks_removed: tuple[str, ...]
@@ -189,7 +189,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Nothing of it waits or is computed any more."""
+        """Whether nothing of the job waits or is computed any more."""
         return self.status != "running"
 
 
@@ -219,7 +219,7 @@ class Collection(msgspec.Struct, frozen=True):
 
 
 class CollectionDeleted(msgspec.Struct, frozen=True):
-    """What went with it."""
+    """What went with a collection that was deleted."""
 
     name: str
     documents: int
@@ -229,7 +229,7 @@ class CollectionDeleted(msgspec.Struct, frozen=True):
 
 
 class Ranked(msgspec.Struct, frozen=True):
-    """`index`: the place in the request."""
+    """A text or a chunk that was ranked. `index`: its place in the request."""
 
     index: int
     score: float
@@ -246,7 +246,7 @@ class ChunkState(msgspec.Struct, frozen=True):
 
 
 class Touched(msgspec.Struct, frozen=True):
-    """`chunks` were meant, `blobs` of them were stored and concerned; `unknown` ids name nothing that may be seen."""
+    """How many `chunks` were meant and `blobs` of them concerned; `unknown` ids name nothing that may be seen."""
 
     chunks: int
     blobs: int
@@ -273,7 +273,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """`served` is None for a key with a filter, `store` for all but operators."""
+    """Counts of the service. `served` is None for a key with a filter, `store` for all but operators."""
 
     documents: int
     chunks: int
@@ -297,6 +297,6 @@ class BlendSwitch(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`ok`, or `ready`."""
+    """Whether the service lives: `ok`, or `ready`."""
 
     status: str

@@ -10,7 +10,7 @@ LARGEST = 4_000_000  # characters of one request, about
 
 
 def batches(documents: Iterable[NewDocument]) -> Iterator[list[NewDocument]]:
-    """All of them in their order, each for one `put_documents`."""
+    """All documents in their order, as lists that are each for one `put_documents`."""
     batch: list[NewDocument] = []
     size = 0
     for document in documents:

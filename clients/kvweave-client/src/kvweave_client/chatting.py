@@ -15,7 +15,7 @@ _END = "[DONE]"
 
 
 def request(messages: Sequence[Message], options: ChatOptions, *, stream: bool = False) -> Request:
-    """Answers of a random kind would differ, so it is never sent twice where the first may have been served."""
+    """The request of a chat. Random answers would differ: none is asked for again where one may have been served."""
     body: Json = {"model": MODEL, "messages": list(messages), **options}
     body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     address = path("chat", "completions")
@@ -23,7 +23,7 @@ def request(messages: Sequence[Message], options: ChatOptions, *, stream: bool =
 
 
 def answer(raw: bytes) -> ChatAnswer:
-    """Out of a whole completion."""
+    """The answer that a whole completion holds."""
     said = of(Completion)(raw)
     if len(said.choices) != 1:
         raise UnexpectedAnswer(f"the answer has {len(said.choices)} choices, not one")
@@ -41,12 +41,12 @@ def answer(raw: bytes) -> ChatAnswer:
 
 
 def ends(event: ServerEvent) -> bool:
-    """Is it the last event of a stream?"""
+    """Whether this is the last event of a stream."""
     return event.data == _END
 
 
 class Reader:
-    """One stream: its parts as they come, and at its end all of them."""
+    """Reads one stream: its parts as they come, and at its end all of them."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -127,7 +127,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """On the wire."""
+    """A whole answer as it comes over the wire."""
 
     id: str
     model: str
@@ -152,7 +152,7 @@ class _Error(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """OpenAI's form names none: its types tell enough."""
+        """The status that the error's type tells: OpenAI's form names none."""
         return {"invalid_request_error": 400, "permission_error": 403, "rate_limit_error": 429}.get(self.type, 500)
 
 

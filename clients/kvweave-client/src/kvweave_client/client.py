@@ -55,11 +55,11 @@ class Stream(Generic[T]):
         self._events = self._talk.run()
 
     def cancel(self) -> None:
-        """From any thread: whoever waits for an event gets Cancelled, now."""
+        """Ends the stream from any thread: whoever waits for an event gets Cancelled, now."""
         self._talk.wire.cut()
 
     def close(self) -> None:
-        """Leave it, by the thread that reads it."""
+        """Leave the stream, by the thread that reads it."""
         self._events.close()
 
     def __iter__(self) -> Self:
@@ -83,7 +83,7 @@ class Stream(Generic[T]):
 
 
 class _Talk(Generic[T]):
-    """What is behind a stream. Knows nothing of it: so it ends with the stream, when a loop is left and forgotten."""
+    """The connection of a stream. Knows nothing of the stream, so it ends with it when a loop is left and forgotten."""
 
     def __init__(self, client: "Client", streaming: Streaming[T]) -> None:
         self._client = client
@@ -93,7 +93,7 @@ class _Talk(Generic[T]):
         self.wire = Wire(lambda: course.left_s)
 
     def run(self) -> Generator[T]:
-        """Its events."""
+        """Yields the stream's events."""
         with ExitStack() as stack:
             pieces = self._open(stack).iter_bytes()
             try:
@@ -115,7 +115,7 @@ class _Talk(Generic[T]):
                 raise self.ending.cut()
 
     def _open(self, stack: ExitStack) -> httpx.Response:
-        """Tried again until there is an answer; from then on it is not asked again."""
+        """Opens the answer. Tried again until there is one; from then on it is not asked again."""
         while True:
             try:
                 with ExitStack() as trial:
@@ -222,7 +222,7 @@ class Client:
         return job
 
     def run(self, operation: Operation[T], *, within_s: float = math.inf) -> T:
-        """What an operation answers."""
+        """The answer to an operation."""
         request = operation.request
         course = self.course(request, within_s=within_s)
         calling = Wire(lambda: course.left_s)
@@ -254,11 +254,11 @@ class Client:
         return Stream(self, streaming)
 
     def course(self, request: Request, *, within_s: float = math.inf) -> Course:
-        """Of one call."""
+        """The course of one call."""
         return Course(request, self._target, within_s=within_s)
 
     def opened(self, request: Request, course: Course, *, wire: Wire) -> AbstractContextManager[httpx.Response]:
-        """One try: its answer, of which the head is there."""
+        """One try: an answer of which the head is there."""
         return self._http.stream(
             request.method,
             self._target.address + request.path,
@@ -269,7 +269,7 @@ class Client:
         )
 
     def close(self) -> None:
-        """End its connections."""
+        """End the client's connections."""
         if self._is_ours:
             self._http.close()
 

@@ -43,11 +43,11 @@ class Course:
 
     @property
     def left_s(self) -> float:
-        """How long it may still take."""
+        """How long the call may still take."""
         return max(self._end - time.monotonic(), _SHORTEST_S)
 
     def begin(self) -> httpx.Timeout:
-        """The next try, and the timeouts of it. What bounded the refusal of the one before does not bound it."""
+        """Begins the next try; returns its timeouts. What bounded the refusal of the one before does not bound it."""
         timeouts = self._target.timeouts
         if not self._request.is_bounded:
             self._end = math.inf
@@ -55,35 +55,35 @@ class Course:
         return httpx.Timeout(silence, connect=min(timeouts.connect_s, silence))
 
     def bound(self) -> None:
-        """What is read from here on is whole: that takes no longer than a call, of an upload and a stream too."""
+        """Bounds what is read from here on, which is whole: a call's time, for uploads and streams too."""
         self._end = min(self._end, time.monotonic() + self._limit_s)
 
     def finish(self) -> None:
-        """All has been said. What ends the answer is read, so that its connection can serve again, if it comes now."""
+        """Ends the call: its answer is read on only if the end comes now, so that its connection can serve again."""
         self._end = min(self._end, time.monotonic() + LAST_S)
 
     @property
     def is_late(self) -> bool:
-        """Is its time over?"""
+        """Whether the call's time is over."""
         return time.monotonic() >= self._end
 
     def check(self) -> None:
-        """Raise TimedOut where its time is over."""
+        """Raise TimedOut where the call's time is over."""
         if self.is_late:
             raise self.late()
 
     def late(self) -> TimedOut:
-        """What a caller is told whose time is over."""
+        """The error for a caller whose time is over."""
         return TimedOut(f"{self._request.name} took longer than {self._limit_s:g} s: allow it more by `timeouts`")
 
     def sent(self, size: int) -> None:
-        """So much of this try has gone out. What is sent again is no progress."""
+        """Note that so much of this try has gone out. What is sent again is no progress."""
         if size > self._sent:
             self._sent = size
             self._request.tell(size)
 
     def failed(self, error: httpx.HTTPError | httpx.InvalidURL) -> float:
-        """The connection did not serve."""
+        """Judges a connection that did not serve."""
         is_unsent = isinstance(error, (*_UNSENT, *_OWN_FAULT))
         self._is_lost = self._is_lost or not is_unsent
         may_repeat = not isinstance(error, _FINAL) and (is_unsent or self._request.repeats)
@@ -93,7 +93,7 @@ class Course:
         return pause
 
     def refused(self, response: httpx.Response, body: bytes) -> float:
-        """The answer is an error."""
+        """Judges an answer that is an error."""
         after = retry_after_s(response.headers)
         status, request = response.status_code, self._request
         pause = None
@@ -108,7 +108,7 @@ class Course:
         return pause
 
     def told(self, error: Exception) -> KVWeaveError:
-        """What the caller is told of a connection that failed."""
+        """The error for the caller of a connection that failed."""
         name, address, timeouts = self._request.name, self._target.address, self._target.timeouts
         match error:
             case httpx.ConnectTimeout():
@@ -127,7 +127,7 @@ class Course:
                 return ConnectionFailed(f"{address} {what} ({error or type(error).__name__}): {name}{times}")
 
     def _pause(self, at_least: float = 0.0) -> float | None:
-        """None where it is not tried again."""
+        """The pause before the next try; None where it is not tried again."""
         retries = self._target.retries
         if self._tries > retries.most or at_least > retries.longest_s:
             return None
@@ -149,7 +149,7 @@ class Body:
         self._pieces: list[bytes] = []
 
     def takes(self, piece: bytes) -> bool:
-        """Add what came; does it take more?"""
+        """Adds what came; returns whether it takes more."""
         self._course.check()
         self._pieces.append(piece)
         self._left -= len(piece)
@@ -157,7 +157,7 @@ class Body:
 
     @property
     def content(self) -> bytes:
-        """What came."""
+        """The bytes that came."""
         return b"".join(self._pieces)
 
 
@@ -171,7 +171,7 @@ class Ending(Generic[T]):
         self.is_over = False
 
     def heard(self, piece: bytes) -> Iterator[T]:
-        """What these bytes complete."""
+        """Yields what these bytes complete."""
         try:
             for event in self._reader.feed(piece):
                 said = self._streaming.parse(event)
@@ -184,7 +184,7 @@ class Ending(Generic[T]):
             raise UnexpectedAnswer(f"this is no stream of events: {error}") from error
 
     def cut(self, error: httpx.HTTPError | None = None) -> KVWeaveError:
-        """What the caller is told where it ended before its end."""
+        """The error for the caller of a stream that was cut off before its end."""
         if isinstance(error, (httpx.TimeoutException, httpx.DecodingError)):
             return self._course.told(error)
         why = f" ({error or type(error).__name__})" if error else ""

@@ -30,7 +30,7 @@ class EventReader:
         self._size = 0  # of the pieces and the data
 
     def feed(self, received: bytes) -> Iterator[ServerEvent]:
-        """The events that are complete with these. Raises OverflowError where one grows beyond all bounds."""
+        """Yields the events that these bytes complete. Raises OverflowError where one grows beyond all bounds."""
         text = self._decoder.decode(received)
         if self._after_return and text:  # a line end may have been cut in two
             text = text.removeprefix("\n")

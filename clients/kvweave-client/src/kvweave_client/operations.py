@@ -72,7 +72,7 @@ def health() -> Operation[Health]:
 
 
 def ready() -> Operation[Health]:
-    """Whether it is ready to answer; raises Unavailable with the reason, and at once, where it is not."""
+    """Whether the service is ready to answer; raises Unavailable with the reason, and at once, where it is not."""
     return Operation(Request("GET", "/readyz", persists=False), of(Health))
 
 
@@ -99,7 +99,7 @@ def query(question: Question, **options: Unpack[QueryOptions]) -> Operation[Answ
 
 
 def stream_query(question: Question, **options: Unpack[QueryOptions]) -> Streaming[QueryEvent]:
-    """As `query`, as events while it comes about; the last one is the whole Answer."""
+    """Events of the answer to a `query` while it comes about; the last one is the whole Answer."""
     return Streaming(_asked(question, options, stream=True), _query_event, lambda event: event.name == "done")
 
 
@@ -109,7 +109,7 @@ def chat(messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Operati
 
 
 def stream_chat(messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Streaming[ChatEvent]:
-    """As `chat`, as parts while it comes about; the last one is the whole ChatAnswer."""
+    """Parts of the answer to a `chat` while it comes about; the last one is the whole ChatAnswer."""
     reader = chatting.Reader()
     return Streaming(chatting.request(messages, options, stream=True), reader.hear, chatting.ends)
 
@@ -162,7 +162,7 @@ def documents(**options: Unpack[DocumentsFilter]) -> Listing[Document]:
 
 
 def document(document_id: str) -> Operation[Document]:
-    """One that serves."""
+    """One document that serves."""
     return Operation(Request("GET", path("documents", document_id)), of(Document))
 
 
@@ -196,27 +196,27 @@ def chunks(document_id: str) -> Listing[DocumentChunk]:
 
 
 def collections() -> Operation[tuple[Collection, ...]]:
-    """In the order of their names."""
+    """The collections, in the order of their names."""
     return Operation(Request("GET", path("collections")), lambda raw: of(pages.Collections)(raw).collections)
 
 
 def collection(name: str) -> Operation[Collection]:
-    """Its rules."""
+    """One collection: its rules, and how many documents serve."""
     return Operation(Request("GET", path("collections", name)), of(Collection))
 
 
 def put_collection(name: str, **rules: Unpack[Rules]) -> Operation[Collection]:
-    """Make it, or give it other rules: they hold for documents that come from now on."""
+    """Make a collection, or give it other rules: they hold for documents that come from now on."""
     return Operation(Request("PUT", path("collections", name), encoded(dict(rules))), of(Collection))
 
 
 def delete_collection(name: str) -> Operation[CollectionDeleted]:
-    """With all its documents. NotFound as with `delete_document`."""
+    """Delete a collection with all its documents. NotFound as with `delete_document`."""
     return Operation(Request("DELETE", path("collections", name)), of(CollectionDeleted))
 
 
 def jobs() -> Listing[Job]:
-    """Newest first."""
+    """The jobs, newest first."""
     return Listing(
         lambda after: Operation(
             Request("GET", with_query(path("jobs"), after=after, limit=PAGE)), lambda raw: of(pages.Jobs)(raw).page()
@@ -225,12 +225,12 @@ def jobs() -> Listing[Job]:
 
 
 def job(job_id: str) -> Operation[Job]:
-    """How far it is."""
+    """One job: how far it is."""
     return Operation(Request("GET", with_query(path("jobs", job_id), limit=1)), of(Job))
 
 
 def job_items(job_id: str) -> Listing[JobItem]:
-    """Its documents and files, one by one."""
+    """The documents and files of a job, one by one."""
     address = path("jobs", job_id)
     return Listing(
         lambda after: Operation(
@@ -240,7 +240,7 @@ def job_items(job_id: str) -> Listing[JobItem]:
 
 
 def cancel_job(job_id: str) -> Operation[Job]:
-    """End what of it is not ready. What is ready stays."""
+    """End what of a job is not ready. What is ready stays."""
     return Operation(Request("DELETE", path("jobs", job_id)), of(Job))
 
 
@@ -261,22 +261,22 @@ def lookup(**choice: Unpack[Choice]) -> Listing[ChunkState]:
 
 
 def prefetch(**choice: Unpack[Choice]) -> Operation[Touched]:
-    """Ask that these be near. `blobs`: fetches that began."""
+    """Ask that the caches of these chunks be near. `blobs`: fetches that began."""
     return _touching("prefetch", choice)
 
 
 def pin(**choice: Unpack[Choice]) -> Operation[Touched]:
-    """Keep them from eviction."""
+    """Keep the caches of these chunks from eviction."""
     return _touching("pin", choice)
 
 
 def unpin(**choice: Unpack[Choice]) -> Operation[Touched]:
-    """Take pins back."""
+    """Take the pins of these chunks back."""
     return _touching("unpin", choice)
 
 
 def evict(**choice: Unpack[Choice]) -> Operation[Touched]:
-    """Forget what is stored of them. It is computed again when it is needed."""
+    """Forget what is stored of these chunks. It is computed again when it is needed."""
     return _touching("evict", choice)
 
 
@@ -311,7 +311,7 @@ _QUERY_EVENTS: dict[str, type[QueryEvent]] = {
 
 
 def _query_event(event: ServerEvent) -> QueryEvent | None:
-    """Of events that a later service adds, nothing."""
+    """The event as its type; None for events that a later service adds. Raises what the service reports."""
     if event.name == "error":
         raise error_of(of(Problem)(event.data.encode()))
     kind = _QUERY_EVENTS.get(event.name)

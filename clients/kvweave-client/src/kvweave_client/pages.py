@@ -17,59 +17,59 @@ from kvweave_client.requests import Page
 
 
 class Hits(msgspec.Struct, frozen=True):
-    """Of a search."""
+    """The answer to a search."""
 
     hits: tuple[Source, ...]
 
 
 class Results(msgspec.Struct, frozen=True):
-    """Of reranking."""
+    """The answer to a reranking."""
 
     results: tuple[Ranked, ...]
 
 
 class Models(msgspec.Struct, frozen=True):
-    """There is one."""
+    """The models of a service; there is one."""
 
     data: tuple[Model, ...]
 
 
 class Collections(msgspec.Struct, frozen=True):
-    """All at once."""
+    """All collections at once."""
 
     collections: tuple[Collection, ...]
 
 
 class Documents(msgspec.Struct, frozen=True):
-    """A page."""
+    """A page of documents."""
 
     documents: tuple[Document, ...]
     next: str | None = None
 
     def page(self) -> Page[Document]:
-        """As all pages are."""
+        """The documents in the form of all pages."""
         return Page(self.documents, self.next)
 
 
 class Chunks(msgspec.Struct, frozen=True):
-    """A page."""
+    """A page of a document's chunks."""
 
     chunks: tuple[DocumentChunk, ...]
     next: int | None = None
 
     def page(self) -> Page[DocumentChunk]:
-        """As all pages are."""
+        """The chunks in the form of all pages."""
         return Page(self.chunks, self.next)
 
 
 class Jobs(msgspec.Struct, frozen=True):
-    """A page."""
+    """A page of jobs."""
 
     jobs: tuple[Job, ...]
     next: str | None = None
 
     def page(self) -> Page[Job]:
-        """As all pages are."""
+        """The jobs in the form of all pages."""
         return Page(self.jobs, self.next)
 
 
@@ -80,7 +80,7 @@ class Items(msgspec.Struct, frozen=True):
     next: int | None = None
 
     def page(self) -> Page[JobItem]:
-        """As all pages are."""
+        """The uploads in the form of all pages."""
         return Page(self.items, self.next)
 
 
@@ -91,5 +91,5 @@ class States(msgspec.Struct, frozen=True):
     next: int | None = None
 
     def page(self) -> Page[ChunkState]:
-        """As all pages are."""
+        """The chunks' states in the form of all pages."""
         return Page(self.chunks, self.next)

@@ -15,7 +15,7 @@ MOST_OF_ERROR: Final = 1024 * 1024  # bytes that are read of what is no answer
 
 
 def is_kind(request: Request, response: httpx.Response) -> bool:
-    """Is it an answer, and of the content type that was asked for?"""
+    """Whether this is an answer, and of the content type that was asked for."""
     return response.is_success and _kind(response) == request.accepts
 
 
@@ -44,7 +44,7 @@ def problem_of(response: httpx.Response, body: bytes) -> Problem:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """In seconds from now, from either form of the header."""
+    """Seconds from now until the service may be asked again, from either form of the header."""
     value = headers.get("retry-after", "").strip()
     if value.isascii() and value.isdecimal():
         return float(value[:9])
@@ -62,7 +62,7 @@ class _Error(msgspec.Struct, frozen=True):
 
 
 class _Said(Problem, frozen=True, kw_only=True):
-    """problem+json, or OpenAI's form."""
+    """What the body of an error says: problem+json, or OpenAI's form."""
 
     status: int = 0
     error: _Error | None = None

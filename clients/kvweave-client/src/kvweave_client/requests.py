@@ -35,24 +35,24 @@ class Request:
 
     @property
     def name(self) -> str:
-        """For messages: what a filter or a cursor says is left out."""
+        """The request's name in messages: what a filter or a cursor says is left out."""
         return f"{self.method} {self.path.partition('?')[0]}"
 
     @property
     def is_bounded(self) -> bool:
-        """Does a limit on the whole call hold for it? Uploads and streams last as long as they move."""
+        """Whether a limit on the whole call holds for it. Uploads and streams last as long as they move."""
         return self.accepts == JSON and isinstance(self.body, bytes)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those of its body, and what it expects. Whoever compresses events on their way holds them back."""
+        """The headers of its body, and what it expects. Whoever compresses events on their way holds them back."""
         headers = {"Accept": self.accepts} | ({"Accept-Encoding": "identity"} if self.accepts == EVENTS else {})
         if isinstance(self.body, Multipart):
             return headers | {"Content-Type": self.body.content_type, "Content-Length": str(self.body.length)}
         return headers | ({"Content-Type": JSON} if self.body else {})
 
     def tell(self, sent: int) -> None:
-        """So many bytes of it have gone out."""
+        """Notes that so many bytes of it have gone out."""
         if isinstance(self.body, Multipart):
             self.body.tell(sent)
 
@@ -99,7 +99,7 @@ class Streaming(Generic[T]):
 
 
 def path(*segments: str) -> str:
-    """Of names, each of which is one percent-encoded segment."""
+    """The path of these names, each of which is one percent-encoded segment."""
     for segment in segments:
         if segment in ("", ".", ".."):
             raise RequestError(f"{segment!r} is no name that a path can hold")
@@ -110,13 +110,13 @@ def path(*segments: str) -> str:
 
 
 def with_query(address: str, **query: object) -> str:
-    """Those of the query's values that are there."""
+    """The address with those of the query's values that are there."""
     given = {name: value for name, value in query.items() if value is not None}
     return f"{address}?{urlencode(given)}" if given else address
 
 
 def encoded(body: Mapping[str, object]) -> bytes:
-    """As JSON, which has neither NaN nor dates: such values are refused, and not turned into others."""
+    """The body as JSON, which has neither NaN nor dates: such values are refused, and not turned into others."""
     try:
         return json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -124,7 +124,7 @@ def encoded(body: Mapping[str, object]) -> bytes:
 
 
 def of(kind: type[T]) -> Callable[[bytes], T]:
-    """Reads an answer of this type."""
+    """What reads an answer of this type."""
 
     def read(raw: bytes) -> T:
         try:

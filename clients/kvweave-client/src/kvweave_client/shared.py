@@ -33,11 +33,11 @@ class Access:
     retries: Retries = RETRIES
 
     def client(self) -> Client:
-        """For any thread."""
+        """The process's client, for any thread."""
         return _client(self, os.getpid())
 
     async def async_client(self) -> AsyncClient:
-        """For the loop of asyncio that runs, as no other can use its connections."""
+        """The client of the event loop that runs, as no other can use its connections."""
         return _async_client(self, await _http_of_loop())
 
 
@@ -50,17 +50,17 @@ class Connection:
         self._aclient: AsyncClient | None = None
 
     def use(self, client: Client | None, aclient: AsyncClient | None) -> None:
-        """Take these; who gives them closes them."""
+        """Takes these clients; who gives them closes them."""
         self._client = client or self._client
         self._aclient = aclient or self._aclient
 
     @property
     def client(self) -> Client:
-        """For any thread."""
+        """The client for any thread."""
         return self._client or self._access.client()
 
     async def asynchronous(self) -> AsyncClient:
-        """For the event loop that runs."""
+        """The client for the event loop that runs."""
         return self._aclient or await self._access.async_client()
 
     def __reduce__(self) -> tuple[type["Connection"], tuple[Access]]:
@@ -80,14 +80,14 @@ def _async_client(access: Access, http: httpx.AsyncClient) -> AsyncClient:
 
 @lru_cache(1)
 def _http(process: int) -> httpx.Client:
-    """Until the process ends."""
+    """The connections of a process, until it ends."""
     http = httpx.Client(limits=LIMITS)
     atexit.register(http.close)
     return http
 
 
 async def _http_of_loop() -> httpx.AsyncClient:
-    """Until the loop ends."""
+    """The connections of the event loop that runs, until it ends."""
     loop = asyncio.get_running_loop()
     for closed in [each for each in list(_lives) if each.is_closed()]:
         _lives.pop(closed, None)

@@ -65,7 +65,7 @@ class Target:
 
 
 def address_of(base_url: str) -> str:
-    """Without a slash at its end, and without the `/v1` that OpenAI's clients are given."""
+    """The address without a slash at its end, and without the `/v1` that OpenAI's clients are given."""
     address = base_url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         parts = urlsplit(address)
@@ -80,7 +80,7 @@ def address_of(base_url: str) -> str:
 
 
 def headers_of(api_key: str | None) -> dict[str, str]:
-    """That every request has."""
+    """The headers that every request has."""
     known = {"User-Agent": f"kvweave-client/{version('kvweave-client')}"}
     key = (api_key or "").strip()
     if not key.isascii() or not key.isprintable():

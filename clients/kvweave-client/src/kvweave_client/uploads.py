@@ -29,12 +29,12 @@ class File:
 
     @staticmethod
     def at(path: str | Path) -> "File":
-        """By its path."""
+        """The file with this path."""
         return File(Path(path), Path(path).name)
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The file's size in bytes."""
         if isinstance(self.content, bytes):
             return len(self.content)
         try:
@@ -46,7 +46,7 @@ class File:
         return status.st_size
 
     def pieces(self) -> Iterator[bytes]:
-        """Of its content."""
+        """The pieces of its content."""
         if isinstance(self.content, bytes):
             yield from (self.content[at : at + PIECE] for at in range(0, len(self.content), PIECE))
             return
@@ -75,7 +75,7 @@ class Multipart:
         self.length = len(self._fields) + len(self._end) + sum(len(head) + size + 2 for head, _, size in self._files)
 
     def pieces(self) -> Iterator[bytes]:
-        """From the beginning, as often as they are asked for."""
+        """The pieces of the body from its beginning, as often as they are asked for."""
         if self._fields:
             yield self._fields
         for head, file, size in self._files:
@@ -92,7 +92,7 @@ class Multipart:
         yield self._end
 
     def tell(self, sent: int) -> None:
-        """How much has gone out."""
+        """Tells `progress` how much has gone out."""
         if self.progress is not None:
             self.progress(sent, self.length)
 
@@ -101,7 +101,7 @@ class Multipart:
 
 
 def _quoted(name: str) -> str:
-    """In a header: what ends a quoted string there is escaped. It has no place for line ends and their like."""
+    """The name as headers quote it: what ends a quoted string is escaped. Line ends and their like are refused."""
     if not name.strip() or _UNSENDABLE.search(name):
         raise RequestError(f"the name {name!r} cannot be sent: give the file another one, as File(path, name)")
     return name.replace("\\", "\\\\").replace('"', '\\"')

@@ -17,7 +17,7 @@ _WELL: Final = ("ready", "superseded", "deleted")
 
 
 class Waiting:
-    """For one job, a while or for as long as it takes."""
+    """The wait for one job, a while or for as long as it takes."""
 
     def __init__(self, job_id: str, timeout_s: float | None) -> None:
         self._job_id = job_id
@@ -27,7 +27,7 @@ class Waiting:
 
     @property
     def left_s(self) -> float:
-        """How long it may still take."""
+        """How long the job may still take."""
         return max(self._end - time.monotonic(), 0.0)
 
     @property
@@ -37,7 +37,7 @@ class Waiting:
 
     @contextmanager
     def look(self) -> Generator[None]:
-        """What the time ends that is left for it, is told as the end of this time."""
+        """Raises TimedOut for the whole wait where a look ended because no time was left."""
         try:
             yield
         except TimedOut as error:
@@ -46,7 +46,7 @@ class Waiting:
             raise self._late() from error
 
     def pause(self, job: Job) -> float | None:
-        """Before the next look; None where the job is over. Raises TimedOut."""
+        """How long to wait before the next look; None where the job is over. Raises TimedOut."""
         if job.is_over:
             return None
         pause, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, LONGEST_S)
@@ -59,10 +59,10 @@ class Waiting:
 
 
 def is_well(item: JobItem) -> bool:
-    """Did it end as it should?"""
+    """Whether the upload ended as it should."""
     return item.state in _WELL
 
 
 def failure(job: Job, items: list[JobItem]) -> JobFailed:
-    """Of a job that is over and not done."""
+    """The error for a job that is over and not done."""
     return JobFailed(job, tuple(items))

@@ -29,11 +29,11 @@ class Wire:
 
     @property
     def is_cut(self) -> bool:
-        """Did somebody end it?"""
+        """Whether somebody ended the call."""
         return self._is_cut.is_set()
 
     def cut(self) -> None:
-        """The read or write that waits fails now, and those that follow at once."""
+        """Ends the call: the read or write that waits fails now, and those that follow at once."""
         with self._lock:
             self._is_cut.set()
             if self._stream is not None:
@@ -44,13 +44,13 @@ class Wire:
         self._is_cut.wait(seconds)
 
     def timeout(self, timeout: httpx.Timeout) -> httpx.Timeout:
-        """The same, and known as that of this call."""
+        """The same timeout, known as that of this call."""
         read, write = Bound.of(timeout.read, self), Bound.of(timeout.write, self)
         return httpx.Timeout(connect=timeout.connect, pool=timeout.pool, read=read, write=write)
 
     @contextmanager
     def on(self, stream: httpcore.NetworkStream, seconds: float) -> Generator[float]:
-        """While one read or write lasts, so long at most. Before and after it the connection is that of others."""
+        """Takes a connection for one read or write, and for no longer. Before and after that it serves others."""
         with self._lock:
             if self.is_cut:
                 raise httpcore.ReadError("cut off on this side")
@@ -70,7 +70,7 @@ class Bound(float):
 
     @staticmethod
     def of(seconds: float | None, wire: Wire) -> "Bound":
-        """Of a number."""
+        """The bound of so many seconds, for this call."""
         bound = Bound(math.inf if seconds is None else seconds)
         bound.wire = wire
         return bound
@@ -83,14 +83,14 @@ class Wired(httpcore.NetworkStream):
         self._stream = stream
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Some bytes."""
+        """Reads some bytes."""
         if not isinstance(timeout, Bound):
             return self._stream.read(max_bytes, timeout)
         with timeout.wire.on(self._stream, timeout) as seconds:
             return self._stream.read(max_bytes, seconds)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """All of it."""
+        """Writes all of the bytes."""
         if not isinstance(timeout, Bound):
             self._stream.write(buffer, timeout)
             return
@@ -98,22 +98,22 @@ class Wired(httpcore.NetworkStream):
             self._stream.write(buffer, seconds)
 
     def close(self) -> None:
-        """End it."""
+        """Ends the connection."""
         self._stream.close()
 
     def start_tls(
         self, ssl_context: SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        """The same with TLS."""
+        """The same connection with TLS."""
         return Wired(self._stream.start_tls(ssl_context, server_hostname, timeout))
 
     def get_extra_info(self, info: str) -> object:
-        """As the connection itself tells."""
+        """What the connection itself tells."""
         return self._stream.get_extra_info(info)
 
 
 class Wiring(httpcore.NetworkBackend):
-    """Connects as another does."""
+    """Connects as another backend does."""
 
     def __init__(self, backend: httpcore.NetworkBackend) -> None:
         self._backend = backend
@@ -126,17 +126,17 @@ class Wiring(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Options | None = None,
     ) -> httpcore.NetworkStream:
-        """To a host."""
+        """Connects to a host."""
         return Wired(self._backend.connect_tcp(host, port, timeout, local_address, socket_options))
 
     def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Options | None = None
     ) -> httpcore.NetworkStream:
-        """To a file."""
+        """Connects to a socket file."""
         return Wired(self._backend.connect_unix_socket(path, timeout, socket_options))
 
     def sleep(self, seconds: float) -> None:
-        """Between tries to connect."""
+        """Waits between tries to connect."""
         self._backend.sleep(seconds)
 
 

@@ -147,7 +147,7 @@ class ChatKVWeave(BaseChatModel, Connected):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: object,
     ) -> Iterator[ChatGenerationChunk]:
-        """Left early, it ends its connection, and the service stops."""
+        """Streams the answer. Left early, it ends its connection, and the service stops."""
         request = self._request(messages, stop, given=kwargs)
         try:
             yield from self._streamed(request.messages, request.options)
@@ -189,7 +189,7 @@ class ChatKVWeave(BaseChatModel, Connected):
         return Request(to_messages(messages), _with(options, by_id), texts)
 
     def _options(self, stop: list[str] | None, given: Mapping[str, object]) -> Json:
-        """Those of this call over those of the model."""
+        """The options of this call over those of the model."""
         if given.get("tools") or given.get("functions"):
             raise NotImplementedError(f"{NO_TOOLS}: leave them out")
         options = {name: getattr(self, name) for name in _SENT}
@@ -200,7 +200,7 @@ class ChatKVWeave(BaseChatModel, Connected):
     def bind_tools(
         self, tools: Sequence[Tool], *, tool_choice: str | None = None, **kwargs: object
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Refuses: there are none. Structured output needs none either, see `with_structured_output`."""
+        """Refuses: there are no tools. Structured output needs none either, see `with_structured_output`."""
         raise NotImplementedError(f"{NO_TOOLS}: for answers of a given form there is with_structured_output")
 
     def with_structured_output(
@@ -227,19 +227,19 @@ class ChatKVWeave(BaseChatModel, Connected):
         return parsed(llm, schema, include_raw=include_raw)
 
     def get_num_tokens(self, text: str) -> int:
-        """Roughly: the service tells the tokens of what it answered alone. `custom_get_token_ids` counts exactly."""
+        """A rough count: the service only tells the tokens of its answers. `custom_get_token_ids` counts exactly."""
         if self.custom_get_token_ids is not None:
             return len(self.custom_get_token_ids(text))
         return ceil(len(text) / LETTERS_OF_A_TOKEN)
 
     def get_num_tokens_from_messages(self, messages: Sequence[BaseMessage], tools: Sequence[Tool] | None = None) -> int:
-        """Roughly, too."""
+        """A rough count, too."""
         if self.custom_get_token_ids is not None:
             return sum(self.get_num_tokens(message.text) for message in messages)
         return count_tokens_approximately(messages)
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Of `custom_get_token_ids`; the service tells none."""
+        """The ids that `custom_get_token_ids` tells; the service tells none."""
         if self.custom_get_token_ids is None:
             raise NotImplementedError(
                 "kvweave tells no token ids: give custom_get_token_ids, as its model's tokenizer has"
@@ -248,7 +248,7 @@ class ChatKVWeave(BaseChatModel, Connected):
 
 
 def _with(options: Json, read: Reading) -> ChatOptions:
-    """Chunks that the call names itself come first."""
+    """Adds what is read to the options. Chunks that the call names itself come first."""
     named = list(cast(Iterable[str], options.get("chunk_ids") or ()))
     loose = list(cast(Iterable[object], options.get("documents") or ()))
     chunks = list(dict.fromkeys([*named, *read.chunk_ids]))

@@ -30,12 +30,12 @@ class Connected(Serializable):
 
     @property
     def lc_secrets(self) -> dict[str, str]:
-        """What is not written down with the rest."""
+        """The fields that are not written down with the rest."""
         return {"api_key": "KVWEAVE_API_KEY"}
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """It is."""
+        """True: it is."""
         return True
 
     def asked(self) -> Client:

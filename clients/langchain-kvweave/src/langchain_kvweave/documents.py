@@ -34,7 +34,7 @@ class Reading:
 
 
 def own_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
-    """What the user put there."""
+    """The metadata that the user put there."""
     return {name: value for name, value in metadata.items() if not name.startswith(PREFIX)}
 
 
@@ -56,7 +56,7 @@ def document_of(source: Source, *, state: str | None = None) -> Document:
 
 
 def documents_of(hits: Sequence[Source], states: Mapping[str, str]) -> list[Document]:
-    """With the states of their caches, by chunk id."""
+    """The hits as documents with the states of their caches, by chunk id."""
     return [document_of(hit, state=states.get(hit.chunk_id)) for hit in hits]
 
 
@@ -73,17 +73,17 @@ def reading(documents: Iterable[object]) -> Reading:
 
 
 def as_texts(documents: Iterable[object]) -> Reading:
-    """Without ids: what the service may have deleted meanwhile is still read."""
+    """What to read, without ids: what the service may have deleted meanwhile is still read."""
     return Reading(loose=tuple(_loose(document) for document in _distinct(documents)))
 
 
 def joined(documents: Iterable[Document]) -> str:
-    """As the text of a prompt: verbatim, so that it is recognised."""
+    """The documents as the text of a prompt: verbatim, so that it is recognised."""
     return "\n\n".join(document.page_content for document in documents)
 
 
 def _distinct(documents: Iterable[object]) -> list[Document]:
-    """Those that say something, the first of those that say the same."""
+    """The documents that say something, the first of those that say the same."""
     found: dict[str, Document] = {}
     for document in documents:
         if not isinstance(document, Document):
@@ -95,7 +95,7 @@ def _distinct(documents: Iterable[object]) -> list[Document]:
 
 
 def _chunk_id(document: Document) -> str:
-    """Empty where it has none, or where its text was changed behind the retriever: an id would bring the old one."""
+    """The chunk's id. Empty where a document has none, or its text was changed since: an id would bring the old one."""
     told: Mapping[str, object] = document.metadata
     if told.get(DIGEST) != _digest(document.page_content):
         return ""

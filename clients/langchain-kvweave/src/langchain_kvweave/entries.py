@@ -35,12 +35,12 @@ class Entries:
         return [each for each in self.ids if each not in blank]
 
     def requests(self) -> Iterator[list[NewDocument]]:
-        """Of the documents, all of them."""
+        """The documents in requests, all of them."""
         return batches(self.documents)
 
 
 def entries(items: Sequence[Document], *, collection: str) -> Entries:
-    """Of one id the last counts. Documents without an id get one that is a digest of what they say."""
+    """The documents as entries; of one id the last counts. One without an id gets a digest of what it says."""
     ids = tuple(_id(item) for item in items)
     last = dict(zip(ids, items, strict=True))
     blank = tuple(name for name, item in last.items() if not plain_text(item.page_content).strip())
@@ -51,7 +51,7 @@ def entries(items: Sequence[Document], *, collection: str) -> Entries:
 
 
 def name_of(document_id: str, collection: str) -> str:
-    """kvweave's id of it. kvweave has one id over all collections, and an index has its own."""
+    """The id that kvweave has for a document. kvweave has one id over all collections, and an index has its own."""
     name = f"{collection}/{document_id}"
     if len(name) > LONGEST_ID or plain_text(name) != name:
         raise RequestError(f"kvweave cannot take the id {document_id[:80]!r}: use one of up to 800 usual characters")
@@ -59,7 +59,7 @@ def name_of(document_id: str, collection: str) -> str:
 
 
 def names_of(ids: Iterable[str], collection: str) -> dict[str, str]:
-    """kvweave's ids by those of the index. What kvweave cannot take is not there."""
+    """The ids that kvweave has, by those of the index. What kvweave cannot take is left out."""
     names: dict[str, str] = {}
     for document_id in ids:
         with suppress(RequestError):
@@ -68,12 +68,12 @@ def names_of(ids: Iterable[str], collection: str) -> dict[str, str]:
 
 
 def document_at(document_id: str, chunk: DocumentChunk) -> Document:
-    """As it was put in."""
+    """A chunk as the document that was put in."""
     return Document(chunk.text, id=document_id, metadata=chunk.metadata)
 
 
 def document_found(source: Source, collection: str) -> Document:
-    """As it was put in, by a search."""
+    """A search's hit as the document that was put in."""
     return Document(source.text, id=source.document_id.removeprefix(f"{collection}/"), metadata=source.metadata)
 
 

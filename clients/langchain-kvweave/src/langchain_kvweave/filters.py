@@ -36,7 +36,7 @@ class KVWeaveTranslator(Visitor):
     allowed_operators = (Operator.AND, Operator.OR, Operator.NOT)
 
     def visit_operation(self, operation: Operation) -> Json:
-        """And, or, not."""
+        """Makes a filter of and, or, not."""
         parts = [cast(Json, each.accept(self)) for each in operation.arguments]
         if not parts:
             raise ValueError(f"{operation.operator.value!r} is said of nothing: give it arguments")
@@ -45,7 +45,7 @@ class KVWeaveTranslator(Visitor):
         return {f"${operation.operator.value}": parts}
 
     def visit_comparison(self, comparison: Comparison) -> Json:
-        """One field with one value, or with several."""
+        """Makes a filter of one field with one value, or with several."""
         if comparison.comparator not in COMPARATORS:
             known = ", ".join(each.value for each in COMPARATORS)
             raise ValueError(
@@ -68,7 +68,7 @@ class KVWeaveTranslator(Visitor):
 
 
 def filter_of(given: object) -> Json | None:
-    """In kvweave's form; None for no filter."""
+    """The filter in kvweave's form; None for no filter."""
     if isinstance(given, StructuredQuery):
         given = given.filter
     if given is None:
@@ -81,7 +81,7 @@ def filter_of(given: object) -> Json | None:
 
 
 def _value(given: object) -> object:
-    """Query constructors say dates as objects; documents hold them as ISO text."""
+    """A value as documents hold it: query constructors say dates as objects, documents hold them as ISO text."""
     if isinstance(given, Mapping):
         told = cast(Mapping[str, object], given)
         given = told.get(str(told.get("type")), told)

@@ -51,7 +51,7 @@ class KVWeaveSink(DocumentIndex, Connected):
         return _upserted(given)
 
     async def aupsert(self, items: Sequence[Document], /, **kwargs: object) -> UpsertResponse:
-        """As `upsert`."""
+        """The asynchronous `upsert`."""
         _refuse(kwargs)
         given = entries(items, collection=self.collection)
         client = await self.aasked()
@@ -75,7 +75,7 @@ class KVWeaveSink(DocumentIndex, Connected):
                 client.wait(job, timeout_s=self.wait_timeout)
 
     async def aflush(self) -> None:
-        """As `flush`."""
+        """The asynchronous `flush`."""
         client = await self.aasked()
         while self._jobs:
             job = self._jobs[0]
@@ -94,7 +94,7 @@ class KVWeaveSink(DocumentIndex, Connected):
         return _deleted(gone)
 
     async def adelete(self, ids: list[str] | None = None, **kwargs: object) -> DeleteResponse:
-        """As `delete`."""
+        """The asynchronous `delete`."""
         _refuse(kwargs)
         client = await self.aasked()
         gone: list[str] = []
@@ -105,7 +105,7 @@ class KVWeaveSink(DocumentIndex, Connected):
         return _deleted(gone)
 
     def get(self, ids: Sequence[str], /, **kwargs: object) -> list[Document]:
-        """Those that are there and computed, as they were put in."""
+        """The documents that are there and computed, as they were put in."""
         _refuse(kwargs)
         client = self.asked()
         found: list[Document] = []
@@ -115,7 +115,7 @@ class KVWeaveSink(DocumentIndex, Connected):
         return found
 
     async def aget(self, ids: Sequence[str], /, **kwargs: object) -> list[Document]:
-        """As `get`."""
+        """The asynchronous `get`."""
         _refuse(kwargs)
         client = await self.aasked()
         found: list[Document] = []
@@ -145,7 +145,7 @@ class KVWeaveSink(DocumentIndex, Connected):
             )
 
     def _make(self) -> None:
-        """The collection, where it is not there yet."""
+        """Makes the collection, where it is not there yet."""
         if self._is_made:
             return
         client = self.asked()
@@ -167,7 +167,7 @@ class KVWeaveSink(DocumentIndex, Connected):
 
     @contextmanager
     def _leaving(self, job: str) -> Generator[None]:
-        """A job that is over is not waited for again, however it ended; one that goes on is."""
+        """Forgets a job that is over, however it ended; one that goes on is waited for again."""
         try:
             yield
         except (JobFailed, NotFound):

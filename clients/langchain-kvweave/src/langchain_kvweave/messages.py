@@ -32,7 +32,7 @@ _UNSAID: Final = (
 
 
 def to_messages(messages: Sequence[BaseMessage]) -> list[Message]:
-    """Raises ValueError for what no kvweave service reads: tools, pictures, sounds, files."""
+    """The messages for the service. Raises ValueError for what none of them reads: tools, pictures, sounds, files."""
     return [Message(role=_role(message), content=plain_text(_content(message))) for message in messages]
 
 
@@ -57,7 +57,7 @@ def chunk(said: ChatDelta | ChatAnswer) -> ChatGenerationChunk:
 
 
 def usage(counted: Usage) -> UsageMetadata:
-    """`cache_read`: tokens whose keys and values came from the cache and were not computed again."""
+    """The tokens of an answer. `cache_read`: those whose keys and values came from the cache, not computed again."""
     return UsageMetadata(
         input_tokens=counted.prompt_tokens,
         output_tokens=counted.completion_tokens,
@@ -103,7 +103,7 @@ def _role(message: BaseMessage) -> Role:
 
 
 def _content(message: BaseMessage) -> str:
-    """Parts of an answer are one text; of all else each stands in a line of its own, as in OpenAI's API."""
+    """The text of a message. Parts of an answer are one text; of all else each has its own line, as in OpenAI's API."""
     content = cast("str | list[str | Json]", message.content)
     if isinstance(content, str):
         return content
@@ -112,7 +112,7 @@ def _content(message: BaseMessage) -> str:
 
 
 def _part(part: str | Json) -> str | None:
-    """Its text; None of what is not said to a model again."""
+    """The text of a part; None of what is not said to a model again."""
     if isinstance(part, str):
         return part
     kind = part.get("type")
@@ -124,7 +124,7 @@ def _part(part: str | Json) -> str | None:
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> Json:
-    """As OpenAI has them."""
+    """The tokens' log probabilities in OpenAI's form."""
     return {
         "content": [
             {

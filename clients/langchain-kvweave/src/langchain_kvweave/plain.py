@@ -17,7 +17,7 @@ Json = dict[str, object]
 
 
 def plain_text(text: str) -> str:
-    """Without characters that no request can hold. The same text becomes the same, wherever it stands."""
+    """The text without characters that no request can hold. The same text becomes the same, wherever it stands."""
     if "\0" in text:
         text = text.replace("\0", "")
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
@@ -29,7 +29,7 @@ def plain_metadata(metadata: Mapping[str, object]) -> Json:
 
 
 def _plain(value: object, inside: tuple[int, ...]) -> object:
-    """`inside`: what it stands in, so that a value that holds itself has an end."""
+    """One value as JSON has it. `inside`: what it stands in, so that a value that holds itself has an end."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):
@@ -48,7 +48,7 @@ def _plain(value: object, inside: tuple[int, ...]) -> object:
 
 
 def _many(value: object, inside: tuple[int, ...]) -> object:
-    """Of what holds others, those; of all else, what it says of itself."""
+    """The elements of a value that holds others; of any other value, what it says of itself."""
     if id(value) in inside or len(inside) > DEEPEST:
         return plain_text(str(value))
     within = (*inside, id(value))

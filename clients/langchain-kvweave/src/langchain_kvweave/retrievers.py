@@ -58,7 +58,7 @@ class KVWeaveRetriever(BaseRetriever, Connected):
         return documents_of(hits, states)
 
     def _options(self, given: Mapping[str, object]) -> SearchOptions:
-        """Those of this call over those of the retriever."""
+        """The options of this call over those of the retriever."""
         called = {"k" if name == "top_k" else name: value for name, value in given.items()}
         unknown = sorted(set(called) - set(_OPTIONS))
         if unknown:

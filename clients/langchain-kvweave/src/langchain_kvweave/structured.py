@@ -25,7 +25,7 @@ _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
 def response_format(schema: Schema, *, method: Method, strict: bool | None) -> Json:
-    """As OpenAI has it."""
+    """The form of an answer as OpenAI's API says it."""
     if method == "json_mode":
         return {"type": "json_object"}
     if method not in ("json_schema", "function_calling"):
@@ -57,7 +57,7 @@ def _reader(schema: Schema) -> Reader:
 
 
 def _whole(messages: Iterator[AIMessage]) -> Iterator[AIMessage]:
-    """Readers complete what was cut off, as if it had been said."""
+    """Yields messages and raises where one was cut off: readers complete it, as if all had been said."""
     for message in messages:
         yield message
         _check(message)
@@ -77,7 +77,7 @@ def _check(message: AIMessage) -> None:
 
 
 def _closed(schema: object) -> object:
-    """Objects have no fields but those that are named, unless their schema says otherwise."""
+    """The schema with objects that have no fields but those that are named, unless it says otherwise."""
     if isinstance(schema, list):
         return [_closed(each) for each in cast(list[object], schema)]
     if not isinstance(schema, dict):

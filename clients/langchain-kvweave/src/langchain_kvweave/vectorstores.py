@@ -66,7 +66,7 @@ class MirroredStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: object,
     ) -> list[str]:
-        """To both."""
+        """Adds texts to both."""
         texts = list(texts)
         if ids is not None:  # some stores take none that are None
             kwargs["ids"] = ids
@@ -83,7 +83,7 @@ class MirroredStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: object,
     ) -> list[str]:
-        """To both."""
+        """Adds texts to both."""
         texts = list(texts)
         if ids is not None:  # some stores take none that are None
             kwargs["ids"] = ids
@@ -93,21 +93,21 @@ class MirroredStore(VectorStore):
         return added
 
     def add_documents(self, documents: list[Document], **kwargs: object) -> list[str]:
-        """To both."""
+        """Adds documents to both."""
         added = self.store.add_documents(documents, **kwargs)
         with self._following(len(documents)):
             self.sink.upsert(_identified(documents, added, ids=kwargs.get("ids")))
         return added
 
     async def aadd_documents(self, documents: list[Document], **kwargs: object) -> list[str]:
-        """To both."""
+        """Adds documents to both."""
         added = await self.store.aadd_documents(documents, **kwargs)
         with self._following(len(documents)):
             await self.sink.aupsert(_identified(documents, added, ids=kwargs.get("ids")))
         return added
 
     def delete(self, ids: list[str] | None = None, **kwargs: object) -> bool | None:
-        """From both."""
+        """Deletes documents from both."""
         named = _named(ids)
         deleted = self.store.delete(named, **kwargs)
         if deleted is not False:
@@ -116,7 +116,7 @@ class MirroredStore(VectorStore):
         return deleted
 
     async def adelete(self, ids: list[str] | None = None, **kwargs: object) -> bool | None:
-        """From both."""
+        """Deletes documents from both."""
         named = _named(ids)
         deleted = await self.store.adelete(named, **kwargs)
         if deleted is not False:
@@ -125,16 +125,16 @@ class MirroredStore(VectorStore):
         return deleted
 
     def similarity_search(self, query: str, k: int = 4, **kwargs: object) -> list[Document]:
-        """Of the store."""
+        """Searches the store."""
         return self.store.similarity_search(query, k, **kwargs)
 
     @property
     def embeddings(self) -> Embeddings | None:
-        """Of the store."""
+        """The store's embeddings."""
         return self.store.embeddings
 
     def as_retriever(self, **kwargs: object) -> VectorStoreRetriever:
-        """Of the store; what is added by it goes to both, too."""
+        """A retriever of the store; what is added by it goes to both, too."""
         retriever = self.store.as_retriever(**kwargs)
         is_plain = type(retriever) is VectorStoreRetriever and retriever.vectorstore is self.store
         return retriever.model_copy(update={"vectorstore": self}) if is_plain else retriever
@@ -153,14 +153,14 @@ class MirroredStore(VectorStore):
         raise NotImplementedError("make a store, wrap it by mirrored(store, sink), and add the texts to that")
 
     def __getattr__(self, name: str) -> object:
-        """What this store has besides what all have."""
+        """An attribute that this store has besides what all have."""
         if name == "store":  # a copy asks before it is filled
             raise AttributeError(name)
         return getattr(self.store, name)
 
     @contextmanager
     def _following(self, count: int) -> Generator[None]:
-        """kvweave adds what the store has added."""
+        """Adds to kvweave what the store has added."""
         try:
             with _telling(ADD_AGAIN):
                 yield
@@ -190,7 +190,7 @@ def _documents(texts: Sequence[str], metadatas: Metadatas | None) -> list[Docume
 
 
 def _identified(documents: Sequence[Document], added: object, *, ids: object) -> list[Document]:
-    """With the ids that the store uses: those that it answered, else those that it was given."""
+    """The documents with the ids that the store uses: those that it answered, else those that it was given."""
     for names in (added, ids, [document.id for document in documents]):
         named = cast(list[object], names) if isinstance(names, list) else []
         if len(named) == len(documents) and None not in named:

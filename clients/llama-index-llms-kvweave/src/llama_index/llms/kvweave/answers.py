@@ -31,7 +31,7 @@ def whole(answer: ChatAnswer, *, delta: str | None = None) -> ChatResponse:
 
 
 def parts(events: Iterator[ChatEvent]) -> ChatResponseGen:
-    """Each with the text until then; the last one adds none and tells what the answer cost."""
+    """Each part with the text until then; the last one adds none and tells what the answer cost."""
     text = ""
     for event in events:
         text += "" if isinstance(event, ChatAnswer) else event.text
@@ -39,7 +39,7 @@ def parts(events: Iterator[ChatEvent]) -> ChatResponseGen:
 
 
 async def aparts(events: AsyncIterator[ChatEvent]) -> ChatResponseAsyncGen:
-    """As `parts`."""
+    """The asynchronous `parts`."""
     text = ""
     async for event in events:
         text += "" if isinstance(event, ChatAnswer) else event.text
@@ -47,7 +47,7 @@ async def aparts(events: AsyncIterator[ChatEvent]) -> ChatResponseAsyncGen:
 
 
 def completion(said: ChatResponse) -> CompletionResponse:
-    """The same, of a prompt that was one message."""
+    """The answer to a prompt that was one message, as a completion."""
     return CompletionResponse(
         text=said.message.content or "",
         delta=said.delta,
@@ -58,12 +58,12 @@ def completion(said: ChatResponse) -> CompletionResponse:
 
 
 def completions(said: ChatResponseGen) -> CompletionResponseGen:
-    """As `completion`."""
+    """The `completion` of each part."""
     return (completion(each) for each in said)
 
 
 async def acompletions(said: ChatResponseAsyncGen) -> CompletionResponseAsyncGen:
-    """As `completion`."""
+    """The asynchronous `completions`."""
     async for each in said:
         yield completion(each)
 
@@ -76,7 +76,7 @@ def _part(event: ChatEvent, text: str) -> ChatResponse:
 
 
 def _raw(answer: ChatAnswer) -> Json:
-    """JSON, with the usage as OpenAI has it, so that whoever counts tokens finds them."""
+    """The answer as JSON, with the usage as OpenAI has it, so that whoever counts tokens finds them."""
     cached = {"prompt_tokens_details": {"cached_tokens": answer.usage.reused_tokens}}
     return {
         "id": answer.id,
@@ -100,7 +100,7 @@ def _counts(answer: ChatAnswer) -> Json:
 
 
 def _json(value: object) -> object:
-    """Of the client's types: objects with fields, and tuples of them."""
+    """A value of the client's types, which are objects with fields and tuples of them, as JSON."""
     if isinstance(value, tuple):
         return [_json(each) for each in cast(tuple[object, ...], value)]
     fields: tuple[str, ...] = getattr(value, "__struct_fields__", ())

@@ -68,23 +68,23 @@ class KVWeave(SchemaLLM):
         return key_of(given or None)
 
     def model_post_init(self, context: object, /) -> None:
-        """Nothing is sent yet."""
+        """Makes the connection; nothing is sent yet."""
         key = key_of(self.api_key)
         self._connection = connection_to(self.base_url, key, timeout_s=self.timeout, max_retries=self.max_retries)
 
     @property
     def client(self) -> Client:
-        """That which it asks, for what LlamaIndex has no word for."""
+        """The client that it asks, for what LlamaIndex has no word for."""
         return self._connection.client
 
     def using(self, client: Client | None = None, aclient: AsyncClient | None = None) -> Self:
-        """With clients of yours, which have proxies or certificates; you close them."""
+        """The model with clients of yours, which have proxies or certificates; you close them."""
         self._connection.use(client, aclient)
         return self
 
     @classmethod
     def class_name(cls) -> str:
-        """As it is serialized."""
+        """The name that it is serialized by."""
         return "KVWeave"
 
     @property
@@ -101,7 +101,7 @@ class KVWeave(SchemaLLM):
         return self._metadata(self._served.id, self._served.max_model_len)
 
     def to_payload(self) -> Json:
-        """For who listens; the service is not asked for it."""
+        """What events tell of the model; the service is not asked for it."""
         known = self._metadata(self._served.id if self._served else self.model, self.context_window or 0)
         return {"class_name": self.class_name(), **known.model_dump(exclude={"context_window"})}
 
@@ -136,12 +136,12 @@ class KVWeave(SchemaLLM):
 
     @completes
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: object) -> CompletionResponseGen:  # noqa: FBT001, FBT002
-        """As `complete`, while it comes about."""
+        """The answer to `complete` while it comes about."""
         return completions(parts(self._events(self._alone(prompt, formatted=formatted), kwargs)))
 
     @completes
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: object) -> CompletionResponse:  # noqa: FBT001, FBT002
-        """As `complete`."""
+        """The asynchronous `complete`."""
         return completion(await self._achat(self._alone(prompt, formatted=formatted), kwargs))
 
     @completes
@@ -151,7 +151,7 @@ class KVWeave(SchemaLLM):
         formatted: bool = False,  # noqa: FBT001, FBT002
         **kwargs: object,
     ) -> CompletionResponseAsyncGen:
-        """As `stream_complete`."""
+        """The asynchronous `stream_complete`."""
         return acompletions(aparts(self._aevents(self._alone(prompt, formatted=formatted), kwargs)))
 
     def _alone(self, prompt: str, *, formatted: bool) -> list[ChatMessage]:
@@ -163,7 +163,7 @@ class KVWeave(SchemaLLM):
         return LLMMetadata(model_name=name, context_window=window, num_output=most, is_chat_model=True)
 
     def _asked(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> Asked:
-        """What a call says goes before what the model is set to."""
+        """The request of a call. What the call says goes before what the model is set to."""
         own = {
             "model": self.model,
             "temperature": self.temperature,
@@ -198,7 +198,7 @@ class KVWeave(SchemaLLM):
                 return whole(await client.chat(wanted.turns, **wanted.without_ids))
 
     def _events(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> Iterator[ChatEvent]:
-        """It is refused before its first event, if at all."""
+        """The events of an answer. It is refused before its first event, if at all."""
         with told():
             wanted = self._asked(messages, given)
             client = self._connection.client
@@ -212,7 +212,7 @@ class KVWeave(SchemaLLM):
                     yield from events
 
     async def _aevents(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> AsyncIterator[ChatEvent]:
-        """As `_events`."""
+        """The asynchronous `_events`."""
         with told():
             wanted = self._asked(messages, given)
             client = await self._connection.asynchronous()

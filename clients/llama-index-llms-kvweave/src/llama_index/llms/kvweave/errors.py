@@ -15,7 +15,7 @@ class Unanswered(KVWeaveError):
 
 @contextmanager
 def told() -> Generator[None]:
-    """What is a ValueError comes out as Unanswered."""
+    """Raises every ValueError as Unanswered."""
     try:
         yield
     except ValueError as error:

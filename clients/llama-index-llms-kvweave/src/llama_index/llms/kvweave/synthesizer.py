@@ -103,7 +103,7 @@ class KVWeaveSynthesizer(BaseSynthesizer):
     async def aget_response(
         self, query_str: str, text_chunks: Sequence[str], **response_kwargs: object
     ) -> RESPONSE_TEXT_TYPE:
-        """As `get_response`."""
+        """The asynchronous `get_response`."""
         _dispatcher.event(GetResponseStartEvent(query_str=query_str, text_chunks=[*text_chunks]))
         nodes, told = _given(text_chunks, response_kwargs)
         if self._output_cls is not None:
@@ -117,7 +117,7 @@ class KVWeaveSynthesizer(BaseSynthesizer):
         return said
 
     def _messages(self, query: str) -> list[ChatMessage]:
-        """A model that makes objects adds its system prompt itself."""
+        """The question as messages. A model that makes objects adds its system prompt itself."""
         if isinstance(self._llm, KVWeave):
             return self._llm.messages_for(self._question, query_str=query)
         return self._question.format_messages(llm=self._llm, query_str=query)
@@ -130,7 +130,7 @@ class KVWeaveSynthesizer(BaseSynthesizer):
 
 
 def _given(texts: Sequence[str], options: dict[str, object]) -> tuple[Sequence[NodeWithScore], Json]:
-    """The nodes, and where the usage is written."""
+    """The nodes to read, and the object that the usage is written into."""
     nodes = cast(Sequence[NodeWithScore] | None, options.get("passages"))
     if nodes is None:
         nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
@@ -157,7 +157,7 @@ async def _astream(parts: AsyncGenerator[ChatResponse, None], told: Json) -> Asy
 
 
 def _kept(said: ChatResponse) -> Json:
-    """A model that makes objects tells none."""
+    """What an answer tells of its usage; a model that makes objects tells none."""
     raw = cast(object, said.raw)
     return {name: value for name, value in cast(Json, raw).items() if name in _KEPT} if isinstance(raw, dict) else {}
 

@@ -40,7 +40,7 @@ class Asked:
 
 
 def asked(messages: Sequence[ChatMessage], options: Mapping[str, object]) -> Asked:
-    """`nodes` among the options are read before the last message. What is None is as the service is set."""
+    """The request of these messages. `nodes` among the options are read before the last; None leaves an option out."""
     said = {name: value for name, value in options.items() if value is not None}
     nodes = [each.node if isinstance(each, NodeWithScore) else each for each in cast(Nodes, said.pop("nodes", ()))]
     given = cast(ChatOptions, said)
@@ -78,7 +78,7 @@ def _closed(schema: object) -> object:
 
 
 def digest_of(text: str) -> str:
-    """As the retriever notes it: tells whether a node still has the text that it came with."""
+    """The digest that the retriever notes: it tells whether a node still has the text that it came with."""
     return sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -93,7 +93,7 @@ def _turn(message: ChatMessage) -> Message:
 
 
 def _is_chunk(node: BaseNode) -> bool:
-    """Is it a chunk of kvweave with its own text, and no more? A node may be changed on its way."""
+    """Whether it is a chunk of kvweave with its own text, and no more. A node may be changed on its way."""
     return bool(node.metadata.get(CHUNK_ID)) and node.metadata.get(DIGEST) == digest_of(_text(node))
 
 

@@ -54,7 +54,7 @@ class KVWeaveRetriever(BaseRetriever):
         )
 
     def using(self, client: Client | None = None, aclient: AsyncClient | None = None) -> "KVWeaveRetriever":
-        """With clients of yours, which have proxies or certificates; you close them."""
+        """The retriever with clients of yours, which have proxies or certificates; you close them."""
         self._connection.use(client, aclient)
         return self
 
@@ -69,7 +69,7 @@ class KVWeaveRetriever(BaseRetriever):
         return self._nodes(hits, [state for ids in self._ids(hits) async for state in client.lookup(chunk_ids=ids)])
 
     def _ids(self, hits: Sequence[Source]) -> Iterator[list[str]]:
-        """Of the chunks to look up, as many at once as the service takes."""
+        """The ids of chunks to look up, as many at once as the service takes."""
         ids = [*dict.fromkeys(hit.chunk_id for hit in hits)] if self._looks_up else []
         yield from (ids[start : start + _LOOKED_UP] for start in range(0, len(ids), _LOOKED_UP))
 

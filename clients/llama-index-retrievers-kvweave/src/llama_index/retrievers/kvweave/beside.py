@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Follower(Protocol):
-    """What is told of changes."""
+    """What is told of changes in the store."""
 
     def register(self, nodes: Sequence[BaseNode]) -> None:
-        """They are in the store."""
+        """Register nodes that are in the store."""
         ...
 
     def delete(self, ref_doc_ids: str | Iterable[str]) -> None:
-        """All nodes of these sources go."""
+        """Delete all nodes of these sources."""
         ...
 
     def delete_nodes(self, node_ids: str | Iterable[str]) -> None:
-        """These nodes go."""
+        """Delete these nodes."""
         ...
 
     def clear(self) -> None:
-        """All nodes go."""
+        """Delete all nodes."""
         ...
 
     def fitting(self, where: Json) -> set[str]:
@@ -49,92 +49,92 @@ class Follower(Protocol):
 
 
 class BesideKVWeave(BasePydanticVectorStore):
-    """`inner`, with `sink` following all that is added to it and deleted from it. It is asked alone."""
+    """A store, `inner`, with `sink` following all that is added to it and deleted from it. It is asked alone."""
 
     inner: SerializeAsAny[BasePydanticVectorStore]
     sink: Follower = Field(exclude=True)
 
     @classmethod
     def class_name(cls) -> str:
-        """As it is serialized."""
+        """The name that it is serialized by."""
         return "BesideKVWeave"
 
     @property
     def client(self) -> object:
-        """That of the inner store."""
+        """The client of the inner store."""
         return self.inner.client
 
     def add(self, nodes: Sequence[BaseNode], **kwargs: object) -> list[str]:
-        """To both. A node's text and metadata are registered as prompts will hold them."""
+        """Adds nodes to both. Their text and metadata are registered as prompts will hold them."""
         ids = self.inner.add(nodes, **kwargs)
         self.sink.register(nodes)
         return ids
 
     async def async_add(self, nodes: Sequence[BaseNode], **kwargs: object) -> list[str]:
-        """To both."""
+        """Adds nodes to both."""
         ids = await self.inner.async_add(nodes, **kwargs)
         await asyncio.to_thread(self.sink.register, nodes)
         return ids
 
     def delete(self, ref_doc_id: str, **delete_kwargs: object) -> None:
-        """All nodes of a source, from both."""
+        """Deletes all nodes of a source from both."""
         self.sink.delete(ref_doc_id)
         self.inner.delete(ref_doc_id, **delete_kwargs)
 
     async def adelete(self, ref_doc_id: str, **delete_kwargs: object) -> None:
-        """All nodes of a source, from both."""
+        """Deletes all nodes of a source from both."""
         await asyncio.to_thread(self.sink.delete, ref_doc_id)
         await self.inner.adelete(ref_doc_id, **delete_kwargs)
 
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: object
     ) -> None:
-        """From both: those that the inner store means."""
+        """Deletes from both the nodes that the inner store means."""
         self.sink.delete_nodes(self._meant(node_ids, filters))
         self.inner.delete_nodes(node_ids, filters, **delete_kwargs)
 
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: object
     ) -> None:
-        """From both: those that the inner store means."""
+        """Deletes from both the nodes that the inner store means."""
         meant = await asyncio.to_thread(self._meant, node_ids, filters)
         await asyncio.to_thread(self.sink.delete_nodes, meant)
         await self.inner.adelete_nodes(node_ids, filters, **delete_kwargs)
 
     def clear(self) -> None:
-        """Both."""
+        """Clears both."""
         self.sink.clear()
         self.inner.clear()
 
     async def aclear(self) -> None:
-        """Both."""
+        """Clears both."""
         await asyncio.to_thread(self.sink.clear)
         await self.inner.aclear()
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
-        """Of the inner store."""
+        """The nodes of the inner store."""
         return self.inner.get_nodes(node_ids, filters)
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        """Of the inner store."""
+        """The nodes of the inner store."""
         return await self.inner.aget_nodes(node_ids, filters)
 
     def query(self, query: VectorStoreQuery, **kwargs: object) -> VectorStoreQueryResult:
-        """The inner store."""
+        """Asks the inner store."""
         return self.inner.query(query, **kwargs)
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: object) -> VectorStoreQueryResult:
-        """The inner store."""
+        """Asks the inner store."""
         return await self.inner.aquery(query, **kwargs)
 
     def persist(self, persist_path: str, fs: "AbstractFileSystem | None" = None) -> None:
-        """The inner store: kvweave keeps what it is told."""
+        """Persists the inner store: kvweave keeps what it is told."""
         self.inner.persist(persist_path, fs)
 
     def _meant(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> set[str]:
-        """Whom a deletion concerns. Stores differ in what a filter fits, so the inner one tells, if it can."""
+        """The nodes that a deletion concerns. Stores differ in what a filter fits: the inner one tells, if it can."""
         if node_ids is None and (filters is None or not filters.filters):
             raise ValueError("delete_nodes takes node_ids, filters, or both: use clear() to delete all nodes")
         if filters is None or not filters.filters:

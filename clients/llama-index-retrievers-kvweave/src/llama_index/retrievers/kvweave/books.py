@@ -35,13 +35,13 @@ class Owed:
     everything: bool = False
 
     def add(self, other: "Owed") -> None:
-        """These too."""
+        """Owe these too."""
         self.nodes |= other.nodes
         self.ref_docs |= other.ref_docs
         self.everything = self.everything or other.everything
 
     def clear(self) -> None:
-        """Nothing any more."""
+        """Owe nothing any more."""
         self.nodes.clear()
         self.ref_docs.clear()
         self.everything = False
@@ -51,7 +51,7 @@ class Owed:
 
 
 class Books:
-    """One collection, for threads. A copy, in another process too, begins with empty ones."""
+    """The books of one collection, for threads. A copy, in another process too, begins with empty ones."""
 
     def __init__(self, connection: Connection, collection: str, *, search: bool, timeout_s: float) -> None:
         self.connection = connection
@@ -66,12 +66,12 @@ class Books:
 
     @property
     def owed(self) -> Owed:
-        """As it is now."""
+        """What is owed now."""
         with self._lock:
             return deepcopy(self._owed)
 
     def read(self, look: Callable[[Registry], set[str]]) -> set[str]:
-        """What there is. Raises where the service does not answer."""
+        """What `look` finds in the registry. Raises where the service does not answer."""
         with self._lock:
             return look(self._open())
 
@@ -82,7 +82,8 @@ class Books:
             self._resumes = 0.0
 
     def write(self, act: Callable[[Registry], None], *, owing: Owed, strict: bool) -> None:
-        """What is left in `owing` where it fails is owed. What only an operator can mend is raised in any case."""
+        """Changes the registry. Where that fails, `owing` is owed. What only an operator can mend is raised in any
+        case."""
         with self._lock:
             if not strict and time.monotonic() < self._resumes:
                 self._owe(owing, why="it did not answer before")
@@ -131,7 +132,7 @@ class Books:
 
 
 def _end(collection: str, owed: Owed) -> None:
-    """With these books what is owed is forgotten, so it is said."""
+    """Says that what is owed is forgotten with these books."""
     if owed:
         _log.error("kvweave's collection %r still holds what was deleted: delete it there, or all of it", collection)
 

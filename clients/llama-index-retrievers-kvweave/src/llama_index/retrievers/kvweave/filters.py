@@ -23,14 +23,14 @@ Filters = MetadataFilters | Mapping[str, object]
 
 
 def where(filters: Filters | None) -> Json | None:
-    """None where everything fits. A dict is in kvweave's form already, and stays as it is."""
+    """The filter in kvweave's form; None where everything fits. A dict is in that form already, and stays as it is."""
     if not isinstance(filters, MetadataFilters):
         return dict(filters) if filters else None
     return _all(filters) or None
 
 
 def _all(filters: MetadataFilters) -> Json:
-    """As LlamaIndex's own stores have it: no filters fit everything, and NOT means none of them."""
+    """Joins filters as LlamaIndex's own stores do: no filters fit everything, and NOT means none of them."""
     parts = [_all(each) if isinstance(each, MetadataFilters) else _one(each) for each in filters.filters]
     if not parts:
         return {}

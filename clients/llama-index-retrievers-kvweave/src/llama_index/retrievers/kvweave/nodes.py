@@ -98,18 +98,18 @@ def _node(hit: Source, node_id: str, *, told: Json, shown: frozenset[str]) -> Te
 
 
 def ref_doc_of(node: BaseNode) -> str:
-    """As LlamaIndex's pipeline has it: a node without a source is its own."""
+    """The id of a node's source, as LlamaIndex's pipeline has it: a node without a source is its own."""
     return node.ref_doc_id or node.node_id
 
 
 def name_of(node_id: str, collection: str) -> str | None:
-    """kvweave's id of a node, as it has one id over all collections. None for what it cannot take."""
+    """The id that kvweave has for a node, as it has one id over all collections. None for what it cannot take."""
     name = f"{collection}/{node_id}"
     return name if node_id and len(name) <= _LONGEST_ID and _is_text(name) else None
 
 
 def document_of(node: BaseNode, collection: str, *, mode: MetadataMode) -> NewDocument | None:
-    """One chunk with the text that stands in prompts. None for what cannot be registered, such as an image."""
+    """A node as one chunk, its text as prompts hold it. None for what cannot be registered, such as an image."""
     text = node.get_content(metadata_mode=mode)
     name, ref_doc_id = name_of(node.node_id, collection), ref_doc_of(node)
     if not name or not text.strip() or not _is_text(text) or not name_of(ref_doc_id, collection):
@@ -122,13 +122,13 @@ def document_of(node: BaseNode, collection: str, *, mode: MetadataMode) -> NewDo
 
 
 def plain(metadata: Mapping[str, object]) -> Json:
-    """As JSON that every service takes: dates as ISO text, numbers as numbers, and what is strange as text."""
+    """The metadata as JSON that every service takes: dates as ISO text, numbers as numbers, what is strange as text."""
     found = _plain(metadata, depth=0)
     return cast(Json, found) if isinstance(found, dict) else {}
 
 
 def _is_text(text: str) -> bool:
-    """Neither half characters nor NUL are in it."""
+    """Whether there is no half character and no NUL in the text."""
     return "\0" not in text and text == _readable(text)
 
 

@@ -34,7 +34,7 @@ class Registry:
         self._unlisted: dict[str, tuple[str, str]] = {}  # nodes of these, with their source and the last of their jobs
 
     def put(self, documents: Iterable[NewDocument]) -> Iterator[list[str]]:
-        """Make these the nodes of their ids, each id once: those of each request, when they are safe."""
+        """Make these the nodes of their ids, each id once; yields the ids of each request, when they are safe."""
         for batch in batches({each.get("id"): each for each in documents}.values()):
             self._make()
             job = self._client.put_documents(batch, collection=self._collection).job_id
@@ -44,7 +44,7 @@ class Registry:
             yield [*sources]
 
     def nodes_of(self, ref_doc_ids: Iterable[str]) -> set[str]:
-        """All nodes of these sources."""
+        """The ids of all nodes of these sources."""
         wanted = {*ref_doc_ids}
         if not wanted:
             return set()
@@ -55,18 +55,18 @@ class Registry:
         return found
 
     def every(self) -> set[str]:
-        """All nodes."""
+        """The ids of all nodes."""
         self._look()
         return {*self.fitting({}), *self._unlisted}
 
     def fitting(self, where: Json) -> Iterator[str]:
-        """Those that are listed and fit the filter."""
+        """Yields the ids of those that are listed and fit the filter."""
         ours: Json = {"$and": [{NODE_ID: {"$exists": True}}, where]}
         for document in self._listed(ours):
             yield _marks(document.metadata)[0]
 
     def delete(self, node_ids: Iterable[str]) -> None:
-        """Those that are there, computed or not."""
+        """Delete those of these nodes that are there, computed or not."""
         for node in node_ids:
             name = name_of(node, self._collection)
             if name is not None:
@@ -86,7 +86,7 @@ class Registry:
         self._unlisted.clear()
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until all that was put in here is computed."""
+        """Wait until all that was put in here is computed."""
         for job, _ in [*self._running]:
             self._client.wait(job, timeout_s=timeout_s)
         self._look()
@@ -96,7 +96,7 @@ class Registry:
             yield from self._client.documents(collection=self._collection, filter=where)
 
     def _make(self) -> None:
-        """The collection, where there is none: its rules are not touched where there is one."""
+        """Makes the collection, where there is none: its rules are not touched where there is one."""
         if self._is_made:
             return
         try:
@@ -106,7 +106,7 @@ class Registry:
         self._is_made = True
 
     def _look(self) -> None:
-        """Forget what is listed by now: jobs end in their order."""
+        """Forgets what is listed by now: jobs end in their order."""
         while self._running and self._is_over(self._running[0][0]):
             job, nodes = self._running.popleft()
             for node in nodes:
@@ -122,7 +122,7 @@ class Registry:
             return True
 
     def _await_others(self) -> None:
-        """What another process put in before, such as a pipeline's worker, may not be listed yet."""
+        """Waits for what another process put in before, such as a pipeline's worker: it may not be listed yet."""
         ours = {job for job, _ in self._running}
         for job in islice(self._client.jobs(), _MOST_JOBS):
             if job.is_over or job.id in ours:
@@ -139,7 +139,7 @@ def _marks(metadata: Json) -> tuple[str, str]:
 
 
 def _groups(ids: Iterable[str]) -> Iterator[list[str]]:
-    """As many as an address holds."""
+    """Groups of ids, as many in each as an address holds."""
     group: list[str] = []
     length = 0
     for each in ids:

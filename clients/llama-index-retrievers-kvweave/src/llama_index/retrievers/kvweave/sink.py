@@ -52,52 +52,52 @@ class KVWeaveSink(TransformComponent):
         return key_of(given or None)
 
     def model_post_init(self, context: object, /) -> None:
-        """Nothing is sent yet."""
+        """Makes the connection; nothing is sent yet."""
         key = key_of(self.api_key)
         way = connection_to(self.base_url, key, timeout_s=self.timeout, max_retries=self.max_retries)
         self._books = Books(way, self.collection, search=self.search, timeout_s=self.timeout)
 
     @classmethod
     def class_name(cls) -> str:
-        """As it is serialized."""
+        """The name that it is serialized by."""
         return "KVWeaveSink"
 
     def to_dict(self, **kwargs: object) -> dict[str, object]:
-        """Another one each time: a pipeline's cache would pass over nodes that kvweave has lost or deleted since."""
+        """A new dict each time: a pipeline's cache would pass over nodes that kvweave has lost or deleted since."""
         return {**super().to_dict(**kwargs), "run": uuid4().hex}
 
     def using(self, client: Client) -> Self:
-        """With a client of yours, which has proxies or certificates; you close it. Another process makes its own."""
+        """The sink with a client of yours, with proxies or certificates; you close it. Another process has its own."""
         self._books.connection.use(client, None)
         return self
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: object) -> Sequence[BaseNode]:
-        """Register them; as a pipeline does it."""
+        """Registers nodes, as a pipeline does it."""
         self._put(nodes, replaces=self.replaces)
         return nodes
 
     async def acall(self, nodes: Sequence[BaseNode], **kwargs: object) -> Sequence[BaseNode]:
-        """The same, in a thread."""
+        """Registers nodes, in a thread."""
         return await asyncio.to_thread(self.__call__, nodes, **kwargs)
 
     def register(self, nodes: Sequence[BaseNode]) -> None:
-        """Put them in, and delete none but those of their ids that came before."""
+        """Put nodes in, and delete none but those of their ids that came before."""
         self._put(nodes, replaces=False)
 
     def delete(self, ref_doc_ids: str | Iterable[str]) -> None:
-        """All nodes of these source documents."""
+        """Delete all nodes of these source documents."""
         gone = _set(ref_doc_ids)
         self._books.write(
             lambda registry: registry.delete(registry.nodes_of(gone)), owing=Owed(ref_docs=gone), strict=self.strict
         )
 
     def delete_nodes(self, node_ids: str | Iterable[str]) -> None:
-        """These nodes."""
+        """Delete these nodes."""
         gone = _set(node_ids)
         self._books.write(lambda registry: registry.delete(gone), owing=Owed(nodes=gone), strict=self.strict)
 
     def clear(self) -> None:
-        """All nodes."""
+        """Delete all nodes."""
         self._books.write(Registry.clear, owing=Owed(everything=True), strict=self.strict)
 
     def registered(self) -> set[str]:
@@ -122,7 +122,7 @@ class KVWeaveSink(TransformComponent):
         self._books.settle()
 
     def beside(self, vector_store: BasePydanticVectorStore) -> "BesideKVWeave":
-        """That vector store, with kvweave following all that is added to it and deleted from it."""
+        """The vector store, with kvweave following all that is added to it and deleted from it."""
         return BesideKVWeave(
             inner=vector_store,
             sink=self,
