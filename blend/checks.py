@@ -26,7 +26,7 @@ AGREES_HALF = 0.2  # experts chosen otherwise by a last bit are a tenth; a wrong
 
 
 def refuse_structure(model: PreTrainedModel) -> None:
-    """Raises UnsupportedModel for what a configuration and a class say about themselves."""
+    """Raises UnsupportedModel where a configuration or a class says of itself that it cannot be served."""
     name = type(model).__name__
     text = text_config(model)
     if model.config.is_encoder_decoder:

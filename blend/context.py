@@ -55,7 +55,7 @@ class Slots:
 
 
 def span(start: int, stop: int, *, device: torch.device) -> Slots:
-    """All slots from `start` up to but without `stop`."""
+    """The slots from `start` up to but without `stop`, all of them."""
     return Slots(torch.arange(start, stop, device=device), start, stop - 1)
 
 

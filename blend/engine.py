@@ -66,7 +66,7 @@ Event = Ready | Token | Done | Failed
 
 
 class Ticket(Protocol):
-    """A request under way."""
+    """The ticket of a request under way."""
 
     def cancel(self) -> None:
         """Free the request's place at the next step. It ends in Done with "cancelled"; harmless when it is over."""

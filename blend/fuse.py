@@ -119,7 +119,7 @@ def fuse(decoder: Decoder, layout: Layout, *, context: Context, order: Order, re
 
 
 class _Fuse:
-    """One attempt. `rows` are those that a stage computes, one flag for each slot; exact slots are never among them."""
+    """One attempt to fuse. `rows`: a flag for each slot that a stage computes; exact slots are never among them."""
 
     def __init__(self, decoder: Decoder, selection: Selection, *, context: Context, order: Order, clock: Clock) -> None:
         self._decoder = decoder

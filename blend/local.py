@@ -207,7 +207,7 @@ class LocalEngine:
         return answer
 
     def _let_others(self, entry: Entry) -> None:
-        """Runs a step of the others between layers of a fuse, when it had as much time as their last step took."""
+        """Runs a step of the others between layers of a fuse, once it had as much time as their last step took."""
         if entry.cancelled:
             raise _Left
         if self._running and time.perf_counter() - self._stepped >= self._step_s:

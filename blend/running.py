@@ -40,7 +40,7 @@ class Entry:
         self.cancelled = True
 
     def tell(self, event: Event) -> None:
-        """Hand an event on. Who fails to listen is taken for gone."""
+        """Hands an event on. Who fails to listen is taken for gone."""
         if self.over:
             return
         self.over = isinstance(event, Done | Failed)

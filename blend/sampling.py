@@ -93,7 +93,7 @@ class Sampler:
         return self._picked(token, own)
 
     def _processed(self, own: Tensor) -> Tensor:
-        """The logits behind processor and penalty. Their largest is finite."""
+        """The logits after processor and penalty. Their largest is finite."""
         self._check(own, "the model")
         scores, processor = own, self._sampling.processor
         if processor is not None:

@@ -32,7 +32,7 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The row behind the last."""
+        """The number of the row behind the last."""
         return self.start + len(self.slots)
 
     @property

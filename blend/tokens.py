@@ -191,7 +191,7 @@ def written_text(template: object) -> str:
 
 
 def _specification(source: PreTrainedTokenizerBase) -> Json:
-    """All of the tokenizer that decides ids; what pads, truncates, adds tokens or rolls dice is left out."""
+    """The part of the tokenizer that decides ids; what pads, truncates, adds tokens or rolls dice is left out."""
     backend = getattr(source, "backend_tokenizer", None)
     if not isinstance(backend, Backend):
         raise TokenizerError(

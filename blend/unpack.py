@@ -41,7 +41,7 @@ def unpack(layer: LayerKV | PackedLayer, *, dtype: torch.dtype, device: torch.de
 
 
 def unpack_into(layer: LayerKV | PackedLayer, *, keys: Tensor, values: Tensor) -> None:
-    """The same, written to tensors (H, T, D) of the caller: any strides, any device, the record's dtype."""
+    """The same as `unpack`, written to tensors (H, T, D) of the caller: any strides, any device, the record's dtype."""
     if isinstance(layer, LayerKV):
         _fill(keys, _plain(layer.keys, keys.dtype))
         _fill(values, _plain(layer.values, values.dtype))

@@ -39,7 +39,7 @@ class Instructions:
 
 
 class Embedder(Protocol):
-    """Texts to vectors. Every method may be called from any thread."""
+    """Turns texts into vectors. Every method may be called from any thread."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class Embedder(Protocol):
 
 
 class Reranker(Protocol):
-    """How well texts answer a question. May be called from any thread."""
+    """Scores how well texts answer a question. May be called from any thread."""
 
     def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
         """One finite number for each text, in their order; more is better. Raises EmbeddingError."""

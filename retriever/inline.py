@@ -22,7 +22,7 @@ class Recognised:
 
 
 class Recogniser:
-    """Safe for threads."""
+    """Recognises the chunks of one catalog. Safe for threads."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()

@@ -159,8 +159,8 @@ def levels(state: State, blocks: Iterator[tuple[int, Hashes]]) -> Iterator[Level
 
 
 def _ending(entries: Entries, hashes: Hashes) -> Entries:
-    """Those whose tail may be among the hashes. Of ten thousand that begin alike, few are left. Two looks at different
-    bits, each of which lets one of sixteen pass that is not there."""
+    """The entries whose tail may be among the hashes: of ten thousand that begin alike, few are left. Two looks at
+    different bits, each of which lets one of sixteen pass that is not there."""
     width = min(28, len(hashes).bit_length() + 4)
     shift = np.uint64(64 - width)
     for skipped in (np.uint64(0), np.uint64(width)):

@@ -78,8 +78,7 @@ def _trees(blocks: bytes, level: int) -> list[int]:
 
 
 def block_hashes(data: bytes) -> Iterator[tuple[int, Hashes]]:
-    """Level -> the hash of the block that begins at each byte, from the lowest level of a mark up to the longest
-    block that fits."""
+    """Each level of a mark that fits, from the lowest up, with the hash of the block that begins at each byte."""
     if len(data) < MIN_BYTES:
         return
     level = _WORD_LEVEL

@@ -95,7 +95,7 @@ class Nearest:
             self._index.remove_ids(rows)
 
     def search(self, query: Vectors, *, limit: int, allowed: Allowed | None = None) -> list[tuple[int, float]]:
-        """Numbers and cosines, best first."""
+        """The nearest numbers and their cosines, best first."""
         if not len(self) or limit < 1 or (allowed and not allowed.count):
             return []
         selector = faiss.IDSelectorBitmap(allowed.bits) if allowed else None

@@ -48,12 +48,12 @@ class Known:
         return len(self._state)
 
     def add(self, entries: Entries) -> None:
-        """A row that is known already is known by its new mark alone."""
+        """Add entries. A row that is known already is known by its new mark alone."""
         with self._changing:
             self._state = self._state.changed(entries.rows, entries)
 
     def remove(self, rows: Sequence[int]) -> None:
-        """Removing what is not known is safe."""
+        """Forget these rows. Removing what is not known is safe."""
         with self._changing:
             self._state = self._state.changed(np.asarray(rows, dtype=np.int64), NONE)
 
@@ -128,8 +128,8 @@ class _Search:
         self._room: Ints = np.arange(len(data), 0, -1)  # bytes from each place to the next that is taken
 
     def look(self, level: Level, keys: _Keys) -> None:
-        """Piece by piece, for what is taken spares the next pieces most of their pairs. Places of equally long keys
-        wait for each other: among them the leftmost is first, whatever piece it is from."""
+        """Looks piece by piece, for what is taken spares the next pieces most of their pairs. Places of equally long
+        keys wait for each other: among them the leftmost is first, whatever piece it is from."""
         done = 0
         waiting = _Places(NONE.rows, NONE.rows)
         while done < len(keys) and self._pairs < MOST_PAIRS:

@@ -132,7 +132,7 @@ class _Endpoint:
         raise EmbeddingError(f"{self.label} {said}{_REMEDIES.get(status, '')}")
 
     def _read(self, response: httpx.Response, end: float) -> bytes:
-        """All of a body, unless it has no end: a byte now and then would outlast every timeout of one read."""
+        """Reads all of a body, unless it has no end: a byte now and then would outlast every timeout of one read."""
         content = bytearray()
         for piece in response.iter_bytes():
             content += piece

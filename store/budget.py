@@ -57,7 +57,7 @@ class Ledger:
                 evictor.removed(key)
 
     def used(self, key: str) -> None:
-        """Note a hit."""
+        """Note a hit of a blob."""
         for evictor in self._evictors(key):
             evictor.used(key)
 

@@ -215,7 +215,7 @@ class Environment:
             self._env.set_mapsize(max(nbytes, _LEAST_BYTES))
 
     def file_bytes(self) -> int:
-        """The size of the file."""
+        """The size of the environment's file."""
         return (self.path / "data.mdb").stat().st_size
 
     def compact(self) -> int:

@@ -27,7 +27,7 @@ class SharedLedger:
         return not (row.pinned or (row.precomputed and self._lowest))
 
     def used(self, key: str) -> None:
-        """Note a hit."""
+        """Note a hit of a blob."""
         if not self._idle:
             with self._lock:
                 self._ledger.used(key)

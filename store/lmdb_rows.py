@@ -31,7 +31,7 @@ _INLINE_BYTES = PAGE_BYTES // 2 - 32  # larger values get pages of their own
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """One blob as the store accounts for it; `nbytes` counts whole pages."""
+    """A blob as the store accounts for it; `nbytes` counts whole pages."""
 
     nbytes: int
     tokens: int

@@ -22,7 +22,7 @@ class ListedLedger:
         self._listed_at: float | None = None
 
     def used(self, key: str) -> None:
-        """Note a hit."""
+        """Note a hit of a blob."""
         if not self._idle:
             with self._lock:
                 self._ledger.used(key)

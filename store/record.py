@@ -60,7 +60,7 @@ class Record:
 
     @property
     def tokens(self) -> int:
-        """T, the same in every layer."""
+        """The number of tokens T, which is the same in every layer."""
         return next(int(layer.keys.shape[1]) for layer in self.layers if layer is not None)
 
     @property

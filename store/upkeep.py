@@ -55,7 +55,7 @@ class StoreUpkeep(ABC):
 
     @abstractmethod
     def usage(self) -> list[Usage]:
-        """One row per tier."""
+        """What each tier holds, one row per tier."""
 
     @abstractmethod
     def quarantine(self, key: CacheKey) -> bool:

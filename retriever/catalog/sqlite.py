@@ -45,7 +45,7 @@ class SqliteCatalog:
 
     @contextmanager
     def view(self) -> Generator[SqliteView]:
-        """The state as it is now."""
+        """A view of the state as it is now."""
         connection = self._take()
         try:
             with explained(f"the catalog {self._path}"):

@@ -23,7 +23,7 @@ class UploadState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewUpload:
-    """`document` is empty for a file, whose documents are not known yet; `name`, the file's, is empty for a draft."""
+    """A new upload. `document` is empty for a file, whose documents are unknown yet; `name` is empty for a draft."""
 
     document: str
     collection: str

@@ -60,7 +60,7 @@ def read_all(paths: Iterable[Path]) -> Iterator[tuple[Path, Reading]]:
 
 
 def walk(paths: Iterable[Path]) -> Iterator[tuple[Path, Reading | None]]:
-    """Every file, and every file of a known format in a folder or below, in order; hidden ones in folders are left out.
+    """Yields every file, and those of a known format in and below folders, in order, without hidden ones in folders.
 
     Links are followed, but no folder is walked twice. One that cannot be read comes with what is wrong.
     """

@@ -8,7 +8,7 @@ MAX_BYTES = 512 << 20  # of a file
 
 
 class Unreadable(ValueError):
-    """Nothing, or a whole document, cannot be read; the message says why and what to do."""
+    """Raised where nothing, or a whole document, cannot be read; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Both may be filled: a file that is read in part has drafts and problems."""
+    """What a file became. Both may be filled: a file that is read in part has drafts and problems."""
 
     drafts: tuple[Draft, ...] = ()
     problems: tuple[Problem, ...] = ()

@@ -19,11 +19,11 @@ from retriever.catalog.contract.vectors import VectorsChange, VectorsView
 
 
 class View(CollectionsView, DocumentsView, SearchView, VectorsView, UploadsView, StateView, Protocol):
-    """One committed state."""
+    """Reads one committed state."""
 
 
 class Change(CollectionsChange, DocumentsChange, VectorsChange, UploadsChange, StateChange, Protocol):
-    """One transaction: all of it happens, or nothing."""
+    """Changes a catalog in one transaction: all of it happens, or nothing."""
 
 
 class Catalog(Protocol):

@@ -30,7 +30,7 @@ class CollectionsView(Protocol):
 
 
 class CollectionsChange(Protocol):
-    """Part of one transaction."""
+    """The changes of collections, as part of one transaction."""
 
     def put_collection(self, collection: Collection) -> None:
         """Make a collection, or give it other rules; its documents stay as they were cut."""

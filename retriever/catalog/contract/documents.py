@@ -47,7 +47,7 @@ class DocumentsView(Protocol):
 
 
 class DocumentsChange(Protocol):
-    """Part of one transaction."""
+    """The changes of documents, as part of one transaction."""
 
     def put(self, documents: Sequence[Document], *, collection: str) -> Removal:
         """Put documents in and make them serve. One that is there already, just so, is left alone."""

@@ -17,11 +17,11 @@ class SearchView(Protocol):
         ...
 
     def chunks_of(self, allowed: Condition) -> Rows:
-        """The chunks of what fits, ascending."""
+        """The chunks of the passages that fit, ascending."""
         ...
 
     def oldest_of(self, allowed: Condition) -> Rows:
-        """(passage, chunk) for the chunks of what fits, in the order of their oldest passages that fit.
+        """The rows (passage, chunk) for the chunks of what fits, in the order of their oldest passages that fit.
 
         Numbers of chunks tell whether a text was there before, perhaps in what does not fit; this order does not.
         """

@@ -12,7 +12,7 @@ class StateView(Protocol):
     def counts(self) -> Counts: ...
 
     def removed_after(self, row: int) -> Rows:
-        """The chunks that went since the standing's `removed` was this."""
+        """The chunks that were removed since the standing's `removed` was this."""
         ...
 
     def unswept(self, limit: int) -> list[tuple[int, str]]:
@@ -24,12 +24,12 @@ class StateView(Protocol):
 
 
 class StateChange(Protocol):
-    """Part of one transaction."""
+    """The changes of a catalog's state, as part of one transaction."""
 
     def swept(self, row: int) -> None:
         """Note that the caches of all chunks removed up to this row are gone, but for chunks that are again."""
         ...
 
     def purge(self) -> None:
-        """Let the index forget the words of what was deleted, which it does by itself only some day. Takes a while."""
+        """Make the index forget the words of what was deleted, which it does by itself only some day. Takes a while."""
         ...

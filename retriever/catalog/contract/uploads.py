@@ -33,7 +33,7 @@ class UploadsView(Protocol):
 
 
 class UploadsChange(Protocol):
-    """Part of one transaction."""
+    """The changes of uploads, as part of one transaction."""
 
     def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[Upload]:
         """Keep uploads, waiting, in a job that is new or has others already; returns them as they stand then, in order.

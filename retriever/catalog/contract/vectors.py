@@ -22,7 +22,7 @@ class VectorsView(Protocol):
 
 
 class VectorsChange(Protocol):
-    """Part of one transaction."""
+    """The changes of vectors, as part of one transaction."""
 
     def add_embedder(self, name: str, *, dim: int) -> None:
         """Add an embedder. It serves at once if there is nothing to embed yet."""

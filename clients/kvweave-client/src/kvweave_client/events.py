@@ -12,7 +12,7 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """`data`: its lines, joined."""
+    """One event of a stream. `data`: its lines, joined."""
 
     name: str
     data: str

@@ -77,7 +77,7 @@ def ready() -> Operation[Health]:
 
 
 def stats() -> Operation[Stats]:
-    """What there is, and what it saved."""
+    """Counts of what there is, and what it saved."""
     return Operation(Request("GET", path("stats")), of(Stats))
 
 

@@ -130,7 +130,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 class Choice(TypedDict, total=False):
-    """Which chunks: give exactly one."""
+    """The chunks that are meant: give exactly one of these."""
 
     document_ids: list[str]
     chunk_ids: list[str]
@@ -138,7 +138,7 @@ class Choice(TypedDict, total=False):
 
 
 class RerankOptions(TypedDict, total=False):
-    """What is ordered: texts, or chunks."""
+    """What is to be ordered: texts, or chunks."""
 
     documents: list[str]
     chunk_ids: list[str]
@@ -146,7 +146,7 @@ class RerankOptions(TypedDict, total=False):
 
 
 class DocumentsFilter(TypedDict, total=False):
-    """Which documents are listed."""
+    """The filter that says which documents are listed."""
 
     collection: str
     filter: Json

@@ -85,7 +85,7 @@ class Items(msgspec.Struct, frozen=True):
 
 
 class States(msgspec.Struct, frozen=True):
-    """A page of a lookup."""
+    """A page of chunks' states."""
 
     chunks: tuple[ChunkState, ...]
     next: int | None = None

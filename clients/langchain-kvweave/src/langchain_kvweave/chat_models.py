@@ -233,7 +233,7 @@ class ChatKVWeave(BaseChatModel, Connected):
         return ceil(len(text) / LETTERS_OF_A_TOKEN)
 
     def get_num_tokens_from_messages(self, messages: Sequence[BaseMessage], tools: Sequence[Tool] | None = None) -> int:
-        """A rough count, too."""
+        """A rough count, as in `get_num_tokens`."""
         if self.custom_get_token_ids is not None:
             return sum(self.get_num_tokens(message.text) for message in messages)
         return count_tokens_approximately(messages)

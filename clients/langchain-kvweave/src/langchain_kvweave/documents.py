@@ -61,7 +61,7 @@ def documents_of(hits: Sequence[Source], states: Mapping[str, str]) -> list[Docu
 
 
 def reading(documents: Iterable[object]) -> Reading:
-    """Each text once, in the order of the documents.
+    """What is to be read: each text once, in the order of the documents.
 
     The service reads chunks by id before loose documents, so ids are used up to the first document that has none.
     From there on the text goes over, in which the service recognises its chunks.

@@ -36,7 +36,7 @@ class KVWeaveTranslator(Visitor):
     allowed_operators = (Operator.AND, Operator.OR, Operator.NOT)
 
     def visit_operation(self, operation: Operation) -> Json:
-        """Makes a filter of and, or, not."""
+        """Makes a filter of an operation: and, or, not."""
         parts = [cast(Json, each.accept(self)) for each in operation.arguments]
         if not parts:
             raise ValueError(f"{operation.operator.value!r} is said of nothing: give it arguments")

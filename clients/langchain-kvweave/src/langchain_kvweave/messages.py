@@ -37,7 +37,7 @@ def to_messages(messages: Sequence[BaseMessage]) -> list[Message]:
 
 
 def result(answer: ChatAnswer) -> ChatResult:
-    """The whole answer."""
+    """The whole answer as a result of LangChain."""
     told = metadata(answer)
     if answer.logprobs:
         told["logprobs"] = _logprobs(answer.logprobs)
@@ -67,7 +67,7 @@ def usage(counted: Usage) -> UsageMetadata:
 
 
 def metadata(answer: ChatAnswer) -> Json:
-    """`kvweave`: the report of how the answer came about, its sources, and how many cached tokens were recomputed."""
+    """The metadata of an answer. `kvweave`: its report, its sources, and how many cached tokens were recomputed."""
     report = answer.report
     return {
         "id": answer.id,

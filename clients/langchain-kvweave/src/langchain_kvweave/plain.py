@@ -24,7 +24,7 @@ def plain_text(text: str) -> str:
 
 
 def plain_metadata(metadata: Mapping[str, object]) -> Json:
-    """Every value as JSON has it: dates as ISO text, numbers as numbers, all else as text. Raises nothing."""
+    """The metadata as JSON has it: dates as ISO text, numbers as numbers, all else as text. Raises nothing."""
     return {plain_text(str(name)): _plain(value, (id(metadata),)) for name, value in metadata.items()}
 
 

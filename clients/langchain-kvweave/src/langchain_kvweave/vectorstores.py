@@ -66,7 +66,7 @@ class MirroredStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: object,
     ) -> list[str]:
-        """Adds texts to both."""
+        """Adds texts to the store and to kvweave."""
         texts = list(texts)
         if ids is not None:  # some stores take none that are None
             kwargs["ids"] = ids
@@ -83,7 +83,7 @@ class MirroredStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: object,
     ) -> list[str]:
-        """Adds texts to both."""
+        """Adds texts to the store and to kvweave."""
         texts = list(texts)
         if ids is not None:  # some stores take none that are None
             kwargs["ids"] = ids
@@ -93,21 +93,21 @@ class MirroredStore(VectorStore):
         return added
 
     def add_documents(self, documents: list[Document], **kwargs: object) -> list[str]:
-        """Adds documents to both."""
+        """Adds documents to the store and to kvweave."""
         added = self.store.add_documents(documents, **kwargs)
         with self._following(len(documents)):
             self.sink.upsert(_identified(documents, added, ids=kwargs.get("ids")))
         return added
 
     async def aadd_documents(self, documents: list[Document], **kwargs: object) -> list[str]:
-        """Adds documents to both."""
+        """Adds documents to the store and to kvweave."""
         added = await self.store.aadd_documents(documents, **kwargs)
         with self._following(len(documents)):
             await self.sink.aupsert(_identified(documents, added, ids=kwargs.get("ids")))
         return added
 
     def delete(self, ids: list[str] | None = None, **kwargs: object) -> bool | None:
-        """Deletes documents from both."""
+        """Deletes documents from the store and from kvweave."""
         named = _named(ids)
         deleted = self.store.delete(named, **kwargs)
         if deleted is not False:
@@ -116,7 +116,7 @@ class MirroredStore(VectorStore):
         return deleted
 
     async def adelete(self, ids: list[str] | None = None, **kwargs: object) -> bool | None:
-        """Deletes documents from both."""
+        """Deletes documents from the store and from kvweave."""
         named = _named(ids)
         deleted = await self.store.adelete(named, **kwargs)
         if deleted is not False:
@@ -134,7 +134,7 @@ class MirroredStore(VectorStore):
         return self.store.embeddings
 
     def as_retriever(self, **kwargs: object) -> VectorStoreRetriever:
-        """A retriever of the store; what is added by it goes to both, too."""
+        """A retriever of the store; what is added by it goes to kvweave, too."""
         retriever = self.store.as_retriever(**kwargs)
         is_plain = type(retriever) is VectorStoreRetriever and retriever.vectorstore is self.store
         return retriever.model_copy(update={"vectorstore": self}) if is_plain else retriever

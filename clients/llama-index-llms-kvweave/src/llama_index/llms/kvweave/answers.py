@@ -20,7 +20,7 @@ from kvweave_client.options import Json
 
 
 def whole(answer: ChatAnswer, *, delta: str | None = None) -> ChatResponse:
-    """An answer with what it cost."""
+    """The answer to a chat, with what it cost."""
     return ChatResponse(
         message=ChatMessage(role=MessageRole.ASSISTANT, content=answer.text),
         delta=delta,
@@ -58,7 +58,7 @@ def completion(said: ChatResponse) -> CompletionResponse:
 
 
 def completions(said: ChatResponseGen) -> CompletionResponseGen:
-    """The `completion` of each part."""
+    """The `completion` of each part of an answer."""
     return (completion(each) for each in said)
 
 
@@ -108,7 +108,7 @@ def _json(value: object) -> object:
 
 
 def _logprobs(tokens: tuple[TokenLogprob, ...]) -> list[list[LogProb]] | None:
-    """The likeliest in the place of each token, or the token alone where no others were asked for."""
+    """The likeliest tokens in the place of each token, or the token alone where no others were asked for."""
     return [
         [
             LogProb(token=each.token, logprob=each.logprob, bytes=[*each.token.encode()])

@@ -89,7 +89,7 @@ class KVWeave(SchemaLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """The window is that of the service's model, which is asked once where `context_window` does not say it."""
+        """The model's metadata. Its window is the service's model's, asked once unless `context_window` says it."""
         if self.context_window is not None:
             return self._metadata(self.model, self.context_window)
         if self._served is None:

@@ -9,18 +9,18 @@ URL, KEY = "KVWEAVE_BASE_URL", "KVWEAVE_API_KEY"
 
 
 def url_of(given: str | None) -> str:
-    """What is given, else what the environment says, else that of a service on this machine."""
+    """The URL that is given, else what the environment says, else that of a service on this machine."""
     return get_from_param_or_env("base_url", given or None, URL, BASE_URL)
 
 
 def key_of(given: str | SecretStr | None) -> SecretStr:
-    """What is given, else what the environment says, else none."""
+    """The key that is given, else what the environment says, else none."""
     if isinstance(given, SecretStr):
         return given
     return SecretStr(get_from_param_or_env("api_key", given, KEY, ""))
 
 
 def connection_to(base_url: str, api_key: SecretStr, *, timeout_s: float, max_retries: int) -> Connection:
-    """One `timeout` bounds a call, and the silence of a stream."""
+    """The connection to a service. One `timeout` bounds a call, and the silence of a stream."""
     timeouts = Timeouts(call_s=timeout_s, silence_s=timeout_s)
     return Connection(Access(base_url, api_key.get_secret_value(), timeouts, Retries(most=max_retries)))

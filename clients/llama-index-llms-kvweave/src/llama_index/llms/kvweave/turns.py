@@ -66,7 +66,7 @@ def schema_format(output_cls: type[BaseModel]) -> Json:
 
 
 def _closed(schema: object) -> object:
-    """Objects have no fields but those that are named, where the class does not say so: a model would go on and on."""
+    """The schema whose objects have no fields but those named, unless the class says so: a model would go on and on."""
     if isinstance(schema, list):
         return [_closed(each) for each in cast(list[object], schema)]
     if not isinstance(schema, dict):

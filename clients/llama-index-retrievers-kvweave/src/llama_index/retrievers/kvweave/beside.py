@@ -65,49 +65,49 @@ class BesideKVWeave(BasePydanticVectorStore):
         return self.inner.client
 
     def add(self, nodes: Sequence[BaseNode], **kwargs: object) -> list[str]:
-        """Adds nodes to both. Their text and metadata are registered as prompts will hold them."""
+        """Adds nodes to the store and the sink. Their text and metadata are registered as prompts will hold them."""
         ids = self.inner.add(nodes, **kwargs)
         self.sink.register(nodes)
         return ids
 
     async def async_add(self, nodes: Sequence[BaseNode], **kwargs: object) -> list[str]:
-        """Adds nodes to both."""
+        """Adds nodes to the store and the sink."""
         ids = await self.inner.async_add(nodes, **kwargs)
         await asyncio.to_thread(self.sink.register, nodes)
         return ids
 
     def delete(self, ref_doc_id: str, **delete_kwargs: object) -> None:
-        """Deletes all nodes of a source from both."""
+        """Deletes all nodes of a source from the sink and the store."""
         self.sink.delete(ref_doc_id)
         self.inner.delete(ref_doc_id, **delete_kwargs)
 
     async def adelete(self, ref_doc_id: str, **delete_kwargs: object) -> None:
-        """Deletes all nodes of a source from both."""
+        """Deletes all nodes of a source from the sink and the store."""
         await asyncio.to_thread(self.sink.delete, ref_doc_id)
         await self.inner.adelete(ref_doc_id, **delete_kwargs)
 
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: object
     ) -> None:
-        """Deletes from both the nodes that the inner store means."""
+        """Deletes from sink and store the nodes that the inner store means."""
         self.sink.delete_nodes(self._meant(node_ids, filters))
         self.inner.delete_nodes(node_ids, filters, **delete_kwargs)
 
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: object
     ) -> None:
-        """Deletes from both the nodes that the inner store means."""
+        """Deletes from sink and store the nodes that the inner store means."""
         meant = await asyncio.to_thread(self._meant, node_ids, filters)
         await asyncio.to_thread(self.sink.delete_nodes, meant)
         await self.inner.adelete_nodes(node_ids, filters, **delete_kwargs)
 
     def clear(self) -> None:
-        """Clears both."""
+        """Clears the sink and the store."""
         self.sink.clear()
         self.inner.clear()
 
     async def aclear(self) -> None:
-        """Clears both."""
+        """Clears the sink and the store."""
         await asyncio.to_thread(self.sink.clear)
         await self.inner.aclear()
 

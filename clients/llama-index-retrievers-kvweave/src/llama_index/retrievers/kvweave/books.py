@@ -35,7 +35,7 @@ class Owed:
     everything: bool = False
 
     def add(self, other: "Owed") -> None:
-        """Owe these too."""
+        """Owe what another one owes, too."""
         self.nodes |= other.nodes
         self.ref_docs |= other.ref_docs
         self.everything = self.everything or other.everything
@@ -82,8 +82,7 @@ class Books:
             self._resumes = 0.0
 
     def write(self, act: Callable[[Registry], None], *, owing: Owed, strict: bool) -> None:
-        """Changes the registry. Where that fails, `owing` is owed. What only an operator can mend is raised in any
-        case."""
+        """Changes the registry. Where that fails, `owing` is owed. What only an operator can mend is always raised."""
         with self._lock:
             if not strict and time.monotonic() < self._resumes:
                 self._owe(owing, why="it did not answer before")

@@ -42,14 +42,14 @@ _MOST_BYTES: Final = 256 * 1024  # of a node's metadata
 
 
 def digest_of(text: str) -> str:
-    """Tells whether a node still has the text that it came with."""
+    """The digest that tells whether a node still has the text that it came with."""
     return sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def nodes_of(
     hits: Sequence[Source], states: Mapping[str, ChunkState] | None, *, shown: Iterable[str] = ()
 ) -> list[NodeWithScore]:
-    """Each hit with an id of its own, as LlamaIndex drops nodes of equal ids. `shown`: metadata that prompts hold.
+    """The hits as nodes with ids of their own: LlamaIndex drops nodes of equal ids. `shown`: metadata in prompts.
 
     `states`: of their chunks; None where nobody asked for them.
     """

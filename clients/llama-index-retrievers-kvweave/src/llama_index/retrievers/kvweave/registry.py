@@ -21,7 +21,7 @@ _MOST_JOBS: Final = 200  # that are looked at: newest first
 
 
 class Registry:
-    """One collection, by one client. Not safe for threads."""
+    """The nodes of one collection, by one client. Not safe for threads."""
 
     def __init__(self, client: Client, collection: str, *, search: bool, timeout_s: float) -> None:
         self._client = client
