@@ -41,7 +41,7 @@ def databases(folder: Path) -> Iterator[Path]:
 
 
 def _put(file: Path, place: Path) -> None:
-    """The logs go first: SQLite would replay them onto whatever file has the name."""
+    """Puts a database in its place. The logs go first: SQLite would replay them onto whatever file has the name."""
     if place.name == CATALOG:
         private_folder(place.parent.parent)
         private_folder(place.parent)

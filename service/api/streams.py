@@ -55,5 +55,5 @@ async def _until_gone(request: Request) -> None:
 
 
 def gone() -> Response:
-    """What nobody reads."""
+    """The response to a client that left, which nobody reads."""
     return Response(status_code=499)

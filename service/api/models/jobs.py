@@ -39,14 +39,14 @@ class UploadOut(BaseModel):
 
 
 class JobDetail(JobOut):
-    """With a page of its uploads."""
+    """A job with a page of its uploads."""
 
     items: list[UploadOut]
     next: int | None
 
 
 class JobPage(BaseModel):
-    """Newest first."""
+    """A page of jobs, newest first."""
 
     jobs: list[JobOut]
     next: str | None
