@@ -112,7 +112,7 @@ def run(
 
 
 def different(rows: Sequence[Row]) -> list[Row]:
-    """Of rows that computed the same the first one."""
+    """The rows, of those that computed the same only the first one."""
     works = {(row.suite, _work(Point(row.policy, row.ratio, row.codec))): row for row in reversed(rows)}
     return list(works.values())[::-1]
 
