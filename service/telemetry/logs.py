@@ -75,7 +75,7 @@ def note(**values: Scalar) -> None:
 
 
 def note_timings(timings_ms: Mapping[str, float]) -> None:
-    """How long the stages took: for the line, and for `Server-Timing` where the response has not started."""
+    """Notes how long the stages took: for the line, and for `Server-Timing` if the response has not started."""
     notes = _notes.get()
     if notes is not None:
         notes.timings_ms.update(timings_ms)
@@ -101,7 +101,7 @@ def guard(value: object) -> Scalar:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Of a class of its own, so that a second setup knows it."""
+    """A handler of a class of its own, so that a second setup knows it."""
 
 
 class _JsonFormatter(logging.Formatter):
