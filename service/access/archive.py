@@ -39,7 +39,7 @@ _PACKED = re.compile(rf"(?:{_BLOBS}|tables/)[^/]+/.+")
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`files`: databases and their digests. `packed`: one digest over all that is no database, in its order.
+    """What a backup says of itself. `files`: databases and their digests. `packed`: one over all else, in its order.
 
     `epochs`: of each tenant that has blobs, the number of the last deletion that the store knew.
     """

@@ -37,6 +37,7 @@ _NO_CHUNK = "restored"  # an id that no chunk has: those are digests
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
     """What a restore did. `untouched`: tenants that the backup does not know, whose catalogs stay.
+
     `blobs`: how many the store took, had already, knew to be deleted, or had no room for.
     """
 
@@ -125,7 +126,7 @@ def _unpack_one(member: Member, path: Path) -> str:
 
 
 def _sound(name: str, data: bytes) -> None:
-    """Raises AccessError for what is not a whole blob of that very name."""
+    """Raises AccessError for a blob that is damaged, or not the one that its name says."""
     try:
         if Blob.parse(data).head.key.text != name.partition("/")[2]:
             raise AccessError(f"{name} is another blob")

@@ -211,7 +211,7 @@ def _print(result: "Result", choice: "Choice", *, facts: dict[str, str] | None) 
 
 
 def _check_folders(*files: Path | None) -> None:
-    """Raises Invalid for a file in no folder, before anything is measured for a long time."""
+    """Raises Invalid for a file whose folder is not there, before anything is measured for a long time."""
     from service.errors import Invalid
 
     for file in files:

@@ -15,7 +15,7 @@ TIE = 1.05  # times to the first token that differ by less are the same, and siz
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`certain`: the whole interval of the loss lies within the bound, and not its middle alone.
+    """The point to take. `certain`: the whole interval of the loss lies within the bound, and not its middle alone.
 
     `late`: something else than full prefill stays within the bound, but comes no sooner.
     """

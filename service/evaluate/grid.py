@@ -71,7 +71,7 @@ class Result:
 
 
 def grid(policies: Sequence[str], ratios: Sequence[float], *, codecs: Sequence[str]) -> list[Point]:
-    """Every combination, in order. Raises SuiteError for what does not exist."""
+    """The points of every combination, in order. Raises SuiteError for what does not exist."""
     for policy in policies:
         if policy not in POLICIES:
             raise SuiteError(f"no policy is named {policy!r}: choose of {', '.join(POLICIES)}")

@@ -28,6 +28,7 @@ from store.record import Record
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The distance from a reference over its own answer tokens. `kl`: mean KL from it, in nats.
+
     `top1`: the share where both prefer the same token.
     """
 
@@ -118,7 +119,7 @@ class Probe:
         self._engine.close()
 
     def measure(self, case: Case, points: Sequence[Point]) -> Measured:
-        """Every point, in the order given; all are compared with full prefill of the same tokens."""
+        """Asks at every point, in the order given; all are compared with full prefill of the same tokens."""
         laid, dropped = self._fitted(case)
         chunks = {run.passage: run.ids for run in laid.runs if run.passage is not None}
         records = dict(zip(chunks, self._engine.capture(self._prefix, list(chunks.values())).result(), strict=True))

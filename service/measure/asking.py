@@ -76,7 +76,7 @@ class Asker:
         self._opening.shutdown()
 
     def rows(self, chunks: int, points: Sequence[Point], *, repeats: int, told: Callable[[], None]) -> list[Row]:
-        """One prompt of so many chunks, every way in turn, round by round; one round before them warms up.
+        """Sends one prompt of so many chunks, every way in turn, round by round; one round before them warms up.
 
         Full prefill is among the ways. `told` is called before each round.
         """

@@ -129,7 +129,7 @@ class ModelList(BaseModel):
 
 
 class ErrorDetail(BaseModel):
-    """`param` is the field that is at fault, where one is."""
+    """What went wrong. `param` is the field that is at fault, where one is."""
 
     message: str = Field(examples=["The model 'gpt-x' does not exist: this service has 'default'"])
     type: str = Field(examples=["invalid_request_error"])

@@ -108,6 +108,7 @@ def _response(fault: Fault, request_id: str) -> Response:
 
 def _first(errors: Sequence[Mapping[str, object]]) -> ErrorDetail:
     """What pydantic found, an unknown parameter before all else: what follows from it is no news.
+
     A value that may be of several types gets what is wrong with it, and not which types it does not have.
     """
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])

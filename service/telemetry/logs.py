@@ -105,7 +105,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object per line."""
+    """Writes a record as one JSON object on a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = _describe(record)
@@ -116,7 +116,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """`time LEVEL message key=value`; a traceback follows, indented, so that none of it passes for a line."""
+    """Writes `time LEVEL message key=value`; a traceback follows, indented, so that none of it passes for a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = _describe(record)

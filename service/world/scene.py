@@ -90,7 +90,7 @@ class Scene:
     def _moved(
         self, place: Mapping[int, int], passages: Sequence[Passage], *, facts: Sequence[Sequence[Fact]]
     ) -> "Scene":
-        """`place`: where each passage of before stands now. Passages and facts are in their new order."""
+        """The scene in the order of these passages and facts. `place`: where each passage of before stands now."""
         return Scene(
             tuple(passages),
             tuple(replace(each, needs=tuple(place[page] for page in each.needs)) for each in self.questions),

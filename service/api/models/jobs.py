@@ -8,7 +8,7 @@ Status = Literal["running", "done", "failed", "cancelled"]
 
 
 class JobOut(BaseModel):
-    """`failed`: at least one upload did; `cancelled`: it was ended before all were ready. Times: seconds since 1970.
+    """A job. `failed`: some upload did; `cancelled`: it was ended before all were ready. Times: seconds since 1970.
 
     Of its `chunks`, `stored`, `over_budget` and `unsupported` say what became of their caches.
     """

@@ -133,26 +133,26 @@ class QueryAnswer(BaseModel):
 
 
 class RetrievedEvent(BaseModel):
-    """`retrieved`: what the answer rests on."""
+    """The event `retrieved`: what the answer rests on."""
 
     id: str
     sources: list[SourceOut]
 
 
 class LoadedEvent(BaseModel):
-    """`loaded`: where the chunks' caches come from."""
+    """The event `loaded`: where the chunks' caches come from."""
 
     chunks: tuple[ChunkReport, ...]
 
 
 class FusedEvent(BaseModel):
-    """`fused`: the prompt is in place; the first token follows."""
+    """The event `fused`: the prompt is in place; the first token follows."""
 
     usage: UsageOut
     report: Report
 
 
 class TokenEvent(BaseModel):
-    """`token`: some more of the answer."""
+    """The event `token`: some more of the answer."""
 
     text: str
