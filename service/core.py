@@ -58,7 +58,7 @@ class Core:
         load: Callable[[BlobStore, Control], Tenants],
         tracer: Tracer,
     ) -> None:
-        """`load` takes long."""
+        """Opens what is quick to open, and calls `load`, which takes long, in a thread."""
         self.settings = settings
         self.metrics = Metrics()
         self.rates = Rates()
@@ -84,40 +84,40 @@ class Core:
 
     @property
     def ingest(self) -> Ingest:
-        """Raises Unavailable while the model loads."""
+        """The worker on uploads. Raises Unavailable while the model loads."""
         return self._ready().ingest
 
     @property
     def pipeline(self) -> Pipeline:
-        """Raises Unavailable while the model loads."""
+        """The pipeline that answers. Raises Unavailable while the model loads."""
         return self._ready().pipeline
 
     @property
     def tenants(self) -> Tenants:
-        """Raises Unavailable while the model loads."""
+        """All tenants. Raises Unavailable while the model loads."""
         return self._ready().tenants
 
     @property
     def model(self) -> ServedModel:
-        """Raises Unavailable while it loads."""
+        """The model that is served. Raises Unavailable while it loads."""
         return self._ready().tenants.model
 
     @property
     def blending(self) -> Order:
-        """What a request gets that asks for nothing else. Raises Unavailable while the model loads."""
+        """The blending of a request that asks for nothing else. Raises Unavailable while the model loads."""
         return self.model.blending
 
     @property
     def window(self) -> int:
-        """Tokens of a prompt with its answer."""
+        """How many tokens a prompt and its answer have together at most."""
         return self.model.window
 
     def tenant(self, principal: Principal) -> Tenant:
-        """Whose key it is."""
+        """The tenant of whoever asks."""
         return self.tenants.open(principal.tenant)
 
     def not_ready(self) -> str | None:
-        """Why it cannot serve, or None."""
+        """The reason why it cannot serve, or None."""
         if self._working is None:
             return self._problem
         if not self._working.tenants.model.engine.takes:
@@ -129,7 +129,7 @@ class Core:
         return None
 
     def wait(self) -> None:
-        """Until the model is there, or will not be."""
+        """Returns when the model is there, or will not be."""
         self._loading.join()
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ class Invalid(ServiceError, ValueError):
 
 
 class Unauthorized(ServiceError):
-    """No key, or one that is not known."""
+    """A request without a key, or with one that is not known."""
 
     status = 401
     title = "A valid API key is needed"

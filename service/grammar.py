@@ -35,7 +35,7 @@ class Grammars:
         self._prepared: _Vocabulary | None = None
 
     def processor(self, schema: Json) -> LogitsProcessor:
-        """For one answer that obeys the schema, any JSON object for an empty one. Raises `Invalid` with the reason."""
+        """The processor for one answer that obeys the schema; {}: any JSON object. Raises `Invalid` with the reason."""
         vocabulary = self._vocabulary_of_model()
         matcher = LLMatcher(vocabulary.tokens, _source(schema or ANY_OBJECT), log_level=0)
         constraint = Constraint(matcher, vocabulary)
@@ -122,7 +122,7 @@ class _Spelled:
 
 
 def _source(schema: Json) -> str:
-    """No free white space: a model that is unsure of what follows would write it without end."""
+    """The schema's grammar. White space is not free: a model unsure of what follows would write it without end."""
     try:
         return LLMatcher.grammar_from_json_schema(
             json.dumps(schema),

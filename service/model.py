@@ -36,14 +36,14 @@ class ServedModel:
         return self.wording.lay(turns).prefix
 
     def ids(self, text: str) -> Ids | None:
-        """Of a chunk; None for one that can be served as text only."""
+        """The token ids of a chunk; None for one that can be served as text only."""
         stripped = text.strip()
         if not stripped or not self.wording.says(stripped):
             return None
         return self.wording.ids(stripped)
 
     def counted(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each, as a chunker counts them."""
+        """How many tokens each text has, as a chunker counts them."""
         return [len(self.wording.tokenizer.encode_text(text)) for text in texts]
 
     def capture(self, prefix: Ids, chunks: Sequence[Ids]) -> Future[list[Record]]:

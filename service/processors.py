@@ -64,6 +64,6 @@ class Chain:
 
 
 def chained(*processors: LogitsProcessor | None) -> LogitsProcessor | None:
-    """All that are given, in this order; None for none. A grammar goes last, so that nothing lifts what it forbids."""
+    """All given processors as one, in this order; None for none. A grammar goes last: nothing lifts what it forbids."""
     given = [processor for processor in processors if processor is not None]
     return Chain(given) if len(given) > 1 else given[0] if given else None

@@ -62,7 +62,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """Token ids. The first and the last of `runs` are passages, if there are any."""
+    """A prompt as token ids. The first and the last of `runs` are passages, if there are any."""
 
     prefix: Ids
     runs: tuple[Run, ...]
@@ -70,11 +70,11 @@ class Laid:
 
     @property
     def tokens(self) -> int:
-        """Of the whole prompt."""
+        """How many tokens the whole prompt has."""
         return len(self.prefix) + sum(len(run.ids) for run in self.runs) + len(self.suffix)
 
     def prompt(self, sources: Mapping[int, Source]) -> Prompt:
-        """With the records that there are."""
+        """The prompt for the engine, with the records that there are."""
         segments = [
             Text(run.ids) if run.passage is None else Chunk(run.ids, sources.get(run.passage)) for run in self.runs
         ]
@@ -91,7 +91,7 @@ class Wording:
         self._opening = lru_cache(_REMEMBERED)(self._opening_ids)
 
     def says(self, text: str) -> bool:
-        """Do its ids say all of this text?"""
+        """Do the token ids of a text say all of it?"""
         return self.tokenizer.round_trips(text, self.ids(text))
 
     def lay(self, turns: Sequence[Said], *, options: Mapping[str, Option] | None = None) -> Laid:
@@ -162,7 +162,7 @@ def question_turns(
 
 
 def passage_parts(passages: Sequence[Titled]) -> tuple[Part, ...]:
-    """Each with the gap behind it."""
+    """The parts of passages, each with the gap behind it."""
     return tuple(part for number, each in enumerate(passages) for part in (Part(each.text, number), Part(each.gap)))
 
 
@@ -171,7 +171,7 @@ def _messages(turns: Sequence[Said]) -> list[Message]:
 
 
 def _merged(turns: Sequence[Said]) -> list[Said]:
-    """Where the first turn is the system's, it becomes the beginning of the user's first one."""
+    """The turns, where the first is the system's, with that as the beginning of the user's first one."""
     at = next((at for at, turn in enumerate(turns) if turn.role == "user"), None)
     if not turns or turns[0].role not in ("system", "developer") or at is None:
         return [*turns]

@@ -36,7 +36,7 @@ class ChunkReport:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """In tokens. `reused` and `recomputed` are parts of the prompt; the rest of it was computed as always."""
+    """What an answer took, in tokens. `reused` and `recomputed` are of the prompt; its rest was computed as always."""
 
     prompt: int
     completion: int = 0

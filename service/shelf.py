@@ -25,7 +25,7 @@ _IN_VAIN = {MissReason.UNSUPPORTED, MissReason.PENDING, MissReason.OVER_BUDGET, 
 
 
 class KvState(StrEnum):
-    """Of a chunk."""
+    """The state of a chunk's keys and values."""
 
     STORED = "stored"
     PENDING = MissReason.PENDING
@@ -36,7 +36,7 @@ class KvState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkState:
-    """`nbytes` and `tier` of the nearest blob, where there is one."""
+    """A chunk's state, with `nbytes` and `tier` of the nearest blob, where there is one."""
 
     chunk_id: str
     state: KvState
@@ -62,7 +62,7 @@ class Opened:
 
 
 class Shelf:
-    """Of one tenant. Safe for threads. `control` remembers the fingerprints that there ever were."""
+    """The caches of one tenant's chunks. Safe for threads. `control` remembers the fingerprints that ever were."""
 
     def __init__(
         self, tenant: str, catalog: Catalog, *, store: BlobStore, model: ServedModel, control: Control
@@ -77,7 +77,7 @@ class Shelf:
         self._seen: OrderedDict[CacheKey, None] = OrderedDict()
 
     def behind(self, collections: Iterable[str]) -> dict[str, Behind]:
-        """For each collection. One that has none for this model yet gets its prefix rendered, once for ever."""
+        """What the chunks of each collection are behind. A prefix that this model lacks is rendered, once for ever."""
         model = self.model.fingerprint.digest
         names = set(collections)
         with self._catalog.view() as view:
@@ -97,11 +97,11 @@ class Shelf:
         return Behind(prefix, fingerprint)
 
     def key(self, chunk: str, behind: Behind) -> CacheKey:
-        """Of the blob."""
+        """The key of a chunk's blob."""
         return CacheKey(self._tenant, chunk, behind.fingerprint.digest, self.model.codec)
 
     def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[Opened | Miss]]":
-        """Begin to open their blobs, in the same order. A store that does not answer makes them missing, too."""
+        """Begins to open the passages' blobs, in their order. A store that does not answer makes them missing, too."""
         behind = self.behind(passage.collection for passage in passages)
         return [pool.submit(self._open, passage, behind[passage.collection]) for passage in passages]
 
@@ -156,7 +156,7 @@ class Shelf:
         return None
 
     def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
-        """By chunk id. Raises StoreError where the store does not answer."""
+        """The state of each passage, by chunk id. Raises StoreError where the store does not answer."""
         behind = self.behind(passage.collection for passage in passages)
         return {passage.id: self._state(passage, behind[passage.collection]) for passage in passages}
 
@@ -170,20 +170,20 @@ class Shelf:
         return ChunkState(passage.id, known.get(reason.value, KvState.ABSENT))
 
     def prefetch(self, passages: Sequence[Passage]) -> int:
-        """Ask that their blobs be near; how many fetches began."""
+        """Asks that the passages' blobs be near. Returns how many fetches began."""
         behind = self.behind(passage.collection for passage in passages)
         return self._store.prefetch([self.key(passage.id, behind[passage.collection]) for passage in passages])
 
     def pin(self, chunks: Sequence[str]) -> int:
-        """Keep them from eviction; how many blobs there are."""
+        """Keeps the chunks' blobs from eviction. Returns how many there are."""
         return sum(self._store.pin(Scope(self._tenant, chunk)) for chunk in dict.fromkeys(chunks))
 
     def unpin(self, chunks: Sequence[str]) -> int:
-        """Take pins back; how many blobs there are."""
+        """Takes the chunks' pins back. Returns how many blobs there are."""
         return sum(self._store.unpin(Scope(self._tenant, chunk)) for chunk in dict.fromkeys(chunks))
 
     def evict(self, chunks: Sequence[str]) -> int:
-        """Forget their blobs, which may be computed again at once; how many were there."""
+        """Forgets the chunks' blobs, which may be computed again at once. Returns how many were there."""
         keys = [
             entry.key for chunk in dict.fromkeys(chunks) for entry in self._store.entries(Scope(self._tenant, chunk))
         ]

@@ -31,11 +31,11 @@ class Stored:
 
     @property
     def tokens(self) -> int:
-        """Of the blob's head."""
+        """How many tokens the chunk has, as the blob's head says."""
         return self._reader.head.tokens
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
-        """Raises Unreadable for a frame that is damaged, and where the medium does not answer."""
+        """A layer's keys and values. Raises Unreadable for a damaged frame, and where the medium does not answer."""
         group = self._group_of[index]
         if group != self._group:
             try:

@@ -38,7 +38,7 @@ class Removed:
 
 
 class Tenant:
-    """Its catalog, library and store, and the model that computes what is stored. Safe for threads.
+    """A tenant's catalog, library and store, and the model that computes what is stored. Safe for threads.
 
     A delete reaches all of them together.
     """
@@ -52,22 +52,22 @@ class Tenant:
 
     @property
     def catalog(self) -> Catalog:
-        """Of the library."""
+        """The library's catalog."""
         return self.library.catalog
 
     @property
     def model(self) -> ServedModel:
-        """Of the shelf."""
+        """The model whose records the shelf knows."""
         return self.shelf.model
 
     def delete(self, documents: Sequence[str]) -> Removed:
-        """Every version of them, what waits to be cut too; then the caches of all chunks that nothing else holds."""
+        """Deletes all versions of documents, what waits to be cut too; then the caches that nothing else needs."""
         with self.catalog.change() as change:
             removal = change.delete(documents)
         return self._removed(removal)
 
     def delete_collection(self, name: str) -> Removed:
-        """With all its documents."""
+        """Deletes a collection with all its documents."""
         with self.catalog.change() as change:
             removal = change.delete_collection(name)
         return self._removed(removal)
@@ -76,7 +76,7 @@ class Tenant:
         return Removed(removal.gone, removal.kept, self.sweep(SWEEP_S))
 
     def sweep(self, limit_s: float) -> bool:
-        """Delete the caches of chunks that are gone; whether none is left. What is left is found again, by anybody."""
+        """Deletes the caches of chunks that are gone. Returns whether none is left; anybody finds the rest again."""
         end = time.monotonic() + limit_s
         with self._sweeping:
             while time.monotonic() < end:
@@ -92,7 +92,7 @@ class Tenant:
             return False
 
     def _forget(self, rows: Sequence[tuple[int, str]], *, until: float) -> bool:
-        """Whether all went. A kill in between costs that some are deleted twice."""
+        """Deletes the blobs of these chunks. Returns whether all went. A kill in between costs that some go twice."""
         for _, chunk in rows:
             if time.monotonic() > until:
                 return False
@@ -105,7 +105,7 @@ class Tenant:
 
 
 class Tenants:
-    """All of a service, and the model that they share. A tenant is opened once, and made when it is first asked for."""
+    """All tenants of a service, and their one model. A tenant is opened once, and made when it is first asked for."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Tenants:
         self._lock = Lock()
 
     def open(self, name: str) -> Tenant:
-        """Names are checked where keys are made."""
+        """The tenant of this name. Names are checked where keys are made."""
         with self._lock:
             if name not in self._open:
                 self._open[name] = self._made(name)
@@ -137,11 +137,11 @@ class Tenants:
         return Tenant(name, library, shelf=shelf, store=self.store)
 
     def names(self) -> list[str]:
-        """Of tenants that have a catalog."""
+        """The names of tenants that have a catalog."""
         return sorted(path.parent.name for path in self._folder.glob("*/catalog.sqlite"))
 
     def opened(self) -> Iterator[Tenant]:
-        """Those in use."""
+        """The tenants that are in use."""
         with self._lock:
             yield from list(self._open.values())
 

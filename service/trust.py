@@ -38,7 +38,7 @@ MOST = 100  # fingerprints that were retired
 def trusted_model(
     model: ServedModel, folder: Path, *, library: Callable[[Path], Library], store: BlobAccess
 ) -> ServedModel:
-    """With another fingerprint, where what any tenant below the folder has stored is not what the model computes."""
+    """The model, with another fingerprint where what a tenant below the folder has stored is not what it computes."""
     for path in sorted(folder.glob("*/catalog.sqlite")):
         with closing(library(path.parent).catalog) as catalog:
             found = _trusted(model, path.parent.name, catalog=catalog, store=store)
@@ -67,7 +67,7 @@ def retired(first: Fingerprint, number: int) -> Fingerprint:
 
 
 def _agrees(model: ServedModel, tenant: str, *, catalog: Catalog, store: BlobAccess) -> bool:
-    """Where nothing is stored, or nothing can be compared, nothing is wrong."""
+    """Is what is stored the model's? Where nothing is stored, or nothing can be compared, nothing is wrong."""
     try:
         for passage, prefix in _some(model, catalog):
             ids = model.ids(passage.text)
@@ -94,7 +94,7 @@ def _some(model: ServedModel, catalog: Catalog) -> Iterator[tuple[Passage, tuple
 
 
 def _close(stored: BlobReader, record: Record, *, key: CacheKey) -> bool:
-    """As near as the codec keeps records: within twice what packing costs, and rounding."""
+    """Is the stored record as near as its codec keeps records: within twice what packing costs, and rounding?"""
     blob = encode(record, key, terms=Terms(0, precomputed=False))
     packed = decode(read(blob))
     kept = decode(stored)
@@ -104,7 +104,7 @@ def _close(stored: BlobReader, record: Record, *, key: CacheKey) -> bool:
 
 
 def _distance(one: Record, other: Record) -> float:
-    """Root mean square, relative to the size of the numbers; the worst of the layers."""
+    """The difference as a root mean square, relative to the size of the numbers; the worst of the layers."""
     worst = 0.0
     for a, b in zip(one.layers, other.layers, strict=True):
         if a is None or b is None:

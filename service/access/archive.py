@@ -39,7 +39,7 @@ _PACKED = re.compile(rf"(?:{_BLOBS}|tables/)[^/]+/.+")
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`files`: databases and their digests. `packed`: one digest over all that is no database, in its order.
+    """What a backup says of itself. `files`: databases and their digests. `packed`: one over all else, in its order.
 
     `epochs`: of each tenant that has blobs, the number of the last deletion that the store knew.
     """
@@ -55,13 +55,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tenants(self) -> list[str]:
-        """Those whose catalogs are there."""
+        """The tenants whose catalogs are in the backup."""
         return [tenant for name in self.files if (tenant := tenant_of(name))]
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of an archive, while it is read."""
+    """One member of an archive, while the archive is read."""
 
     name: str
     nbytes: int
@@ -77,20 +77,20 @@ class Member:
 
 
 def tenant_of(name: str) -> str:
-    """Whose catalog a member is; empty for the control database."""
+    """The tenant whose catalog this member is; empty for the control database."""
     found = _DATABASE.fullmatch(name)
     return (found[1] or "") if found else ""
 
 
 class Tally:
-    """What all but the databases come to: the same for whoever wrote an archive and whoever reads it."""
+    """Counts and digests all members but the databases. Writer and reader of one archive come to the same result."""
 
     def __init__(self) -> None:
         self.blobs = self.nbytes = 0
         self._hasher = blake3()
 
     def add(self, name: str, data: bytes) -> None:
-        """In the order of the archive."""
+        """Counts a member and adds it to the digest. Members come in the order of the archive."""
         self._hasher.update(f"{name}\n{len(data)}\n".encode())
         self._hasher.update(data)
         if name.startswith(_BLOBS):
@@ -103,7 +103,7 @@ class Tally:
 
 
 class Writer:
-    """Members one by one, then `finish`."""
+    """Writes an archive: its members one by one, then the manifest by `finish`."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
@@ -116,7 +116,7 @@ class Writer:
             self._add(name, path.stat().st_size, content=file)
 
     def packed(self, name: str, data: bytes) -> None:
-        """What has no digest of its own in the manifest."""
+        """Adds a member that has no digest of its own in the manifest."""
         self._tally.add(name, data)
         self._add(name, len(data), content=io.BytesIO(data))
 
@@ -138,7 +138,7 @@ class Writer:
 
 @contextmanager
 def writing(out: BinaryIO) -> Generator[Writer]:
-    """Whole when the block ends; `out` stays open."""
+    """Yields a writer of a new archive, which is whole when the block ends; `out` stays open."""
     with (
         zstandard.ZstdCompressor(write_checksum=True).stream_writer(out, closefd=False) as packed,
         tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT) as tar,
@@ -147,7 +147,7 @@ def writing(out: BinaryIO) -> Generator[Writer]:
 
 
 def members(file: BinaryIO) -> Generator[Member, None, Manifest]:
-    """From the archive's begin; returns what stands in its manifest, and nothing is behind that."""
+    """Yields an archive's members from its start; returns its manifest. Raises AccessError unless that comes last."""
     file.seek(0)
     with (
         zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as unpacked,
@@ -186,7 +186,7 @@ def _parsed(data: bytes) -> Manifest:
 
 @contextmanager
 def told_of(file: Path) -> Generator[None]:
-    """What is wrong inside the archive, told with its name."""
+    """Turns whatever the block finds wrong inside the archive into an AccessError with the archive's name."""
     damaged = f"{file} is no backup, or a damaged one, and nothing was restored from it: "
     try:
         yield

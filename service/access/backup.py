@@ -37,7 +37,7 @@ class BackupReport:
 
 
 def back_up(file: Path, data: Path, *, store: BlobStore | None = None) -> BackupReport:
-    """In the place of a file that is there, whole or not at all. Raises AccessError, and what the store raises."""
+    """Writes a backup in the place of `file`, whole or not at all. Raises AccessError, and what the store raises."""
     if not (data / CONTROL).is_file():
         raise AccessError(f"{data} holds no {CONTROL}, so there is nothing to back up: is KVWEAVE_DATA right?")
     if (data / RESTORING).exists():
@@ -73,7 +73,7 @@ def _add(path: Path, data: Path, *, writer: Writer, scratch: Path, blobs: "_Blob
 
 
 def _copy(path: Path, copy: Path) -> None:
-    """All pages in one step: one committed state, and no writer waits for it."""
+    """Copies a database, all pages in one step: one committed state, and no writer waits for it."""
     try:
         with (
             closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=60)) as source,
@@ -89,7 +89,7 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 class _Blobs:
-    """What goes into the archive out of a store; nothing out of none."""
+    """Adds the blobs of a store to the archive; nothing where there is no store."""
 
     def __init__(self, writer: Writer, store: BlobStore | None) -> None:
         self.epochs: dict[str, int] = {}
@@ -126,7 +126,7 @@ def _read(store: BlobAccess, key: CacheKey) -> Blob | None:
 
 @contextmanager
 def _replacing(file: Path) -> Generator[BinaryIO]:
-    """A file for its owner only, that bears the name when the block has ended well."""
+    """Yields a file for its owner only, which bears the name when the block has ended well."""
     unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
     out = new_private_file(unfinished)
     try:

@@ -64,7 +64,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """`enabled`: is anything reused at all? `share`: of the requests, how many reuse; None: as the settings say."""
+    """The operator's switch. `enabled`: is anything reused? `share` of requests that do; None: as the settings say."""
 
     enabled: bool = True
     share: float | None = None
@@ -84,7 +84,7 @@ class _Known:
 
 
 class Control:
-    """Safe for threads. One connection reads and one writes, so that the reading one notices every change."""
+    """The control database. Safe for threads. One connection reads, one writes, so the reader notices every change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,14 +105,14 @@ class Control:
     def create_key(
         self, tenant: str, role: Role, *, bound: Json | None = None, per_minute: int | None = None, note: str = ""
     ) -> tuple[KeyEntry, str]:
-        """The entry, and the key itself, which nobody can be shown again."""
+        """Makes a key. Returns its entry and the key itself, which nobody can be shown again."""
         entry, key = _new_entry(tenant, role, bound=bound, per_minute=per_minute, note=note)
         with self._change() as connection:
             _insert(connection, entry, key=key)
         return entry, key
 
     def revoke_key(self, key_id: str) -> bool:
-        """Whether it was in force until now."""
+        """Revokes a key. Returns whether it was in force until now."""
         with self._change() as connection:
             done = connection.execute(
                 "UPDATE keys SET revoked = ? WHERE id = ? AND revoked IS NULL", (time.time(), key_id)
@@ -120,7 +120,7 @@ class Control:
             return done.rowcount > 0
 
     def keys(self, tenant: str | None = None) -> list[KeyEntry]:
-        """Oldest first, those that are revoked too."""
+        """The keys of one tenant, or of all, oldest first; those that are revoked too."""
         with self._read() as connection:
             found = connection.execute(
                 f"SELECT {_COLUMNS} FROM keys WHERE tenant = ?1 OR ?1 IS NULL ORDER BY created, id", (tenant,)
@@ -156,19 +156,19 @@ class Control:
             _insert(connection, entry, key=key)
 
     def tenants(self) -> list[str]:
-        """Those that have, or had, a key or a quota, and the default one, which needs neither."""
+        """The tenants that have, or had, a key or a quota, and the default one, which needs neither."""
         with self._read() as connection:
             found = connection.execute("SELECT tenant FROM keys UNION SELECT tenant FROM quotas").fetchall()
         return sorted({DEFAULT_TENANT, *(tenant for (tenant,) in found)})
 
     def quota(self, tenant: str) -> Quota:
-        """None of both where it has none."""
+        """The tenant's quota; one without limits where none was set."""
         with self._read() as connection:
             found = connection.execute("SELECT documents, chunks FROM quotas WHERE tenant = ?", (tenant,)).fetchone()
         return Quota(*found) if found else Quota()
 
     def set_quota(self, tenant: str, quota: Quota) -> None:
-        """In the place of the one that it had."""
+        """Sets a tenant's quota in the place of the one that it had."""
         check_tenant(tenant)
         with self._change() as connection:
             connection.execute(
@@ -176,7 +176,7 @@ class Control:
             )  # fmt: skip
 
     def switch(self) -> Switch:
-        """As it stands now, set by whatever process."""
+        """The operator's switch as it stands now, set by whatever process."""
         with self._read() as connection:
             known = self._current(connection)
             if known.switch is None:
@@ -185,30 +185,30 @@ class Control:
             return known.switch
 
     def set_switch(self, switch: Switch) -> None:
-        """For all processes, and after a restart."""
+        """Sets the operator's switch for all processes, and for good: it outlasts a restart."""
         with self._change() as connection:
             connection.execute("INSERT OR REPLACE INTO switch VALUES (0, ?, ?)", (int(switch.enabled), switch.share))
 
     def remember_fingerprint(self, digest: str, fields: Mapping[str, str]) -> None:
-        """What a model's fingerprint was made of, so that another one can be told apart from it by name."""
+        """Keeps what a model's fingerprint was made of, to tell another one apart from it by name."""
         with self._change() as connection:
             connection.execute("INSERT OR REPLACE INTO fingerprints VALUES (?, ?)", (digest, json.dumps(dict(fields))))
 
     def fingerprints(self) -> dict[str, dict[str, str]]:
-        """All that were remembered."""
+        """The fields of every fingerprint that was remembered, by its digest."""
         with self._read() as connection:
             found = connection.execute("SELECT digest, fields FROM fingerprints ORDER BY digest").fetchall()
         return {name: json.loads(fields) for name, fields in found}
 
     def close(self) -> None:
-        """Twice is safe. Whatever comes after it raises Unavailable."""
+        """Closes the database; a second call is safe. Whatever comes after it raises Unavailable."""
         with self._reading, self._writing:
             self._closed = True
             self._reader.close()
             self._writer.close()
 
     def _current(self, connection: sqlite3.Connection) -> _Known:
-        """Asks before it reads: what is read later may be newer than its version says, never older."""
+        """What is known of the file's present version. What is read later may be newer than that, never older."""
         [version] = connection.execute("PRAGMA data_version").fetchone()
         if version != self._known.version:
             self._known = _Known(version)
@@ -261,7 +261,7 @@ def _new_entry(
 
 
 def _checked(bound: Json | None) -> Json | None:
-    """As it will be read again. Whoever holds the key cannot widen it, so it must say something now."""
+    """The key's filter as it will be read again. No holder can widen it, so an empty one raises AccessError."""
     if bound is None:
         return None
     if not bound:
@@ -284,7 +284,7 @@ def _insert(connection: sqlite3.Connection, entry: KeyEntry, *, key: str) -> Non
 
 
 def _entry(row: tuple[str, str, str, str | None, int | None, str, float, float | None]) -> KeyEntry:
-    """Of the columns, in their order."""
+    """The key's entry, out of the columns of its row in their order."""
     key_id, tenant, role, bound, per_minute, note, created, revoked = row
     filtered = None if bound is None else json.loads(bound)
     return KeyEntry(key_id, tenant, Role.parse(role), filtered, per_minute, note, created, revoked)
@@ -303,7 +303,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _alone(folder: Path) -> Generator[None]:
-    """One process at a time makes the file: SQLite does not wait for another that turns a new file's log on."""
+    """Lets one process at a time make the file: SQLite does not wait for another that turns a new file's log on."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -19,7 +19,7 @@ class Role(IntEnum):
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """Of `read`, `write` or `admin`."""
+        """The role that is named `read`, `write` or `admin`. Raises ValueError for another name."""
         try:
             return cls[name.upper()]
         except KeyError:
@@ -27,7 +27,7 @@ class Role(IntEnum):
 
     @property
     def label(self) -> str:
-        """As people write it."""
+        """The role's name as people write it."""
         return self.name.lower()
 
 
@@ -51,7 +51,7 @@ class Principal:
 
     @property
     def is_operator(self) -> bool:
-        """May it see and switch what concerns all tenants?"""
+        """May this key see and switch what concerns all tenants?"""
         return self.tenant == DEFAULT_TENANT and self.role == Role.ADMIN and self.bound is None
 
 

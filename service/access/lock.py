@@ -14,7 +14,7 @@ LOCK = "server.lock"
 
 @contextmanager
 def hold(folder: Path) -> Generator[None]:
-    """Until the block, or the process, ends. A restore that was killed midway is brought to its end first."""
+    """Locks the folder until the block, or the process, ends. A restore that was killed midway is ended first."""
     private_folder(folder)
     private_file(folder / LOCK)
     with (folder / LOCK).open("rb") as file:

@@ -17,7 +17,7 @@ _LOGS = ("-wal", "-shm", "-journal")
 
 
 def decide_move(gathered: Path, folder: Path) -> None:
-    """What lies in `gathered`, in the same folders as in `folder`, is the truth from now on."""
+    """Decides the move: what lies in `gathered`, in the folders of `folder`, is the truth from now on."""
     for each in (gathered, *(each for each in gathered.rglob("*") if each.is_dir())):
         sync_folder(each)
     gathered.rename(folder / RESTORING)
@@ -25,7 +25,7 @@ def decide_move(gathered: Path, folder: Path) -> None:
 
 
 def finish_move(folder: Path) -> None:
-    """Put everything in its place. Does nothing where no move was decided."""
+    """Puts everything in its place. Does nothing where no move was decided."""
     gathered = folder / RESTORING
     if not gathered.is_dir():
         return
@@ -41,7 +41,7 @@ def databases(folder: Path) -> Iterator[Path]:
 
 
 def _put(file: Path, place: Path) -> None:
-    """The logs go first: SQLite would replay them onto whatever file has the name."""
+    """Puts a database in its place. The logs go first: SQLite would replay them onto whatever file has the name."""
     if place.name == CATALOG:
         private_folder(place.parent.parent)
         private_folder(place.parent)

@@ -11,7 +11,7 @@ _OTHERS = 0o077
 
 
 def private_folder(folder: Path) -> None:
-    """Make it, or take the rights of all others away. Raises AccessError where that cannot be done."""
+    """Makes the folder, or takes the rights of all others away. Raises AccessError where that cannot be done."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
@@ -25,7 +25,7 @@ def private_folder(folder: Path) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Make it, empty, or take the rights of all others away. What SQLite makes beside it gets the same rights."""
+    """Makes an empty file, or takes the rights of all others away. What SQLite makes beside it gets the same ones."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -38,19 +38,19 @@ def private_file(path: Path) -> None:
 
 
 def new_private_file(path: Path) -> BinaryIO:
-    """To be written. Raises FileExistsError for a file that is there, whoever made it."""
+    """Opens a new file to write into. Raises FileExistsError for one that is there, whoever made it."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
 
 def finish_file(file: BinaryIO) -> None:
-    """Close it when its bytes are on the disk."""
+    """Closes a file when its bytes are on the disk."""
     with file:
         file.flush()
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in it are on the disk when this returns."""
+    """Returns when the names in the folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -59,7 +59,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """In the place of whatever was there, whole or not at all."""
+    """Writes a file in the place of whatever was there, whole or not at all."""
     unfinished = path.with_name(f"{path.name}.tmp")
     unfinished.unlink(missing_ok=True)  # of a process that was killed
     file = new_private_file(unfinished)

@@ -15,7 +15,7 @@ WINDOW_S = 60
 
 
 class Rates:
-    """Safe for threads. The window moves: in no 60 seconds more than `per_minute` requests of a key are let through."""
+    """Counts each key's requests. Safe for threads. In no 60 seconds are more than `per_minute` of them let through."""
 
     def __init__(self) -> None:
         self._window = MovingWindowRateLimiter(MemoryStorage())

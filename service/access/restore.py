@@ -36,8 +36,10 @@ _NO_CHUNK = "restored"  # an id that no chunk has: those are digests
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """`untouched`: tenants that the backup does not know, whose catalogs stay. `blobs`: how many the store took, had
-    already, knew to be deleted, or had no room for."""
+    """What a restore did. `untouched`: tenants that the backup does not know, whose catalogs stay.
+
+    `blobs`: how many the store took, had already, knew to be deleted, or had no room for.
+    """
 
     created: float
     tenants: tuple[str, ...]
@@ -48,7 +50,7 @@ class RestoreReport:
 def restore(
     file: Path, data: Path, *, force: bool = False, open_store: Callable[[], BlobAccess]
 ) -> RestoreReport:  # fmt: skip
-    """Raises AccessError, with nothing changed. `open_store` is asked only where the backup has blobs."""
+    """Restores a backup. Raises AccessError, with nothing changed. `open_store` is called only where it has blobs."""
     try:
         with file.open("rb") as archive, hold(data):
             there = list(databases(data))
@@ -86,7 +88,7 @@ def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[
 
 
 def _unpack(archive: BinaryIO, staging: Path) -> Manifest:
-    """Databases into the folder; of blobs nothing but that they are sound."""
+    """Unpacks the databases into the folder, and checks that the blobs are sound. Returns the manifest."""
     found: dict[str, str] = {}
     tally = Tally()
     reading = members(archive)
@@ -112,7 +114,7 @@ def _unpack(archive: BinaryIO, staging: Path) -> Manifest:
 
 
 def _unpack_one(member: Member, path: Path) -> str:
-    """Its digest."""
+    """Unpacks one database and returns its digest."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     hasher = blake3()
     with new_private_file(path) as out:
@@ -124,7 +126,7 @@ def _unpack_one(member: Member, path: Path) -> str:
 
 
 def _sound(name: str, data: bytes) -> None:
-    """A whole blob of that very name."""
+    """Raises AccessError for a blob that is damaged, or not the one that its name says."""
     try:
         if Blob.parse(data).head.key.text != name.partition("/")[2]:
             raise AccessError(f"{name} is another blob")
@@ -133,7 +135,7 @@ def _sound(name: str, data: bytes) -> None:
 
 
 def _prepare(path: Path) -> None:
-    """It opens, is of a version that is known here, and will be told from what it was."""
+    """Checks that a database opens and is of a known version; gives a catalog a name that tells it from what it was."""
     known = control_schema.VERSION if path.name == CONTROL else catalog_schema.VERSION
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:

@@ -36,7 +36,7 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 def _checked(connection: sqlite3.Connection) -> int:
-    """Its version; raises AccessError for one that is not ours to change."""
+    """The file's version. Raises AccessError for a file that is not ours to change."""
     [version] = connection.execute("PRAGMA user_version").fetchone()
     [owner] = connection.execute("PRAGMA application_id").fetchone()
     [tables] = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()

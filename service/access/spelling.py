@@ -30,13 +30,13 @@ def check_tenant(name: str) -> str:
 
 
 def new_key() -> tuple[str, str]:
-    """Its id, and the key."""
+    """A new key: its id, and the key."""
     key_id = secrets.token_hex(8)
     return key_id, f"kvw_{key_id}_{secrets.token_urlsafe(32)}"
 
 
 def id_of(key: str) -> str | None:
-    """None for what no key looks like."""
+    """The id inside a key; None for what no key looks like."""
     found = _KEY.fullmatch(key)
     return found[1] if found else None
 

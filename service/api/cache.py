@@ -31,27 +31,27 @@ def lookup(by: By, wanted: LookupRequest) -> LookupAnswer:
 
 
 def prefetch(by: By, wanted: Choice) -> Touched:
-    """Ask that these be near. `blobs`: fetches that began."""
+    """Ask that the caches of these chunks be near. `blobs`: fetches that began."""
     return _touched(by, wanted, touch=lambda shelf, passages: shelf.prefetch(passages))
 
 
 def pin(by: By, wanted: Choice) -> Touched:
-    """Keep them from eviction."""
+    """Keep the caches of these chunks from eviction."""
     return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.pin(chunks)))
 
 
 def unpin(by: By, wanted: Choice) -> Touched:
-    """Take pins back."""
+    """Take the pins of these chunks back."""
     return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.unpin(chunks)))
 
 
 def evict(by: By, wanted: Choice) -> Touched:
-    """Forget what is stored of them. It is computed again when it is needed."""
+    """Forget what is stored of these chunks. It is computed again when it is needed."""
     return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.evict(chunks)))
 
 
 def _all_blobs(by: Caller, touch: Callable[[Shelf, Sequence[str]], int]) -> Callable[[Shelf, Sequence[Passage]], int]:
-    """Whatever collection they are behind. A key with a filter is told only of those that it can look up."""
+    """Touches the chunks' blobs of all collections. A key with a filter is told only of those that it can look up."""
 
     def touched(shelf: Shelf, passages: Sequence[Passage]) -> int:
         stored = sum(each.state is KvState.STORED for each in shelf.states(passages).values()) if by.is_bound else 0

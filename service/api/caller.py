@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One request's. A key without a filter sees and may write everything of its tenant."""
+    """Whoever sent a request. A key without a filter sees and may write everything of its tenant."""
 
     core: "Core"
     who: Principal
@@ -38,11 +38,11 @@ class Caller:
         return self.who.bound is not None
 
     def allowed(self, *, collection: str | None = None, where: Json | None = None) -> Condition:
-        """What a request may see."""
+        """What this request may see: a condition on documents and chunks."""
         return scope(collection=collection or "", where=where, bound=self.who.bound)
 
     def fits(self, collection: str, metadata: Json) -> bool:
-        """Does such a document lie within the key's filter?"""
+        """Does a document with this metadata lie within the key's filter?"""
         return not self.is_bound or fits(self.allowed(), collection=collection, metadata=metadata)
 
     def seen(self, view: DocumentsView, document: str) -> Entry | None:
@@ -51,7 +51,7 @@ class Caller:
         return entry if entry and self.fits(entry.collection, entry.metadata) else None
 
     def sees_all_of(self, view: DocumentsView, entry: Entry) -> bool:
-        """Every chunk, too: chunks have metadata of their own, and what is hidden must not be written over."""
+        """Does the key see every chunk, too? They have metadata of their own; nothing hidden must be written over."""
         if not self.is_bound:
             return True
         return len(view.passages(entry.id, allowed=self.allowed())) == entry.parts
@@ -83,19 +83,19 @@ class Caller:
 
 
 def unfitting(document: str) -> Forbidden:
-    """The same words whether the id is taken or the metadata do not fit, so that neither tells of the other."""
+    """The refusal of a document: the same words for a taken id as for unfit metadata; neither tells of the other."""
     return Forbidden(
         f"document {document[:80]!r} is not within this key's filter: give it metadata that fit, or another id"
     )
 
 
 def unknown(kind: str, name: str) -> NotFound:
-    """The same words for what is not there and for what is not for this key."""
+    """The error for what is not there and for what is not for this key: both get the same words."""
     return NotFound(f"there is no {kind} {name[:80]!r}")
 
 
 def caller(request: Request) -> Caller:
-    """Of this request."""
+    """The caller of this request."""
     return Caller(core_of(request.app), principal(request))
 
 

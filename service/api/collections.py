@@ -13,14 +13,14 @@ from service.ingest.rules import CollectionRules
 
 
 def list_collections(by: By) -> CollectionList:
-    """In the order of their names. A key with a filter sees those that have documents for it."""
+    """List the collections in the order of their names. A key with a filter sees those that have documents for it."""
     with by.tenant.catalog.view() as view:
         shown = [_shown(by, view, collection=each) for each in view.collections()]
     return CollectionList(collections=[each for each in shown if each])
 
 
 def get_collection(by: By, name: CollectionName) -> CollectionOut:
-    """Its rules."""
+    """Show the rules of a collection."""
     with by.tenant.catalog.view() as view:
         collection = view.collection(name)
         shown = collection and _shown(by, view, collection=collection)
@@ -30,7 +30,7 @@ def get_collection(by: By, name: CollectionName) -> CollectionOut:
 
 
 def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Response) -> CollectionOut:
-    """Make it, or give it other rules: they hold for documents that come from now on, and change none that is there.
+    """Make a collection, or give it other rules. They hold for documents that come from now on, and change no other.
 
     Chunks stay captured behind the system prompt that the collection had first.
     """
@@ -47,7 +47,7 @@ def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Resp
 
 
 def delete_collection(by: By, name: CollectionName) -> CollectionDeleted:
-    """With all its documents, and the caches of chunks that no other collection holds."""
+    """Delete a collection with all its documents, and the caches of chunks that no other collection holds."""
     by.check_unbound()
     tenant = by.tenant
     with tenant.catalog.view() as view:

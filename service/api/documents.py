@@ -42,7 +42,7 @@ Where = Annotated[str | None, Query(alias="filter", description="A filter on met
 def list_documents(
     by: By, collection: CollectionName | None = None, *, where: Where = None, after: After = "", limit: Limit = 100
 ) -> DocumentPage:
-    """Those that serve, in the order of their ids."""
+    """List the documents that serve, in the order of their ids."""
     with by.tenant.catalog.view() as view:
         found = view.documents(by.allowed(collection=collection, where=_where(where)), after=after, limit=limit)
         shown = [_shown(by, view, entry=entry) for entry in found]
@@ -50,13 +50,13 @@ def list_documents(
 
 
 def get_document(by: By, document_id: DocumentId) -> DocumentOut:
-    """One that serves."""
+    """Show a document that serves."""
     with by.tenant.catalog.view() as view:
         return _shown(by, view, entry=_entry(by, view, document_id=document_id))
 
 
 def put_document(by: By, document_id: DocumentId, *, replacement: Replacement, response: Response) -> Accepted:
-    """Make this the whole of the document. What was there serves until the new version is ready."""
+    """Make this the whole of a document. What was there serves until the new version is ready."""
     with by.tenant.catalog.view() as view:
         entry = by.seen(view, document_id)
     collection = replacement.collection or (entry.collection if entry else DEFAULT_COLLECTION)
@@ -65,7 +65,7 @@ def put_document(by: By, document_id: DocumentId, *, replacement: Replacement, r
 
 
 def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> DocumentOut:
-    """Lay metadata over what is there. Chunks and caches stay as they are."""
+    """Lay metadata over a document's. Chunks and caches stay as they are."""
     tenant = by.tenant
     with tenant.catalog.view() as view:
         _entry(by, view, document_id=document_id)
@@ -84,7 +84,7 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
 
 
 def delete_document(by: By, document_id: DocumentId) -> Deleted:
-    """End every version of it, what waits to be computed too, and the caches of chunks that nothing else holds."""
+    """End every version of a document, what waits to be computed too, and the caches of chunks that only it holds."""
     tenant = by.tenant
     with tenant.catalog.view() as view:
         _check_deletable(by, view, document_id=document_id)
@@ -94,7 +94,7 @@ def delete_document(by: By, document_id: DocumentId) -> Deleted:
 
 
 def list_chunks(by: By, document_id: DocumentId, *, after: AfterPlace = 0, limit: Limit = 100) -> ChunkPage:
-    """Its chunks in order, and what is stored of each. A key with a filter counts those that it sees."""
+    """List a document's chunks in order, with what is stored of each. A key with a filter counts those that it sees."""
     tenant = by.tenant
     with tenant.catalog.view() as view:
         entry = _entry(by, view, document_id=document_id)

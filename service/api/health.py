@@ -1,4 +1,4 @@
-"""For whoever watches over the service: whether it lives, whether it is ready, and its numbers."""
+"""The service's health, for whoever watches over it: whether it lives, whether it is ready, and its numbers."""
 
 from fastapi import Request, Response
 
@@ -22,6 +22,6 @@ def readyz(request: Request) -> Health:
 
 
 def metrics(by: By) -> Response:
-    """In the text format of Prometheus."""
+    """Everything that the service counts, in the text format of Prometheus."""
     body, media = by.core.metrics.render()
     return Response(body, media_type=media)

@@ -22,7 +22,7 @@ AfterUpload = Annotated[int, Query(ge=0, lt=2**63, description="What the page be
 
 
 def list_jobs(by: By, after: After = "", *, limit: Limit = 100) -> JobPage:
-    """Newest first. A key with a filter sees those that it began."""
+    """List the jobs, newest first. A key with a filter sees those that it began."""
     found: list[Job] = []
     if after and not by.owns(after):
         return JobPage(jobs=[], next=None)  # as behind a job that there never was
@@ -38,7 +38,7 @@ def list_jobs(by: By, after: After = "", *, limit: Limit = 100) -> JobPage:
 
 
 def get_job(by: By, job_id: JobId, *, after: AfterUpload = 0, limit: Limit = 100) -> JobDetail:
-    """How far it is, and a page of its uploads."""
+    """Show how far a job is, and a page of its uploads."""
     with by.tenant.catalog.view() as view:
         job = view.job(job_id) if by.owns(job_id) else None
         if job is None:
@@ -52,14 +52,14 @@ def get_job(by: By, job_id: JobId, *, after: AfterUpload = 0, limit: Limit = 100
 
 
 def cancel_job(by: By, job_id: JobId) -> JobOut:
-    """End what of it is not ready. What is ready stays; a job that is over stays as it is."""
+    """End what of a job is not ready. What is ready stays; a job that is over stays as it is."""
     _job(by, job_id)
     by.core.ingest.cancel(by.tenant, job_id)
     return _shown(_job(by, job_id))
 
 
 async def job_events(by: By, job_id: JobId) -> Response:
-    """`progress` whenever it changes, then `done`, each with the job."""
+    """Send `progress` whenever a job changes, then `done`, each with the job."""
     job = await run_in_threadpool(_job, by, job_id)
     return EventStream(_events(by, job))
 

@@ -11,7 +11,7 @@ PROBES = ("/healthz", "/readyz")  # whoever watches over the service is never tu
 
 
 class Limits:
-    """Outside of all that reads a body."""
+    """The middleware that keeps both limits. It stands outside of all that reads a body."""
 
     def __init__(self, app: ASGIApp, *, renderers: Renderers) -> None:
         self._app = app

@@ -58,7 +58,7 @@ COMPARISON: Final[Schema] = {
 
 
 def _stream(*names: str) -> Schema:
-    """Of one event: before version 3.2, documents have no other place to say it."""
+    """The schema of one event: before version 3.2, documents have no other place to say it."""
     properties: Schema = {
         "event": {"enum": list(names)},
         "data": {"type": "string", "contentMediaType": "application/json"},
@@ -96,7 +96,7 @@ SCRAPE: Final[dict[str, Schema]] = {"text/plain": {"schema": {"type": "string"}}
 
 
 def describe(app: FastAPI) -> Schema:
-    """The whole document, made once."""
+    """The whole OpenAPI document, made once."""
     if app.openapi_schema is None:
         found = cast(Schema, get_openapi(title=app.title, version=app.version, routes=app.routes))
         schemas = _inner(_inner(found, "components"), "schemas")
@@ -114,7 +114,7 @@ def describe(app: FastAPI) -> Schema:
 
 
 def upload_body() -> Schema:
-    """Of the route that takes JSON and files."""
+    """The request body of the route that takes JSON and files."""
     return {
         "requestBody": {
             "required": True,

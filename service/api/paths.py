@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class NameConvertor(Convertor[str]):
-    """One segment, as `Segments` leaves it."""
+    """A name as one segment of a path, as `Segments` leaves it."""
 
     regex = "[^/]+"
 

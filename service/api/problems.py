@@ -78,7 +78,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def problem_of(failure: Failure, request_id: str) -> Problem:
-    """As JSON has it."""
+    """The failure as a problem in JSON."""
     return Problem(
         title=failure.title,
         status=failure.status,
@@ -112,7 +112,7 @@ class Renderers:
 
 
 def request_id_of(scope: Scope) -> str:
-    """As the telemetry gave it; empty where there is none."""
+    """The request's id as the telemetry gave it; empty where there is none."""
     return cast(dict[str, str], scope.get("state", {})).get("request_id", "")
 
 
@@ -148,7 +148,7 @@ def _retry(seconds: float) -> dict[str, str]:
 
 
 def field_errors(errors: Sequence[Mapping[str, object]]) -> tuple[FieldError, ...]:
-    """Of what pydantic found: where and why, and never the value that was sent."""
+    """The fields in which pydantic found errors: where and why, and never the value that was sent."""
     return tuple(
         FieldError(field=_place(cast(Sequence[object], each["loc"])), message=_sentence(str(each["msg"])))
         for each in errors[:MOST_FIELDS]
@@ -162,7 +162,7 @@ def _invalid(error: RequestValidationError) -> Failure:
 
 
 def _place(location: Sequence[object]) -> str:
-    """`body`, `query` and `path` are left out: a name tells enough."""
+    """The field's name, with dots. `body`, `query` and `path` are left out: a name tells enough."""
     inner = location[1:] if location and location[0] in ("body", "query", "path") else location
     return ".".join(_clean(str(each))[:64] for each in inner)
 

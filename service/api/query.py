@@ -61,7 +61,7 @@ class _Opened:
 
 
 async def _opened(events: Events) -> _Opened:
-    """Closed again if it ends before it began."""
+    """The stream with its first event. It is closed again if it ends before it began."""
     is_open = False
     try:
         opened = _Opened(await anext(events), events)

@@ -1,4 +1,4 @@
-"""From a request's JSON to what the pipeline is asked."""
+"""Turns a request's JSON into what the pipeline is asked."""
 
 import secrets
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ def check_length(settings: "Settings", text: str, *, field: str) -> None:
 
 
 def ask_of(by: Caller, wanted: QueryRequest) -> Ask:
-    """Raises Invalid for what the schema cannot say."""
+    """What the pipeline is asked. Raises Invalid for what the schema cannot rule out."""
     settings = by.core.settings
     turns = _turns(wanted)
     check_length(settings, turns[-1].text, field="question" if wanted.question else "messages")

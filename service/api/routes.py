@@ -16,7 +16,7 @@ JOB = "/v1/jobs/{job_id}"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`fails`: the statuses that only some routes have. `also`: another status of success.
+    """A route and its handler. `fails`: the statuses that only some routes have. `also`: another status of success.
 
     `answers`: by media type what it answers with, where its handler renders that itself. `links`: what follows.
     """

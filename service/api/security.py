@@ -89,23 +89,23 @@ class Guarded(APIRoute):
 
 
 class Reads(Guarded):
-    """For every key."""
+    """A route for every key."""
 
 
 class Writes(Guarded):
-    """For keys that may change what the tenant has."""
+    """A route for keys that may change what the tenant has."""
 
     role = Role.WRITE
 
 
 class Uploads(Writes):
-    """That take files, too."""
+    """A route for such keys that takes files, too."""
 
     media = ("application/json", "multipart/form-data")
 
 
 class Operates(Guarded):
-    """For those who run the service."""
+    """A route for those who run the service."""
 
     role = Role.ADMIN
     operators = True
@@ -125,7 +125,7 @@ class Parsed(Request):
 
 
 def parse(text: bytes, *, field: str = "body") -> object:
-    """What JSON says. Raises RequestValidationError."""
+    """What a JSON text says. Raises RequestValidationError for what cannot be read."""
     try:
         found = cast(object, json.loads(text, parse_constant=_refuse))
         if _HALF.search(text):
@@ -172,6 +172,6 @@ class KnownHosts:
 
 
 def host_of(header: str) -> str:
-    """Without the port."""
+    """The host in a `Host` header, without the port."""
     found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::\d*)?", header.strip().lower())
     return found[1] if found else ""

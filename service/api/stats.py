@@ -9,7 +9,7 @@ SAMPLE = 32  # chunks
 
 
 def stats(by: By) -> Stats:
-    """Of the tenant. A key with a filter learns of what it sees, and nothing of what others asked."""
+    """Show what the tenant has and saved. A key with a filter learns of what it sees, nothing of what others asked."""
     totals = None if by.is_bound else by.core.metrics.totals(by.who.tenant)
     with by.tenant.catalog.view() as view:
         if by.is_bound:
@@ -27,7 +27,7 @@ def stats(by: By) -> Stats:
 
 
 def get_blend(by: By) -> BlendSwitch:
-    """Whether requests reuse caches."""
+    """Show whether requests reuse caches."""
     switch = by.core.control.switch()
     return BlendSwitch(enabled=switch.enabled, share=switch.share)
 
@@ -56,7 +56,7 @@ def _tiers(by: Caller) -> list[TierUsage]:
 
 
 def _bytes_per_token(by: Caller) -> float | None:
-    """Of some of the stored chunks, spread over all."""
+    """The stored bytes a token, from some of the stored chunks, spread over all; None where none is stored."""
     shelf = by.tenant.shelf
     with by.tenant.catalog.view() as view:
         chunks: list[int] = view.chunks_of(by.allowed()).tolist()

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def sse(name: str, content: BaseModel) -> bytes:
-    """One event. JSON has no line breaks, so one line holds it."""
+    """The bytes of one event. JSON has no line breaks, so one line holds it."""
     return f"event: {name}\ndata: {content.model_dump_json()}\n\n".encode()
 
 
@@ -55,5 +55,5 @@ async def _until_gone(request: Request) -> None:
 
 
 def gone() -> Response:
-    """What nobody reads."""
+    """The response to a client that left, which nobody reads."""
     return Response(status_code=499)

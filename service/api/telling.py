@@ -7,7 +7,7 @@ from service.pipeline.events import Source, Usage
 
 
 def source_of(source: Source) -> SourceOut:
-    """A passage, or a document that came with the request."""
+    """A source of an answer: a passage, or a document that came with the request."""
     if source.passage is not None:
         return passage_of(source.passage, source.score)
     return SourceOut(
@@ -24,7 +24,7 @@ def source_of(source: Source) -> SourceOut:
 
 
 def usage_of(usage: Usage) -> UsageOut:
-    """In tokens."""
+    """What an answer took, in tokens."""
     return UsageOut(
         prompt_tokens=usage.prompt,
         completion_tokens=usage.completion,

@@ -34,7 +34,7 @@ class File:
 
 
 def accept(by: Caller, drafts: Sequence[Draft], *, collection: str) -> tuple[str, list[str]]:
-    """Check, and hand over: the job, and the ids of the documents."""
+    """Checks documents and hands them to the ingest. Returns the id of their job, and the ids of the documents."""
     most = by.core.settings.max_documents
     if len(drafts) > most:
         raise TooLarge(f"a request has at most {most:,} documents, got {len(drafts):,}: send several requests")
@@ -49,13 +49,13 @@ def accept(by: Caller, drafts: Sequence[Draft], *, collection: str) -> tuple[str
 
 
 def located(accepted: Accepted, response: Response) -> Accepted:
-    """With a header that says where to look after it."""
+    """Adds the header `Location` to the response, which says where to look after the job."""
     response.headers["Location"] = f"/v1/jobs/{accepted.job_id}"
     return accepted
 
 
 def draft_of(document: DocumentIn, name: str) -> Draft:
-    """What the retriever calls it."""
+    """The document as the retriever calls it: a draft."""
     parts = tuple(Part(chunk.text, chunk.id, metadata=chunk.metadata) for chunk in document.chunks)
     return Draft(document.text, parts, name, document.title, document.metadata)
 
@@ -91,12 +91,12 @@ def _accept_json(by: Caller, body: bytes) -> Accepted:
 
 
 def _names(found: object) -> set[str]:
-    """Of an object's fields."""
+    """The names of an object's fields; none for what is no object."""
     return set(cast(Json, found)) if isinstance(found, dict) else set()
 
 
 def _accept_files(by: Caller, files: Sequence[File], *, fields: Sequence[tuple[str, object]]) -> Accepted:
-    """As they are, and read by the job. Where something must be known of their documents first, they are read here."""
+    """Hands files on as they are, for the job to read. They are read here where a check needs their documents."""
     given = _given(files, fields)
     for file in files:
         _check_file(file)
@@ -159,7 +159,7 @@ def _check_fits(by: Caller, name: str, *, collection: str, draft: Draft) -> None
 
 
 def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -> str:
-    """Into a collection that is made if it is not there."""
+    """Hands uploads to the ingest and returns the id of their job. A collection that is not there is made."""
     tenant, ingest = by.tenant, by.core.ingest
     with tenant.catalog.view() as view:
         is_there = view.collection(collection) is not None

@@ -40,7 +40,7 @@ ASKS = (
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`answers`: of each question the row, the place of its answer's first target, and its kind."""
+    """Rows of equal length. `answers`: each question's row, the places of its answer's targets, and its kind."""
 
     ids: Tensor  # (B, T)
     positions: Tensor  # (B, T)
@@ -90,7 +90,7 @@ class Examples:
         self._open, self._close = tokenizer.encode_text(" (")[0], tokenizer.encode_text(")")[0]
 
     def batch(self, rows: Sequence[Row]) -> Batch:
-        """All of them side by side."""
+        """Puts rows side by side; shorter ones are filled up."""
         size = max(len(row.ids) for row in rows)
         ids, positions, targets, owners = (
             torch.tensor([getattr(row, name) + [empty] * (size - len(row.ids)) for row in rows])
@@ -149,7 +149,7 @@ class Examples:
             row.targets[begin + place - 1] = ids[place]
 
     def _told(self, ids: Sequence[int], scene: Scene, *, page: int, start: int) -> Iterator[tuple[int, int, int, int]]:
-        """At the full stop of every fact: who it is about, and what is said; in its own words where they are new."""
+        """Yields a hint at each fact's full stop: who it is about, what is said; in its own words if these are new."""
         said = {fact.sentence: fact for fact in scene.facts[page]}
         stops = [place for place, token in enumerate(ids) if token == self._stop]
         for place, sentence in zip(stops, re.findall(r"[^.]+\.", scene.passages[page].text), strict=True):
@@ -176,7 +176,7 @@ class Examples:
 
 
 def drawn_form(random: Random) -> Form:
-    """One that applications use, or one that is made of pieces of such."""
+    """A form that applications use, or one that is made of pieces of such forms."""
     if random.random() < 0.5:
         return random.choice(list(FORMS.values()))
     ask, role = random.choice(ASKS), "user" if random.random() < 0.7 else "system"
@@ -190,7 +190,7 @@ def drawn_form(random: Random) -> Form:
 
 
 def _babbled_into(random: Random, scene: Scene) -> Scene:
-    """With a passage that says nothing in any language, first or last."""
+    """The scene with a passage that says nothing in any language, as its first or last."""
     text = " ".join(babble(random, random.randint(3, 12)) + "." for _ in range(random.randint(1, 4)))
     passage = Passage(babble(random, 2), text)
     return scene.filled({random.choice((0, len(scene.passages))): [passage]})
@@ -203,7 +203,7 @@ def _known(name: str, fact: Fact, *, page: int) -> str:
 
 
 def _history(random: Random, scene: Scene) -> Iterator[Said]:
-    """Questions that were answered before."""
+    """Turns of a chat before the question: other questions, and their answers."""
     asked = [*scene.questions, *scene.unanswered[:1]]
     for question in random.sample(asked, min(len(asked), random.randint(1, 3))):
         yield Said("user", (Part(question.text),))
@@ -211,7 +211,7 @@ def _history(random: Random, scene: Scene) -> Iterator[Said]:
 
 
 def _chosen(random: Random, scene: Scene, *, most: int, mixture: Mixture) -> list[Question]:
-    """Those that need two passages first, in a drawn order, and a share of those that cannot be answered."""
+    """The questions to ask: first those that need two passages, in a drawn order; some that cannot be answered."""
     drawn = random.sample(scene.questions, len(scene.questions))
     answered = sorted(drawn, key=lambda question: len(question.needs) == 1 and random.random() < 0.7)[:most]
     count = sum(random.random() < mixture.unknown for _ in answered)

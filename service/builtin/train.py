@@ -37,7 +37,7 @@ PLAINLY = Mixture()
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """It ends when so much of what was never seen is answered right, or after so many steps.
+    """A stage of the training. It ends when so much of what was never seen is answered right, or after so many steps.
 
     A step draws one of the shapes, and how many passages all its scenes have, so that they are about as long.
     """
@@ -82,7 +82,7 @@ MOST_ROWS = 64
 
 
 def configuration(tokenizer: Tokenizer) -> LlamaConfig:
-    """As it begins; it grows to LAYERS."""
+    """The model's configuration as training begins; it grows to LAYERS."""
     return LlamaConfig(
         vocab_size=len(tokenizer.source),
         hidden_size=128,
@@ -171,7 +171,7 @@ class Training:
         return known + HINT_WEIGHT * hinted, logits.argmax(-1)
 
     def _hinted(self, hidden: Tensor, hints: Tensor) -> Tensor:
-        """In the middle of the model a fact's full stop knows what it says, and the end of a question what it asks."""
+        """The loss on hints: a middle layer knows at a full stop what a fact says, at a question's end what it asks."""
         found = self.hints(functional.rms_norm(hidden[hints[:, 0], hints[:, 1]], hidden.shape[-1:])).float()
         subject, value, relation = found.split((*hidden.shape[-1:] * 2, NAMED + 1), -1)
         words = cast(Tensor, self.model.get_input_embeddings().weight)
@@ -222,7 +222,7 @@ class Training:
             self.deepen(STAGES[self.stage].layers)
 
     def learn(self, stage: Stage) -> float:
-        """One step."""
+        """Takes one step and returns its loss."""
         random = Random(f"{SEED}/{self.stage}/{self.step}")
         earlier = STAGES[: self.stage]
         of = random.choice(earlier) if earlier and random.random() < 0.1 else stage
@@ -241,7 +241,7 @@ class Training:
         return loss.item()
 
     def _drawn(self, random: Random, shape: Shape, *, stage: Stage) -> Batch:
-        """As many rows as a step takes."""
+        """A batch of as many rows as a step takes."""
         passages = random.randint(*shape.passages)
         shape = replace(shape, passages=(passages, passages), many_names=True)
         rows: list[Row] = []

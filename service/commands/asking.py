@@ -163,7 +163,7 @@ def _client(url: str, key: str) -> Generator["httpx.Client"]:
 
 
 def _key(settings: "Settings", named: str) -> str:
-    """The operator's, unless another machine is named: it must not learn it."""
+    """The operator's key; none where another machine is named, which must not learn it."""
     import httpx
 
     from service.access.moving import ADMIN_KEY
@@ -177,7 +177,7 @@ def _key(settings: "Settings", named: str) -> str:
 
 
 def _good(response: "httpx.Response") -> Json:
-    """The body of what succeeded; what the service says of what did not."""
+    """The body of an answer that succeeded. Raises ServiceError with what the service says of one that did not."""
     from service.errors import ServiceError, Unauthorized
 
     try:
@@ -257,7 +257,7 @@ def _sources(found: list[Json]) -> None:
 
 
 def _paragraph(found: Json, *, above: int) -> None:
-    """For narrow terminals: what tells it from the others in one line, its text below."""
+    """Prints a passage for narrow terminals: what tells it from the others in one line, its text below."""
     screen, title = console(), str(found["title"])
     name = str(found["document_id"])
     head = Text.assemble(_score(found), "  ", (name, "bold"), f"  {title}" if title not in ("", name) else "")

@@ -217,7 +217,7 @@ def _show(found: "Measured", *, repeats: int) -> None:
 
 
 def _table(*columns: str | Column, title: str, caption: str, padding: int) -> Table:
-    """On a narrow terminal a figure goes on in the next line, and is never cut."""
+    """A table of figures. On a narrow terminal a figure goes on in the next line, and is never cut."""
     right = [Column(each, justify="right", overflow="fold") if isinstance(each, str) else each for each in columns]
     return Table(
         *right,

@@ -89,7 +89,7 @@ def _show(tally: "Tally", found: "list[Answered]", *, seconds: float) -> None:
 
 
 def _sources(answered: "Answered") -> Table:
-    """Those that hold the answer with what they say, the others by name."""
+    """A table of an answer's sources: those that hold the answer with what they say, the others by name."""
     table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
     for each in answered.sources:
         if each.sentence:
@@ -129,7 +129,7 @@ def _verdict(found: "list[Answered]") -> str:
 
 
 def _next(settings: "Settings", mine: "Settings") -> None:
-    """Sentences fit the width; what is to be copied stands in lines of its own, unbroken."""
+    """Prints what to do next. Sentences fit the width; what is to be copied stands in lines of its own, unbroken."""
     from service.access.moving import ADMIN_KEY
     from service.settings import PREFIX
 
@@ -156,6 +156,6 @@ def _environment(settings: "Settings", mine: "Settings") -> Iterator[str]:
 
 
 def _command() -> str:
-    """As it can be called from here."""
+    """The command `kvweave` as it can be called from here."""
     called = Path(sys.argv[0])
     return "kvweave" if shutil.which("kvweave") or called.name != "kvweave" else shlex.quote(str(called))

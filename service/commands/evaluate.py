@@ -203,7 +203,7 @@ def _write(file: Path, result: "Result", *, facts: dict[str, str]) -> None:
 
 
 def _print(result: "Result", choice: "Choice", *, facts: dict[str, str] | None) -> None:
-    """JSON with these facts, or a table."""
+    """Prints JSON with these facts, or a table where there are none."""
     if facts is None:
         _show(result, choice)
     else:
@@ -211,7 +211,7 @@ def _print(result: "Result", choice: "Choice", *, facts: dict[str, str] | None) 
 
 
 def _check_folders(*files: Path | None) -> None:
-    """Before anything is measured for a long time."""
+    """Raises Invalid for a file whose folder is not there, before anything is measured for a long time."""
     from service.errors import Invalid
 
     for file in files:

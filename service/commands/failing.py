@@ -36,7 +36,7 @@ def expected() -> tuple[type[Exception], ...]:
 
 
 def sentence(error: Exception) -> str:
-    """One line. Of a text of several lines the first says what is wrong, the others are a library's own advice."""
+    """An error as one line. Of several lines the first says what is wrong, the others are a library's own advice."""
     match error:
         case OSError(errno=int() as number, strerror=str() as reason):
             text = _system(error, reason, remedy=REMEDIES.get(number, ""))

@@ -128,7 +128,7 @@ def list_keys(
 
 
 def _paragraph(row: dict[str, str]) -> None:
-    """For narrow terminals."""
+    """Prints a key in lines, for narrow terminals."""
     tell(f"{row['id']}  {row['role']} of {row['tenant']}, {row['created']}", style="bold")
     for name in ("revoked", "filter", "a minute", "note"):
         if row[name]:
@@ -216,7 +216,7 @@ def _filter(text: str) -> "Json":
 
 
 def _limit(wanted: int | None, found: int | None) -> int | None:
-    """What was not asked for stays."""
+    """The new limit: what was not asked for stays, 0 is none."""
     return found if wanted is None else wanted or None
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def settings_with(model: str) -> "Settings":
-    """Those in force, with this model if one is named."""
+    """The settings in force, with this model if one is named."""
     from service.settings import load_settings
 
     settings = load_settings()
@@ -22,19 +22,19 @@ def listed(text: str) -> list[str]:
 
 
 def a_policy() -> list[str]:
-    """Loaded only where somebody presses the tabulator."""
+    """The names of all policies, loaded only where somebody presses the tabulator."""
     from blend.policy import POLICIES
 
     return list(POLICIES)
 
 
 def a_codec() -> list[str]:
-    """All that there are."""
+    """The names of all codecs."""
     return ["lossless", *(f"q{bits}" for bits in range(2, 9))]
 
 
 def a_role() -> list[str]:
-    """Of a key."""
+    """The roles that a key can have."""
     return ["read", "write", "admin"]
 
 

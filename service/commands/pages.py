@@ -28,7 +28,7 @@ class Page(TyperCommand):
 
 
 class Contents(TyperGroup):
-    """A group, likewise."""
+    """A group of commands, whose flags are shown without a type too."""
 
     def get_params(self, ctx: Context) -> list[Parameter]:
         return _bare(super().get_params(ctx))
@@ -61,7 +61,7 @@ def command(app: typer.Typer, name: str | None = None, *, group: str | None = No
 
 
 def tell_version(*, value: bool) -> None:
-    """Called by its option."""
+    """Prints the version and exits; its option calls this."""
     if value:
         from importlib.metadata import version
 

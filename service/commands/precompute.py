@@ -202,7 +202,7 @@ def _run(
 
 
 def _prune(work: "Precompute", found: "Sequence[CorpusFile | Problem]") -> None:
-    """Of a folder that cannot be read nobody knows which files are gone."""
+    """Deletes documents whose files are gone; none where a folder cannot be read, as nobody knows which these are."""
     from service.precompute.corpus import CorpusFile
 
     if any(isinstance(each, Problem) for each in found):
@@ -280,7 +280,7 @@ def _progress(total: int, *, as_json: bool) -> Generator[Callable[["Tally"], Non
 
 
 def _foretell(target: "Target", found: "Sequence[CorpusFile | Problem]", *, price_per_tb: float, as_json: bool) -> int:
-    """The exit code."""
+    """Prints what a run would do and cost. Returns the exit code."""
     from service.precompute.forecast import forecast
 
     told = forecast(target, found, price_per_tb=price_per_tb)

@@ -13,7 +13,7 @@ UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def console(*, stderr: bool = False) -> Console:
-    """As wide as the terminal; elsewhere as wide as its content, unless COLUMNS says otherwise."""
+    """A console as wide as the terminal; elsewhere as wide as its content, unless COLUMNS says otherwise."""
     found = Console(stderr=stderr, highlight=False)
     if not found.is_terminal:
         found.width = get_terminal_size((ENDLESS, 0)).columns
@@ -21,7 +21,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def tell(sentence: str, *, err: bool = False, style: str = "") -> None:
-    """A sentence: on a terminal broken between words, elsewhere one line."""
+    """Prints a sentence: on a terminal broken between words, elsewhere as one line."""
     screen = console(stderr=err)
     if screen.is_terminal:
         screen.print(Text(sentence, style))
@@ -31,7 +31,7 @@ def tell(sentence: str, *, err: bool = False, style: str = "") -> None:
 
 @contextmanager
 def status(doing: str) -> Generator[Callable[[str], None]]:
-    """What it does just now, on a terminal; what is yielded changes it."""
+    """Shows on a terminal what is done just now; the function that it yields changes the text."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield lambda text: None

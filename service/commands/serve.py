@@ -80,7 +80,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
 
 @contextmanager
 def _bound(host: str, port: int) -> Generator[list[socket.socket]]:
-    """Before anything is opened or loaded, so that a port which is taken is told at once. Nobody can connect yet."""
+    """Binds the address before anything is opened or loaded, to tell of a taken port at once. Nobody can connect."""
     with ExitStack() as stack:
         yield [stack.enter_context(each) for each in _sockets(host, port)]
 
@@ -132,7 +132,7 @@ def _server(core: "Core", settings: "Settings") -> "uvicorn.Server":
 
 
 def _greet(settings: "Settings", *, port: int) -> None:
-    """On a terminal: where to look, and with what key. A log has no use for it."""
+    """Says on a terminal where to look, and with what key. A log has no use for it."""
     from service.access.moving import ADMIN_KEY
 
     screen = console(stderr=True)
@@ -151,7 +151,7 @@ def _greet(settings: "Settings", *, port: int) -> None:
 
 
 def _stop(server: "uvicorn.Server") -> None:
-    """Also what the server's own last signal meets, so that a service that ended in order exits with 0."""
+    """Stops the server. Its own last signal comes here too, so that a service that ended in order exits with 0."""
     server.should_exit = True
 
 

@@ -8,7 +8,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`holds`: sentences of the corpus that answer it together, each of another document."""
+    """A question with its answer. `holds`: sentences that answer it together, each of another document."""
 
     question: str
     answer: str

@@ -83,7 +83,7 @@ def demo_settings(settings: Settings) -> Settings:
 
 
 def ingest(settings: Settings, *, told: Callable[[Tally], None]) -> Tally:
-    """The corpus, or what is missing of it."""
+    """Puts in the corpus, or what is missing of it."""
     try:
         with opened(settings, DEFAULT_TENANT) as target:
             return Precompute(target).run(files([str(CORPUS)]), told=told)

@@ -37,7 +37,7 @@ class Case:
 
     @property
     def turns(self) -> list[Said]:
-        """Of its prompt."""
+        """The turns of the case's prompt."""
         return self.form.turns(self.passages, question=self.question, before=self.before)
 
 
@@ -48,7 +48,7 @@ def read_cases(path: Path) -> list[Case]:
 
 
 def read_questions(path: Path) -> list[Case]:
-    """The same without passages, or a text with one question in each line."""
+    """The questions of such a file without passages, or of a text with one in each line."""
     text = read_text(path)
     if path.suffix.startswith(".json") or text.lstrip().startswith(("{", "[")):
         return _some([_asked(entry, place) for place, entry in _placed(text, path)], path)
@@ -135,7 +135,7 @@ def _passage(given: object, *, place: str) -> Titled:
 
 
 def _titled(given: object) -> Titled | None:
-    """A text, a pair of a title and its sentences, or an object."""
+    """A passage out of a text, a pair of a title and its sentences, or an object; None for anything else."""
     match given:
         case str():
             return Titled(given)
@@ -160,7 +160,7 @@ def _answers(entry: Json, *, place: str) -> tuple[str, ...]:
 
 
 def _texts(given: object) -> list[str] | None:
-    """None where it is something else than a list of texts."""
+    """The texts of a list; None for what is something else than a list of texts."""
     if not isinstance(given, list):
         return None
     texts = [each for each in cast(list[object], given) if isinstance(each, str)]

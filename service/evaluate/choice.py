@@ -15,7 +15,7 @@ TIE = 1.05  # times to the first token that differ by less are the same, and siz
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`certain`: the whole interval of the loss lies within the bound, and not its middle alone.
+    """The point to take. `certain`: the whole interval of the loss lies within the bound, and not its middle alone.
 
     `late`: something else than full prefill stays within the bound, but comes no sooner.
     """
@@ -27,7 +27,7 @@ class Choice:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The choice in words for people."""
         row = self.row
         if row.policy == "full":
             if self.late:
@@ -43,7 +43,7 @@ class Choice:
 
 
 def choose(rows: Sequence[Row], *, bound: float) -> Choice:
-    """Of the points within the bound, the soonest; of those that are equally soon, the smallest. Else full prefill."""
+    """The soonest point within the bound; of those that are equally soon, the smallest. Else full prefill."""
     if not 0 <= bound <= 1:
         raise SuiteError(f"the bound of the loss lies in [0, 1], got {bound}")
     within = [row for row in rows if row.policy != "full" and row.loss <= bound]
@@ -88,7 +88,7 @@ def _parsed(text: str, path: Path) -> dict[str, object]:
 
 
 def _with(text: str, name: str, *, line: str) -> str:
-    """The line in the place of the setting's old one, or before the first table."""
+    """The text with the line in the place of the setting's old one, or before the first table."""
     old = re.compile(rf"^{name}[ \t]*=.*$", re.MULTILINE)
     if old.search(text):
         return old.sub(line, text, count=1)

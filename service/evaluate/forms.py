@@ -12,7 +12,7 @@ from service.prompts import ASK, SYSTEM, Part, Said, Titled
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`{number}`, `{title}` and `{question}` are filled in. What says no title where there is none says two line ends.
+    """A form of prompts. `{number}`, `{title}`, `{question}` are filled in; a piece without its title is two line ends.
 
     `opening` and `ending` stand around all passages, `lead` and `close` around each, `between` two. `role`: whose turn
     holds them; where that is the system's, the question is a turn of its own.

@@ -71,7 +71,7 @@ class Result:
 
 
 def grid(policies: Sequence[str], ratios: Sequence[float], *, codecs: Sequence[str]) -> list[Point]:
-    """Every combination, in order. Raises SuiteError for what does not exist."""
+    """The points of every combination, in order. Raises SuiteError for what does not exist."""
     for policy in policies:
         if policy not in POLICIES:
             raise SuiteError(f"no policy is named {policy!r}: choose of {', '.join(POLICIES)}")
@@ -112,7 +112,7 @@ def run(
 
 
 def different(rows: Sequence[Row]) -> list[Row]:
-    """Of rows that computed the same the first one."""
+    """The rows, of those that computed the same only the first one."""
     works = {(row.suite, _work(Point(row.policy, row.ratio, row.codec))): row for row in reversed(rows)}
     return list(works.values())[::-1]
 

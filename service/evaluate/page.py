@@ -24,11 +24,11 @@ class Column:
     interval: str = ""
 
     def number(self, row: Row) -> str:
-        """For readers."""
+        """The row's number as readers see it."""
         return _number(self.get(row), self.form)
 
     def span(self, row: Row) -> str:
-        """Where it lies; empty where that is not known."""
+        """The interval of the number; empty where that is not known."""
         found = row.intervals.get(self.interval)
         if not found or not (math.isfinite(found.low) and math.isfinite(found.high)):
             return ""

@@ -25,7 +25,7 @@ FULL = Point("full", 1.0, LOSSLESS)  # what all others are compared with
 
 
 def point_file(settings: Settings, weights: str) -> Path:
-    """Of the model with these weights."""
+    """The file that keeps the operating point of the model with these weights."""
     return settings.data / "points" / f"{weights}.toml"
 
 

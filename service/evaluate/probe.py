@@ -27,7 +27,10 @@ from store.record import Record
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Over the reference's own answer tokens: mean KL from it, in nats, and the share where both prefer the same."""
+    """The distance from a reference over its own answer tokens. `kl`: mean KL from it, in nats.
+
+    `top1`: the share where both prefer the same token.
+    """
 
     kl: float
     top1: float
@@ -89,7 +92,7 @@ class _Following:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """`logprobs` (tokens, V) at each place of the answer that was followed."""
+    """A request that was answered. `logprobs` (tokens, V) at each place of the answer that was followed."""
 
     timed: Timed
     logprobs: Tensor
@@ -116,7 +119,7 @@ class Probe:
         self._engine.close()
 
     def measure(self, case: Case, points: Sequence[Point]) -> Measured:
-        """Every point, in the order given; all are compared with full prefill of the same tokens."""
+        """Asks at every point, in the order given; all are compared with full prefill of the same tokens."""
         laid, dropped = self._fitted(case)
         chunks = {run.passage: run.ids for run in laid.runs if run.passage is not None}
         records = dict(zip(chunks, self._engine.capture(self._prefix, list(chunks.values())).result(), strict=True))
@@ -157,7 +160,7 @@ class Probe:
             shown, dropped = shown[:-1], dropped + 1
 
     def _ask(self, laid: Laid, point: Point, *, blobs: Mapping[int, Blob], given: Sequence[int] = ()) -> _Asked:
-        """The greedy answer, or the one that is given.
+        """Has the engine write the greedy answer, or the one that is given.
 
         The time to the first token begins with the blobs in memory: unpacking them is a part of it.
         """
@@ -177,7 +180,7 @@ def _best(logprobs: Tensor) -> list[int]:
 
 
 def divergence(wanted: Tensor, got: Tensor) -> Divergence:
-    """Of log probabilities (tokens, V) from others at the same places."""
+    """The divergence of the log probabilities `got` (tokens, V) from those `wanted` at the same places."""
     kl = (wanted.exp() * (wanted - got)).nan_to_num().sum(-1).mean()
     return Divergence(float(kl), float((wanted.argmax(-1) == got.argmax(-1)).float().mean()))
 

@@ -47,7 +47,7 @@ def _f1(got: list[str], wanted: list[str]) -> float:
 
 
 def interval(values: NDArray[np.float64]) -> Interval:
-    """Of the mean, by bootstrap over questions; the same numbers give the same interval."""
+    """The interval of the mean, by bootstrap over questions; the same numbers give the same interval."""
     if len(values) == 0:
         return Interval(float("nan"), float("nan"))
     random = np.random.default_rng(0)

@@ -43,7 +43,7 @@ class Draw:
             raise SuiteError(f"a prompt has {_LEAST_TOKENS} to {100 * MOST_PASSAGES} tokens, got {self.tokens}")
 
     def shape(self, random: Random) -> Shape:
-        """Of one scene."""
+        """The shape of one scene."""
         shape = LEVELS[self.level]
         if self.tokens is not None:
             shape = _long(shape, random, tokens=self.tokens)
@@ -80,7 +80,7 @@ def variants(
 
 
 def suites(drawn: Mapping[str, Draw], *, seed: int, size: int) -> list[Case]:
-    """So many questions of each, one suite behind the other."""
+    """So many questions of each draw, one suite behind the other."""
     return [case for name, each in drawn.items() for case in multihop(seed=seed, size=size, drawn=each, suite=name)]
 
 
@@ -93,7 +93,7 @@ def in_forms(cases: Sequence[Case], forms: Sequence[str]) -> list[Case]:
 
 
 def passages(scene: Scene) -> tuple[Titled, ...]:
-    """As they go into a prompt."""
+    """The passages of a scene as they go into a prompt."""
     return tuple(Titled(passage.text, passage.title) for passage in scene.passages)
 
 
@@ -119,7 +119,7 @@ def _history(scene: Scene, asked: Question) -> Iterator[Said]:
 
 
 def _long(shape: Shape, random: Random, *, tokens: int) -> Shape:
-    """As many sentences as fill so many tokens, in passages of 45 to 90 tokens, or longer where they are too many."""
+    """The shape with enough sentences for so many tokens, in passages of 45 to 90 tokens; longer ones if too many."""
     pages = random.randint(max(3, min(16, tokens // 90)), max(4, min(MOST_PASSAGES, tokens // 45)))
     sentences = ((tokens - _FRAME) / pages - _TITLE) / _SENTENCE
     facts, asides = max(2, round(0.7 * sentences)), max(1, round(0.3 * sentences))

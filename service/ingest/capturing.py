@@ -25,7 +25,7 @@ ROUNDS = 3  # of a chunk that an older delete of the same text swept away while 
 
 
 class Sink(Protocol):
-    """What of a store it takes to keep blobs."""
+    """What a store must do for blobs to be kept in it."""
 
     def epoch(self, tenant: str) -> int:
         """See `BlobStore`."""
@@ -50,7 +50,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one: a `Put`, or the reason why it cannot be computed."""
+    """What became of a chunk: a `Put`, or the reason why it cannot be computed."""
 
     item: Item
     put: Put | None
@@ -76,14 +76,14 @@ class _Flight:
 
 
 class Purpose(Enum):
-    """What a job was asked to store stays, and what is there is kept. A fill may go, and mends what was damaged."""
+    """Why chunks are stored. A job's stay, and what is there is kept. A fill's may go, and mend what was damaged."""
 
     JOB = "job"
     FILL = "fill"
 
 
 class Capturing:
-    """Into one store. `wanted` is asked before each batch which of its chunks are still worth computing.
+    """Computes chunks into one store. `wanted` is asked before each batch which of them are still worth computing.
 
     The epoch is taken before: what is deleted after that is dropped by the store.
     """
@@ -103,7 +103,7 @@ class Capturing:
         self._wanted = wanted
 
     def run(self, prefix: Ids, items: Iterable[Item]) -> Iterator[Outcome]:
-        """As they are stored. `items` are taken as the work goes on. Raises StoreError, and Busy when the engine is.
+        """Yields outcomes as chunks are stored, and takes `items` meanwhile. Raises StoreError, and the engine's Busy.
 
         A chunk that was swept away meanwhile is tried again.
         """
@@ -175,7 +175,7 @@ def _packed(item: Item, record: Record, *, terms: Terms) -> Blob | str:
 
 
 def batches(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
-    """In order, each within the limits, or one chunk alone."""
+    """The items in order, in batches within the limits; a chunk that is larger is a batch alone."""
     batch: list[Item] = []
     tokens = 0
     for item in items:

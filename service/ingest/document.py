@@ -33,7 +33,7 @@ class _Ended(Exception):
 
 
 class Ingestion:
-    """Of one upload, or of several of one collection; of these each ends by itself, and a file is alone.
+    """The work on one upload, or on several of one collection; of these each ends by itself, and a file is alone.
 
     `chunk_tokens` are for a new collection. `stops`: whether the service is to end, and the uploads to go on after
     its next start.
@@ -59,8 +59,8 @@ class Ingestion:
         self._marked = 0.0
 
     def run(self) -> None:
-        """To their ends, whatever these are. Raises what may pass: StoreError, CatalogError, a temporary
-        EmbeddingError; and of several uploads whatever else one of them may be at fault for.
+        """Works on the uploads to their ends, whatever these are. Raises what may pass: StoreError, CatalogError,
+        a temporary EmbeddingError; and of several uploads whatever else one of them may be at fault for.
         """
         with self._tenant.catalog.view() as view:
             found = {number: view.content(number) for number in self._live}
@@ -80,12 +80,12 @@ class Ingestion:
             self.fail(str(error))
 
     def fail(self, reason: str) -> None:
-        """For good."""
+        """Ends all uploads as failed, for good."""
         for upload in [*self._live.values()]:
             self._fail(upload, reason)
 
     def wait(self, reason: str) -> None:
-        """Say why they do not go on just now."""
+        """Notes in the catalog why the uploads do not go on just now."""
         with self._tenant.catalog.change() as change:
             for upload in self._live.values():
                 change.advance(replace(upload, detail=reason))
@@ -99,7 +99,7 @@ class Ingestion:
         self._tenant.sweep(1.0)
 
     def _expand(self, upload: Upload, content: bytes) -> None:
-        """A file into its documents. What of it cannot be read is told beside those that can."""
+        """Turns a file into its documents. What of it cannot be read is told beside those that can."""
         reading = read(upload.name, content)
         problems = "; ".join(f"{problem.place}: {problem.reason}" for problem in reading.problems)
         drafts = named(reading.drafts, upload.name)
@@ -124,7 +124,7 @@ class Ingestion:
         self._serve()
 
     def _cut(self, contents: Mapping[int, bytes]) -> Iterator[tuple[int, Document]]:
-        """Those that can be; the others fail."""
+        """Yields the documents that can be cut; the uploads of the others fail."""
         rules, count = self._rules(), self._tenant.model.counted
         for number, content in contents.items():
             upload = self._live[number]
@@ -134,7 +134,7 @@ class Ingestion:
                 self._fail(upload, str(error))
 
     def _rules(self) -> CollectionRules:
-        """Of the collection, which is made where it is not there."""
+        """The rules of the collection, which is made where it is not there."""
         with self._tenant.catalog.view() as view:
             found = view.collection(self._collection)
         if found is None:
@@ -145,7 +145,7 @@ class Ingestion:
         return CollectionRules.from_json(found.rules)
 
     def _stage(self, documents: Mapping[int, Document]) -> None:
-        """Those whose uploads are live still."""
+        """Stages the documents whose uploads are live still."""
 
         def claim(change: UploadsChange, versions: Sequence[int]) -> list[int]:
             claimed: list[int] = []
@@ -164,7 +164,7 @@ class Ingestion:
             self._keep(self._live)
 
     def _compute(self, documents: Mapping[int, Document]) -> None:
-        """All chunks whose blobs are not there. Where the budget is used up, the others are left."""
+        """Computes all chunks whose blobs are not there. Where the budget is used up, the others are left."""
         tenant, shelf = self._tenant, self._tenant.shelf
         behind = shelf.behind([self._collection])[self._collection]
         texts = {part.id: part.text for document in documents.values() for part in document.parts}
@@ -205,7 +205,7 @@ class Ingestion:
                 raise _Ended
 
     def _count(self, outcome: Outcome) -> None:
-        """What became of a chunk, for all that hold it."""
+        """Counts what became of a chunk, for all uploads that hold it."""
         owners = [number for number in self._owners[outcome.item.key.chunk] if number in self._live]
         is_stored = outcome.put in (Put.STORED, Put.PRESENT)
         if is_stored:
@@ -221,14 +221,14 @@ class Ingestion:
             self._live[number] = replace(upload, stored=stored, unsupported=unsupported, over_budget=left)
 
     def _wanted(self, batch: Sequence[Item]) -> Sequence[Item]:
-        """What uploads want that are live: whoever ends one later makes the store drop what is computed for it now."""
+        """The chunks that live uploads want: whoever ends one later makes the store drop what is computed for it."""
         with self._tenant.catalog.view() as view:
             self._keep({upload.number for upload in view.live(TOGETHER)})  # they are the oldest that there are
         wanting = self._live.keys() - self._full
         return [item for item in batch if not wanting.isdisjoint(self._owners[item.key.chunk])]
 
     def _mark(self) -> None:
-        """Keep how far they came, now and then. Raises _Ended where nobody wants any more of it."""
+        """Keeps how far the uploads came, now and then. Raises _Ended where nobody wants any more of it."""
         if time.monotonic() - self._marked > PROGRESS_S:
             with self._tenant.catalog.change() as change:
                 live = {number for number, upload in self._live.items() if change.advance(upload)}
@@ -236,14 +236,14 @@ class Ingestion:
             self._marked = time.monotonic()
 
     def _keep(self, live: Iterable[int]) -> None:
-        """These alone. Raises _Ended where there is none."""
+        """Goes on with these uploads alone. Raises _Ended where there is none."""
         kept = set(live)
         self._live = {number: upload for number, upload in self._live.items() if number in kept}
         if not self._live:
             raise _Ended
 
     def _serve(self) -> None:
-        """All that are live still, at once."""
+        """Makes all documents serve whose uploads are live still, at once."""
         ready = [replace(upload, state=UploadState.READY, detail=_summary(upload)) for upload in self._live.values()]
         with self._tenant.catalog.change() as change:
             ready = [upload for upload in ready if change.advance(upload)]
@@ -256,7 +256,7 @@ class Ingestion:
 
 
 def _summary(upload: Upload) -> str:
-    """What a person should know of it."""
+    """What a person should know of an upload."""
     told: list[str] = []
     if upload.over_budget:
         told.append(f"{upload.stored} of {upload.chunks} chunks are stored: the store's budget is used up")

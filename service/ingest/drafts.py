@@ -25,18 +25,18 @@ def decode_draft(content: bytes) -> Draft:
 
 
 def document_id(draft: Draft, collection: str) -> str:
-    """The user's, or a digest of all that was put in: the same content is the same document."""
+    """The user's id, or a digest of all that was put in: the same content is the same document."""
     told = [collection, msgspec.to_builtins(draft)]
     return draft.id or f"doc-{blake3(msgspec.json.encode(told, order='sorted')).hexdigest(_DIGEST)}"
 
 
 def upload_of(draft: Draft, collection: str) -> NewUpload:
-    """What waits to be cut."""
+    """The upload of a draft, which waits to be cut."""
     return NewUpload(document_id(draft, collection), collection, "", encode_draft(draft))
 
 
 def cut_draft(draft: Draft, name: str, *, tokens: int, count: Counter) -> Document:
-    """With its own chunks, or cut to so many tokens each."""
+    """The document of a draft, with its own chunks, or cut to so many tokens each."""
     parts = draft.parts or cut(draft.text, Rules(tokens), count=count, pages=draft.pages)
     return Document(name, parts, draft.title, draft.metadata)
 

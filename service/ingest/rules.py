@@ -7,7 +7,7 @@ from retriever.documents import Json
 
 @dataclass(frozen=True, slots=True)
 class CollectionRules:
-    """`system`: the system prompt that its chunks are captured behind; None for the service's own.
+    """A collection's rules. `system`: the system prompt that chunks are captured behind; None for the service's own.
 
     Chunks are captured behind the first one that the collection ever had: another one later misses no chunk.
     `search`: whether they are embedded and found; their caches serve in any case.
@@ -19,11 +19,11 @@ class CollectionRules:
     search: bool = True
 
     def to_json(self) -> Json:
-        """What `from_json` reads."""
+        """The JSON that `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, rules: Json) -> "CollectionRules":
-        """Rules that somebody else put in, too: what is not known is left out."""
+        """The rules in JSON, which somebody else may have put in: what is not known is left out."""
         known = {field.name: rules[field.name] for field in fields(cls) if field.name in rules}
         return cls(**known)  # pyright: ignore[reportArgumentType] (as `to_json` wrote it)

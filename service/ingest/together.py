@@ -19,7 +19,7 @@ def together(view: UploadsView, *, apart: Container[int] = ()) -> list[Upload]:
 
 
 def _small(view: UploadsView, uploads: Sequence[Upload]) -> Iterator[Upload]:
-    """The first, and those behind it up to one that is too large: its turn comes next."""
+    """The first upload, and those behind it up to one that is too large: its turn comes next."""
     left = TOGETHER_BYTES
     for number, upload in enumerate(uploads):
         left -= len(view.content(upload.number) or b"")

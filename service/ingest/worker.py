@@ -76,7 +76,7 @@ class Ingest:
             self._thread.join()
 
     def accept(self, tenant: Tenant, uploads: Sequence[NewUpload], *, owner: str = "") -> str:
-        """Keep them for good and work on them soon: the id of their job. Raises Exhausted beyond the tenant's quota."""
+        """Keeps uploads for good, to work on them soon. Returns their job's id. Raises Exhausted beyond the quota."""
         job = f"job-{owner}-{secrets.token_hex(16)}" if owner else f"job-{secrets.token_hex(16)}"
         self._check_quota(tenant, uploads)
         with tenant.catalog.change() as change:
@@ -85,7 +85,7 @@ class Ingest:
         return job
 
     def cancel(self, tenant: Tenant, job: str) -> bool:
-        """End what of it is not done; whether there was such a job."""
+        """Ends what of a job is not done. Returns whether there was such a job."""
         with tenant.catalog.view() as view:
             known = view.job(job) is not None
         if known:
@@ -95,14 +95,14 @@ class Ingest:
         return known
 
     def put_collection(self, tenant: Tenant, name: str, *, rules: CollectionRules) -> None:
-        """Make it, or change what its next documents are cut by. Its capture prefix is rendered the first time only."""
+        """Makes a collection, or changes how its next documents are cut. Its prefix is rendered the first time only."""
         ids = self._tenants.model.prefix(rules.to_json())
         with tenant.catalog.change() as change:
             change.put_collection(Collection(name, rules.to_json()))
             change.keep_prefix(name, model=self._tenants.model.fingerprint.digest, ids=ids)
 
     def fill(self, tenant: Tenant, passages: Sequence[Passage], *, damaged: bool = False) -> None:
-        """Compute their caches when there is time, in the place of damaged ones too. Promises nothing."""
+        """Computes the caches of passages when there is time, in the place of damaged ones too. Promises nothing."""
         with self._changed:
             for passage in passages:
                 if len(self._fills) < FILLS:
@@ -111,7 +111,7 @@ class Ingest:
 
     @property
     def waiting_fills(self) -> int:
-        """Chunks."""
+        """How many chunks wait to be filled."""
         return len(self._fills)
 
     def _check_quota(self, tenant: Tenant, uploads: Sequence[NewUpload]) -> None:
@@ -158,7 +158,7 @@ class Ingest:
             self._tidy()
 
     def _turn(self) -> bool:
-        """A document of the next tenant, or a few small ones, and a batch of fills; whether there was any."""
+        """Works on a document of the next tenant, or a few small ones, and a batch of fills; whether there was any."""
         with self._changed:
             name = next(iter(self._busy), None)
             if name is not None:
@@ -168,7 +168,7 @@ class Ingest:
         return self._fill() or name is not None
 
     def _take(self, name: str) -> None:
-        """Of a tenant, which is then the last in the row, also where it failed."""
+        """Works on uploads of a tenant, which is then the last in the row, also where it failed."""
         more = True
         try:
             more = self._upload(self._tenants.open(name))
@@ -180,7 +180,7 @@ class Ingest:
                     self._busy[name] = None
 
     def _upload(self, tenant: Tenant) -> bool:
-        """Whether there may be more."""
+        """Works on a tenant's next uploads. Returns whether there may be more."""
         with tenant.catalog.view() as view:
             uploads = together(view, apart={number for name, number in self._apart if name == tenant.name})
         if uploads:
@@ -230,7 +230,7 @@ class Ingest:
             self._changed.wait_for(lambda: self._closing, PAUSE_S)
 
     def _fill(self) -> bool:
-        """Whether there was anything to fill. A chunk waits until its turn is over, and is not asked for twice."""
+        """Fills a batch; whether there was one. A chunk waits until its turn is over, and is not asked for twice."""
         with self._changed:
             fills = dict(islice(self._fills.items(), FILL_BATCH))
         groups: dict[tuple[str, str], list[_Fill]] = {}
@@ -249,7 +249,7 @@ class Ingest:
         return bool(fills)
 
     def _fill_group(self, tenant: Tenant, fills: Sequence[_Fill]) -> None:
-        """Of one collection. Chunks that are gone from the catalog when their computing begins are left out."""
+        """Fills chunks of one collection; not those that are gone from the catalog when their computing begins."""
         shelf, collection = tenant.shelf, fills[0].passage.collection
         behind = shelf.behind([collection])[collection]
         items: list[Item] = []
@@ -269,7 +269,7 @@ class Ingest:
                 shelf.saw(outcome.item.key)
 
     def _tidy(self) -> None:
-        """What needs doing now and then."""
+        """Does what needs doing now and then."""
         self._tidied, old = time.monotonic(), time.time() - KEPT_S
         for tenant in list(self._tenants.opened()):
             try:

@@ -76,7 +76,7 @@ class Asker:
         self._opening.shutdown()
 
     def rows(self, chunks: int, points: Sequence[Point], *, repeats: int, told: Callable[[], None]) -> list[Row]:
-        """One prompt of so many chunks, every way in turn, round by round; one round before them warms up.
+        """Sends one prompt of so many chunks, every way in turn, round by round; one round before them warms up.
 
         Full prefill is among the ways. `told` is called before each round.
         """
@@ -92,7 +92,7 @@ class Asker:
         return [_row(point, found[point], full=found[FULL], laid=laid, chunks=chunks) for point in points]
 
     def _ask(self, laid: Laid, point: Point, *, chunks: int) -> _Asked:
-        """The clock starts before the blobs are opened, as it does for whoever waits."""
+        """Asks one prompt. The clock starts before the blobs are opened, as it does for whoever waits."""
         start = time.perf_counter()
         readers = list(self._opening.map(self._part.open, () if point == FULL else self._items[:chunks]))
         sources = [Stored(reader, self._fingerprint) for reader in readers]

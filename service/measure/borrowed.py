@@ -43,7 +43,7 @@ class Borrowed:
         return [Item(key, ids) for key, ids in zip(keys, chunks, strict=True)]
 
     def write(self, model: ServedModel, prefix: Ids, *, items: Sequence[Item]) -> float:
-        """As a job does it; how many seconds it took to compute, pack and store all.
+        """Writes chunks as a job does. Returns how many seconds it took to compute, pack and store all.
 
         Raises Unavailable where one cannot be computed, or has no room.
         """
@@ -57,18 +57,18 @@ class Borrowed:
         return time.perf_counter() - start
 
     def open(self, item: Item) -> BlobReader:
-        """Raises Unavailable where it is gone."""
+        """Opens a chunk's blob. Raises Unavailable where it is gone."""
         found = self._store.open(item.key)
         if isinstance(found, Miss):
             raise Unavailable(f"a chunk that was stored a moment ago is {found.reason.value}: raise the store's budget")
         return found
 
     def settle(self) -> None:
-        """Return when what is copied into nearer tiers is there."""
+        """Returns when what is copied into nearer tiers is there."""
         self._store.flush()
 
     def speeds(self, items: Sequence[Item], *, repeats: int) -> list[TierSpeed]:
-        """Of each tier that has all of them, nearest first."""
+        """The speed of each tier that has all of the chunks, nearest first."""
         found: list[TierSpeed] = []
         for tier in self._store.tiers:
             if all(isinstance(tier.open(item.key), BlobReader) for item in items):
@@ -103,7 +103,7 @@ def _stale(store: StoreUpkeep) -> Iterator[CacheKey]:
 
 
 def _read(tier: BlobAccess, items: Sequence[Item]) -> float:
-    """Bytes a second. A blob that went meanwhile is no longer counted."""
+    """The bytes a second that a tier reads. A blob that went meanwhile is no longer counted."""
     start, nbytes = time.perf_counter(), 0
     for item in items:
         reader = tier.open(item.key)

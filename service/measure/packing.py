@@ -51,7 +51,7 @@ def packed(
     fingerprint: Fingerprint,
     device: torch.device,
 ) -> list[Packed]:
-    """In turn, round by round; one round before them warms up."""
+    """Measures the codecs in turn, round by round; one round before them warms up."""
     packing: dict[str, list[float]] = {codec: [] for codec in codecs}
     unpacking: dict[str, list[float]] = {codec: [] for codec in codecs}
     blobs: dict[str, list[Blob]] = {}
@@ -76,7 +76,7 @@ def _encoded(samples: Sequence[Sample], codec: str) -> list[Blob]:
 
 
 def _unpack(blobs: Sequence[Blob], *, fingerprint: Fingerprint, device: torch.device) -> None:
-    """As a fuse does it, but for placing."""
+    """Unpacks blobs as a fuse does, without placing them."""
     for blob in blobs:
         source = Stored(read(blob), fingerprint)
         for layer, shape in enumerate(blob.head.shapes):
@@ -101,7 +101,7 @@ def _row(records: Sequence[Record], blobs: Sequence[Blob], *, pack_s: float, unp
 
 
 def rms_error(wanted: Sequence[Record], got: Sequence[Record]) -> float:
-    """Root mean square, each array relative to its own size, so that loud layers do not hide quiet ones."""
+    """The error as a root mean square, each array relative to its own size: loud layers do not hide quiet ones."""
     shares = [
         _share(widen(a, one.dtype), widen(b, other.dtype))
         for one, other in zip(wanted, got, strict=True)

@@ -56,7 +56,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The model. Bytes are those of plain keys and values. `store_tokens_per_s`: computed, packed and stored."""
+    """The model and its speeds. Bytes are plain keys and values. `store_tokens_per_s`: computed, packed and stored."""
 
     model: str
     dtype: str
@@ -73,7 +73,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All of it. The first of `codecs` is the one in use. `notes`: what was asked for and could not be."""
+    """A whole measurement. The first of `codecs` is in use. `notes`: what was asked for and could not be."""
 
     facts: Facts
     codecs: tuple[Packed, ...]
@@ -85,7 +85,7 @@ class Measured:
 
 
 def measure(settings: Settings, plan: Plan, *, told: Callable[[str], None]) -> Measured:
-    """`told` hears of each step once the model is loaded. Nothing is left in the store, however this ends."""
+    """Measures as planned. `told` hears of each step once the model is loaded. The store keeps nothing of it."""
     with ExitStack() as stack:
         url = plan.store or f"lmdb://{stack.enter_context(tempfile.TemporaryDirectory())}/store"
         part = stack.enter_context(borrowed(lambda: compose_store(settings.model_copy(update={"store": url}))))
@@ -173,7 +173,7 @@ class _Run:
         return sorted({min(each, fitting) for each in wanted})
 
     def _captured(self, items: Sequence[Item]) -> tuple[Facts, list[Record]]:
-        """Timed twice: a batch computed alone, and all of them into the store."""
+        """The model's facts and records. Timed twice: a batch computed alone, and all of them into the store."""
         press, settings = self._press, self._settings
         self._told("computing chunks")
         batch = [item.ids for item in next(batches(items))]

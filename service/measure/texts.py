@@ -35,7 +35,7 @@ def made_up(tokens: int) -> Iterator[Draft]:
 
 
 def of_files(path: str) -> Iterator[Draft | Problem]:
-    """Of a file, a folder or a pattern, in order."""
+    """The documents of a file, a folder or a pattern, in order."""
     for found in files([path]):
         if isinstance(found, CorpusFile):
             read = read_in(found)
@@ -45,7 +45,7 @@ def of_files(path: str) -> Iterator[Draft | Problem]:
 
 
 def chunks_of(drafts: Iterable[Draft | Problem], press: ServedModel, *, most: int, tokens: int) -> Texts:
-    """The first ones that the model's tokenizer can say: at most so many, and no more than fill its window."""
+    """The first chunks that the model's tokenizer can say: at most so many, and no more than fill its window."""
     chunks: dict[str, Titled] = {}
     found = 0
     problems: list[Problem] = []

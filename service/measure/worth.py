@@ -14,7 +14,7 @@ MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Of one policy. `prefill_tokens_per_s`: of the longest prompt that was tried.
+    """What one policy is worth. `prefill_tokens_per_s`: of the longest prompt that was tried.
 
     `needed_bytes_per_s`: a store that reads less brings a chunk later than that prefill computes it.
     `pays_from`: tokens of the shortest prompt from which on all that were tried gain; None where the longest does not.
@@ -29,7 +29,7 @@ class Worth:
 
 
 def worth(rows: Sequence[Row], policy: str, *, bytes_per_token: float, tiers: Sequence[TierSpeed]) -> Worth:
-    """Of this policy, which is among the rows; they are in order of length."""
+    """What this policy is worth. It is among the rows, which are in order of length."""
     own = [row for row in rows if row.policy == policy]
     full = [row for row in rows if row.policy == FULL.policy]
     prefill = full[-1].prompt_tokens / full[-1].first_token_s

@@ -1,4 +1,4 @@
-"""From OpenAI's body to what the pipeline is asked. Knows no HTTP and no answer."""
+"""Turns OpenAI's body into what the pipeline is asked. Knows no HTTP and no answer."""
 
 from dataclasses import dataclass
 from typing import Final

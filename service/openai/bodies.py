@@ -23,20 +23,20 @@ class TokenLogprob(TopLogprob):
 
 
 class Logprobs(BaseModel):
-    """Of each token of the content."""
+    """The log probabilities of each token of the content."""
 
     content: list[TokenLogprob] | None
     refusal: None = None
 
 
 class CachedTokens(BaseModel):
-    """Of the prompt: what was not computed for this answer."""
+    """The tokens of the prompt that were not computed for this answer."""
 
     cached_tokens: int
 
 
 class CompletionUsage(BaseModel):
-    """In tokens."""
+    """What an answer took, in tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -61,7 +61,7 @@ class AnswerMessage(BaseModel):
 
 
 class Choice(BaseModel):
-    """There is one."""
+    """The answer as a choice. There is one."""
 
     index: int = 0
     message: AnswerMessage
@@ -90,7 +90,7 @@ class Change(BaseModel):
 
 
 class ChunkChoice(BaseModel):
-    """There is one, and none in the chunk that tells the usage."""
+    """A part of the answer's choice. There is one, and none in the chunk that tells the usage."""
 
     index: int = 0
     delta: Change
@@ -122,14 +122,14 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """There is one."""
+    """The models. There is one."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 class ErrorDetail(BaseModel):
-    """`param` is the field that is at fault, where one is."""
+    """What went wrong. `param` is the field that is at fault, where one is."""
 
     message: str = Field(examples=["The model 'gpt-x' does not exist: this service has 'default'"])
     type: str = Field(examples=["invalid_request_error"])

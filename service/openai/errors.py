@@ -60,7 +60,7 @@ class OpenAIRoute(Reads):
 
 
 def as_openai(failure: Failure, request_id: str) -> Response:
-    """For failures outside of these routes: unknown paths, too much at once, what nobody foresaw."""
+    """The response to failures outside of these routes: unknown paths, too much at once, what nobody foresaw."""
     return _response(_fault(failure), request_id)
 
 
@@ -74,7 +74,7 @@ def fault_of(error: Exception) -> Fault:
 
 
 def error_body(error: Exception) -> ErrorBody:
-    """What goes wrong in the middle of a stream."""
+    """The body that tells of what goes wrong in the middle of a stream."""
     return ErrorBody(error=fault_of(error).detail)
 
 
@@ -107,9 +107,9 @@ def _response(fault: Fault, request_id: str) -> Response:
 
 
 def _first(errors: Sequence[Mapping[str, object]]) -> ErrorDetail:
-    """Of what pydantic found, an unknown parameter before all else: what follows from it is no news.
+    """What pydantic found, an unknown parameter before all else: what follows from it is no news.
 
-    Of a value that may be of several types, what is wrong with it and not which types it does not have.
+    A value that may be of several types gets what is wrong with it, and not which types it does not have.
     """
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     param = _param(first)
@@ -129,7 +129,7 @@ def _first(errors: Sequence[Mapping[str, object]]) -> ErrorDetail:
 
 
 def _param(error: Mapping[str, object]) -> str:
-    """Where, as OpenAI writes it: `messages[0].content`."""
+    """The place of an error as OpenAI writes it: `messages[0].content`."""
     written = ""
     for before, part in pairwise(cast(Sequence[object], error["loc"])):
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""From events to what OpenAI's clients read: one answer, or chunks of it as server-sent events. Knows no request."""
+"""Renders events as what OpenAI's clients read: one answer, or chunks of it as server-sent events. Knows no request."""
 
 import logging
 from collections.abc import AsyncGenerator, Iterator
@@ -64,7 +64,7 @@ async def completion(events: AsyncGenerator[Event], envelope: Envelope) -> ChatC
 
 
 async def stream(events: AsyncGenerator[Event], envelope: Envelope, *, with_usage: bool) -> AsyncGenerator[bytes]:
-    """`SURE` when there is a first token, then server-sent events.
+    """Yields `SURE` when there is a first token, then server-sent events.
 
     Errors before are raised; one that comes later is the last event, and what nobody foresaw is raised besides.
     """
@@ -99,11 +99,11 @@ class Chunks:
         self._sources: tuple[Source, ...] = ()
 
     def opening(self) -> ChatCompletionChunk:
-        """Says who speaks."""
+        """The first chunk, which says who speaks."""
         return self._chunk(Change(role="assistant", content=""))
 
     def of(self, event: Event) -> Iterator[ChatCompletionChunk]:
-        """What an event adds, often nothing."""
+        """The chunks that an event adds, often none."""
         match event:
             case Retrieved():
                 self._sources = event.sources
@@ -148,7 +148,7 @@ class Chunks:
 
 
 def usage_of(usage: Usage) -> CompletionUsage:
-    """As OpenAI counts."""
+    """What an answer took, as OpenAI counts."""
     return CompletionUsage(
         prompt_tokens=usage.prompt,
         completion_tokens=usage.completion,

@@ -23,7 +23,7 @@ _ONLY_WITH_LOGPROBS: Final[JsonDict] = {
 
 
 def _none(reason: str) -> AfterValidator:
-    """Takes nothing but the ways to say nothing."""
+    """A validator that takes nothing but the ways to say nothing."""
 
     def check(given: object) -> object:
         if given not in _NOTHING or type(given) in (int, float):  # 0 equals False
@@ -40,7 +40,7 @@ def _role(given: object) -> object:
 
 
 def _content(given: object) -> object:
-    """As pydantic would say it, but that other kinds of parts get a sentence of their own."""
+    """Checks a content as pydantic would, but that other kinds of parts get a sentence of their own."""
     if not isinstance(given, str | list):
         raise ValueError("the content is a string, or a list of parts such as {type: text, text: ...}")
     for part in cast(list[object], given) if isinstance(given, list) else []:
@@ -89,7 +89,7 @@ class Message(Strict):
 
     @property
     def text(self) -> str:
-        """Of all parts, a line for each."""
+        """The text of all parts, a line for each."""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 

@@ -29,7 +29,7 @@ PREFIXES: Final = ("/v1/chat/completions", "/v1/models")  # where failures have 
 
 
 class Asked(Protocol):
-    """Whoever answers."""
+    """Whatever answers a request: the pipeline."""
 
     def answer(self, ask: Ask) -> AsyncGenerator[Event]: ...
 

@@ -75,7 +75,7 @@ class _Flight:
 
 
 class Pipeline:
-    """Of one service. Its methods are called in one event loop."""
+    """The pipeline of one service. Its methods are called in one event loop."""
 
     def __init__(
         self, tenants: Tenants, ingest: Ingest, *, settings: Settings, metrics: Metrics, tracer: Tracer
@@ -156,7 +156,7 @@ class Pipeline:
                 yield event
 
     def _gather(self, tenant: Tenant, ask: Ask, *, blending: Order) -> "tuple[Gathered, list[Future[Opened | Miss]]]":
-        """The passages, with their blobs on their way."""
+        """The passages of the prompt, with their blobs on their way."""
         gathered = gather(tenant, ask)
         if blending.policy == "full":
             return gathered, []
@@ -200,7 +200,7 @@ class Pipeline:
             span.end()
 
     def _blending(self, ask: Ask) -> tuple[Order, bool]:
-        """What this request does; whether an operator decided it."""
+        """The blending of this request, and whether an operator decided it."""
         wanted, switch = ask.blending or self._model.blending, self._tenants.control.switch()
         share = self._settings.share if switch.share is None else switch.share
         if wanted.policy != "full" and (not switch.enabled or random.random() >= share):

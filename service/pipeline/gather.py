@@ -29,19 +29,19 @@ class Entry:
 
     @property
     def titled(self) -> Titled:
-        """As it stands in a prompt."""
+        """The passage as it stands in a prompt."""
         return Titled(self.passage.text.strip(), self.passage.title)
 
     @property
     def source(self) -> Source:
-        """As an answer names it."""
+        """The passage as an answer names it."""
         passage = self.passage
         return Source(passage.id, passage.document, passage.title, passage.text, self.score, passage)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """In the text with this number, a turn's or a loose document's, a passage stands from `start` to `end`."""
+    """Where a passage stands: from `start` to `end` of the text with this number, a turn's or a loose document's."""
 
     number: int
     start: int
@@ -61,7 +61,7 @@ class Gathered:
 
     @property
     def all(self) -> tuple[Entry, ...]:
-        """By number."""
+        """All passages by number."""
         return (*self.entries, *(entry for _, entry in (*self.inside, *self.loose)))
 
     @property
@@ -71,7 +71,7 @@ class Gathered:
         return (*(entry.source for entry in shown), *self._loose_sources())
 
     def _loose_sources(self) -> Iterator[Source]:
-        """With a chunk's id where a document is one chunk, from its first letter to its last."""
+        """The loose documents; with a chunk's id where one is a chunk from its first letter to its last."""
         whole = {
             place.number: entry.passage.id
             for place, entry in self.loose
@@ -109,7 +109,7 @@ class Gathered:
             yield from _cut(titled.text + titled.gap, places.get(number, []))
 
     def _places(self, found: Sequence[tuple[Place, Entry]], *, first: int) -> dict[int, list[tuple[Place, int]]]:
-        """By the numbers of texts, with those of passages."""
+        """The places of passages by the numbers of the texts, each with its passage's number."""
         places: dict[int, list[tuple[Place, int]]] = {}
         for at, (place, _) in enumerate(found, start=first):
             places.setdefault(place.number, []).append((place, at))
@@ -117,7 +117,7 @@ class Gathered:
 
 
 def _cut(text: str, places: Sequence[tuple[Place, int]]) -> Iterator[Part]:
-    """Where passages stand in it, with their numbers; none is empty."""
+    """The parts of a text, cut where passages stand in it, with their numbers; none is empty."""
     end = 0
     for place, passage in places:
         if place.start > end:
@@ -129,7 +129,7 @@ def _cut(text: str, places: Sequence[tuple[Place, int]]) -> Iterator[Part]:
 
 
 def _framed(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """As a question, in one part with its first words: parts are tokenized apart."""
+    """The parts as a question: `ASK` is in one part with its first words, as parts are tokenized apart."""
     if not parts or parts[0].passage is not None:
         return (Part(ASK), *parts)
     return (Part(ASK + parts[0].text), *parts[1:])
@@ -148,7 +148,7 @@ def gather(tenant: Tenant, ask: Ask) -> Gathered:
 
 
 def look_up(tenant: Tenant, lookup: Lookup, *, ask: Ask) -> list[Hit]:
-    """Best first, each hit before its neighbors. Raises Invalid for a collection that is kept without search."""
+    """The hits, best first, each before its neighbors. Raises Invalid for a collection that is kept without search."""
     allowed = _searched(tenant, lookup, ask=ask)
     hits = tenant.library.search(_query_of(lookup, ask=ask, allowed=allowed))
     if lookup.neighbors and hits:
@@ -190,7 +190,7 @@ def _sees(view: DocumentsView, collection: str, *, ask: Ask) -> bool:
 
 
 def _named(tenant: Tenant, ask: Ask) -> Sequence[Passage]:
-    """Chunks by their ids, in the order of the request."""
+    """The chunks that the request names by their ids, in its order."""
     if not ask.chunk_ids:
         return ()
     with tenant.catalog.view() as view:

@@ -1,4 +1,4 @@
-"""From gathered passages to what the engine is asked: tokens, records, and what had to stay out. Decides no policy."""
+"""Turns gathered passages into what the engine is asked: tokens, records, what had to stay out. Decides no policy."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -61,20 +61,20 @@ class Plan:
 
     @property
     def sources(self) -> dict[int, Source]:
-        """The records that there are."""
+        """The records that there are, by the numbers of their passages."""
         return {number: each.source for number, each in self.opened.items() if isinstance(each, Opened)}
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Ids of chunks."""
+        """The ids of the chunks that had no room."""
         return tuple(self.gathered.entries[number].passage.id for number in sorted(self.fitted.dropped))
 
     def loaded(self) -> tuple[ChunkReport, ...]:
-        """Before anything is fused."""
+        """The report of each chunk before anything is fused."""
         return tuple(self._report(number, entry, tokens=0) for number, entry in self.shown)
 
     def chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
-        """What became of each."""
+        """The report of each chunk after the fuse: what became of it."""
         misses = dict(report.misses)
         slots, every = report.recomputed_slots, self.gathered.all
         found: list[ChunkReport] = []
@@ -118,6 +118,6 @@ class Plan:
 
 
 def usage_of(report: FuseReport, completion: int = 0) -> Usage:
-    """In tokens."""
+    """What an answer took, in tokens."""
     prompt = report.reused + report.recomputed + report.fresh
     return Usage(prompt, completion, report.reused, report.recomputed)

@@ -34,7 +34,7 @@ class Read:
 
 
 def files(given: Sequence[str]) -> Iterator[CorpusFile | Problem]:
-    """Of files, folders and patterns, in order. Two of one name stop it: their documents would replace each other."""
+    """The files of paths and patterns, in order. Two of one name raise Invalid: documents would replace each other."""
     seen: dict[str, Path] = {}
     for root in _roots(given):
         for path, refusal in walk([root]):
@@ -56,7 +56,7 @@ def files(given: Sequence[str]) -> Iterator[CorpusFile | Problem]:
 
 
 def read_in(file: CorpusFile) -> Read:
-    """Its documents: of a file that is one, its name is the id; of others the ids that they bring, or name#place."""
+    """Reads a file. Its documents keep the ids that they bring; a lone one gets the file's name, others name#place."""
     reading = read_file(file.path)
     drafts = [
         draft if draft.id else replace(draft, id=file.name if len(reading.drafts) == 1 else f"{file.name}#{place}")
@@ -85,7 +85,7 @@ def _matching(pattern: Path) -> Iterator[Path]:
 
 
 def _name(path: Path, root: Path) -> str:
-    """Text in any case, with slashes on every system."""
+    """The file's name: text in any case, with slashes on every system."""
     whole, here = _absolute(path), Path.cwd()
     above = here if path == root and whole.is_relative_to(here) else _absolute(root).parent
     below = whole.relative_to(above)
@@ -93,5 +93,5 @@ def _name(path: Path, root: Path) -> str:
 
 
 def _absolute(path: Path) -> Path:
-    """Without following links: what is linked in is named by where it is linked."""
+    """The absolute path, without following links: what is linked in is named by where it is linked."""
     return Path(os.path.normpath(Path.cwd() / path))

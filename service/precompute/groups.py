@@ -42,14 +42,14 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """As `0/4` to `3/4`."""
+        """The share that a text such as `0/4` to `3/4` names. Raises Invalid for another text."""
         number, _, of = text.partition("/")
         if number.isdecimal() and of.isdecimal() and int(number) < int(of):
             return cls(int(number), int(of))
         raise Invalid(f"--shard takes a share such as 0/4, the first of four, up to 3/4; got {text!r}")
 
     def holds(self, chunk: str) -> bool:
-        """Whether it is of this share."""
+        """Is the chunk of this share?"""
         return int(chunk[:8], 16) % self.of == self.number
 
 
@@ -63,12 +63,12 @@ class Standing:
 
     @property
     def nbytes(self) -> int:
-        """Of all that is stored."""
+        """The bytes of all that is stored."""
         return sum(self.stored.values())
 
 
 def look(target: Target) -> Standing:
-    """As the catalog and the store say now."""
+    """The standing as the catalog and the store tell it now."""
     behind = target.tenant.shelf.behind([target.collection])[target.collection]
     digest = behind.fingerprint.digest
     stored = {
@@ -106,7 +106,7 @@ class Group:
 
 
 class Reader:
-    """Of one run: `seen` are all chunks that came by, in the order of the corpus, and whether they are to be computed.
+    """Reads for one run. `seen`: all chunks that came by, in the corpus's order, and whether they are to be computed.
 
     `settled`: what is missing of files that did not change is over budget, and is not asked for again.
     """
@@ -121,7 +121,7 @@ class Reader:
         self._settled = settled
 
     def groups(self, found: Iterable[CorpusFile | Problem]) -> Iterator[Group]:
-        """The last may be empty."""
+        """Yields the groups of the corpus; the last may be empty."""
         with self._target.tenant.catalog.view() as view:
             known = view.sources(self._target.collection)
         group, start = Group(), time.perf_counter()
@@ -140,7 +140,7 @@ class Reader:
         yield group
 
     def _add_known(self, group: Group, file: CorpusFile, *, source: SourceFile | None) -> bool:
-        """Whether the file is as it was when its documents came to serve, and they still do."""
+        """Adds a file's chunks and returns True if it is as it was when its documents came to serve, and these do."""
         if source is None or source.signature != signature(file, self._target.rules):
             return False
         with self._target.tenant.catalog.view() as view:

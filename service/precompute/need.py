@@ -55,7 +55,7 @@ def _question(line: str, place: str) -> str:
 
 
 def needs(library: Library, questions: Iterable[str], *, collection: str, top_k: int) -> Counter[str]:
-    """For each chunk, how many of the questions a search would bring it for."""
+    """How many of the questions a search would bring each chunk for."""
     counts: Counter[str] = Counter()
     for question, times in Counter(questions).items():
         hits = library.search(Query(question, top_k, allowed=scope(collection=collection)))
@@ -83,11 +83,11 @@ class Budgeted:
         self._need = need
 
     def epoch(self, tenant: str) -> int:
-        """The store's."""
+        """The store's epoch of the tenant."""
         return self._store.epoch(tenant)
 
     def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
-        """What fits; all behind the first that does not is over budget."""
+        """Stores the blobs that fit; all behind the first that does not are over budget."""
         puts: list[Put] = []
         fitting: list[Blob] = []
         for blob in () if self.is_full else blobs:
@@ -104,7 +104,7 @@ class Budgeted:
         return [*puts, *[Put.OVER_BUDGET] * (len(blobs) - len(puts))]
 
     def replace(self, blob: Blob) -> Put:
-        """As a put."""
+        """Stores a blob as `put_all` does."""
         return self.put_all([blob])[0]
 
     def _put(self, blobs: Sequence[Blob]) -> list[Put]:
@@ -113,7 +113,7 @@ class Budgeted:
         return puts
 
     def _fits(self, blob: Blob) -> bool:
-        """Whether it does, once the spare ones have left that must."""
+        """Does the blob fit, once the spare ones have left that must?"""
         wanted, free, leaving = self._need[blob.head.key.chunk], self._room, 0
         for key, nbytes in reversed(self._spare):
             if free >= _most(blob) or self._need[key.chunk] >= wanted:

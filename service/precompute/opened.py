@@ -49,7 +49,7 @@ def opened(
 
 
 def _rules(catalog: Catalog, collection: str, *, wanted: int, usual: int) -> CollectionRules:
-    """Those of the collection, if it is there: all its documents are cut alike, whoever puts them in."""
+    """The rules of the collection, if it is there: all its documents are cut alike, whoever puts them in."""
     with catalog.view() as view:
         found = view.collection(collection)
     if found is None:

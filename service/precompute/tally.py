@@ -29,7 +29,7 @@ class Tally:
     problems: list[Problem] = field(default_factory=list[Problem])
 
     def add(self, other: "Tally") -> None:
-        """All that the other counted, too."""
+        """Adds all that the other counted."""
         for each in fields(self):
             value = getattr(other, each.name)
             if isinstance(value, int):
@@ -39,5 +39,5 @@ class Tally:
             self.spend(stage, spent)
 
     def spend(self, stage: str, seconds: float) -> None:
-        """So much longer at this stage."""
+        """Adds seconds to a stage."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds

@@ -38,7 +38,7 @@ class Plan:
 
 
 class Precompute:
-    """Of one collection. May be stopped anywhere, and run again."""
+    """Works through the corpus of one collection. May be stopped anywhere, and run again."""
 
     def __init__(self, target: Target, plan: Plan = Plan()) -> None:
         self.tally = Tally()
@@ -46,7 +46,7 @@ class Precompute:
         self._plan = plan
 
     def run(self, found: Iterable[CorpusFile | Problem], *, told: Told) -> Tally:
-        """All files; `told` is called as it goes on. Raises StoreError and CatalogError; what was done is kept."""
+        """Works on all files; `told` is called meanwhile. Raises StoreError and CatalogError; what was done is kept."""
         self._begin()
         standing = look(self._target)
         terms = self._terms()
@@ -81,7 +81,7 @@ class Precompute:
                 self.tally.removed += len(gone)
 
     def _begin(self) -> None:
-        """The collection."""
+        """Makes the collection where it is not there."""
         target = self._target
         with target.tenant.catalog.view() as view:
             if view.collection(target.collection) is not None:
@@ -121,7 +121,7 @@ class Precompute:
 
 
 class _Run:
-    """One of them, from the first group to the last outcome."""
+    """One run, from the first group to the last outcome."""
 
     def __init__(self, target: Target, plan: Plan, *, standing: Standing, tally: Tally, told: Told) -> None:
         self._target = target
@@ -180,7 +180,7 @@ class _Run:
             self._told(self._tally)
 
     def _asked(self, groups: Iterable[Group]) -> Iterator[Item]:
-        """The chunks of each group in turn. One that waits for none serves at once."""
+        """The chunks of each group in turn. A group that waits for none serves at once."""
         shelf, behind = self._target.tenant.shelf, self._standing.behind
         for group in groups:
             self._open(group)
@@ -192,7 +192,7 @@ class _Run:
             yield from (Item(shelf.key(chunk, behind), ids) for chunk, ids in group.chunks.items())
 
     def _texts(self, chunks: Sequence[str], sink: Budgeted) -> Iterator[Item]:
-        """As long as there is room."""
+        """Yields chunks with their token ids, as long as there is room."""
         target, behind = self._target, self._standing.behind
         for start in range(0, len(chunks), RANKED):
             with target.tenant.catalog.view() as view:
@@ -228,13 +228,13 @@ class _Run:
                 self._close(group)
 
     def _leave(self, group: Group) -> None:
-        """Its chunks are over budget."""
+        """Counts a group's chunks as over budget."""
         self._tally.over_budget += len(group.chunks)
         group.chunks.clear()
         group.waiting = 0
 
     def _open(self, group: Group) -> None:
-        """Its documents are kept and indexed, to serve later: those that do not serve already, just so."""
+        """Keeps and indexes a group's documents, to serve later: those that do not serve already, just so."""
         self._tally.add(group.tally)
         if self._plan.shard is not None:
             return
@@ -251,7 +251,7 @@ class _Run:
             group.staged |= {each.id for each in fresh}
 
     def _close(self, group: Group) -> None:
-        """Its documents serve, in one transaction with the memory of their files: a known file's documents serve."""
+        """Makes a group's documents serve, in one transaction with the memory of files: a known file's do serve."""
         target = self._target
         if self._plan.shard is not None or not group.fresh:
             return
@@ -271,7 +271,7 @@ class _Run:
         self._told(self._tally)
 
     def _sources(self, group: Group) -> tuple[dict[str, SourceFile], list[str]]:
-        """What is remembered of its files, and the documents that no file has any more.
+        """What is remembered of a group's files, and the documents that no file has any more.
 
         What could not be read of a file stays as it was, and the file is read again by the next run.
         """
@@ -302,14 +302,14 @@ class _Run:
 
 
 def _in_collection(target: Target, documents: Iterable[str]) -> list[str]:
-    """Those of them that are: a corpus that was put into another one took its documents there."""
+    """The documents that are in the collection: a corpus that was put into another one took its documents there."""
     with target.tenant.catalog.view() as view:
         found = [view.document(document) for document in documents]
     return [entry.id for entry in found if entry and entry.collection == target.collection]
 
 
 def _ahead(groups: Iterator[Group], pool: Executor) -> Iterator[Group]:
-    """The next is read while one is worked on."""
+    """Yields the groups; the next is read while one is worked on."""
     coming = pool.submit(next, groups, None)
     while (group := coming.result()) is not None:
         coming = pool.submit(next, groups, None)

@@ -36,7 +36,7 @@ def tracer_over(exporter: SpanExporter) -> Tracer:
 
 
 def signal_url(endpoint: str) -> str:
-    """Where spans go. Raises ValueError for what is no URL."""
+    """The address to which spans are sent. Raises ValueError for what is no URL."""
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ValueError(f"traces go to a URL such as http://localhost:4318, got {endpoint!r}")

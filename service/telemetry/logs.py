@@ -75,7 +75,7 @@ def note(**values: Scalar) -> None:
 
 
 def note_timings(timings_ms: Mapping[str, float]) -> None:
-    """How long the stages took: for the line, and for `Server-Timing` where the response has not started."""
+    """Notes how long the stages took: for the line, and for `Server-Timing` if the response has not started."""
     notes = _notes.get()
     if notes is not None:
         notes.timings_ms.update(timings_ms)
@@ -101,11 +101,11 @@ def guard(value: object) -> Scalar:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Of a class of its own, so that a second setup knows it."""
+    """A handler of a class of its own, so that a second setup knows it."""
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object per line."""
+    """Writes a record as one JSON object on a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = _describe(record)
@@ -116,7 +116,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """`time LEVEL message key=value`; a traceback follows, indented, so that none of it passes for a line."""
+    """Writes `time LEVEL message key=value`; a traceback follows, indented, so that none of it passes for a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = _describe(record)

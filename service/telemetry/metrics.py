@@ -51,7 +51,7 @@ class Totals:
 
 
 class Metrics:
-    """From any thread. `clock`: seconds that only grow."""
+    """The service's metrics, counted from any thread. `clock`: seconds that only grow."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -160,7 +160,7 @@ class Metrics:
         return generate_latest(_WithoutDates(self._registry)), CONTENT_TYPE_PLAIN_0_0_4
 
     def totals(self, tenant: str) -> Totals:
-        """Of this tenant alone, also where its label is `other`."""
+        """What was counted for this tenant alone, also where its label is `other`."""
         with self._lock:
             tally = Tally(self._tallies.get(tenant, {}))
         return Totals(

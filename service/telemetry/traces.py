@@ -28,7 +28,7 @@ class Span:
 
     @property
     def trace_id(self) -> str:
-        """As others write it; empty where nothing is recorded."""
+        """The trace's id as others write it; empty where nothing is recorded."""
         return trace.format_trace_id(self._span.get_span_context().trace_id) if self._span.is_recording() else ""
 
     def set(self, **attributes: Value) -> None:
@@ -37,19 +37,19 @@ class Span:
             self._put(f"kvweave.{name}", value)
 
     def describe(self, *, method: str, route: str, status: int) -> None:
-        """What a request turned out to be, in the names that OpenTelemetry has for it."""
+        """Notes what a request turned out to be, in the names that OpenTelemetry has for it."""
         self._span.update_name(f"{method} {route}")
         self._put("http.request.method", method)
         self._put("http.route", route)
         self._put("http.response.status_code", status)
 
     def fail(self, error: str) -> None:
-        """It ended by this error, named by its class."""
+        """Notes the error that ended the span, named by its class."""
         self._put("error.type", error)
         self._span.set_status(StatusCode.ERROR)
 
     def end(self) -> None:
-        """A second call does nothing."""
+        """Ends the span. A second call does nothing."""
         if self._span.is_recording():
             self._span.end()
 

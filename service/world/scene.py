@@ -26,7 +26,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`about`: the name it holds. `needs`: what passages answer it together.
+    """A question of a scene. `about`: the name it holds. `needs`: what passages answer it together.
 
     `kind`: plain, naming, the link's, or unknown where no passage answers it.
     """
@@ -61,7 +61,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`facts` are those of each passage, `unanswered` are questions that none of them answers."""
+    """A few passages. `facts` are those of each passage, `unanswered` are questions that none of them answers."""
 
     passages: tuple[Passage, ...]
     questions: tuple[Question, ...]
@@ -69,14 +69,14 @@ class Scene:
     unanswered: tuple[Question, ...]
 
     def reversed(self) -> "Scene":
-        """The documents in the other order; the passages of a document stay in their own."""
+        """The scene with its documents in the other order; the passages of a document stay in their own."""
         documents = [list(group) for _, group in groupby(range(len(self.passages)), lambda i: self.passages[i].title)]
         order = [page for document in reversed(documents) for page in document]
         place = {page: at for at, page in enumerate(order)}
         return self._moved(place, [self.passages[page] for page in order], facts=[self.facts[page] for page in order])
 
     def filled(self, fillers: Mapping[int, Sequence[Passage]]) -> "Scene":
-        """With passages that tell nothing before those with these numbers."""
+        """The scene with passages that tell nothing before those with these numbers."""
         passages, facts, place = list[Passage](), list[tuple[Fact, ...]](), dict[int, int]()
         for page in range(len(self.passages) + 1):
             passages += fillers.get(page, ())
@@ -90,7 +90,7 @@ class Scene:
     def _moved(
         self, place: Mapping[int, int], passages: Sequence[Passage], *, facts: Sequence[Sequence[Fact]]
     ) -> "Scene":
-        """`place`: where each passage of before stands now. Passages and facts are in their new order."""
+        """The scene in the order of these passages and facts. `place`: where each passage of before stands now."""
         return Scene(
             tuple(passages),
             tuple(replace(each, needs=tuple(place[page] for page in each.needs)) for each in self.questions),
@@ -140,7 +140,7 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """From passage `page` on, `word` means the entity."""
+    """A link between passages: from passage `page` on, `word` means the entity."""
 
     naming: Naming
     word: str
@@ -218,7 +218,7 @@ class _Writer:
         self._tell_of(link, later)
 
     def _tell_of(self, link: _Link, number: int) -> None:
-        """A fact about what the link names, in its other name: the theme, if it can be, as with its rivals."""
+        """Tells a fact about what the link names, in its other name: the theme, if it can be, as with its rivals."""
         fits = self._theme.subject == link.entity.kind and (link.entity, self._theme) not in self._told
         relation = self._theme if fits else self._untold(link.entity)
         if relation is None:
@@ -233,7 +233,7 @@ class _Writer:
         self._note(sentence, number, alias=Alias(link.word, link.entity.name, link.page))
 
     def _valued(self, link: _Link, number: int) -> bool:
-        """A fact whose value has the link's other name."""
+        """Tells a fact whose value has the link's other name. Returns whether it did."""
         fitting = [relation for relation in self._relations if relation.value == link.entity.kind]
         if not fitting:
             return False
@@ -252,7 +252,7 @@ class _Writer:
         return f"{word} ({link.entity.name})" if self._random.random() < self._shape.restated else word
 
     def _tell(self, number: int) -> None:
-        """A plain fact."""
+        """Tells a plain fact."""
         relation = self._random.choice(self._relations)
         subject = self._subject(relation.subject)
         if (subject, relation) in self._told:
@@ -270,7 +270,7 @@ class _Writer:
         self._questions.append(Question(ask, subject.name, value, kind, needs, RELATIONS.index(relation)))
 
     def _note(self, sentence: str, number: int, *, alias: Alias | None = None) -> None:
-        """The fact that was just asked for stands in this sentence."""
+        """Notes that the fact that was just asked for stands in this sentence."""
         asked = self._questions[-1]
         assert asked.relation is not None
         self._pages[number].facts.append(Fact(sentence, asked.about, asked.answer, asked.relation, alias))
@@ -291,7 +291,7 @@ class _Writer:
                 yield Question(ask, entity.name, UNKNOWN, UNKNOWN, (), RELATIONS.index(relation))
 
     def _filled(self, scene: Scene) -> Scene:
-        """With passages that tell nothing at any place that is no border inside of a document."""
+        """The scene with passages that tell nothing at any place that is no border inside of a document."""
         free = [page for page in range(len(self._pages) + 1) if page - 1 not in self._joined]
         fillers: dict[int, list[Passage]] = {}
         for _ in range(self._fillers):
@@ -301,14 +301,14 @@ class _Writer:
         return scene.filled(fillers)
 
     def _linked_kind(self, naming: Naming) -> str:
-        """Of what the naming can name, mostly what the theme is about, else what this scene's facts tell about."""
+        """A kind that the naming can name: mostly the theme's, else one that this scene's facts tell about."""
         if self._theme.subject in naming.kinds and self._random.random() < 0.8:
             return self._theme.subject
         told = [relation.subject for relation in self._relations if relation.subject in naming.kinds]
         return self._random.choice(told or [kind for kind in THINGS if kind in naming.kinds])
 
     def _subject(self, kind: str) -> Entity:
-        """Often somebody who is known already."""
+        """A subject of this kind, often one that is known already."""
         known = [entity for entity in self._known if entity.kind == kind]
         if known and self._random.random() < 0.3:
             return self._random.choice(known)
@@ -316,7 +316,7 @@ class _Writer:
         return entity
 
     def _untold(self, entity: Entity) -> Relation | None:
-        """What was not told of it yet: one of the scene's relations, or else any."""
+        """What was not told of the entity yet: one of the scene's relations, or else any."""
         for relations in (self._relations, RELATIONS):
             left = [each for each in relations if each.subject == entity.kind and (entity, each) not in self._told]
             if left:
@@ -332,7 +332,7 @@ class _Writer:
         return self._draw.entity(relation.value).name
 
     def _titles(self) -> list[str]:
-        """Of each page; a page that goes on has the title of the next one."""
+        """The title of each page; a page that goes on has the title of the next one."""
         numbers = self._random.sample(range(11, 100), len(self._pages))
         titles: list[str] = []
         for page, number in enumerate(numbers):

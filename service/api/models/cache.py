@@ -44,7 +44,7 @@ class ChunkStateOut(BaseModel):
 
 
 class LookupAnswer(BaseModel):
-    """`unknown`: ids that name nothing you may see."""
+    """What is stored of the chunks. `unknown`: ids that name nothing you may see."""
 
     chunks: list[ChunkStateOut]
     unknown: list[str]

@@ -21,7 +21,7 @@ class Rules(Strict):
 
 
 class CollectionOut(BaseModel):
-    """`documents`: how many serve."""
+    """A collection with its rules. `documents`: how many serve."""
 
     name: str
     chunk_tokens: int
@@ -32,13 +32,13 @@ class CollectionOut(BaseModel):
 
 
 class CollectionList(BaseModel):
-    """In the order of their names."""
+    """The collections in the order of their names."""
 
     collections: list[CollectionOut]
 
 
 class CollectionDeleted(BaseModel):
-    """What went with it."""
+    """A collection that was deleted, and what went with it."""
 
     name: str
     documents: int

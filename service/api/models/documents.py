@@ -120,7 +120,7 @@ class DocumentOut(BaseModel):
 
 
 class DocumentPage(BaseModel):
-    """In the order of their ids. `next`: what to give as `after` for the page that follows; null at the end."""
+    """Documents in the order of their ids. `next`: what to give as `after` for the following page; null at the end."""
 
     documents: list[DocumentOut]
     next: str | None
@@ -143,14 +143,14 @@ class ChunkOut(BaseModel):
 
 
 class ChunkPage(BaseModel):
-    """In the document's order."""
+    """Chunks of a document, in its order."""
 
     chunks: list[ChunkOut]
     next: int | None
 
 
 class Deleted(BaseModel):
-    """`chunks_kept`: other documents hold them. `done`: every tier answers that the others are gone."""
+    """A deleted document. `chunks_kept`: others hold them. `done`: every tier answers that the other ones are gone."""
 
     id: str
     chunks_removed: list[str]

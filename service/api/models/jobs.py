@@ -8,7 +8,7 @@ Status = Literal["running", "done", "failed", "cancelled"]
 
 
 class JobOut(BaseModel):
-    """`failed`: at least one upload did; `cancelled`: it was ended before all were ready. Times: seconds since 1970.
+    """A job. `failed`: some upload did; `cancelled`: it was ended before all were ready. Times: seconds since 1970.
 
     Of its `chunks`, `stored`, `over_budget` and `unsupported` say what became of their caches.
     """
@@ -39,14 +39,14 @@ class UploadOut(BaseModel):
 
 
 class JobDetail(JobOut):
-    """With a page of its uploads."""
+    """A job with a page of its uploads."""
 
     items: list[UploadOut]
     next: int | None
 
 
 class JobPage(BaseModel):
-    """Newest first."""
+    """A page of jobs, newest first."""
 
     jobs: list[JobOut]
     next: str | None

@@ -6,7 +6,7 @@ from service.api.models.fields import Strict
 
 
 class Health(BaseModel):
-    """Whether it lives, or is ready."""
+    """Whether the service lives, or is ready."""
 
     status: str = Field(examples=["ok"])
 
@@ -31,7 +31,7 @@ class Served(BaseModel):
 
 
 class Stats(BaseModel):
-    """`served` is null for a key with a filter, `store` for all but operators."""
+    """What a tenant has. `served` is null for a key with a filter, `store` for all but operators."""
 
     documents: int
     chunks: int

@@ -38,7 +38,7 @@ class BlendIn(Strict):
     ratio: float | None = Field(None, ge=0, le=1, description="The share of cached tokens that are recomputed")
 
     def over(self, default: Order) -> Order:
-        """With the default's where it says nothing."""
+        """The blending that is asked for, with the default's where this says nothing."""
         return Order(self.policy or default.policy, default.ratio if self.ratio is None else self.ratio)
 
 
@@ -55,7 +55,7 @@ class ObjectFormat(Strict):
 
 
 class NamedSchema(Strict):
-    """As OpenAI names it."""
+    """A JSON schema with its name, as OpenAI writes it."""
 
     name: str = Field("", max_length=64)
     description: str = Field("", max_length=10_000)
@@ -113,7 +113,7 @@ class QueryRequest(Strict):
 
 
 class UsageOut(BaseModel):
-    """In tokens."""
+    """What an answer took, in tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -133,26 +133,26 @@ class QueryAnswer(BaseModel):
 
 
 class RetrievedEvent(BaseModel):
-    """`retrieved`: what the answer rests on."""
+    """The event `retrieved`: what the answer rests on."""
 
     id: str
     sources: list[SourceOut]
 
 
 class LoadedEvent(BaseModel):
-    """`loaded`: where the chunks' caches come from."""
+    """The event `loaded`: where the chunks' caches come from."""
 
     chunks: tuple[ChunkReport, ...]
 
 
 class FusedEvent(BaseModel):
-    """`fused`: the prompt is in place; the first token follows."""
+    """The event `fused`: the prompt is in place; the first token follows."""
 
     usage: UsageOut
     report: Report
 
 
 class TokenEvent(BaseModel):
-    """`token`: some more of the answer."""
+    """The event `token`: some more of the answer."""
 
     text: str

@@ -41,7 +41,7 @@ class SourceOut(BaseModel):
 
 
 class SearchAnswer(BaseModel):
-    """Best first."""
+    """The hits, best first."""
 
     hits: list[SourceOut]
 
@@ -64,7 +64,7 @@ class RerankRequest(Strict):
 
 
 class Ranked(BaseModel):
-    """`index`: the place in the request."""
+    """A text or chunk with its score. `index`: its place in the request."""
 
     index: int
     score: float
@@ -72,6 +72,6 @@ class Ranked(BaseModel):
 
 
 class RerankAnswer(BaseModel):
-    """Best first."""
+    """The texts or chunks, best first."""
 
     results: list[Ranked]
