@@ -1,6 +1,6 @@
 """Who imports whom, in a circle: files, and folders. Imports for types and deferred ones count: readers follow them."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import PurePosixPath
 
@@ -20,8 +20,7 @@ def file_cycle(sources: tuple[Source, ...]) -> list[str]:
 def folder_cycle(sources: tuple[Source, ...]) -> list[str]:
     """Folders of the product that import each other. A file that lies beside folders stands for itself."""
     product = [source for source in sources if within(source.module, PRODUCT)]
-    above = {folder for source in product for folder in source.path.parent.parents}
-    places = {source.module: _place(source.path, above) for source in product}
+    places = {source.module: room for source, room in rooms(product).items()}
     graph: dict[str, set[str]] = {place: set() for place in places.values()}
     for source in product:
         for found in source.imports():
@@ -32,7 +31,13 @@ def folder_cycle(sources: tuple[Source, ...]) -> list[str]:
     return _cycle(graph)
 
 
-def _place(path: PurePosixPath, above: Container[PurePosixPath]) -> str:
+def rooms(sources: Sequence[Source]) -> dict[Source, str]:
+    """The folder of each file, or the file itself where it lies beside folders."""
+    above = {folder for source in sources for folder in source.path.parent.parents}
+    return {source: _room(source.path, above) for source in sources}
+
+
+def _room(path: PurePosixPath, above: Container[PurePosixPath]) -> str:
     """`above` are the folders that hold others."""
     return str(path if path.parent in above and path.name != "__init__.py" else path.parent)
 
