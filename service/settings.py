@@ -22,6 +22,11 @@ class SettingsError(ValueError):
     """A setting that is unknown or malformed; the text says which, and what would do."""
 
 
+def ray_address() -> str:
+    """Where Ray's own variable says that its cluster is; empty where it does not."""
+    return os.environ.get("RAY_ADDRESS", "")
+
+
 def _home() -> Path:
     return Path.home() / ".local/share/kvweave"
 

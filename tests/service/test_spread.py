@@ -1,12 +1,11 @@
-"""Chunks over a cluster, without one: how many actors there are, what is refused, and what rounds that lose some do."""
+"""Chunks over a cluster, without one: how many actors there are, what is refused, and what is done about losses."""
 
 from __future__ import annotations
 
-import pickle
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -26,6 +25,7 @@ from service.precompute import spread  # noqa: E402  # it needs ray
     ("address", "store", "told"),
     [
         ("127.0.0.1:9", "lmdb:///nowhere", ":9 does not answer"),
+        ("local", "lmdb:///nowhere", "local does not answer"),  # Ray would begin one, that listens everywhere
         ("ray://127.0.0.1:9", "lmdb:///nowhere", "RAY_ADDRESS names the cluster's own HOST:PORT"),
         ("127.0.0.1:9", "tiered:lmdb:///nowhere| mem://", "mem:// is of one machine alone"),
     ],
@@ -42,9 +42,61 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         _remote(Settings(store="mem://"), 0)
 
 
-def test_each_chunk_comes_once_whatever_rounds_lose_and_few_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    chance, taken = random.Random(3), 0
+class Lossy:
+    """In the place of Ray: actors whose batches end in any order, or are lost as often as `loss` says."""
+
+    def __init__(self, loss: float) -> None:
+        self.chance = random.Random(3)
+        self.loss = loss
+        self._results: dict[int, list[Outcome]] = {}
+
+    def remote(self, kind: type) -> Lossy:
+        return self
+
+    def options(self, **wanted: int) -> Hiring:
+        assert wanted["max_restarts"] == wanted["max_task_retries"] == 0
+        return Hiring(self)
+
+    def begin(self, batch: Sequence[Item]) -> int:
+        flight = self.chance.getrandbits(60)
+        self._results[flight] = [Outcome(item, Put.STORED) for item in batch]
+        return flight
+
+    def wait(self, flights: list[int], *, timeout: float) -> tuple[list[int], list[int]]:
+        first = self.chance.choice(flights)
+        return [first], [flight for flight in flights if flight != first]
+
+    def get(self, flight: int) -> list[Outcome]:
+        outcomes = self._results.pop(flight)
+        if self.chance.random() < self.loss:
+            raise RayError("a node is gone")
+        return outcomes
+
+
+class Hiring:
+    def __init__(self, cluster: Lossy) -> None:
+        self._cluster = cluster
+
+    def remote(self, order: object) -> Hired:
+        return Hired(self._cluster)
+
+
+class Hired:
+    """An actor; `compute` has the form of Ray's methods."""
+
+    def __init__(self, cluster: Lossy) -> None:
+        self.compute = self
+        self._cluster = cluster
+
+    def remote(self, batch: Sequence[Item]) -> int:
+        return self._cluster.begin(batch)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.1, 0.5])
+def test_each_chunk_comes_once_whatever_is_lost_and_few_wait(monkeypatch: pytest.MonkeyPatch, loss: float) -> None:
+    monkeypatch.setattr(spread, "ray", Lossy(loss))
     items = [Item(CacheKey("default", f"{number:032x}", "f" * 32, "q4"), (number,) * 40) for number in range(5000)]
+    taken = 0
 
     def coming() -> Iterator[Item]:
         nonlocal taken
@@ -52,28 +104,18 @@ def test_each_chunk_comes_once_whatever_rounds_lose_and_few_wait(monkeypatch: py
             taken += 1
             yield item
 
-    def lossy(order: object, left: dict[int, bytes], *, form: object) -> Iterator[tuple[int, list[Outcome]]]:
-        kept = chance.choice([0.0, 0.5, 1.0])
-        for number, batch in list(left.items()):
-            if chance.random() < kept:
-                yield number, [Outcome(item, Put.STORED) for item in pickle.loads(batch)]
-        if chance.random() < 0.5:
-            raise RayError("a node is gone")
-
-    monkeypatch.setattr(spread, "_round", lossy)
-    monkeypatch.setattr(spread, "_shape_now", lambda *given: spread.Shape(2, 1, 0))
-    monkeypatch.setattr(spread, "PAUSE_S", 0)
-    monkeypatch.setattr(spread, "ROUNDS", 50)
-    monkeypatch.setattr(spread, "WINDOW", 4)
     seen: list[Item] = []
-    for outcome in spread._rounds(order=None, items=coming(), actors=2):  # type: ignore[arg-type]
+    for outcome in spread._computed(None, coming(), form=spread.Shape(3, 1, 0)):  # type: ignore[arg-type]
         seen.append(outcome.item)
-        assert taken - len(seen) <= (2 * 8 + 2) * BATCH_CHUNKS
+        assert taken - len(seen) <= (3 * (1 + spread.AT_ONCE) + 2) * BATCH_CHUNKS
     assert sorted(each.key.chunk for each in seen) == [each.key.chunk for each in items]
 
-    monkeypatch.setattr(spread, "_round", lambda *given, **named: iter(()))
+
+def test_actors_that_are_lost_again_and_again_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "ray", Lossy(1.0))
+    items = [Item(CacheKey("default", "c" * 32, "f" * 32, "q4"), (1, 2))]
     with pytest.raises(ServiceError, match="no actor could compute anything"):
-        list(spread._rounds(order=None, items=iter(items), actors=2))  # type: ignore[arg-type]
+        list(spread._computed(None, items, form=spread.Shape(2, 1, 0)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +139,12 @@ def test_actors_are_as_many_and_as_wide_as_fit(
     assert spread.shape(nodes, device, actors=actors) == spread.Shape(*wanted)
 
 
-def test_no_cluster_is_begun_that_would_listen_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "canonicalize_bootstrap_address", lambda address: None)
-    with pytest.raises(ServiceError, match="set RAY_ADDRESS"):
+def test_where_none_is_named_one_is_found_here_or_none_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(address: str, **options: object) -> None:
+        assert address == "auto"
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(spread.ray, "init", init)
+    with pytest.raises(ServiceError, match="RAY_ADDRESS names"):
         spread.spread(Settings(store="s3://bucket/prefix"), 0)
