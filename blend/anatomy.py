@@ -15,7 +15,7 @@ from blend.context import Context, LayerShape, span
 from blend.errors import UnsupportedModel
 from blend.gate import text_config
 from blend.rotary import Angles, Rotation, candidates, read_angles, unrotate
-from blend.step import Halt, Segment, Step, active
+from blend.step import PassHalted, Segment, Step, active
 
 TOKENS = 12
 OFFSET = 1009
@@ -37,7 +37,7 @@ class LayerRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Anatomy:
+class ModelLayers:
     """`shapes` and `rules` have None where a layer reads another one's keys, which then is among `shared`."""
 
     shapes: tuple[LayerShape | None, ...]
@@ -60,7 +60,7 @@ class Anatomy:
         return min([layer, *self.shared])
 
 
-class Probe(Step):
+class LayerProbe(Step):
     """A step that notes what goes by. Keeps no context: each row sees the rows of this pass only."""
 
     def __init__(self, *, first: int, device: torch.device, entered: dict[int, Tensor] | None = None) -> None:
@@ -121,7 +121,7 @@ class AnglesProbe(Step):
         if layer in self._tables:
             self.given[layer] = given
         if layer == self._last:
-            raise Halt
+            raise PassHalted
         return None
 
 
@@ -137,7 +137,7 @@ def run(model: PreTrainedModel, step: Step, *, ids: Tensor, wanted: Tensor | Non
                 use_cache=True,
                 logits_to_keep=rows,
             )
-        except Halt:
+        except PassHalted:
             return None
     logits: Tensor = out.logits[0]
     return logits
@@ -156,14 +156,14 @@ def angles(model: PreTrainedModel, positions: Tensor, *, tables: list[int], last
     return found
 
 
-def examine(model: PreTrainedModel, *, window: int) -> Anatomy:
+def examine(model: PreTrainedModel, *, window: int) -> ModelLayers:
     """Run the model twice over the same tokens and compare."""
     device = model.device
     ids = torch.arange(3, 3 + TOKENS, device=device) % text_config(model).vocab_size
     offset = min(OFFSET, max(TOKENS, window // 2))
-    near = Probe(first=0, device=device)
+    near = LayerProbe(first=0, device=device)
     run(model, near, ids=ids)
-    far = Probe(first=offset, device=device, entered=near.entered)
+    far = LayerProbe(first=offset, device=device, entered=near.entered)
     run(model, far, ids=ids)
     if not torch.equal(near.entered[0], far.entered[0]):
         raise UnsupportedModel(
@@ -174,7 +174,7 @@ def examine(model: PreTrainedModel, *, window: int) -> Anatomy:
     if silent and not near.shared:
         raise UnsupportedModel(f"layers {silent} keep a state of their own instead of keys and values for each token")
     rules = [_rule(near, far, layer=layer) if layer in near.stored else None for layer in layers]
-    return Anatomy(
+    return ModelLayers(
         shapes=tuple(_shape(near.stored[layer]) if layer in near.stored else None for layer in layers),
         rules=tuple(rules),
         direct=frozenset(near.direct),
@@ -187,7 +187,7 @@ def _shape(stored: tuple[Tensor, Tensor]) -> LayerShape:
     return LayerShape(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3])
 
 
-def _rule(near: Probe, far: Probe, *, layer: int) -> LayerRule:
+def _rule(near: LayerProbe, far: LayerProbe, *, layer: int) -> LayerRule:
     given = near.given[layer]
     table = next(first for first in sorted(near.given) if near.given[first] is given)
     if given is None:

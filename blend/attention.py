@@ -18,7 +18,7 @@ from transformers.masking_utils import (
 )
 
 from blend.errors import UnsupportedModel
-from blend.flex import attend_flexibly
+from blend.flex import attend_with_flex
 from blend.step import ACTIVE, Segment
 
 NAME = "kvweave"
@@ -84,7 +84,7 @@ def see(  # noqa: PLR0917  # as transformers calls it
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """What the model's attention module handed over besides tensors."""
 
     module: nn.Module
@@ -93,7 +93,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class AttentionBlock:
     """Query (1, Hq, T, D), keys and values (1, H, S, D), mask (T, S); without one every row sees every key."""
 
     query: Tensor
@@ -102,7 +102,7 @@ class Block:
     mask: Tensor | None
 
 
-Kernel = Callable[[Call, Block], Tensor]  # to (1, T, Hq, D)
+Kernel = Callable[[AttentionCall, AttentionBlock], Tensor]  # to (1, T, Hq, D)
 AttentionFunction = Callable[..., tuple[Tensor, None]]
 
 
@@ -119,14 +119,14 @@ def attention_by(kernel: Kernel) -> AttentionFunction:
         dropout: float = 0.0,
         **kwargs: object,
     ) -> tuple[Tensor, None]:
-        call = Call(module, scaling, kwargs)
+        call = AttentionCall(module, scaling, kwargs)
         return _attend(kernel, call, query=query, seen=(key, value), visibility=attention_mask), None
 
     return attend
 
 
 def _attend(
-    kernel: Kernel, call: Call, *, query: Tensor, seen: tuple[Tensor, Tensor], visibility: Visibility | None
+    kernel: Kernel, call: AttentionCall, *, query: Tensor, seen: tuple[Tensor, Tensor], visibility: Visibility | None
 ) -> Tensor:
     step = ACTIVE.get()
     if step is None or not isinstance(visibility, Visibility):
@@ -135,7 +135,7 @@ def _attend(
     for segment, keys, values in step.sources(*seen):
         rows = query[:, :, segment.start : segment.stop]
         if kernel is _fused and visibility.is_causal and segment.slots.first == 0 and segment.slots.adjoining:
-            parts.append(_fused_causal(call, Block(rows, keys, values, None)))
+            parts.append(_fused_causal(call, AttentionBlock(rows, keys, values, None)))
             continue
         size = _rows_of_a_block(kernel, query, segment=segment)
         for start in range(0, len(segment.slots), size):
@@ -143,7 +143,7 @@ def _attend(
             seen_by_last = segment.slots.part(start, stop).last + 1
             lone = visibility.is_causal and stop - start == 1
             mask = None if lone else visibility.mask(segment, start, stop=stop, dtype=query.dtype)
-            block = Block(rows[:, :, start:stop], keys[:, :, :seen_by_last], values[:, :, :seen_by_last], mask)
+            block = AttentionBlock(rows[:, :, start:stop], keys[:, :, :seen_by_last], values[:, :, :seen_by_last], mask)
             parts.append(kernel(call, block))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -155,7 +155,7 @@ def _rows_of_a_block(kernel: Kernel, query: Tensor, *, segment: Segment) -> int:
     return rows if query.is_cuda else min(ROWS[1], max(ROWS[0], rows // 4))
 
 
-def _fused(call: Call, block: Block) -> Tensor:
+def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
     _, heads, rows, dim = block.query.shape
     if rows > 1:
         return _grouped(call, block, is_causal=False)
@@ -167,11 +167,11 @@ def _fused(call: Call, block: Block) -> Tensor:
     return out.reshape(1, 1, heads, -1)
 
 
-def _fused_causal(call: Call, block: Block) -> Tensor:
+def _fused_causal(call: AttentionCall, block: AttentionBlock) -> Tensor:
     return _grouped(call, block, is_causal=True)
 
 
-def _grouped(call: Call, block: Block, *, is_causal: bool) -> Tensor:
+def _grouped(call: AttentionCall, block: AttentionBlock, *, is_causal: bool) -> Tensor:
     query, keys, values, mask = block.query, block.keys, block.values, block.mask
     _, heads, rows, _ = query.shape
     if query.is_cuda and mask is not None and heads != keys.shape[1]:
@@ -190,7 +190,7 @@ def _grouped(call: Call, block: Block, *, is_causal: bool) -> Tensor:
     return out.reshape(1, heads, rows, -1).transpose(1, 2)
 
 
-def _plain(call: Call, block: Block) -> Tensor:
+def _plain(call: AttentionCall, block: AttentionBlock) -> Tensor:
     function = getattr(sys.modules[type(call.module).__module__], "eager_attention_forward", None)
     if function is None:
         raise UnsupportedModel(f"{type(call.module).__name__} has no plain attention to fall back on")
@@ -201,9 +201,9 @@ def _plain(call: Call, block: Block) -> Tensor:
     return out
 
 
-def _flexible(call: Call, block: Block) -> Tensor:
+def _flexible(call: AttentionCall, block: AttentionBlock) -> Tensor:
     seen = (block.keys, block.values)
-    return attend_flexibly(block.query, seen, mask=block.mask, scaling=call.scaling, more=call.more)
+    return attend_with_flex(block.query, seen, mask=block.mask, scaling=call.scaling, more=call.more)
 
 
 KERNELS: dict[str, Kernel] = {NAME: _fused, DENSE: _plain, FLEX: _flexible}

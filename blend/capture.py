@@ -15,7 +15,7 @@ from blend.decoder import Decoder
 from blend.errors import NotFinite, PromptError
 from blend.prefixes import Prefixes
 from blend.prompt import check_ids
-from blend.step import Course, Segment, Watch
+from blend.step import LayerHooks, LayerRange, Segment
 from store.record import Dtype, LayerKV, Record
 
 VERSION = "1"  # of what a record means
@@ -81,8 +81,8 @@ class _Capture:
     def __init__(self, decoder: Decoder, *, rows: int, between: Callable[[], None]) -> None:
         self._decoder = decoder
         self._rows = rows
-        self._watch = Watch(lambda layer: between())
-        self._course = Course(stop=decoder.anatomy.keeping[-1])
+        self._watch = LayerHooks(lambda layer: between())
+        self._course = LayerRange(stop=decoder.anatomy.keeping[-1])
 
     def prefix(self, ids: tuple[int, ...], prefixes: Prefixes) -> Context:
         """The context of a capture prefix, computed by itself, in passes of the same shape."""

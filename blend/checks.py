@@ -13,9 +13,9 @@ from blend.context import scattered, span
 from blend.decoder import Decoder
 from blend.errors import UnsupportedModel
 from blend.fingerprint import Fingerprint
-from blend.fuse import Order, fuse
+from blend.fuse import BlendOrder, fuse
 from blend.gate import text_config
-from blend.prompt import Chunk, Held, Prompt, lay_out
+from blend.prompt import ChunkSegment, HeldRecord, Prompt, lay_out
 from blend.step import Segment
 
 TOKENS = 48
@@ -106,12 +106,12 @@ def _exact_hit(decoder: Decoder, ids: Sequence[int]) -> Tensor:
     prefix, chunk, question = (tuple(part) for part in _cut(ids))
     print_ = Fingerprint("", "", "", "", "", "", "")
     [record] = capture(decoder, prefix, chunks=[chunk])
-    source = Held(record, print_)
-    prompt = Prompt(prefix, (Chunk(chunk, source),), question)
+    source = HeldRecord(record, print_)
+    prompt = Prompt(prefix, (ChunkSegment(chunk, source),), question)
     layout = lay_out(prompt, fingerprint=print_, window=decoder.window, vocabulary=decoder.vocabulary)
     with ThreadPoolExecutor(1) as readers:
         context = decoder.context(len(layout.ids))
-        return fuse(decoder, layout, context=context, order=Order("reuse"), readers=readers).logits
+        return fuse(decoder, layout, context=context, order=BlendOrder("reuse"), readers=readers).logits
 
 
 def _cut(ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:

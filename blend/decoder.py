@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from blend.anatomy import Anatomy, LayerRule, angles, run
+from blend.anatomy import LayerRule, ModelLayers, angles, run
 from blend.context import Context, Slots, token_bytes
 from blend.gate import text_config
 from blend.rotary import Angles, rotate_into, unrotate
-from blend.step import Course, Segment, Step, Watch
+from blend.step import LayerHooks, LayerRange, Segment, Step
 
 TABLE_ROWS = 1024  # positions asked for at once
 UNTURNED = Angles(torch.empty(0, 0), torch.empty(0, 0))  # for layers without positions
@@ -19,7 +19,7 @@ UNTURNED = Angles(torch.empty(0, 0), torch.empty(0, 0))  # for layers without po
 class Decoder:
     """Shared by all requests and threads; holds no state of any of them."""
 
-    def __init__(self, model: PreTrainedModel, anatomy: Anatomy, *, window: int) -> None:
+    def __init__(self, model: PreTrainedModel, anatomy: ModelLayers, *, window: int) -> None:
         self.model = model
         self.anatomy = anatomy
         self.window = window
@@ -40,7 +40,13 @@ class Decoder:
         return Context(self.anatomy.shapes, capacity=capacity, dtype=self.dtype, device=self.device)
 
     def prefill(
-        self, context: Context, slots: Slots, *, ids: Tensor, course: Course | None = None, watch: Watch | None = None
+        self,
+        context: Context,
+        slots: Slots,
+        *,
+        ids: Tensor,
+        course: LayerRange | None = None,
+        watch: LayerHooks | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Compute rows of one context: the last row's logits (V,) or None, and the hidden states kept on the way."""
         step = Step([Segment(context, slots, 0)], course=course, watch=watch, direct=self.anatomy.direct)
@@ -48,7 +54,7 @@ class Decoder:
         return (None if logits is None else logits[0]), step.kept
 
     def advance(
-        self, segments: list[Segment], ids: Tensor, *, course: Course | None = None, watch: Watch | None = None
+        self, segments: list[Segment], ids: Tensor, *, course: LayerRange | None = None, watch: LayerHooks | None = None
     ) -> Tensor | None:
         """One pass for several contexts; logits (rows, V) of all rows, or None where the course stops before them."""
         step = Step(segments, course=course, watch=watch, direct=self.anatomy.direct)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from blend.fingerprint import Fingerprint
-from blend.fuse import FuseReport, Order
+from blend.fuse import BlendOrder, FuseReport
 from blend.prompt import Prompt
 from blend.sampling import Sampling
 from store.record import Record
@@ -15,7 +15,7 @@ Finish = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EngineRequest:
     """One question to the model. How caches are reused for it is its own.
 
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
@@ -23,7 +23,7 @@ class Request:
 
     prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
-    order: Order = field(default_factory=Order)
+    order: BlendOrder = field(default_factory=BlendOrder)
     owner: str = ""
 
 
@@ -76,7 +76,7 @@ class Ticket(Protocol):
 class Engine(Protocol):
     """Computes prompts and answers. All methods may be called from any thread."""
 
-    def submit(self, request: Request, listen: Callable[[Event], None]) -> Ticket:
+    def submit(self, request: EngineRequest, listen: Callable[[Event], None]) -> Ticket:
         """Queue a request. `listen` is called from the engine's thread and must return at once.
 
         Each request ends in exactly one Done or Failed. Raises PromptError for a prompt that can never be served, and

@@ -29,5 +29,5 @@ class NotFinite(BlendError, ArithmeticError):
     """The model produced NaN or infinity where numbers were due."""
 
 
-class Unreadable(BlendError, OSError):
+class UnreadableRecord(BlendError, OSError):
     """A record's layer could not be read or was damaged; its chunk is then computed from its text."""

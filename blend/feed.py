@@ -10,20 +10,20 @@ import torch
 
 from blend.context import Context
 from blend.decoder import Decoder
-from blend.prompt import Span
+from blend.prompt import ChunkSpan
 from blend.unpack import unpack
 
 
-class Damaged(Exception):
+class DamagedRecord(Exception):
     """A record failed at some layer; its chunk must be computed from its text."""
 
-    def __init__(self, span: Span, reason: str) -> None:
+    def __init__(self, span: ChunkSpan, reason: str) -> None:
         super().__init__(reason)
         self.span = span
         self.reason = reason
 
 
-class Feed:
+class RecordLoader:
     """Reads, unpacks and places layer after layer in a thread of its own; `wait` holds back who comes too early.
 
     On CUDA the copies and the unpacking run on a stream of their own, and waiting is ordering, not blocking.
@@ -34,7 +34,7 @@ class Feed:
         decoder: Decoder,
         context: Context,
         *,
-        wanted: Callable[[int], Sequence[Span]],
+        wanted: Callable[[int], Sequence[ChunkSpan]],
         readers: ThreadPoolExecutor,
     ) -> None:
         """Begins to read. `wanted`: the spans that a layer needs, for each layer that keeps keys."""
@@ -89,15 +89,15 @@ class Feed:
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def _place(self, layer: int, span: Span) -> None:
+    def _place(self, layer: int, span: ChunkSpan) -> None:
         decoder = self._decoder
         if self._stopped.is_set():
-            raise Damaged(span, "stopped")
+            raise DamagedRecord(span, "stopped")
         try:
             stored = span.source.layer(layer)
             keys, values = unpack(stored, dtype=decoder.dtype, device=decoder.device)
         except OSError as error:  # Unreadable among them: whatever a medium does, the text is at hand
-            raise Damaged(span, str(error)) from error
+            raise DamagedRecord(span, str(error)) from error
         shape = decoder.anatomy.shapes[layer]
         assert shape is not None
         tokens = span.stop - span.start
@@ -106,6 +106,6 @@ class Feed:
             tokens,
             shape.value_dim,
         ):
-            raise Damaged(span, f"layer {layer} has the wrong shape")
+            raise DamagedRecord(span, f"layer {layer} has the wrong shape")
         decoder.place(self._context, layer, slots=slice(span.start, span.stop), keys=keys, values=values)
         self.bytes += keys.nbytes + values.nbytes

@@ -24,7 +24,7 @@ def _compiled() -> Attention:
     return torch.compile(flex_attention, dynamic=True)  # pyright: ignore[reportUnknownMemberType, reportReturnType]
 
 
-def attend_flexibly(
+def attend_with_flex(
     query: Tensor, seen: tuple[Tensor, Tensor], *, mask: Tensor | None, scaling: float | None, more: dict[str, object]
 ) -> Tensor:
     """Query (1, Hq, T, D) over keys and values (1, H, S, D) with an additive mask (T, S), to (1, T, Hq, D)."""

@@ -18,15 +18,15 @@ from torch import Tensor
 from blend.context import Context, Slots, scattered
 from blend.decoder import Decoder
 from blend.errors import NotFinite
-from blend.feed import Damaged, Feed
-from blend.policy import Filter, Selection, select
-from blend.prompt import Layout, Span
-from blend.step import Course, Watch
+from blend.feed import DamagedRecord, RecordLoader
+from blend.policy import DeviationFilter, Selection, select
+from blend.prompt import ChunkSpan, PromptLayout
+from blend.step import LayerHooks, LayerRange
 from store.errors import Miss, MissReason
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BlendOrder:
     """How caches are reused. Orders of one policy and ratio are equal; the rest fits the fuse into an engine's work.
 
     `between` is called before each layer of each piece of so many rows, so that others may compute meanwhile.
@@ -39,7 +39,7 @@ class Order:
 
     def check(self) -> None:
         """Raise PromptError for a policy or a ratio that does not exist."""
-        select(Layout((), (), ()), policy=self.policy, ratio=self.ratio, keeping=(0,))
+        select(PromptLayout((), (), ()), policy=self.policy, ratio=self.ratio, keeping=(0,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class FuseReport:
     that each stage behind the check computed; the last of them went through all layers.
     """
 
-    order: Order
+    order: BlendOrder
     reused: int
     recomputed: int
     fresh: int
@@ -67,7 +67,7 @@ class FuseReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedPrompt:
     """A computed prompt: the context holds all of it, and `logits` (V,) are those of its last token."""
 
     context: Context
@@ -92,7 +92,9 @@ class Clock:
 
 
 @torch.inference_mode()
-def fuse(decoder: Decoder, layout: Layout, *, context: Context, order: Order, readers: ThreadPoolExecutor) -> Fused:
+def fuse(
+    decoder: Decoder, layout: PromptLayout, *, context: Context, order: BlendOrder, readers: ThreadPoolExecutor
+) -> FusedPrompt:
     """Compute the layout into the context, but for the slots that are exact there already."""
     decoder.prepare(len(layout.ids))
     clock = Clock()
@@ -100,10 +102,10 @@ def fuse(decoder: Decoder, layout: Layout, *, context: Context, order: Order, re
     while True:
         selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=decoder.anatomy.keeping)
         work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
-        feed = Feed(decoder, context, wanted=work.wanted, readers=readers)
+        feed = RecordLoader(decoder, context, wanted=work.wanted, readers=readers)
         try:
             logits = work.run(feed)
-        except Damaged as error:
+        except DamagedRecord as error:
             layout = layout.without(error.span.chunk, Miss(MissReason.CORRUPT, error.reason))
             continue
         finally:
@@ -112,7 +114,7 @@ def fuse(decoder: Decoder, layout: Layout, *, context: Context, order: Order, re
         clock.seconds["read"] = clock.seconds.get("read", 0.0) + feed.read_s
         clock.seconds["wait"] = clock.seconds.get("wait", 0.0) + feed.waited_s
         if bool(torch.isfinite(logits).all()):
-            return Fused(context, logits, work.report(layout, moved))
+            return FusedPrompt(context, logits, work.report(layout, moved))
         if not selection.layout.spans:
             raise NotFinite("the model's first logits are not finite: its weights are damaged, or overflow its dtype")
         layout = layout.as_text(Miss(MissReason.CORRUPT, "not finite"))
@@ -121,7 +123,9 @@ def fuse(decoder: Decoder, layout: Layout, *, context: Context, order: Order, re
 class _Fuse:
     """One attempt to fuse. `rows`: a flag for each slot that a stage computes; exact slots are never among them."""
 
-    def __init__(self, decoder: Decoder, selection: Selection, *, context: Context, order: Order, clock: Clock) -> None:
+    def __init__(
+        self, decoder: Decoder, selection: Selection, *, context: Context, order: BlendOrder, clock: Clock
+    ) -> None:
         self._decoder = decoder
         self._context = context
         self._order = order
@@ -136,10 +140,10 @@ class _Fuse:
             (self._exact if span.exact else self._cached)[span.start : span.stop] = True
         self._forced = torch.zeros_like(self._cached)
         self._forced[list(selection.forced)] = True
-        self._feed: Feed | None = None
+        self._feed: RecordLoader | None = None
         self._stages: list[Tensor] = []
 
-    def wanted(self, layer: int) -> Sequence[Span]:
+    def wanted(self, layer: int) -> Sequence[ChunkSpan]:
         """The spans that a layer reads. Before the first filter all rows that are not exact are computed, no others."""
         layout = self._selection.layout
         filters = self._selection.filters
@@ -147,7 +151,7 @@ class _Fuse:
             return [span for span in layout.spans if span.exact]
         return layout.spans
 
-    def run(self, feed: Feed) -> Tensor:
+    def run(self, feed: RecordLoader) -> Tensor:
         """Computes the prompt; returns the last token's logits."""
         self._feed = feed
         rows = ~self._exact
@@ -163,14 +167,16 @@ class _Fuse:
         with self._clock.stage("compute"):
             return self._finish(rows, start=start, hidden=hidden)
 
-    def _filter(self, to: Filter, rows: Tensor, *, start: int, hidden: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _filter(
+        self, to: DeviationFilter, rows: Tensor, *, start: int, hidden: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Runs rows to the filter's layer; the rows that stay, and their hidden states (1, T, E) as they enter it."""
         keep = self._decoder.anatomy.resume(to.layer)
         deviation = Deviation(len(rows))
         pieces: list[tuple[Tensor, Tensor]] = []
         for slots, entering in self._pieces(rows, hidden):
             compare = self._comparison(deviation, to.layer, slots=slots)
-            course = Course(start, entering, keep=keep, stop=to.layer)
+            course = LayerRange(start, entering, keep=keep, stop=to.layer)
             _, kept = self._pass(slots, course, compare=compare)
             assert kept is not None
             pieces.append((slots.index, kept))
@@ -198,16 +204,16 @@ class _Fuse:
         kept: Tensor | None = None
         slots: Slots | None = None
         for slots, entering in self._pieces(rows, hidden):
-            _, kept = self._pass(slots, Course(start, entering, keep=resume, stop=last))
+            _, kept = self._pass(slots, LayerRange(start, entering, keep=resume, stop=last))
         assert slots is not None and kept is not None
-        logits, _ = self._pass(slots.part(len(slots) - 1, len(slots)), Course(resume, kept[:, -1:]))
+        logits, _ = self._pass(slots.part(len(slots) - 1, len(slots)), LayerRange(resume, kept[:, -1:]))
         assert logits is not None
         return logits
 
     def _pass(
-        self, slots: Slots, course: Course, *, compare: Callable[[Tensor, Tensor], None] | None = None
+        self, slots: Slots, course: LayerRange, *, compare: Callable[[Tensor, Tensor], None] | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        watch = Watch(self._before, compare)
+        watch = LayerHooks(self._before, compare)
         return self._decoder.prefill(self._context, slots, ids=self._ids[slots.index], course=course, watch=watch)
 
     def _before(self, layer: int) -> None:
@@ -223,14 +229,14 @@ class _Fuse:
             entering = None if hidden is None else hidden[:, start : start + len(part)]
             yield scattered(part, device=self._decoder.device), entering
 
-    def report(self, layout: Layout, moved: int) -> FuseReport:
+    def report(self, layout: PromptLayout, moved: int) -> FuseReport:
         """What the fuse did, counted after `run`."""
         stages = tuple(tuple(_numbers(rows & self._cached)) for rows in self._stages)
         again = len(stages[-1])
         reused = int((self._exact | self._cached).sum()) - again
         seconds = dict(self._clock.seconds)
         return FuseReport(
-            order=Order(self._order.policy, self._order.ratio),
+            order=BlendOrder(self._order.policy, self._order.ratio),
             reused=reused,
             recomputed=again,
             fresh=len(layout.ids) - reused - again,

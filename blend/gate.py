@@ -13,7 +13,7 @@ from blend.step import ACTIVE
 PROBE_IDS = (5, 7, 11, 13)
 
 
-class Gate:
+class LayerGate:
     """Takes the place of a decoder layer's forward, and asks the active step what shall enter."""
 
     def __init__(self, inner: Callable[..., object], index: int) -> None:
@@ -72,5 +72,5 @@ def _listening(lists: list[nn.ModuleList], calls: list[nn.Module]) -> Generator[
 def install(layers: nn.ModuleList) -> None:
     """Put a gate in front of each layer, once."""
     for index, layer in enumerate(layers):
-        if not isinstance(layer.forward, Gate):
-            layer.forward = Gate(layer.forward, index)
+        if not isinstance(layer.forward, LayerGate):
+            layer.forward = LayerGate(layer.forward, index)

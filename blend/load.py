@@ -38,7 +38,7 @@ MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeErr
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LoadedModel:
     """A decoder with its tokenizer. The fingerprint's prefix is empty: each collection fills in its own."""
 
     decoder: Decoder
@@ -53,7 +53,7 @@ def load(
     dtype: str = "auto",
     revision: str | None = None,
     digests: Path | None = None,
-) -> Model:
+) -> LoadedModel:
     """A causal model by hub name or folder, as transformers loads it; no remote code. Raises UnsupportedModel.
 
     `digests` is a file that remembers the digests of weight files.
@@ -100,7 +100,7 @@ def _folder(name: str, revision: str | None) -> Path:
     return path if path.is_dir() else Path(snapshot_download(name, revision=revision, local_files_only=True))
 
 
-def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, weights: str | None = None) -> Model:
+def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, weights: str | None = None) -> LoadedModel:
     """Check a model in memory and make it ours: its attention is replaced, its layers get gates."""
     model.eval()
     refuse_structure(model)
@@ -118,7 +118,7 @@ def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, weights
         prefix="",
         capture=VERSION,
     )
-    return Model(decoder, wrapped, print_)
+    return LoadedModel(decoder, wrapped, print_)
 
 
 @contextmanager

@@ -18,13 +18,13 @@ import torch
 from blend.capture import capture
 from blend.context import Slots
 from blend.decoder import Decoder
-from blend.engine import Event, Failed, Ready, Request
+from blend.engine import EngineRequest, Event, Failed, Ready
 from blend.errors import Busy, PromptError
 from blend.fingerprint import Fingerprint
 from blend.fuse import fuse
 from blend.prefixes import Prefixes
 from blend.prompt import lay_out
-from blend.running import Answer, Entry
+from blend.running import AnswerBuilder, QueuedRequest
 from blend.step import Segment
 from blend.tokens import Tokenizer
 from store.record import Record
@@ -35,7 +35,7 @@ READERS = 2  # threads that bring records
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """`kv_bytes` holds the contexts of all running requests; prefixes of prompts and of captures are kept besides."""
 
     kv_bytes: int = 4 << 30
@@ -56,9 +56,9 @@ class LocalEngine:
     """See `Engine`."""
 
     def __init__(
-        self, decoder: Decoder, tokenizer: Tokenizer, *, fingerprint: Fingerprint, limits: Limits | None = None
+        self, decoder: Decoder, tokenizer: Tokenizer, *, fingerprint: Fingerprint, limits: EngineLimits | None = None
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or EngineLimits()
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
@@ -66,17 +66,17 @@ class LocalEngine:
         self._capture_prefixes = Prefixes(self.limits.prefix_bytes)
         self._readers = ThreadPoolExecutor(READERS, "kvweave-read")
         self._changed = Condition()
-        self._waiting: deque[Entry] = deque()
+        self._waiting: deque[QueuedRequest] = deque()
         self._captures: deque[_Capture] = deque()
         self._closing = False
-        self._running: list[Answer] = []
+        self._running: list[AnswerBuilder] = []
         self._step_s = 0.0
         self._stepped = 0.0
         self._threads = torch.get_num_threads()
         self._thread = Thread(target=self._work, name="kvweave-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, listen: Callable[[Event], None]) -> Entry:
+    def submit(self, request: EngineRequest, listen: Callable[[Event], None]) -> QueuedRequest:
         """See `Engine.submit`."""
         layout = lay_out(
             request.prompt,
@@ -92,7 +92,7 @@ class LocalEngine:
                 f"{len(layout.ids)} prompt tokens and up to {request.sampling.max_tokens} new ones need {needed} bytes "
                 f"of KV, the budget is {self.limits.kv_bytes}: leave out chunks, lower max_tokens or raise the budget"
             )
-        entry = Entry(request, layout, listen=listen, capacity=capacity)
+        entry = QueuedRequest(request, layout, listen=listen, capacity=capacity)
         with self._changed:
             if self._closing:
                 raise Busy("the engine is closing and takes nothing more")
@@ -165,7 +165,7 @@ class LocalEngine:
             elif entry is None:
                 return
 
-    def _admit(self) -> Entry | None:
+    def _admit(self) -> QueuedRequest | None:
         with self._changed:
             gone = [entry for entry in self._waiting if entry.cancelled]
             for entry in gone:
@@ -180,7 +180,7 @@ class LocalEngine:
                 return None
             return self._waiting.popleft()
 
-    def _start(self, entry: Entry) -> None:
+    def _start(self, entry: QueuedRequest) -> None:
         try:
             answer = self._fuse(entry)
         except _Left:
@@ -191,7 +191,7 @@ class LocalEngine:
         else:
             self._running += [] if entry.over else [answer]
 
-    def _fuse(self, entry: Entry) -> Answer:
+    def _fuse(self, entry: QueuedRequest) -> AnswerBuilder:
         request, prefix = entry.request, entry.request.prompt.prefix
         queued_s = entry.age_s
         context = self._decoder.context(entry.capacity)
@@ -202,11 +202,11 @@ class LocalEngine:
         if not context.exact:
             self._prefixes.keep(prefix, context, owner=request.owner)
         entry.tell(Ready(fused.report, queued_s))
-        answer = Answer(entry, context, tokenizer=self._tokenizer, device=self._decoder.device)
+        answer = AnswerBuilder(entry, context, tokenizer=self._tokenizer, device=self._decoder.device)
         answer.take(fused.logits)
         return answer
 
-    def _let_others(self, entry: Entry) -> None:
+    def _let_others(self, entry: QueuedRequest) -> None:
         """Runs a step of the others between layers of a fuse, once it had as much time as their last step took."""
         if entry.cancelled:
             raise _Left
@@ -222,7 +222,7 @@ class LocalEngine:
         if not self._running:
             return
         start = time.perf_counter()
-        batches: list[Sequence[Answer]] = [self._running]
+        batches: list[Sequence[AnswerBuilder]] = [self._running]
         for batch in batches:
             try:
                 self._advance(batch)
@@ -239,7 +239,7 @@ class LocalEngine:
     def _drop_finished(self) -> None:
         self._running = [answer for answer in self._running if not answer.entry.over]
 
-    def _advance(self, batch: Sequence[Answer]) -> None:
+    def _advance(self, batch: Sequence[AnswerBuilder]) -> None:
         device = self._decoder.device
         places = torch.tensor([answer.slot for answer in batch], device=device)
         segments = [

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blend.errors import PromptError
-from blend.prompt import Layout, Span
+from blend.prompt import ChunkSpan, PromptLayout
 
 HEADS = 8  # one of so many is a chunk's first token: the prefix of a capture holds the sink already
 FIRST_SIGHT = 1  # the first layer whose keys and values know other chunks
@@ -19,7 +19,7 @@ SECOND_LOOK = 2  # with fewer layers, so many times the budget is kept for one l
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class DeviationFilter:
     """How many tokens stay at this layer: those that deviate most."""
 
     layer: int
@@ -30,48 +30,48 @@ class Filter:
 class Selection:
     """`layout` has the records in use, `forced` slots are computed in any case, `filters` choose further ones."""
 
-    layout: Layout
+    layout: PromptLayout
     forced: tuple[int, ...] = ()
-    filters: tuple[Filter, ...] = ()
+    filters: tuple[DeviationFilter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class RecomputeBudget:
     """How many tokens to recompute, of how many, and the layers that keep keys of their own."""
 
     tokens: int
     cached: int
     keeping: Sequence[int]
 
-    def without(self, tokens: int) -> "Budget":
+    def without(self, tokens: int) -> "RecomputeBudget":
         """What is left of the budget when so many tokens are chosen already."""
-        return Budget(self.tokens - tokens, self.cached - tokens, self.keeping)
+        return RecomputeBudget(self.tokens - tokens, self.cached - tokens, self.keeping)
 
 
-Policy = Callable[[Layout, Budget], Selection]
+Policy = Callable[[PromptLayout, RecomputeBudget], Selection]
 
 
-def _full(layout: Layout, budget: Budget) -> Selection:
+def _full(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     return Selection(layout.only(()))
 
 
-def _prefix(layout: Layout, budget: Budget) -> Selection:
+def _prefix(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     return Selection(layout.only([span for span in layout.spans if span.exact]))
 
 
-def _reuse(layout: Layout, budget: Budget) -> Selection:
+def _reuse(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     return Selection(layout)
 
 
-def _heads(layout: Layout, budget: Budget) -> Selection:
+def _heads(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     return Selection(layout, _first_tokens(layout.blended, budget.tokens))
 
 
-def _deviation(layout: Layout, budget: Budget) -> Selection:
+def _deviation(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     return Selection(layout, (), _narrowing(budget, check=FIRST_SIGHT))
 
 
-def _hybrid(layout: Layout, budget: Budget) -> Selection:
+def _hybrid(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     spans = layout.blended
     heads = _first_tokens(spans, budget.tokens // HEADS)
     return Selection(layout, heads, _narrowing(budget.without(len(heads)), check=REFERENCES))
@@ -90,22 +90,22 @@ POLICIES: dict[str, Policy] = {
 SELECTIVE = ("heads", "deviation", "hybrid")  # those that look at the ratio
 
 
-def select(layout: Layout, *, policy: str, ratio: float, keeping: Sequence[int]) -> Selection:
+def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence[int]) -> Selection:
     """What to reuse and what to recompute. `keeping`: the layers with keys of their own."""
     if policy not in POLICIES:
         raise PromptError(f"unknown policy {policy!r}: choose one of {', '.join(POLICIES)}")
     if not 0 <= ratio <= 1:
         raise PromptError(f"ratio must be in [0, 1], got {ratio!r}")
     blended = sum(span.stop - span.start for span in layout.blended)
-    budget = Budget(math.ceil(ratio * blended), blended, keeping)
+    budget = RecomputeBudget(math.ceil(ratio * blended), blended, keeping)
     if policy in SELECTIVE and budget.tokens == blended:
         return _prefix(layout, budget)  # all of them: nothing blended is left
     if len(keeping) == 1:
-        budget = Budget(0, blended, keeping)  # its keys depend on the token alone, so cached ones are exact
+        budget = RecomputeBudget(0, blended, keeping)  # its keys depend on the token alone, so cached ones are exact
     return POLICIES[policy](layout, budget)
 
 
-def _first_tokens(spans: Sequence[Span], budget: int) -> tuple[int, ...]:
+def _first_tokens(spans: Sequence[ChunkSpan], budget: int) -> tuple[int, ...]:
     """The same number of each chunk's first tokens, as many as the budget allows, the rest from the first chunks."""
     if not spans:
         return ()
@@ -120,7 +120,7 @@ def _first_tokens(spans: Sequence[Span], budget: int) -> tuple[int, ...]:
     return tuple(slots)
 
 
-def _narrowing(budget: Budget, *, check: int) -> tuple[Filter, ...]:
+def _narrowing(budget: RecomputeBudget, *, check: int) -> tuple[DeviationFilter, ...]:
     """Filters that keep more at first, as early deviation is a rough guess, and fewer later: on average the budget.
 
     The check is at the `check`-th layer that keeps keys, or at the last.
@@ -129,16 +129,16 @@ def _narrowing(budget: Budget, *, check: int) -> tuple[Filter, ...]:
         return ()
     behind = budget.keeping[min(check, len(budget.keeping) - 1) :]
     if len(behind) < 3:
-        return (Filter(behind[0], budget.tokens),)
+        return (DeviationFilter(behind[0], budget.tokens),)
     if len(budget.keeping) < DEEP:
         first = min(SECOND_LOOK * budget.tokens, budget.cached)
-        return (Filter(behind[0], first), Filter(behind[1], budget.tokens))
-    filters: list[Filter] = []
+        return (DeviationFilter(behind[0], first), DeviationFilter(behind[1], budget.tokens))
+    filters: list[DeviationFilter] = []
     spent = 0.0
     for index, (place, wanted) in enumerate(NARROWING):
         following = NARROWING[index + 1][0] if index + 1 < len(NARROWING) else len(behind)
         share = (len(behind) - spent) / (len(behind) - place) if wanted is None else wanted
         share = min(share, budget.cached / budget.tokens)
         spent += share * (following - place)
-        filters.append(Filter(behind[place], round(budget.tokens * share)))
+        filters.append(DeviationFilter(behind[place], round(budget.tokens * share)))
     return tuple(filters)

@@ -10,7 +10,7 @@ from store.errors import Miss, MissReason
 from store.record import LayerKV, PackedLayer, Record
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """One chunk's record, read layer by layer in ascending order, from a thread of the reader's own."""
 
     @property
@@ -28,7 +28,7 @@ class Source(Protocol):
         ...
 
 
-class Held:
+class HeldRecord:
     """A record in memory, as a source."""
 
     def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
@@ -48,18 +48,18 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextSegment:
     """Tokens that are always computed: titles, separators, documents without a record."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChunkSegment:
     """A document's tokens, with their record if there is one."""
 
     ids: tuple[int, ...]
-    source: Source | None = None
+    source: RecordSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Prompt:
     """Prefix, then chunks and text between them, then the suffix with the question."""
 
     prefix: tuple[int, ...]
-    segments: tuple[Text | Chunk, ...]
+    segments: tuple[TextSegment | ChunkSegment, ...]
     suffix: tuple[int, ...]
 
     @property
@@ -78,40 +78,40 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ChunkSpan:
     """Where a chunk with a usable record stands. `exact`: right behind the prefix that it was captured behind."""
 
     chunk: int  # its number among the prompt's chunks
     start: int
     stop: int
-    source: Source
+    source: RecordSource
     exact: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PromptLayout:
     """A prompt's tokens with the records that may stand in for some. `misses`: why a chunk's record may not."""
 
     ids: tuple[int, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[ChunkSpan, ...]
     misses: tuple[tuple[int, Miss], ...]
 
-    def only(self, spans: Sequence[Span]) -> "Layout":
+    def only(self, spans: Sequence[ChunkSpan]) -> "PromptLayout":
         """The layout with these records alone."""
         return replace(self, spans=tuple(spans))
 
-    def without(self, chunk: int, miss: Miss) -> "Layout":
+    def without(self, chunk: int, miss: Miss) -> "PromptLayout":
         """The layout with one chunk as text, for this reason."""
         spans = tuple(span for span in self.spans if span.chunk != chunk)
         return replace(self, spans=spans, misses=(*self.misses, (chunk, miss)))
 
-    def as_text(self, miss: Miss) -> "Layout":
+    def as_text(self, miss: Miss) -> "PromptLayout":
         """The layout with all chunks as text, for this reason."""
         misses = tuple((span.chunk, miss) for span in self.spans)
         return replace(self, spans=(), misses=(*self.misses, *misses))
 
     @property
-    def blended(self) -> tuple[Span, ...]:
+    def blended(self) -> tuple[ChunkSpan, ...]:
         """The spans whose keys are not exact where they stand."""
         return tuple(span for span in self.spans if not span.exact)
 
@@ -125,7 +125,7 @@ def check_ids(ids: Sequence[int], *, vocabulary: int) -> None:
         )
 
 
-def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary: int) -> Layout:
+def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary: int) -> PromptLayout:
     """Check the prompt and place its segments. `fingerprint` is the model's; its prefix does not matter."""
     ids = prompt.ids
     check_ids(ids, vocabulary=vocabulary)
@@ -133,25 +133,25 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
         raise PromptError("the question is empty: a prompt needs at least one token behind its documents")
     if len(ids) > window:
         raise PromptError(f"the prompt has {len(ids)} tokens, the model's window {window}: leave out chunks")
-    spans: list[Span] = []
+    spans: list[ChunkSpan] = []
     misses: list[tuple[int, Miss]] = []
     behind = prefix_digest(prompt.prefix)
     place, number = len(prompt.prefix), 0
     for index, segment in enumerate(prompt.segments):
         stop = place + len(segment.ids)
-        if isinstance(segment, Chunk) and segment.ids:
+        if isinstance(segment, ChunkSegment) and segment.ids:
             reason = _why_not(segment, fingerprint)
             if reason is None and segment.source is not None:
                 exact = index == 0 and segment.source.fingerprint.prefix == behind
-                spans.append(Span(number, place, stop, segment.source, exact))
+                spans.append(ChunkSpan(number, place, stop, segment.source, exact))
             elif reason is not None:
                 misses.append((number, Miss(reason)))
-        number += isinstance(segment, Chunk)
+        number += isinstance(segment, ChunkSegment)
         place = stop
-    return Layout(ids, tuple(spans), tuple(misses))
+    return PromptLayout(ids, tuple(spans), tuple(misses))
 
 
-def _why_not(chunk: Chunk, fingerprint: Fingerprint) -> MissReason | None:
+def _why_not(chunk: ChunkSegment, fingerprint: Fingerprint) -> MissReason | None:
     if chunk.source is None:
         return MissReason.ABSENT
     theirs = chunk.source.fingerprint

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from blend.context import Context
 from blend.detokenize import Detokenizer
-from blend.engine import Done, Event, Failed, Finish, Request, Token
-from blend.prompt import Layout
+from blend.engine import Done, EngineRequest, Event, Failed, Finish, Token
+from blend.prompt import PromptLayout
 from blend.sampling import Sampler
 from blend.stops import StopStrings
 from blend.tokens import Tokenizer
@@ -18,10 +18,12 @@ from blend.tokens import Tokenizer
 log = logging.getLogger(__name__)
 
 
-class Entry:
+class QueuedRequest:
     """A request: what was asked and who listens. Ends once. The engine's thread alone calls all but `cancel`."""
 
-    def __init__(self, request: Request, layout: Layout, *, listen: Callable[[Event], None], capacity: int) -> None:
+    def __init__(
+        self, request: EngineRequest, layout: PromptLayout, *, listen: Callable[[Event], None], capacity: int
+    ) -> None:
         self.request = request
         self.layout = layout
         self.capacity = capacity  # tokens that its context holds at most
@@ -55,10 +57,10 @@ class Entry:
         self.tell(Done(reason, text, generated, self.age_s))
 
 
-class Answer:
+class AnswerBuilder:
     """An answer in the making: picks tokens, makes text of them, knows when to stop. Knows no other request."""
 
-    def __init__(self, entry: Entry, context: Context, *, tokenizer: Tokenizer, device: torch.device) -> None:
+    def __init__(self, entry: QueuedRequest, context: Context, *, tokenizer: Tokenizer, device: torch.device) -> None:
         sampling = entry.request.sampling
         self.entry = entry
         self.context = context

@@ -18,7 +18,7 @@ from blend.context import Context, Slots
 ACTIVE: ContextVar["Step | None"] = ContextVar("active step", default=None)
 
 
-class Halt(Exception):
+class PassHalted(Exception):
     """Leaves a forward pass at the layer behind which nobody needs its rows."""
 
 
@@ -42,7 +42,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class LayerRange:
     """Which layers a pass runs: from `start`, entered with `hidden` (1, T, E), to the keys and values of `stop`."""
 
     start: int = 0
@@ -56,7 +56,7 @@ def _nothing(layer: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class LayerHooks:
     """What is called on the way: before each layer, and with the stop layer's fresh keys and values (H, T, D)."""
 
     before: Callable[[int], None] = _nothing
@@ -70,16 +70,16 @@ class Step(Cache):
         self,
         segments: Sequence[Segment],
         *,
-        course: Course | None = None,
-        watch: Watch | None = None,
+        course: LayerRange | None = None,
+        watch: LayerHooks | None = None,
         direct: frozenset[int] = frozenset(),
     ) -> None:
         """`direct`: layers whose attention takes the returned keys as they are, and may look them up instead."""
         super().__init__(layers=[])
         self.segments = tuple(segments)
-        self.course = course or Course()
+        self.course = course or LayerRange()
         self.kept: Tensor | None = None
-        self._watch = watch or Watch()
+        self._watch = watch or LayerHooks()
         self._direct = direct
         self._returned: dict[int, tuple[int, Tensor]] = {}
 
@@ -117,7 +117,7 @@ class Step(Cache):
             rows = slice(each.start, each.stop)
             each.context.write(layer_idx, each.slots, keys=key_states[0, :, rows], values=value_states[0, :, rows])
         if stopping:
-            raise Halt
+            raise PassHalted
         returned = self._visible(layer_idx, (key_states, value_states))
         self._returned[id(returned[0])] = (layer_idx, returned[0])
         return returned

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassedText:
     """The text that may leave now, and whether a stop string has ended it."""
 
     text: str
@@ -30,16 +30,16 @@ class StopStrings:
         """Whether a stop string was reached, at the last in `finish`."""
         return self._stopped
 
-    def push(self, text: str) -> Passed:
+    def push(self, text: str) -> PassedText:
         """Take the next piece of text. Behind a stop string everything is dropped."""
         if self._stopped:
-            return Passed("", stopped=True)
+            return PassedText("", stopped=True)
         self._held += text
         found, possible = self._found(), min(self._possible(), default=len(self._held))
         if found is not None and found <= possible:
-            return Passed(self._stop_at(found), stopped=True)
+            return PassedText(self._stop_at(found), stopped=True)
         passed, self._held = self._held[:possible], self._held[possible:]
-        return Passed(passed, stopped=False)
+        return PassedText(passed, stopped=False)
 
     def finish(self) -> str:
         """End the text; returns what was held back and holds no stop string."""

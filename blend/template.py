@@ -24,7 +24,7 @@ _TAKEN = {"messages", *inspect.signature(_APPLY).parameters}
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ChatMessage:
     """One turn of a chat. Its parts stand behind each other with nothing between them."""
 
     role: str
@@ -32,7 +32,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartPlace:
     """A part of a message, by the numbers of both."""
 
     message: int
@@ -40,11 +40,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TemplatePiece:
     """A stretch of the prompt: a message's part, or text of the template, which has no place."""
 
     text: str
-    place: Place | None = None
+    place: PartPlace | None = None
 
     @property
     def trusted(self) -> bool:
@@ -53,15 +53,15 @@ class Piece:
 
 
 def render(
-    tokenizer: Tokenizer, messages: Sequence[Message], *, options: Mapping[str, Option] | None = None
-) -> list[Piece]:
+    tokenizer: Tokenizer, messages: Sequence[ChatMessage], *, options: Mapping[str, Option] | None = None
+) -> list[TemplatePiece]:
     """The prompt up to where the answer begins. Every part comes back as a piece of its own, unchanged.
 
     `options` are variables of the template, such as `enable_thinking`.
     """
     variables = options or {}
     _check(tokenizer, messages, options=variables)
-    places = [Place(i, k) for i, message in enumerate(messages) for k in range(len(message.parts))]
+    places = [PartPlace(i, k) for i, message in enumerate(messages) for k in range(len(message.parts))]
     nonce = secrets.token_hex(16)
     placeholders = {f"p{nonce}n{number}e": place for number, place in enumerate(places)}
     names = iter(placeholders)
@@ -71,7 +71,7 @@ def render(
     return pieces
 
 
-def tokens(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[list[int]]:
+def tokens(tokenizer: Tokenizer, pieces: Sequence[TemplatePiece]) -> list[list[int]]:
     """The ids of every piece; a piece's ids depend on its own text alone, and on whether the prompt begins with it."""
     ids: list[list[int]] = []
     for number, piece in enumerate(pieces):
@@ -84,7 +84,7 @@ def tokens(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[list[int]]:
     return ids
 
 
-def _check(tokenizer: Tokenizer, messages: Sequence[Message], *, options: Mapping[str, Option]) -> None:
+def _check(tokenizer: Tokenizer, messages: Sequence[ChatMessage], *, options: Mapping[str, Option]) -> None:
     if not cast(object, tokenizer.source.chat_template):  # pyright: ignore[reportUnknownMemberType]
         raise TokenizerError("the model has no chat template: use a model that has one, or give one with the model")
     if not messages:
@@ -112,16 +112,20 @@ def _apply(tokenizer: Tokenizer, chat: list[dict[str, str]], *, options: Mapping
     return rendered
 
 
-def _cut(rendered: str, nonce: str, *, messages: Sequence[Message], places: Mapping[str, Place]) -> Iterator[Piece]:
+def _cut(
+    rendered: str, nonce: str, *, messages: Sequence[ChatMessage], places: Mapping[str, PartPlace]
+) -> Iterator[TemplatePiece]:
     for text in re.split(f"(p{nonce}n[0-9]+e)", rendered):
         place = places.get(text)
         if place is not None:
-            yield Piece(messages[place.message].parts[place.part], place)
+            yield TemplatePiece(messages[place.message].parts[place.part], place)
         elif text:
-            yield Piece(text)
+            yield TemplatePiece(text)
 
 
-def _check_all_there(pieces: Sequence[Piece], places: Sequence[Place], *, messages: Sequence[Message]) -> None:
+def _check_all_there(
+    pieces: Sequence[TemplatePiece], places: Sequence[PartPlace], *, messages: Sequence[ChatMessage]
+) -> None:
     found = [piece.place for piece in pieces if piece.place is not None]
     for place in places:
         if found.count(place) != 1:

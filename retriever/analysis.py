@@ -40,7 +40,7 @@ def terms(text: str) -> list[str]:
     return _ascii_terms(text) if text.isascii() else list(_terms(text, asked=False))
 
 
-def asked(text: str) -> list[str]:
+def query_terms(text: str) -> list[str]:
     """The terms of a query. One that ends in * stands for all that begin so: a character of a script without spaces."""
     text = text[:SEARCHED]
     return _ascii_terms(text) if text.isascii() else list(_terms(text, asked=True))

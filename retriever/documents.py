@@ -14,7 +14,7 @@ def chunk_id(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageStart:
     """A page of a document's text begins at this character."""
 
     number: int
@@ -22,7 +22,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DocumentPart:
     """A chunk where it stands in a document. `text` is verbatim.
 
     `name`: what the user calls it. `start`: its first character in the document's text, if it was cut from one.
@@ -48,11 +48,11 @@ class Draft:
     """
 
     text: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[DocumentPart, ...] = ()
     id: str = ""
     title: str = ""
     metadata: Json = field(default_factory=dict[str, object])
-    pages: tuple[Page, ...] = ()
+    pages: tuple[PageStart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,6 @@ class Document:
     """A document that is cut."""
 
     id: str
-    parts: tuple[Part, ...]
+    parts: tuple[DocumentPart, ...]
     title: str = ""
     metadata: Json = field(default_factory=dict[str, object])

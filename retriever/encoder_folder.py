@@ -23,7 +23,7 @@ class _Module(msgspec.Struct):
     path: str
 
 
-class Settings(msgspec.Struct):
+class EncoderSettings(msgspec.Struct):
     """Settings of the transformer. What follows the first two is refused where a folder sets it."""
 
     max_seq_length: int | None = None
@@ -52,23 +52,23 @@ class _Prompts(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class EncoderLayout:
     """What a folder says. `pooling`: cls, mean or last."""
 
     root: Path  # of the transformer
     instructions: Instructions
-    settings: Settings
+    settings: EncoderSettings
     pooling: str = "mean"
 
 
-def layout_of(folder: Path) -> Layout:
+def layout_of(folder: Path) -> EncoderLayout:
     """The layout of a folder that sentence-transformers saved, or that holds a transformer alone."""
     prompts = _read(folder / "config_sentence_transformers.json", _Prompts()).prompts
     passage = next((text for name in _PASSAGE_PROMPTS if (text := prompts.get(name))), "")
     instructions = Instructions(prompts.get("query") or "", passage)
     modules = _read(folder / "modules.json", list[_Module]())
     if not modules:
-        return Layout(folder, instructions, Settings())
+        return EncoderLayout(folder, instructions, EncoderSettings())
     kinds = [module.type.rpartition(".")[2] for module in modules]
     if kinds not in _MODULES:
         raise EmbeddingError(
@@ -76,11 +76,11 @@ def layout_of(folder: Path) -> Layout:
             "choose another model, or serve this one behind an endpoint"
         )
     paths = [folder / module.path for module in modules]
-    settings = _read(paths[0] / "sentence_bert_config.json", Settings())
+    settings = _read(paths[0] / "sentence_bert_config.json", EncoderSettings())
     for name in settings.__struct_fields__[2:]:
         if value := getattr(settings, name):
             raise EmbeddingError(f"{folder} sets {name} to {value!r}, which is not supported: choose another model")
-    return Layout(paths[0], instructions, settings, _pooling(paths[1] / "config.json"))
+    return EncoderLayout(paths[0], instructions, settings, _pooling(paths[1] / "config.json"))
 
 
 def _read(file: Path, absent: T) -> T:

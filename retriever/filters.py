@@ -36,7 +36,7 @@ Value = str | int | float | bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class FilterCondition:
     """SQL that selects the rows of `labels` that fit, and its parameters.
 
     In `steps` `<n>` stands for the step that is n before. They are named and not put into each other, because
@@ -53,25 +53,27 @@ class Condition:
         ]
         return f"WITH {', '.join(f'f{at} AS ({step})' for at, step in enumerate(named))} {last}" if named else last
 
-    def __and__(self, other: "Condition") -> "Condition":
+    def __and__(self, other: "FilterCondition") -> "FilterCondition":
         return _joined("INTERSECT", [self, other])
 
 
-EVERYTHING: Final = Condition((_EVERY,))  # no filter
+EVERYTHING: Final = FilterCondition((_EVERY,))  # no filter
 
 
-def in_collection(name: str) -> Condition:
+def in_collection(name: str) -> FilterCondition:
     """The documents of one collection."""
-    return Condition(("SELECT row FROM labels WHERE collection = ?",), (_text("collection", name),))
+    return FilterCondition(("SELECT row FROM labels WHERE collection = ?",), (_text("collection", name),))
 
 
-def outside(names: Sequence[str]) -> Condition:
+def outside(names: Sequence[str]) -> FilterCondition:
     """The documents of all other collections."""
     listed = json.dumps([_text("collection", name) for name in names])
-    return Condition(("SELECT row FROM labels WHERE collection NOT IN (SELECT value FROM json_each(?))",), (listed,))
+    return FilterCondition(
+        ("SELECT row FROM labels WHERE collection NOT IN (SELECT value FROM json_each(?))",), (listed,)
+    )
 
 
-def condition(where: Json) -> Condition:
+def condition(where: Json) -> FilterCondition:
     """The filter as SQL. Raises FilterError, which names what it does not understand."""
     found = _all(where, depth=0)
     if len(found.values) > MOST:
@@ -87,7 +89,7 @@ def facets(metadata: Json) -> Iterator[tuple[str, Value]]:
         yield from dict.fromkeys(_facets(name, value))
 
 
-def fits(found: Condition, *, collection: str, metadata: Json) -> bool:
+def fits(found: FilterCondition, *, collection: str, metadata: Json) -> bool:
     """Whether a document with this metadata would be found, told by the same SQL. Raises FilterError as `facets`."""
     with closing(sqlite3.connect(":memory:")) as connection:
         for table in _TABLES:
@@ -141,7 +143,7 @@ def _text(name: str, value: str) -> str:
     return value
 
 
-def _all(where: object, *, depth: int) -> Condition:
+def _all(where: object, *, depth: int) -> FilterCondition:
     if not isinstance(where, Mapping):
         raise FilterError(f"a filter is an object such as {{'lang': 'en'}}, got {_shown(where)}")
     if depth > DEEPEST:
@@ -149,7 +151,7 @@ def _all(where: object, *, depth: int) -> Condition:
     return _joined("INTERSECT", [_one(name, value, depth=depth) for name, value in cast(Json, where).items()])
 
 
-def _one(name: str, value: object, *, depth: int) -> Condition:
+def _one(name: str, value: object, *, depth: int) -> FilterCondition:
     if name in ("$and", "$or"):
         if not isinstance(value, list) or not value:
             raise FilterError(f"{name} takes a list of filters, got {_shown(cast(object, value))}")
@@ -169,13 +171,13 @@ def _one(name: str, value: object, *, depth: int) -> Condition:
     return _compared(name, "$eq", wanted=value)
 
 
-def _compared(name: str, operator: str, *, wanted: object) -> Condition:
+def _compared(name: str, operator: str, *, wanted: object) -> FilterCondition:
     _text("the name of a field", name)
     match operator:
         case "$exists":
             if not isinstance(wanted, bool):
                 raise FilterError(f"{name}: $exists takes true or false, got {_shown(wanted)}")
-            found = Condition(("SELECT label FROM facets WHERE field = ?",), (name,))
+            found = FilterCondition(("SELECT label FROM facets WHERE field = ?",), (name,))
             return found if wanted else _contrary(found)
         case "$ne":
             return _contrary(_compared(name, "$eq", wanted=wanted))
@@ -186,14 +188,16 @@ def _compared(name: str, operator: str, *, wanted: object) -> Condition:
                 raise FilterError(f"{name}: $in takes a list, got {_shown(wanted)}")
             values = [_scalar(name, each) for each in cast(Sequence[object], wanted)]
             marks = ", ".join("?" * len(values))
-            return Condition((f"SELECT label FROM facets WHERE field = ? AND value IN ({marks})",), (name, *values))
+            return FilterCondition(
+                (f"SELECT label FROM facets WHERE field = ? AND value IN ({marks})",), (name, *values)
+            )
         case _ if operator in _COMPARED:
             value = _scalar(name, wanted)
             if isinstance(value, bytes) and operator != "$eq":
                 raise FilterError(f"{name}: {operator} orders numbers and texts, got {_shown(wanted)}")
             kind = _same_kind(operator, value)
             compared = f"value {_COMPARED[operator]} ?{kind}"
-            return Condition((f"SELECT label FROM facets WHERE field = ? AND {compared}",), (name, value))
+            return FilterCondition((f"SELECT label FROM facets WHERE field = ? AND {compared}",), (name, value))
         case _:
             raise FilterError(f"{name}: unknown operator {operator}, use one of {', '.join(_OPERATORS)}")
 
@@ -215,11 +219,11 @@ def _scalar(name: str, value: object) -> Value:
     return _stored(value, name)
 
 
-def _contrary(found: Condition) -> Condition:
-    return Condition((*found.steps, f"{_EVERY} EXCEPT SELECT * FROM <1>"), found.values)
+def _contrary(found: FilterCondition) -> FilterCondition:
+    return FilterCondition((*found.steps, f"{_EVERY} EXCEPT SELECT * FROM <1>"), found.values)
 
 
-def _joined(how: str, parts: Sequence[Condition]) -> Condition:
+def _joined(how: str, parts: Sequence[FilterCondition]) -> FilterCondition:
     if not parts:
         return EVERYTHING
     if len(parts) == 1:
@@ -228,7 +232,7 @@ def _joined(how: str, parts: Sequence[Condition]) -> Condition:
         raise FilterError(f"the filter has {len(parts)} parts side by side, {BROADEST} at most: use $in for one field")
     lengths = accumulate((len(part.steps) for part in reversed(parts[1:])), initial=1)
     joined = f" {how} ".join(f"SELECT * FROM <{back}>" for back in reversed(list(lengths)))
-    return Condition(
+    return FilterCondition(
         (*(step for part in parts for step in part.steps), joined),
         tuple(value for part in parts for value in part.values),
     )

@@ -4,11 +4,11 @@ import threading
 from copy import copy
 from dataclasses import dataclass
 
-from retriever.catalog.base import Passage, Standing
-from retriever.catalog.contract.catalog import View
-from retriever.filters import Condition
-from retriever.known import Entries
-from retriever.recognize import Known
+from retriever.catalog.base import CatalogState, Passage
+from retriever.catalog.contract.catalog import CatalogView
+from retriever.filters import FilterCondition
+from retriever.known import MarkEntries
+from retriever.recognize import KnownChunks
 from retriever.vectors import Overtaken
 
 
@@ -26,10 +26,10 @@ class Recogniser:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._known = Known()
-        self._seen: Standing | None = None
+        self._known = KnownChunks()
+        self._seen: CatalogState | None = None
 
-    def find(self, view: View, text: str, *, allowed: Condition) -> list[Recognised]:
+    def find(self, view: CatalogView, text: str, *, allowed: FilterCondition) -> list[Recognised]:
         """Chunks of documents that serve and fit, in the order of the text. Raises Overtaken."""
         with self._guard:
             self._catch_up(view, view.standing())
@@ -43,17 +43,17 @@ class Recogniser:
         found = known.find(text, texts=view.texts, allowed=lambda rows: fitting(list(rows)))
         return [Recognised(match.start, match.end, holding[match.row]) for match in found]
 
-    def _catch_up(self, view: View, standing: Standing) -> None:
+    def _catch_up(self, view: CatalogView, standing: CatalogState) -> None:
         seen = self._seen
         if seen is None or seen.catalog != standing.catalog:
-            self._known, seen = Known(), Standing(standing.catalog, 0, 0, 0, 0)
+            self._known, seen = KnownChunks(), CatalogState(standing.catalog, 0, 0, 0, 0)
         if seen.chunks > standing.chunks or seen.removed > standing.removed:
             raise Overtaken("another search has seen a later state of the catalog")
         marked = view.marked_after(seen.chunks)
-        entries = Entries.columns(rows=marked.chunks, heads=marked.heads, tails=marked.tails, nbytes=marked.nbytes)
+        entries = MarkEntries.columns(rows=marked.chunks, heads=marked.heads, tails=marked.tails, nbytes=marked.nbytes)
         removed = view.removed_after(seen.removed)
         if not len(self._known):
-            self._known = Known(entries)
+            self._known = KnownChunks(entries)
         elif len(entries):
             self._known.add(entries)
         if len(removed):

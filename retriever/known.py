@@ -16,7 +16,7 @@ _SMALL = 4096  # so much beside the large table is never too much
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class MarkEntries:
     """Rows and their marks, as columns."""
 
     rows: Ints
@@ -25,7 +25,7 @@ class Entries:
     nbytes: Ints
 
     @classmethod
-    def columns(cls, *, rows: ArrayLike, heads: ArrayLike, tails: ArrayLike, nbytes: ArrayLike) -> "Entries":
+    def columns(cls, *, rows: ArrayLike, heads: ArrayLike, tails: ArrayLike, nbytes: ArrayLike) -> "MarkEntries":
         """Makes entries of what a catalog holds: columns of signed integers, equally long."""
         columns = [np.asarray(column, dtype=np.int64) for column in (rows, heads, tails, nbytes)]
         if len({column.shape for column in columns}) > 1:
@@ -35,16 +35,16 @@ class Entries:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def at(self, where: Ints) -> "Entries":
-        return Entries(self.rows[where], self.heads[where], self.tails[where], self.nbytes[where])
+    def at(self, where: Ints) -> "MarkEntries":
+        return MarkEntries(self.rows[where], self.heads[where], self.tails[where], self.nbytes[where])
 
-    def without(self, rows: Ints) -> "Entries":
+    def without(self, rows: Ints) -> "MarkEntries":
         return self.at(np.flatnonzero(~np.isin(self.rows, rows))) if len(rows) and len(self) else self
 
-    def joined(self, other: "Entries") -> "Entries":
+    def joined(self, other: "MarkEntries") -> "MarkEntries":
         if not len(other) or not len(self):
             return self if len(self) else other
-        return Entries(
+        return MarkEntries(
             np.concatenate((self.rows, other.rows)),
             np.concatenate((self.heads, other.heads)),
             np.concatenate((self.tails, other.tails)),
@@ -52,13 +52,13 @@ class Entries:
         )
 
 
-NONE = Entries.columns(rows=[], heads=[], tails=[], nbytes=[])
+NONE = MarkEntries.columns(rows=[], heads=[], tails=[], nbytes=[])
 
 
-class Table:
+class MarkTable:
     """Entries sorted by head, and a filter of bits in front of them. Never changes."""
 
-    def __init__(self, entries: Entries) -> None:
+    def __init__(self, entries: MarkEntries) -> None:
         self.entries = entries.at(np.argsort(entries.heads))
         slots_log2 = max(10, (len(entries) * _SLOTS - 1).bit_length())
         self._shift = np.uint64(64 - slots_log2)
@@ -88,7 +88,7 @@ class Table:
         nearest: Ints = np.minimum(np.searchsorted(heads, wanted), len(heads) - 1)
         return passed[heads[nearest] == wanted]
 
-    def headed(self, heads: Hashes) -> Entries:
+    def headed(self, heads: Hashes) -> MarkEntries:
         """All entries with one of these heads."""
         low = np.searchsorted(self.entries.heads, heads, side="left")
         high = np.searchsorted(self.entries.heads, heads, side="right")
@@ -103,48 +103,48 @@ def ranges(low: Ints, high: Ints) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class KnownMarks:
     """All that is known at one moment; never changes. `gone` are rows of `main` that no longer count, sorted."""
 
-    main: Table
-    fresh: Table
+    main: MarkTable
+    fresh: MarkTable
     gone: Ints
 
     @classmethod
-    def of(cls, entries: Entries) -> "State":
-        return cls(Table(entries), Table(NONE), NONE.rows)
+    def of(cls, entries: MarkEntries) -> "KnownMarks":
+        return cls(MarkTable(entries), MarkTable(NONE), NONE.rows)
 
     def __len__(self) -> int:
         return len(self.main.entries) - len(self.gone) + len(self.fresh.entries)
 
-    def changed(self, rows: Ints, entries: Entries) -> "State":
+    def changed(self, rows: Ints, entries: MarkEntries) -> "KnownMarks":
         """The state without these rows and with the entries: kept beside the large table, until they are too many."""
         fresh = self.fresh.entries.without(rows).joined(entries)
         gone = np.union1d(self.gone, rows[np.isin(rows, self.main.entries.rows)])
         if len(fresh) + len(gone) <= max(_SMALL, len(self.main.entries) >> 5):
-            return State(self.main, Table(fresh), gone)
-        return State.of(self.main.entries.without(gone).joined(fresh))
+            return KnownMarks(self.main, MarkTable(fresh), gone)
+        return KnownMarks.of(self.main.entries.without(gone).joined(fresh))
 
-    def tables(self, level: int) -> list[Table]:
+    def tables(self, level: int) -> list[MarkTable]:
         """The tables with entries of this level."""
         return [table for table in (self.main, self.fresh) if level in table.levels]
 
-    def headed(self, heads: Hashes) -> Entries:
+    def headed(self, heads: Hashes) -> MarkEntries:
         return self.main.headed(heads).without(self.gone).joined(self.fresh.headed(heads))
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class PromptLevel:
     """What one level of a prompt has: the block hashes of all places, the places of known beginnings (by hash, then
     from left to right), and the entries whose beginning is there and whose end seems to be."""
 
     size: int
     hashes: Hashes
     places: Ints
-    entries: Entries
+    entries: MarkEntries
 
 
-def levels(state: State, blocks: Iterator[tuple[int, Hashes]]) -> Iterator[Level]:
+def levels(state: KnownMarks, blocks: Iterator[tuple[int, Hashes]]) -> Iterator[PromptLevel]:
     """The levels at which anything may be found."""
     for level, hashes in blocks:
         found = [table.places(hashes) for table in state.tables(level)]
@@ -155,10 +155,10 @@ def levels(state: State, blocks: Iterator[tuple[int, Hashes]]) -> Iterator[Level
             entries = _ending(entries, hashes)
             if len(entries):
                 order = np.argsort(hashes[places], kind="stable")
-                yield Level(1 << level, hashes, places[order], entries)
+                yield PromptLevel(1 << level, hashes, places[order], entries)
 
 
-def _ending(entries: Entries, hashes: Hashes) -> Entries:
+def _ending(entries: MarkEntries, hashes: Hashes) -> MarkEntries:
     """The entries whose tail may be among the hashes: of ten thousand that begin alike, few are left. Two looks at
     different bits, each of which lets one of sixteen pass that is not there."""
     width = min(28, len(hashes).bit_length() + 4)

@@ -10,12 +10,12 @@ from typing import TypeVar
 import numpy as np
 
 from retriever.catalog.base import EmbedderEntry, Removal, Vectors
-from retriever.catalog.contract.catalog import Catalog, Change, View
+from retriever.catalog.contract.catalog import Catalog, CatalogChange, CatalogView
 from retriever.catalog.contract.vectors import VectorsChange, VectorsView
 from retriever.documents import Document
 from retriever.embedding import Embedder, Reranker
 from retriever.errors import SearchError
-from retriever.filters import EVERYTHING, Condition
+from retriever.filters import EVERYTHING, FilterCondition
 from retriever.inline import Recognised, Recogniser
 from retriever.search import Hit, Query, Searcher
 from retriever.vectors import Overtaken, VectorIndex
@@ -64,7 +64,7 @@ class Library:
         documents: Sequence[Document],
         *,
         collection: str,
-        claim: Callable[[Change, Sequence[int]], Sequence[int]] = lambda change, versions: versions,
+        claim: Callable[[CatalogChange, Sequence[int]], Sequence[int]] = lambda change, versions: versions,
     ) -> list[int]:
         """Embed documents together and keep them, to serve later; returns the numbers of their versions.
 
@@ -90,7 +90,7 @@ class Library:
         """The hits, best first, each chunk once."""
         return self._seeing(lambda view: self._searcher(view).search(view, query))
 
-    def recognise(self, text: str, *, allowed: Condition = EVERYTHING) -> list[Recognised]:
+    def recognise(self, text: str, *, allowed: FilterCondition = EVERYTHING) -> list[Recognised]:
         """The chunks whose text stands in this one."""
         return self._seeing(lambda view: self._recogniser.find(view, text, allowed=allowed))
 
@@ -143,7 +143,7 @@ class Library:
         names = [entry.name for entry in view.embedders() if entry.serving]
         return self._embedders.get(names[0]) if names else None
 
-    def _searcher(self, view: View) -> Searcher:
+    def _searcher(self, view: CatalogView) -> Searcher:
         serving = self._serving(view)
         return Searcher((self._index(serving), serving) if serving else None, self._reranker)
 
@@ -153,7 +153,7 @@ class Library:
             self._indexes.setdefault(embedder.name, fresh)  # another thread may have been sooner
         return self._indexes[embedder.name]
 
-    def _seeing(self, look: Callable[[View], T]) -> T:
+    def _seeing(self, look: Callable[[CatalogView], T]) -> T:
         for _ in range(TRIES):
             with self._catalog.view() as view:
                 try:

@@ -18,7 +18,7 @@ from threading import Lock
 
 import numpy as np
 
-from retriever.known import NONE, Entries, Ints, Level, State, levels, ranges
+from retriever.known import NONE, Ints, KnownMarks, MarkEntries, PromptLevel, levels, ranges
 from retriever.marks import Hashes, block_hashes, stripped
 
 MOST_PAIRS = 1 << 24  # places of a beginning times the chunks that begin so: a third of a second
@@ -37,17 +37,17 @@ class Match:
     row: int
 
 
-class Known:
+class KnownChunks:
     """The chunks that are known: about 50 bytes of memory each. Every method may be called from any thread."""
 
-    def __init__(self, entries: Entries = NONE) -> None:
+    def __init__(self, entries: MarkEntries = NONE) -> None:
         self._changing = Lock()
-        self._state = State.of(entries)
+        self._state = KnownMarks.of(entries)
 
     def __len__(self) -> int:
         return len(self._state)
 
-    def add(self, entries: Entries) -> None:
+    def add(self, entries: MarkEntries) -> None:
         """Add entries. A row that is known already is known by its new mark alone."""
         with self._changing:
             self._state = self._state.changed(entries.rows, entries)
@@ -82,7 +82,7 @@ def _in_characters(data: bytes, matches: Sequence[Match]) -> list[Match]:
 class _Keys:
     """The different marks among entries, longest first, each with its rows."""
 
-    def __init__(self, entries: Entries) -> None:
+    def __init__(self, entries: MarkEntries) -> None:
         entries = entries.at(np.lexsort((entries.rows, entries.tails, entries.heads, -entries.nbytes)))
         differs = np.ones(len(entries), dtype=np.bool_)
         columns = (entries.nbytes, entries.heads, entries.tails)
@@ -127,7 +127,7 @@ class _Search:
         self._pairs = 0
         self._room: Ints = np.arange(len(data), 0, -1)  # bytes from each place to the next that is taken
 
-    def look(self, level: Level, keys: _Keys) -> None:
+    def look(self, level: PromptLevel, keys: _Keys) -> None:
         """Looks piece by piece, for what is taken spares the next pieces most of their pairs. Places of equally long
         keys wait for each other: among them the leftmost is first, whatever piece it is from."""
         done = 0
@@ -148,7 +148,7 @@ class _Search:
             waiting = waiting.at(np.flatnonzero(~complete))
         self._take(keys, waiting)
 
-    def _fitting(self, level: Level, keys: _Keys, *, places: _Places) -> _Places:
+    def _fitting(self, level: PromptLevel, keys: _Keys, *, places: _Places) -> _Places:
         """The places that are free and end as the key does."""
         places = self._free(keys, places)
         tails = places.starts + keys.nbytes[places.keys] - level.size

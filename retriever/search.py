@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retriever.catalog.base import Passage, Worded
-from retriever.catalog.contract.catalog import View
+from retriever.catalog.base import Passage, WordMatch
+from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.contract.documents import DocumentsView
 from retriever.documents import Json
 from retriever.embedding import Embedder, Reranker
 from retriever.errors import SearchError
-from retriever.filters import EVERYTHING, Condition, condition, in_collection, outside
+from retriever.filters import EVERYTHING, FilterCondition, condition, in_collection, outside
 from retriever.vectors import VectorIndex
 
 WINDOW = 10  # hits of each kind that are fused at least; else as many as are asked for
@@ -35,9 +35,9 @@ class Query:
     text: str
     limit: int = 10
     mode: Mode | None = None
-    allowed: Condition = EVERYTHING
+    allowed: FilterCondition = EVERYTHING
     reranked: int = 0
-    bound: Condition = EVERYTHING
+    bound: FilterCondition = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Hit:
 
 def scope(
     *, collection: str = "", where: Json | None = None, bound: Json | None = None, without: Sequence[str] = ()
-) -> Condition:
+) -> FilterCondition:
     """What a request may see: a collection, or all but some; a filter of its own, and one that its key cannot widen."""
     found = [in_collection(collection)] if collection else [outside(without)] if without else []
     found += [condition(each) for each in (where, bound) if each]
@@ -67,7 +67,7 @@ class Searcher:
     vectors: tuple[VectorIndex, Embedder] | None = None
     reranker: Reranker | None = None
 
-    def search(self, view: View, query: Query) -> list[Hit]:
+    def search(self, view: CatalogView, query: Query) -> list[Hit]:
         """The hits, best first, each chunk once. Raises SearchError for what cannot be asked, and Overtaken."""
         self._check(query)
         if not query.text.strip() or query.limit == 0:
@@ -86,7 +86,7 @@ class Searcher:
     def _mode(self, query: Query) -> Mode:
         return query.mode or ("hybrid" if self.vectors else "lexical")
 
-    def _found(self, view: View, query: Query) -> list[Hit]:
+    def _found(self, view: CatalogView, query: Query) -> list[Hit]:
         mode = self._mode(query)
         deep = max(WINDOW, query.limit) if mode == "hybrid" else query.limit
         words = [] if mode == "vector" else view.lexical(query.text, query.allowed, limit=deep, within=query.bound)
@@ -95,7 +95,7 @@ class Searcher:
         near = self._near(view, query, limit=deep)
         return fused(near, words)[: query.limit] if mode == "hybrid" else near
 
-    def _near(self, view: View, query: Query, *, limit: int) -> list[Hit]:
+    def _near(self, view: CatalogView, query: Query, *, limit: int) -> list[Hit]:
         """The nearest hits. Chunks whose documents do not serve yet have vectors too: then more are asked for."""
         assert self.vectors is not None
         index, embedder = self.vectors
@@ -116,7 +116,7 @@ class Searcher:
         return [*sorted(again, key=lambda hit: -hit.score), *others]
 
 
-def fused(near: Sequence[Hit], words: Sequence[Worded]) -> list[Hit]:
+def fused(near: Sequence[Hit], words: Sequence[WordMatch]) -> list[Hit]:
     """Reciprocal rank fusion: what stands high in both lists comes first.
 
     A rank by words counts as far as the words of the query stand there: the best of passages that share two common
@@ -140,7 +140,7 @@ def in_prompt_order(hits: Sequence[Hit]) -> list[Hit]:
 
 
 def with_neighbors(
-    view: DocumentsView, hits: Sequence[Hit], *, before: int, after: int, allowed: Condition
+    view: DocumentsView, hits: Sequence[Hit], *, before: int, after: int, allowed: FilterCondition
 ) -> list[Hit]:
     """The chunks around each hit that fit too, behind it and with its score; each chunk once."""
     found: dict[int, Hit] = {hit.passage.chunk: hit for hit in hits}

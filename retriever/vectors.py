@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from retriever.catalog.base import Embedded, Standing, Vectors
-from retriever.catalog.contract.catalog import Catalog, View
+from retriever.catalog.base import CatalogState, EmbeddedChunks, Vectors
+from retriever.catalog.contract.catalog import Catalog, CatalogView
 from retriever.catalog.contract.searching import SearchView
 from retriever.catalog.contract.vectors import VectorsView
 from retriever.errors import RetrieverError
-from retriever.filters import EVERYTHING, Condition
+from retriever.filters import EVERYTHING, FilterCondition
 from retriever.index_file import IndexFile
 from retriever.nearest import LISTS, TRAINED, Allowed, Nearest
 
@@ -51,9 +51,11 @@ class VectorIndex:
         self._nearest = Nearest.flat(dim)
         self._seen: _Seen | None = None
         self._saved: _Seen | None = None
-        self._allowed: OrderedDict[tuple[Condition, int], Allowed] = OrderedDict()
+        self._allowed: OrderedDict[tuple[FilterCondition, int], Allowed] = OrderedDict()
 
-    def search(self, view: View, query: Vectors, *, allowed: Condition, limit: int) -> list[tuple[int, float]]:
+    def search(
+        self, view: CatalogView, query: Vectors, *, allowed: FilterCondition, limit: int
+    ) -> list[tuple[int, float]]:
         """The nearest chunks and their cosines, best first. Raises Overtaken."""
         standing = view.standing()
         with self._guard:
@@ -78,7 +80,7 @@ class VectorIndex:
                 self._file.write(self._nearest, asdict(self._seen))
                 self._saved = self._seen
 
-    def _catch_up(self, view: View, standing: Standing) -> None:
+    def _catch_up(self, view: CatalogView, standing: CatalogState) -> None:
         if self._seen is None or self._seen.catalog != standing.catalog:
             self._load(standing)
         seen = self._seen
@@ -98,7 +100,7 @@ class VectorIndex:
         first = view.embedded_after(0, embedder=self._embedder, limit=1).rows
         return len(self._nearest) > 0 and (not len(first) or first[0] > seen.vectors)
 
-    def _load(self, standing: Standing) -> None:
+    def _load(self, standing: CatalogState) -> None:
         """Reads the file, if it is of this catalog and not ahead of it, as it is when a backup was restored."""
         self._nearest, self._seen = Nearest.flat(self._dim), _Seen(standing.catalog, 0, 0)
         self._allowed.clear()
@@ -111,7 +113,7 @@ class VectorIndex:
         if seen.catalog == standing.catalog and not ahead and nearest.dim == self._dim:
             self._nearest, self._seen, self._saved = nearest, seen, seen
 
-    def _made(self, view: VectorsView, standing: Standing) -> Nearest:
+    def _made(self, view: VectorsView, standing: CatalogState) -> Nearest:
         """The index made anew from the catalog. The sample is spread over all of it."""
         count = len(self._nearest)
         wanted = TRAINED * LISTS * count**0.5
@@ -122,7 +124,7 @@ class VectorIndex:
             made.add(batch.chunks, batch.vectors)
         return made
 
-    def _batches(self, view: VectorsView, row: int) -> Iterator[Embedded]:
+    def _batches(self, view: VectorsView, row: int) -> Iterator[EmbeddedChunks]:
         while True:
             batch = view.embedded_after(row, embedder=self._embedder, limit=BATCH)
             if not len(batch.rows):
@@ -130,7 +132,7 @@ class VectorIndex:
             yield batch
             row = int(batch.rows[-1])
 
-    def _rows(self, view: SearchView, allowed: Condition, *, changes: int) -> Allowed:
+    def _rows(self, view: SearchView, allowed: FilterCondition, *, changes: int) -> Allowed:
         """The chunks that a filter lets through, kept as long as the catalog does not change."""
         key = (allowed, changes)
         if key not in self._allowed:
@@ -141,5 +143,5 @@ class VectorIndex:
         return self._allowed[key]
 
 
-def _seen(standing: Standing) -> _Seen:
+def _seen(standing: CatalogState) -> _Seen:
     return _Seen(standing.catalog, standing.vectors, standing.removed)

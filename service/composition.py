@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from blend.fuse import Order
-from blend.load import Model, load
-from blend.local import Limits, LocalEngine
+from blend.fuse import BlendOrder
+from blend.load import LoadedModel, load
+from blend.local import EngineLimits, LocalEngine
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.library import Library
@@ -19,11 +19,11 @@ from service.builtin import CHECKPOINT
 from service.core import Core
 from service.evaluate.point import operating_point
 from service.model import ServedModel
-from service.prompts import Wording
+from service.prompts import PromptBuilder
 from service.settings import Settings, SettingsError
 from service.telemetry.traces import Tracer, silent
 from service.tenants import TENANTS, Tenants
-from service.trust import trusted_model
+from service.trust import checked_model
 from store.base import BlobStore
 from store.url import open_store
 
@@ -35,7 +35,7 @@ def compose_store(settings: Settings) -> BlobStore:
     return open_store(settings.store)
 
 
-def compose_model(settings: Settings) -> Model:
+def compose_model(settings: Settings) -> LoadedModel:
     """The model that the settings name; `builtin` is the one that comes with kvweave."""
     name = settings.model
     if name == "builtin":
@@ -63,7 +63,7 @@ def compose_tenants(settings: Settings, store: BlobStore, *, control: Control) -
     with ExitStack() as stack:
         loaded = compose_served(settings)
         stack.callback(loaded.engine.close)
-        model = trusted_model(loaded, settings.data / TENANTS, library=library, store=store)
+        model = checked_model(loaded, settings.data / TENANTS, library=library, store=store)
         stack.pop_all()
     return Tenants(settings.data, model, store=store, control=control, library=library)
 
@@ -78,12 +78,12 @@ def compose_served(settings: Settings) -> ServedModel:
         model.decoder,
         model.tokenizer,
         fingerprint=model.fingerprint,
-        limits=Limits(kv_bytes=settings.kv_bytes, waiting=settings.max_requests),
+        limits=EngineLimits(kv_bytes=settings.kv_bytes, waiting=settings.max_requests),
     )
     return ServedModel(
-        *(engine, Wording(model.tokenizer), model.fingerprint),
+        *(engine, PromptBuilder(model.tokenizer), model.fingerprint),
         codec=point.codec,
-        blending=Order(point.policy, point.ratio),
+        blending=BlendOrder(point.policy, point.ratio),
         window=model.decoder.window,
         vocabulary=model.decoder.vocabulary,
     )
@@ -133,10 +133,10 @@ def _tracer(settings: Settings) -> Tracer:
     if not settings.traces:
         return silent()
     try:
-        from service.telemetry.export import tracer_to
+        from service.telemetry.export import exporting_tracer
     except ImportError:
         raise SettingsError("traces: install the extra `kvweave[traces]` to send traces") from None
     try:
-        return tracer_to(settings.traces)
+        return exporting_tracer(settings.traces)
     except ValueError as error:
         raise SettingsError(f"traces: {error}") from None

@@ -13,7 +13,7 @@ from itertools import islice
 
 from blend.errors import BlendError
 from blend.fingerprint import Fingerprint
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from retriever.errors import RetrieverError
 from service.access.control import Control
 from service.access.identity import Principal
@@ -103,7 +103,7 @@ class Core:
         return self._ready().tenants.model
 
     @property
-    def blending(self) -> Order:
+    def blending(self) -> BlendOrder:
         """The blending of a request that asks for nothing else. Raises Unavailable while the model loads."""
         return self.model.blending
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from blend.engine import Engine
 from blend.fingerprint import Fingerprint
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from retriever.documents import Json
-from service.prompts import SYSTEM, Titled, Wording, question_turns
+from service.prompts import SYSTEM, PromptBuilder, PromptPassage, question_turns
 from store.record import Record
 
 Ids = tuple[int, ...]
@@ -22,17 +22,17 @@ class ServedModel:
     """
 
     engine: Engine
-    wording: Wording
+    wording: PromptBuilder
     fingerprint: Fingerprint
     codec: str
-    blending: Order
+    blending: BlendOrder
     window: int
     vocabulary: int
 
     def prefix(self, rules: Json) -> Ids:
         """What the chunks of a collection with these rules are captured behind, as it is rendered today."""
         system = rules.get("system")
-        turns = question_turns([Titled("")], question="", system=SYSTEM if system is None else str(system))
+        turns = question_turns([PromptPassage("")], question="", system=SYSTEM if system is None else str(system))
         return self.wording.lay(turns).prefix
 
     def ids(self, text: str) -> Ids | None:

@@ -28,7 +28,7 @@ class Penalties:
         return logits - self._frequency * self._counts - self._presence * (self._counts > 0)
 
 
-class Bias:
+class LogitBias:
     """Adds to the logits of some tokens."""
 
     def __init__(self, biases: Mapping[int, float]) -> None:
@@ -50,7 +50,7 @@ class Bias:
         return ids, torch.tensor([*self._biases.values()], dtype=logits.dtype, device=logits.device)
 
 
-class Chain:
+class ProcessorChain:
     """Several processors, each behind the one before."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
@@ -66,4 +66,4 @@ class Chain:
 def chained(*processors: LogitsProcessor | None) -> LogitsProcessor | None:
     """All given processors as one, in this order; None for none. A grammar goes last: nothing lifts what it forbids."""
     given = [processor for processor in processors if processor is not None]
-    return Chain(given) if len(given) > 1 else given[0] if given else None
+    return ProcessorChain(given) if len(given) > 1 else given[0] if given else None

@@ -12,8 +12,8 @@ from typing import cast
 
 from blend import template
 from blend.errors import TokenizerError
-from blend.prompt import Chunk, Prompt, Source, Text
-from blend.template import Message, Option
+from blend.prompt import ChunkSegment, Prompt, RecordSource, TextSegment
+from blend.template import ChatMessage, Option
 from blend.tokens import Tokenizer
 
 SYSTEM = "Answer the question from the documents."
@@ -25,7 +25,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Titled:
+class PromptPassage:
     """A passage in a prompt. Its title follows it, so that the first passage stands right behind the prefix."""
 
     text: str
@@ -37,7 +37,7 @@ class Titled:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TurnPart:
     """A stretch of a turn. `passage`: its number among the passages of the prompt; None for other text."""
 
     text: str
@@ -45,15 +45,15 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TurnParts:
     """A turn of a chat."""
 
     role: str
-    parts: tuple[Part, ...]
+    parts: tuple[TurnPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TokenRun:
     """Token ids that stand together: of a passage, or of what is between passages."""
 
     ids: Ids
@@ -61,11 +61,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class PromptTokens:
     """A prompt as token ids. The first and the last of `runs` are passages, if there are any."""
 
     prefix: Ids
-    runs: tuple[Run, ...]
+    runs: tuple[TokenRun, ...]
     suffix: Ids
 
     @property
@@ -73,15 +73,16 @@ class Laid:
         """How many tokens the whole prompt has."""
         return len(self.prefix) + sum(len(run.ids) for run in self.runs) + len(self.suffix)
 
-    def prompt(self, sources: Mapping[int, Source]) -> Prompt:
+    def prompt(self, sources: Mapping[int, RecordSource]) -> Prompt:
         """The prompt for the engine, with the records that there are."""
         segments = [
-            Text(run.ids) if run.passage is None else Chunk(run.ids, sources.get(run.passage)) for run in self.runs
+            TextSegment(run.ids) if run.passage is None else ChunkSegment(run.ids, sources.get(run.passage))
+            for run in self.runs
         ]
         return Prompt(self.prefix, tuple(segments), self.suffix)
 
 
-class Wording:
+class PromptBuilder:
     """Turns into token ids, with those of passages and templates remembered. Safe for threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -94,21 +95,21 @@ class Wording:
         """Do the token ids of a text say all of it?"""
         return self.tokenizer.round_trips(text, self.ids(text))
 
-    def lay(self, turns: Sequence[Said], *, options: Mapping[str, Option] | None = None) -> Laid:
+    def lay(self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None) -> PromptTokens:
         """The prompt of a chat, ready for the answer. Without a passage, the last turn's own text is in the suffix."""
         rows = list(self.rows(turns, options=options))
         places = [at for at, (_, part) in enumerate(rows) if part and part.passage is not None]
         if not places:
             last = max((at for at, (_, part) in enumerate(rows) if part), default=len(rows) - 1)  # all may be empty
-            return Laid(_joined(ids for ids, _ in rows[:last]), (), _joined(ids for ids, _ in rows[last:]))
+            return PromptTokens(_joined(ids for ids, _ in rows[:last]), (), _joined(ids for ids, _ in rows[last:]))
         first, last = places[0], places[-1] + 1
-        runs = (Run(ids, part.passage if part else None) for ids, part in rows[first:last])
+        runs = (TokenRun(ids, part.passage if part else None) for ids, part in rows[first:last])
         prefix, suffix = (_joined(ids for ids, _ in each) for each in (rows[:first], rows[last:]))
-        return Laid(prefix, tuple(run for run in runs if run.ids), suffix)
+        return PromptTokens(prefix, tuple(run for run in runs if run.ids), suffix)
 
     def rows(
-        self, turns: Sequence[Said], *, options: Mapping[str, Option] | None = None
-    ) -> Iterator[tuple[Ids, Part | None]]:
+        self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None
+    ) -> Iterator[tuple[Ids, TurnPart | None]]:
         """Ids in order, with the part that they are of; None for those of the template.
 
         Where the template knows no system role, the system prompt is the user's first words; without a template all
@@ -132,7 +133,7 @@ class Wording:
                 part = turns[piece.place.message].parts[piece.place.part]
                 yield self._part_ids(part), part
 
-    def _plain(self, turns: Sequence[Said]) -> Iterator[tuple[Ids, Part | None]]:
+    def _plain(self, turns: Sequence[TurnParts]) -> Iterator[tuple[Ids, TurnPart | None]]:
         yield tuple(self.tokenizer.encode_opening("")), None
         for turn in turns:
             asked = turn.role == "user"
@@ -140,7 +141,7 @@ class Wording:
                 yield self._part_ids(part), part
             yield self._of_template("\nAnswer:" if asked else "\n\n"), None
 
-    def _part_ids(self, part: Part) -> Ids:
+    def _part_ids(self, part: TurnPart) -> Ids:
         return self._text_ids(part.text) if part.passage is None else self.ids(part.text)
 
     def _text_ids(self, text: str) -> Ids:
@@ -154,28 +155,30 @@ class Wording:
 
 
 def question_turns(
-    passages: Sequence[Titled], *, question: str, system: str = SYSTEM, before: Sequence[Said] = ()
-) -> list[Said]:
+    passages: Sequence[PromptPassage], *, question: str, system: str = SYSTEM, before: Sequence[TurnParts] = ()
+) -> list[TurnParts]:
     """A question about passages, behind what was said before."""
-    head = Said("system", (Part(system),))
-    return [head, *before, Said("user", (*passage_parts(passages), Part(ASK + question)))]
+    head = TurnParts("system", (TurnPart(system),))
+    return [head, *before, TurnParts("user", (*passage_parts(passages), TurnPart(ASK + question)))]
 
 
-def passage_parts(passages: Sequence[Titled]) -> tuple[Part, ...]:
+def passage_parts(passages: Sequence[PromptPassage]) -> tuple[TurnPart, ...]:
     """The parts of passages, each with the gap behind it."""
-    return tuple(part for number, each in enumerate(passages) for part in (Part(each.text, number), Part(each.gap)))
+    return tuple(
+        part for number, each in enumerate(passages) for part in (TurnPart(each.text, number), TurnPart(each.gap))
+    )
 
 
-def _messages(turns: Sequence[Said]) -> list[Message]:
-    return [Message(turn.role, tuple(part.text for part in turn.parts)) for turn in turns]
+def _messages(turns: Sequence[TurnParts]) -> list[ChatMessage]:
+    return [ChatMessage(turn.role, tuple(part.text for part in turn.parts)) for turn in turns]
 
 
-def _merged(turns: Sequence[Said]) -> list[Said]:
+def _merged(turns: Sequence[TurnParts]) -> list[TurnParts]:
     """The turns, where the first is the system's, with that as the beginning of the user's first one."""
     at = next((at for at, turn in enumerate(turns) if turn.role == "user"), None)
     if not turns or turns[0].role not in ("system", "developer") or at is None:
         return [*turns]
-    user = Said("user", (*turns[0].parts, Part("\n\n"), *turns[at].parts))
+    user = TurnParts("user", (*turns[0].parts, TurnPart("\n\n"), *turns[at].parts))
     return [*turns[1:at], user, *turns[at + 1 :]]
 
 

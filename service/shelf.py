@@ -12,7 +12,7 @@ from retriever.catalog.base import Passage
 from retriever.catalog.contract.catalog import Catalog
 from service.access.control import Control
 from service.model import Ids, ServedModel
-from service.stored import Stored
+from service.stored import BlobSource
 from store.base import BlobStore
 from store.errors import Miss, MissReason, StoreError
 from store.key import CacheKey, Scope
@@ -45,7 +45,7 @@ class ChunkState:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class CapturePrefix:
     """What a collection's chunks are captured behind, and what identifies a record that was."""
 
     prefix: Ids
@@ -53,15 +53,15 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedBlob:
     """A blob that is there, as a source for a prompt."""
 
-    source: Stored
+    source: BlobSource
     tier: str
     nbytes: int
 
 
-class Shelf:
+class ChunkCaches:
     """The caches of one tenant's chunks. Safe for threads. `control` remembers the fingerprints that ever were."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Shelf:
         self._lock = Lock()
         self._seen: OrderedDict[CacheKey, None] = OrderedDict()
 
-    def behind(self, collections: Iterable[str]) -> dict[str, Behind]:
+    def behind(self, collections: Iterable[str]) -> dict[str, CapturePrefix]:
         """What the chunks of each collection are behind. A prefix that this model lacks is rendered, once for ever."""
         model = self.model.fingerprint.digest
         names = set(collections)
@@ -89,23 +89,23 @@ class Shelf:
                 found[name] = change.keep_prefix(name, model=model, ids=fresh) if collection else fresh
         return {name: self._behind(ids) for name, ids in found.items() if ids is not None}
 
-    def _behind(self, prefix: Ids) -> Behind:
+    def _behind(self, prefix: Ids) -> CapturePrefix:
         fingerprint = self.model.fingerprint.behind(prefix)
         if fingerprint.digest not in self._remembered:
             self._control.remember_fingerprint(fingerprint.digest, fingerprint.to_dict())
             self._remembered.add(fingerprint.digest)
-        return Behind(prefix, fingerprint)
+        return CapturePrefix(prefix, fingerprint)
 
-    def key(self, chunk: str, behind: Behind) -> CacheKey:
+    def key(self, chunk: str, behind: CapturePrefix) -> CacheKey:
         """The key of a chunk's blob."""
         return CacheKey(self._tenant, chunk, behind.fingerprint.digest, self.model.codec)
 
-    def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[Opened | Miss]]":
+    def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[OpenedBlob | Miss]]":
         """Begins to open the passages' blobs, in their order. A store that does not answer makes them missing, too."""
         behind = self.behind(passage.collection for passage in passages)
         return [pool.submit(self._open, passage, behind[passage.collection]) for passage in passages]
 
-    def _open(self, passage: Passage, behind: Behind) -> Opened | Miss:
+    def _open(self, passage: Passage, behind: CapturePrefix) -> OpenedBlob | Miss:
         key = self.key(passage.id, behind)
         try:
             found = self._store.open(key)
@@ -114,7 +114,7 @@ class Shelf:
         except StoreError as error:
             return Miss(MissReason.UNAVAILABLE, type(error).__name__)
         self.saw(key)
-        return Opened(Stored(found, behind.fingerprint), tier_of(found), _nbytes(found))
+        return OpenedBlob(BlobSource(found, behind.fingerprint), tier_of(found), _nbytes(found))
 
     def saw(self, key: CacheKey) -> None:
         """Remember that a blob was there."""
@@ -124,7 +124,7 @@ class Shelf:
             if len(self._seen) > _SEEN:
                 self._seen.popitem(last=False)
 
-    def _why(self, passage: Passage, key: CacheKey, *, behind: Behind, miss: Miss) -> Miss:
+    def _why(self, passage: Passage, key: CacheKey, *, behind: CapturePrefix, miss: Miss) -> Miss:
         if miss.reason is not MissReason.ABSENT:
             return Miss(miss.reason)
         with self._catalog.view() as view:
@@ -160,7 +160,7 @@ class Shelf:
         behind = self.behind(passage.collection for passage in passages)
         return {passage.id: self._state(passage, behind[passage.collection]) for passage in passages}
 
-    def _state(self, passage: Passage, behind: Behind) -> ChunkState:
+    def _state(self, passage: Passage, behind: CapturePrefix) -> ChunkState:
         key = self.key(passage.id, behind)
         found = self._store.open(key)
         if isinstance(found, BlobReader):

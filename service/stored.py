@@ -1,6 +1,6 @@
 """A stored blob as a source of keys and values: what the model's side asks for, layer by layer, out of a reader."""
 
-from blend.errors import Unreadable
+from blend.errors import UnreadableRecord
 from blend.fingerprint import Fingerprint
 from store.codec.decode import decode_group, packed_group
 from store.codec.spec import Spec
@@ -9,7 +9,7 @@ from store.reader import BlobReader
 from store.record import LayerKV, PackedLayer
 
 
-class Stored:
+class BlobSource:
     """One chunk's record in a store. One thread reads it, in ascending order of layers; each group is read once."""
 
     def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
@@ -42,10 +42,10 @@ class Stored:
                 self._layers = (packed_group if self._packed else decode_group)(self._reader, group)
             except BadBlob as error:
                 self.failure = error.reason
-                raise Unreadable(str(error)) from error
+                raise UnreadableRecord(str(error)) from error
             except StoreError as error:
                 self.failure = MissReason.UNAVAILABLE
-                raise Unreadable(str(error)) from error
+                raise UnreadableRecord(str(error)) from error
             self._group = group
             head = self._reader.head
             self.nbytes += sum(head.frames[number].nbytes for number in head.groups[group])

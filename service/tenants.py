@@ -12,7 +12,7 @@ from retriever.catalog.contract.catalog import Catalog
 from retriever.library import Library
 from service.access.control import Control
 from service.model import ServedModel
-from service.shelf import Shelf
+from service.shelf import ChunkCaches
 from service.telemetry.logs import fields
 from store.base import BlobStore
 from store.errors import StoreError
@@ -43,7 +43,7 @@ class Tenant:
     A delete reaches all of them together.
     """
 
-    def __init__(self, name: str, library: Library, *, shelf: Shelf, store: BlobStore) -> None:
+    def __init__(self, name: str, library: Library, *, shelf: ChunkCaches, store: BlobStore) -> None:
         self.name = name
         self.library = library
         self.shelf = shelf
@@ -133,7 +133,7 @@ class Tenants:
 
     def _made(self, name: str) -> Tenant:
         library = self._library(self._folder / name)
-        shelf = Shelf(name, library.catalog, store=self.store, model=self.model, control=self.control)
+        shelf = ChunkCaches(name, library.catalog, store=self.store, model=self.model, control=self.control)
         return Tenant(name, library, shelf=shelf, store=self.store)
 
     def names(self) -> list[str]:

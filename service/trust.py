@@ -35,7 +35,7 @@ ROUNDING = 0.02  # of the numbers' size: what another device, or another order o
 MOST = 100  # fingerprints that were retired
 
 
-def trusted_model(
+def checked_model(
     model: ServedModel, folder: Path, *, library: Callable[[Path], Library], store: BlobAccess
 ) -> ServedModel:
     """The model, with another fingerprint where what a tenant below the folder has stored is not what it computes."""

@@ -39,7 +39,7 @@ class Put(StrEnum):
     OVER_BUDGET = "over budget"
 
 
-class Found(Protocol):
+class FoundBlob(Protocol):
     """A blob that a medium has: its first bytes, and a way to the frames once the head is known to be sound."""
 
     @property
@@ -74,7 +74,7 @@ class BlobAccess(ABC):
             return Miss(MissReason.NEWER_FORMAT, str(error))
 
     @abstractmethod
-    def _find(self, key: CacheKey) -> Found | None:
+    def _find(self, key: CacheKey) -> FoundBlob | None:
         """The blob's first bytes, unless it is absent or dead."""
 
     def prefetch(self, keys: Iterable[CacheKey]) -> int:

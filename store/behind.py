@@ -17,7 +17,7 @@ class _Task:
     run: Callable[[], None]
 
 
-class Behind:
+class BackgroundQueue:
     """Runs tasks in order of arrival. `submit` never waits: what does not fit is refused."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:

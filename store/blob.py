@@ -34,7 +34,7 @@ PREAMBLE_BYTES = _PREAMBLE.size
 _DIGESTED = PREAMBLE_BYTES - DIGEST_BYTES
 
 
-class Shape(msgspec.Struct, frozen=True, array_like=True):
+class StoredShape(msgspec.Struct, frozen=True, array_like=True):
     """Heads and dims of one layer's keys and values."""
 
     key_heads: int
@@ -80,7 +80,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     terms: Terms
     dtype: Dtype
     tokens: int
-    shapes: tuple[Shape | None, ...]
+    shapes: tuple[StoredShape | None, ...]
     frames: tuple[Frame, ...]
 
     @property

@@ -10,7 +10,7 @@ from store.eviction import Evictor
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class TierBudget:
     """Bytes of the medium that a tier may take, in all and for each tenant; None is no limit."""
 
     total: int | None = None
@@ -27,7 +27,7 @@ class _Kept:
 class Ledger:
     """What a tier holds, in its medium's bytes. Thread safety is the tier's."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: TierBudget) -> None:
         self._budget = budget
         self.total = 0
         self._by_tenant: defaultdict[str, int] = defaultdict(int)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def sync(place: Path) -> None:
+def sync_to_disk(place: Path) -> None:
     """Flush a file, or a folder's list of names, to the disk."""
     handle = os.open(place, os.O_RDONLY)
     try:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import lmdb
 
-from store.disk import sync
+from store.disk import sync_to_disk
 from store.errors import StoreBusy, StoreClosed, StoreDenied, StoreError, StoreFull, StoreUnavailable
 
 T = TypeVar("T")
@@ -232,10 +232,10 @@ class Environment:
     def _rewrite(self) -> None:
         self._scratch.mkdir()
         self._env.copy(str(self._scratch), compact=True)
-        sync(self._scratch / "data.mdb")
+        sync_to_disk(self._scratch / "data.mdb")
         self._env.close()
         (self._scratch / "data.mdb").replace(self.path / "data.mdb")
-        sync(self.path)
+        sync_to_disk(self.path)
 
     def _reopen(self) -> None:
         """Opens the file again, after a refusal too: asking gave up the shared lock, and others may have compacted."""

@@ -4,8 +4,8 @@ import threading
 
 import lmdb
 
-from store.budget import Budget, Ledger
-from store.lmdb_rows import Row, Rows
+from store.budget import Ledger, TierBudget
+from store.lmdb_rows import BlobRow, Rows
 
 _REST = ""  # the ledger's entry for all that is no blob; no key is empty
 _UNKNOWN = (-1, -1)
@@ -14,7 +14,7 @@ _UNKNOWN = (-1, -1)
 class SharedLedger:
     """A `Ledger` that is read anew when another process has written. Does nothing where there is no budget."""
 
-    def __init__(self, rows: Rows, budget: Budget) -> None:
+    def __init__(self, rows: Rows, budget: TierBudget) -> None:
         self._rows = rows
         self._lowest = budget.lowest
         self._idle = budget.total is None and budget.per_tenant is None
@@ -22,7 +22,7 @@ class SharedLedger:
         self._lock = threading.Lock()
         self._seen = _UNKNOWN  # the last transaction whose changes the ledger knows, and of which file
 
-    def evictable(self, row: Row) -> bool:
+    def evictable(self, row: BlobRow) -> bool:
         """Whether a blob may be given up for room."""
         return not (row.pinned or (row.precomputed and self._lowest))
 
@@ -43,7 +43,7 @@ class SharedLedger:
             self._ledger.add(_REST, rest + more, tokens=0, evictable=False)
             return self._ledger.victims(key, nbytes)
 
-    def changed(self, txn: lmdb.Transaction, key: str, *, row: Row | None, evicted: bool = False) -> None:
+    def changed(self, txn: lmdb.Transaction, key: str, *, row: BlobRow | None, evicted: bool = False) -> None:
         """Note what this transaction writes; say `aborted` or `stale` should it fail."""
         if self._idle:
             return
@@ -69,7 +69,7 @@ class SharedLedger:
         with self._lock:
             self._seen = _UNKNOWN
 
-    def _note(self, key: str, row: Row | None, *, evicted: bool) -> None:
+    def _note(self, key: str, row: BlobRow | None, *, evicted: bool) -> None:
         if row is not None:
             self._ledger.add(key, row.nbytes, tokens=row.tokens, evictable=self.evictable(row))
         elif evicted:

@@ -2,7 +2,7 @@
 
 heads        key -> preamble and head of the blob
 frames       key \\0 frame number u16 -> one frame
-rows         key -> `Row`, what eviction and deletion need without reading heads
+rows         key -> `BlobRow`, what eviction and deletion need without reading heads
 totals       tenant -> `Total`
 deletions    tenant / epoch u64 -> when, scope
 graves       scope -> epoch u64 of its last deletion
@@ -30,7 +30,7 @@ _NODE_BYTES = 16
 _INLINE_BYTES = PAGE_BYTES // 2 - 32  # larger values get pages of their own
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class BlobRow(msgspec.Struct, frozen=True, array_like=True):
     """A blob as the store accounts for it; `nbytes` counts whole pages."""
 
     nbytes: int
@@ -107,12 +107,12 @@ class Rows:
         assert data is None or isinstance(data, memoryview)
         return data
 
-    def row(self, txn: lmdb.Transaction, key: bytes) -> Row | None:
+    def row(self, txn: lmdb.Transaction, key: bytes) -> BlobRow | None:
         """The row of a blob."""
         data = txn.get(key, db=self._db(_ROWS))
-        return None if data is None else msgspec.msgpack.decode(data, type=Row)
+        return None if data is None else msgspec.msgpack.decode(data, type=BlobRow)
 
-    def write(self, txn: lmdb.Transaction, blob: Blob, *, row: Row) -> None:
+    def write(self, txn: lmdb.Transaction, blob: Blob, *, row: BlobRow) -> None:
         """Write a whole blob, in place of what is there."""
         key = blob.head.key.text.encode()
         self.remove(txn, key)
@@ -122,7 +122,7 @@ class Rows:
         self._count(txn, key, blobs=1, nbytes=row.nbytes)
         self.mark(txn, key, row=row)
 
-    def mark(self, txn: lmdb.Transaction, key: bytes, *, row: Row) -> None:
+    def mark(self, txn: lmdb.Transaction, key: bytes, *, row: BlobRow) -> None:
         """Change a blob's row."""
         txn.put(key, msgspec.msgpack.encode(row), db=self._db(_ROWS))
 
@@ -148,10 +148,10 @@ class Rows:
         ]
         return b"".join(piece or b"" for piece in pieces)
 
-    def scan(self, txn: lmdb.Transaction, prefix: bytes = b"") -> Iterator[tuple[bytes, Row]]:
+    def scan(self, txn: lmdb.Transaction, prefix: bytes = b"") -> Iterator[tuple[bytes, BlobRow]]:
         """Keys and rows below a prefix, in key order."""
         for key, data in _below(txn.cursor(db=self._db(_ROWS)), prefix):
-            yield key, msgspec.msgpack.decode(data, type=Row)
+            yield key, msgspec.msgpack.decode(data, type=BlobRow)
 
     def _count(self, txn: lmdb.Transaction, key: bytes, *, blobs: int, nbytes: int) -> None:
         tenant = key.partition(b"/")[0]
@@ -235,12 +235,12 @@ class Rows:
         return len(old)
 
 
-def new_row(blob: Blob, before: Row | None, *, now: float) -> Row:
+def new_row(blob: Blob, before: BlobRow | None, *, now: float) -> BlobRow:
     """The row of a blob that is about to be written, in place of the one before."""
     head: Head = blob.head
     precomputed = head.terms.precomputed or (before is not None and before.precomputed)
     pinned = before is not None and before.pinned
-    return Row(file_bytes(blob), head.tokens, len(head.frames), head.terms.epoch, precomputed, pinned, now)
+    return BlobRow(file_bytes(blob), head.tokens, len(head.frames), head.terms.epoch, precomputed, pinned, now)
 
 
 def _frame_key(key: bytes, number: int) -> bytes:

@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from store.base import BlobStore, Put
 from store.blob import Blob, Buffer, Head
-from store.budget import Budget
+from store.budget import TierBudget
 from store.errors import BadBlob, MissReason, StoreError, StoreFull
 from store.key import CacheKey, Scope, unquote
 from store.lmdb_env import PAGE_BYTES, RESERVED_BYTES, Environment, MapFull, open_environment
 from store.lmdb_ledger import SharedLedger
-from store.lmdb_rows import Row, Rows, new_row
+from store.lmdb_rows import BlobRow, Rows, new_row
 from store.reader import Fetch
-from store.upkeep import Deletion, Entry, Usage
+from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 T = TypeVar("T")
 
@@ -62,8 +62,8 @@ class LmdbStore(BlobStore):
 
     name = "lmdb"
 
-    def __init__(self, path: Path, budget: Budget | None = None, *, map_bytes: int | None = None) -> None:
-        budget = budget or Budget()
+    def __init__(self, path: Path, budget: TierBudget | None = None, *, map_bytes: int | None = None) -> None:
+        budget = budget or TierBudget()
         self._budget = total = budget.total
         if total is not None:
             map_bytes = total - total // 64 - _WORKING_BYTES  # the rest is for deletes: they need pages too
@@ -79,7 +79,7 @@ class LmdbStore(BlobStore):
         # Fragments take a part of the file, and so do pages that were freed but now.
         limit = None if total is None else total * 15 // 16 - 2 * _WORKING_BYTES
         self._closed = False
-        self._ledger = SharedLedger(self._rows, Budget(limit, budget.per_tenant, lowest=budget.lowest))
+        self._ledger = SharedLedger(self._rows, TierBudget(limit, budget.per_tenant, lowest=budget.lowest))
 
     def _find(self, key: CacheKey) -> _Found | None:
         raw = key.text.encode()
@@ -173,7 +173,7 @@ class LmdbStore(BlobStore):
                 self._rows.remove(txn, key.encode())
                 self._ledger.changed(txn, key, row=None, evicted=True)
 
-    def _mark(self, txn: lmdb.Transaction, key: str, *, row: Row) -> None:
+    def _mark(self, txn: lmdb.Transaction, key: str, *, row: BlobRow) -> None:
         self._rows.mark(txn, key.encode(), row=row)
         self._ledger.changed(txn, key, row=row)
 
@@ -281,7 +281,7 @@ class LmdbStore(BlobStore):
     def trim(self, tenant: str, before: float) -> int:
         return self._change(lambda txn: self._rows.trim_deletions(txn, tenant, before=before))
 
-    def entries(self, scope: Scope | None = None) -> Iterator[Entry]:
+    def entries(self, scope: Scope | None = None) -> Iterator[StoredBlob]:
         with self.environment.read() as txn:
             rows = list(self._rows.scan(txn, scope.text.encode() if scope else b""))
             keys = [_parse(raw) for raw, _ in rows]
@@ -291,7 +291,7 @@ class LmdbStore(BlobStore):
             ]
         for key, (_, row), skipped in zip(keys, rows, dead, strict=True):
             if key is not None and not skipped:
-                yield Entry(key, row.nbytes, row.stored_at)
+                yield StoredBlob(key, row.nbytes, row.stored_at)
 
     def strays(self) -> Iterator[str]:
         with self.environment.read() as txn:
@@ -315,10 +315,10 @@ class LmdbStore(BlobStore):
                 self._mark(txn, raw.decode(), row=replace(row, pinned=pinned))
         return len(found)
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[StorageUsage]:
         with self.environment.read() as txn:
             blobs = sum(total.blobs for total in self._rows.totals(txn).values())
-        return [Usage(self.name, blobs, self.environment.file_bytes(), self._budget)]
+        return [StorageUsage(self.name, blobs, self.environment.file_bytes(), self._budget)]
 
     def close(self) -> None:
         if not self._closed:

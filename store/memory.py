@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from store.base import BlobStore, Put
 from store.blob import Blob, Buffer, Head
-from store.budget import Budget, Ledger
+from store.budget import Ledger, TierBudget
 from store.key import CacheKey, Scope
 from store.reader import Fetch
-from store.upkeep import Deletion, Entry, Usage
+from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class MemoryStore(BlobStore):
 
     name = "ram"
 
-    def __init__(self, budget: Budget | None = None) -> None:
-        self._budget = budget or Budget()
+    def __init__(self, budget: TierBudget | None = None) -> None:
+        self._budget = budget or TierBudget()
         self._lock = threading.RLock()
         self._blobs: dict[CacheKey, _Kept] = {}
         self._ledger = Ledger(self._budget)
@@ -137,9 +137,11 @@ class MemoryStore(BlobStore):
                     del self._graves[row[1].scope.text]
             return len(old)
 
-    def entries(self, scope: Scope | None = None) -> Iterator[Entry]:
+    def entries(self, scope: Scope | None = None) -> Iterator[StoredBlob]:
         with self._lock:
-            rows = [Entry(k, v.blob.nbytes, v.stored_at) for k, v in self._blobs.items() if scope is None or k in scope]
+            rows = [
+                StoredBlob(k, v.blob.nbytes, v.stored_at) for k, v in self._blobs.items() if scope is None or k in scope
+            ]
         return iter(sorted(rows, key=lambda row: row.key.text))
 
     def strays(self) -> Iterator[str]:
@@ -166,6 +168,6 @@ class MemoryStore(BlobStore):
                 self._keep(_Kept(kept.blob, kept.precomputed, pinned, kept.stored_at))
             return len(marked)
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[StorageUsage]:
         with self._lock:
-            return [Usage(self.name, len(self._blobs), self._ledger.total, self._budget.total)]
+            return [StorageUsage(self.name, len(self._blobs), self._ledger.total, self._budget.total)]

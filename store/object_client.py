@@ -13,7 +13,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import ObjectStore as Bucket
 
-from store.disk import sync
+from store.disk import sync_to_disk
 from store.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ObjectPart:
     """A part of an object, and the size of the whole."""
 
     data: memoryview
@@ -65,19 +65,19 @@ class ObjectClient:
         self.label = label  # what errors call the bucket; no credentials
         self._folder = folder
 
-    def read(self, path: str, wanted: range) -> Piece | None:
+    def read(self, path: str, wanted: range) -> ObjectPart | None:
         """Read these bytes, or as many as there are; None where there is no object. An empty object reads as empty."""
         try:
             with self._typed():
                 answer = obstore.get(self._bucket, path, options={"range": (wanted.start, wanted.stop)})
-                piece = Piece(memoryview(answer.bytes()), answer.meta["size"])
+                piece = ObjectPart(memoryview(answer.bytes()), answer.meta["size"])
         except _NotThere:
             return None
         except _NoSuchRange:
             there = self.head(path)
             if there is not None and there.nbytes > wanted.start:
                 raise
-            return None if there is None else Piece(memoryview(b""), there.nbytes)
+            return None if there is None else ObjectPart(memoryview(b""), there.nbytes)
         due = min(wanted.stop, piece.whole) - wanted.start
         if len(piece.data) != due:  # the answer's fault: the object itself may be sound
             raise StoreUnavailable(f"{self.label} answered with {len(piece.data)} of {due} bytes of {path}")
@@ -191,7 +191,7 @@ class ObjectClient:
         for place in (self._folder / path, (self._folder / path).parent):
             try:
                 with self._typed():
-                    sync(place)
+                    sync_to_disk(place)
             except _NotThere:  # somebody deleted it since
                 return
 

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from store.budget import Budget, Ledger
+from store.budget import Ledger, TierBudget
 from store.object_client import ObjectClient
 
 _FRESH_S = 300.0
@@ -12,7 +12,7 @@ _FRESH_S = 300.0
 class ListedLedger:
     """A `Ledger` filled from a listing. Does nothing where there is no budget. Only fills may be evicted."""
 
-    def __init__(self, client: ObjectClient, budget: Budget) -> None:
+    def __init__(self, client: ObjectClient, budget: TierBudget) -> None:
         self._client = client
         self._budget = budget
         self._idle = budget.total is None and budget.per_tenant is None

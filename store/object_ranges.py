@@ -7,7 +7,7 @@ from threading import Lock
 
 from store.blob import Buffer, Head, head_bytes
 from store.errors import BadBlob, MissReason, StoreClosed
-from store.object_client import ObjectClient, Piece
+from store.object_client import ObjectClient, ObjectPart
 from store.reader import Fetch
 
 FIRST = range(1 << 20)  # the head, and all of a small blob
@@ -18,7 +18,7 @@ _RANGE_BYTES = 1 << 20
 class ObjectBlob:
     """An object that holds a blob, opened by its first bytes."""
 
-    def __init__(self, client: ObjectClient, path: str, *, first: Piece, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, client: ObjectClient, path: str, *, first: ObjectPart, pool: ThreadPoolExecutor) -> None:
         self._client = client
         self._path = path
         self._first = first
@@ -26,7 +26,7 @@ class ObjectBlob:
         self._ranges = RANGES
         self._spans: list[range] = []
         self._lock = Lock()
-        self._futures: list[tuple[range, Future[Piece | None]]] | None = None
+        self._futures: list[tuple[range, Future[ObjectPart | None]]] | None = None
         self.raw_head = self._read_head()
 
     def _read_head(self) -> bytes:
@@ -61,14 +61,14 @@ class ObjectBlob:
             raise BadBlob(MissReason.ABSENT, "the object went away while it was read")
         yield piece.data[span.start - where.start : span.stop - where.start]
 
-    def _rest(self) -> list[tuple[range, Future[Piece | None]]]:
+    def _rest(self) -> list[tuple[range, Future[ObjectPart | None]]]:
         with self._lock:
             if self._futures is None:
                 spans = [span for span in self._spans if span.stop > len(self._first.data)]
                 self._futures = [(where, self._begin(where)) for where in coalesce(spans, self._ranges)]
             return self._futures
 
-    def _begin(self, where: range) -> Future[Piece | None]:
+    def _begin(self, where: range) -> Future[ObjectPart | None]:
         try:
             return self._pool.submit(self._client.read, self._path, where)
         except RuntimeError:

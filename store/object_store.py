@@ -14,13 +14,13 @@ from uuid import uuid4
 
 from store.base import BlobStore, Put
 from store.blob import Blob, Head, read_head
-from store.budget import Budget
+from store.budget import TierBudget
 from store.errors import BadBlob, KeyFormatError, StoreUnavailable
 from store.key import CacheKey, Scope, quote, unquote
 from store.object_client import Listed, ObjectClient
 from store.object_ledger import ListedLedger
 from store.object_ranges import FIRST, ObjectBlob
-from store.upkeep import Deletion, Entry, Usage
+from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 _SKEW_S = 5.0  # a listing shows whole seconds, and the clocks of a server's nodes differ
 _THREADS = 16
@@ -35,9 +35,9 @@ class ObjectBlobStore(BlobStore):
 
     name = "object"
 
-    def __init__(self, client: ObjectClient, budget: Budget | None = None) -> None:
+    def __init__(self, client: ObjectClient, budget: TierBudget | None = None) -> None:
         self._client = client
-        self._budget = budget or Budget()
+        self._budget = budget or TierBudget()
         self._ledger = ListedLedger(client, self._budget)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="object")
         self._putting = ThreadPoolExecutor(_PUTTING, thread_name_prefix="object-put")  # puts read heads with the other
@@ -264,10 +264,10 @@ class ObjectBlobStore(BlobStore):
         self._client.delete(old)
         return len(old)
 
-    def entries(self, scope: Scope | None = None) -> Iterator[Entry]:
+    def entries(self, scope: Scope | None = None) -> Iterator[StoredBlob]:
         for row in self._rows("blobs", scope):
             try:
-                yield Entry(CacheKey.parse(row.path.removeprefix("blobs/")), row.nbytes, row.modified)
+                yield StoredBlob(CacheKey.parse(row.path.removeprefix("blobs/")), row.nbytes, row.modified)
             except KeyFormatError:  # named by `strays`
                 continue
 
@@ -296,9 +296,9 @@ class ObjectBlobStore(BlobStore):
         self._client.delete(f"{source}/{key}" for key in marked)
         return len(there)
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[StorageUsage]:
         sizes = [row.nbytes for row in self._client.listing("blobs")]
-        return [Usage(self.name, len(sizes), sum(sizes), self._budget.total)]
+        return [StorageUsage(self.name, len(sizes), sum(sizes), self._budget.total)]
 
     def close(self) -> None:
         self._putting.shutdown()

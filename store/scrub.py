@@ -9,7 +9,7 @@ from functools import partial
 from store.base import BlobAccess, BlobStore
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey
-from store.upkeep import Entry
+from store.upkeep import StoredBlob
 
 GRACE_S = 24 * 3600.0  # so long somebody may want to look at what is in quarantine
 LOG_S = 7 * 24 * 3600.0  # no computing takes longer, so no put can be older than that
@@ -67,12 +67,12 @@ def verify(store: BlobStore) -> Iterator[tuple[int, ScrubReport]]:
                 yield report.checked, report
 
 
-def _confirm(tier: BlobAccess, entry: Entry) -> BadEntry | None:
+def _confirm(tier: BlobAccess, entry: StoredBlob) -> BadEntry | None:
     """Checks a blob, and a bad one again: one that was replaced while it was read looks corrupt, once."""
     return _check(tier, entry) and _check(tier, entry)
 
 
-def _check(tier: BlobAccess, entry: Entry) -> BadEntry | None:
+def _check(tier: BlobAccess, entry: StoredBlob) -> BadEntry | None:
     key = entry.key
     reader = tier.open(key)
     if isinstance(reader, Miss):

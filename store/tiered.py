@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from threading import Lock
 
 from store.base import BlobStore, Put
-from store.behind import Behind
+from store.behind import BackgroundQueue
 from store.blob import Blob, Buffer, Head, verified
 from store.errors import BadBlob, Miss, MissReason, StoreError
 from store.flight import SingleFlight
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
-from store.upkeep import Deletion, Entry, Usage
+from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class TieredStore(BlobStore):
         self._takings = 0  # a reader that was opened before one of them is not copied, nor shared, after it
         self._lock = Lock()  # of the dict below
         self._rising: dict[CacheKey, _Lower] = {}  # open readers whose copies are on their way up
-        self._copying = Behind("tiered-copies", PREFETCH_BYTES)
+        self._copying = BackgroundQueue("tiered-copies", PREFETCH_BYTES)
         self._synced: dict[str, tuple[float, int]] = {}  # when a tenant's deletions were read, and up to which
 
     @property
@@ -267,7 +267,7 @@ class TieredStore(BlobStore):
     def forget_quarantined(self, before: float) -> int:
         return sum(tier.forget_quarantined(before) for tier in self._tiers)
 
-    def entries(self, scope: Scope | None = None) -> Iterator[Entry]:
+    def entries(self, scope: Scope | None = None) -> Iterator[StoredBlob]:
         return self.lowest.entries(scope)
 
     def strays(self) -> Iterator[str]:
@@ -283,7 +283,7 @@ class TieredStore(BlobStore):
     def unpin(self, scope: Scope) -> int:
         return max(tier.unpin(scope) for tier in self._tiers)
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[StorageUsage]:
         return [row for tier in self._tiers for row in tier.usage()]
 
     def close(self) -> None:

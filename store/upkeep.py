@@ -8,7 +8,7 @@ from store.key import CacheKey, Scope
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredBlob:
     """One stored blob as a listing shows it; `stored_at` in seconds since 1970."""
 
     key: CacheKey
@@ -29,7 +29,7 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class StorageUsage:
     """What a tier holds, in bytes of the medium; `budget` is None where nothing limits it."""
 
     tier: str
@@ -42,7 +42,7 @@ class StoreUpkeep(ABC):
     """The upkeep of a store. The contract in `store.base` holds for it too."""
 
     @abstractmethod
-    def entries(self, scope: Scope | None = None) -> Iterator[Entry]:
+    def entries(self, scope: Scope | None = None) -> Iterator[StoredBlob]:
         """All blobs of a scope, or of everything, as of about now, in key order."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class StoreUpkeep(ABC):
         """Tenants that have blobs or deletions."""
 
     @abstractmethod
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[StorageUsage]:
         """What each tier holds, one row per tier."""
 
     @abstractmethod

@@ -25,7 +25,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from obstore.store import ObjectStore as Bucket
 
 from store.base import BlobStore
-from store.budget import Budget
+from store.budget import TierBudget
 from store.errors import StoreDenied, UrlError
 from store.lmdb_store import LmdbStore
 from store.memory import MemoryStore
@@ -52,7 +52,7 @@ _SYNC_S = 2.0  # how long a cache may serve what another machine deleted; asking
 
 
 @dataclass(frozen=True, slots=True)
-class _Url:
+class StoreUrl:
     """A store URL taken apart; `label` is what errors may show: no credentials."""
 
     parts: SplitResult
@@ -91,7 +91,7 @@ def open_store(url: str) -> BlobStore:
 
 def _open_tier(text: str, *, lowest: bool) -> BlobStore:
     url = _split(text)
-    budget = Budget(url.size("budget"), url.size("tenant_budget"), lowest=lowest)
+    budget = TierBudget(url.size("budget"), url.size("tenant_budget"), lowest=lowest)
     scheme = url.parts.scheme
     if scheme == "mem":
         return MemoryStore(budget)
@@ -103,7 +103,7 @@ def _open_tier(text: str, *, lowest: bool) -> BlobStore:
     return ObjectBlobStore(ObjectClient(_bucket(url), url.label), budget)
 
 
-def _split(text: str) -> _Url:
+def _split(text: str) -> StoreUrl:
     parts = urlsplit(text)
     label = f"{parts.scheme}://{parts.netloc}{parts.path}"
     if parts.scheme not in _KNOWN:
@@ -120,10 +120,10 @@ def _split(text: str) -> _Url:
             raise UrlError(f"{label} has no option {name!r}: there are {', '.join(sorted(_KNOWN[parts.scheme]))}")
     if len(dict(pairs)) != len(pairs):
         raise UrlError(f"{label} gives an option twice: {', '.join(name for name, _ in pairs)}")
-    return _Url(parts, dict(pairs), label)
+    return StoreUrl(parts, dict(pairs), label)
 
 
-def _path(url: _Url) -> Path:
+def _path(url: StoreUrl) -> Path:
     if url.parts.netloc or not url.parts.path.startswith("/"):
         raise UrlError(
             f"{url.label}: write three slashes and an absolute path, for example {url.parts.scheme}:///var/lib/kvweave"
@@ -139,7 +139,7 @@ def _folder(path: Path) -> Bucket:
         raise StoreDenied(f"{path} cannot be used: {error}; check its owner and mode, or name another folder") from None
 
 
-def _bucket(url: _Url) -> Bucket:
+def _bucket(url: StoreUrl) -> Bucket:
     if not url.parts.netloc:
         raise UrlError(f"{url.label} names no bucket: write for example {url.parts.scheme}://bucket/prefix")
     patience = url.seconds("timeout", 10.0)
@@ -165,7 +165,7 @@ def _bucket(url: _Url) -> Bucket:
         raise UrlError(f"{url.label}: {error}") from None
 
 
-def _s3_config(url: _Url) -> S3Config:
+def _s3_config(url: StoreUrl) -> S3Config:
     config: S3Config = {"virtual_hosted_style_request": url.options.get("virtual_hosted", "0") == "1"}
     if "endpoint" in url.options:
         config["endpoint"] = url.options["endpoint"]
@@ -181,7 +181,7 @@ def _s3_config(url: _Url) -> S3Config:
     return config
 
 
-def _azure_config(url: _Url) -> AzureConfig:
+def _azure_config(url: StoreUrl) -> AzureConfig:
     config: AzureConfig = {}
     if "account" in url.options:
         config["account_name"] = url.options["account"]

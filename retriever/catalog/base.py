@@ -20,7 +20,7 @@ class Collection:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DocumentRow:
     """A document that serves. Times are seconds since the epoch."""
 
     id: str
@@ -54,7 +54,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Worded:
+class WordMatch:
     """A passage that a search by words finds. `share`: how much of what the query's words tell it has, up to 1."""
 
     passage: Passage
@@ -71,7 +71,7 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
+class EmbeddedChunks:
     """Vectors of chunks by one embedder. `rows` rise with every vector that is ever added."""
 
     rows: Rows
@@ -80,7 +80,7 @@ class Embedded:
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
+class MarkedChunks:
     """The hashes by which chunks are recognised in a text, as columns. Chunks that are too short have none."""
 
     chunks: Rows
@@ -90,7 +90,7 @@ class Marked:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CatalogState:
     """How far a catalog has come: the last numbers given, which never fall, and how many changes it has seen.
 
     `catalog` tells it from others, and from what it was before a backup was restored.

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from retriever.catalog.base import Collection, Entry, Limit, Removal, SourceFile, Vectors
+from retriever.catalog.base import Collection, DocumentRow, Limit, Removal, SourceFile, Vectors
 from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import LISTED, SAME, check_id, digest_of, dumps, entries, fact, listed, loads
 from retriever.catalog.upload_rows import LIVE
-from retriever.catalog.upload_types import NewUpload, Upload
-from retriever.catalog.uploads import Uploads
-from retriever.documents import Document, Json, Part
+from retriever.catalog.upload_types import NewUpload, QueuedUpload
+from retriever.catalog.uploads import UploadTables
+from retriever.documents import Document, DocumentPart, Json
 from retriever.errors import DocumentError, SearchError
 from retriever.filters import facets
 from retriever.marks import marks
@@ -25,7 +25,7 @@ class SqliteChange:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._run = connection.execute
-        self._uploads = Uploads(connection, drop=self.drop)
+        self._uploads = UploadTables(connection, drop=self.drop)
 
     def put_collection(self, collection: Collection) -> None:
         self._run(
@@ -103,7 +103,7 @@ class SqliteChange:
         found = self._run(f"SELECT row FROM documents WHERE serving = 0 AND row NOT IN ({wanted})").fetchall()
         return _together([self._remove(version) for (version,) in found])
 
-    def patch(self, document: str, *, metadata: Json) -> Entry | None:
+    def patch(self, document: str, *, metadata: Json) -> DocumentRow | None:
         found = entries(self._connection, "d.id = ?", values=[document])
         if not found:
             return None
@@ -149,13 +149,13 @@ class SqliteChange:
             [(each.astype("<f2").tobytes(), embedder, chunk) for chunk, each in zip(ids, vectors, strict=True)],
         )
 
-    def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[Upload]:
+    def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[QueuedUpload]:
         return self._uploads.accept(job, uploads)
 
     def expand(self, number: int, uploads: Sequence[NewUpload]) -> bool:
         return self._uploads.expand(number, uploads)
 
-    def advance(self, upload: Upload) -> bool:
+    def advance(self, upload: QueuedUpload) -> bool:
         return self._uploads.advance(upload)
 
     def cancel(self, job: str) -> int:
@@ -216,7 +216,7 @@ class SqliteChange:
         )
         return version
 
-    def _used(self, parts: Sequence[Part]) -> list[int]:
+    def _used(self, parts: Sequence[DocumentPart]) -> list[int]:
         """The rows of these parts' chunks, each of which is used once more."""
         found: list[int] = []
         for part, mark in zip(parts, marks([part.text for part in parts]), strict=True):

@@ -19,7 +19,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def explained(what: str, error_type: type[Exception] = CatalogError) -> Generator[None]:
+def sqlite_errors_explained(what: str, error_type: type[Exception] = CatalogError) -> Generator[None]:
     """Raises what the file or the disk is to blame for with the remedy; other errors are ours."""
     try:
         yield
@@ -31,7 +31,7 @@ def explained(what: str, error_type: type[Exception] = CatalogError) -> Generato
 
 
 @contextmanager
-def foreign_explained(path: Path) -> Generator[None]:
+def foreign_sqlite_errors_explained(path: Path) -> Generator[None]:
     """Raises every error as one that says that the file may be no catalog, while nobody knows yet."""
     try:
         yield

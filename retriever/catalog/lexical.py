@@ -15,11 +15,11 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from retriever.analysis import asked, terms
-from retriever.catalog.base import Worded
+from retriever.analysis import query_terms, terms
+from retriever.catalog.base import WordMatch
 from retriever.catalog.postings import Places, Postings, weighed
 from retriever.catalog.rows import LISTED, listed, passages
-from retriever.filters import EVERYTHING, Condition
+from retriever.filters import EVERYTHING, FilterCondition
 
 K1, B = 1.2, 0.75
 ROWS = 250_000  # that the words which choose candidates may have together
@@ -55,7 +55,7 @@ class _Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class PassageTotals:
     """Counts over the whole catalog; `highest` is the last passage's number."""
 
     passages: int
@@ -65,15 +65,15 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Lexical:
+class LexicalSearch:
     """A search in one view. `known`: the passages that scores may tell of, where these are not all."""
 
     connection: sqlite3.Connection
     postings: Postings
-    totals: Totals
+    totals: PassageTotals
     known: Places | None = None
 
-    def within(self, bound: Condition) -> "Lexical":
+    def within(self, bound: FilterCondition) -> "LexicalSearch":
         """The same search, whose scores tell of nothing but what fits."""
         if bound == EVERYTHING:
             return self
@@ -81,7 +81,7 @@ class Lexical:
         words = int(self.postings.lengths(self.connection, highest=self.totals.highest)[known].sum())
         return replace(self, totals=replace(self.totals, passages=len(known), words=words), known=known)
 
-    def search(self, query: str, allowed: Condition, *, limit: int) -> list[Worded]:
+    def search(self, query: str, allowed: FilterCondition, *, limit: int) -> list[WordMatch]:
         """The best passages first, each chunk once; only those that have a word of the query."""
         wanted = self._words(query)
         if not wanted or limit < 1:
@@ -95,14 +95,14 @@ class Lexical:
             found = self._ranked(self._promising(wanted, among), wanted, limit=limit)
         scores = {row: (score, share) for row, score, share in found[:limit]}
         shown = passages(self.connection, f"p.row IN {LISTED}", values=[listed(list(scores))])
-        worded = [Worded(each, *scores[each.row]) for each in shown]
+        worded = [WordMatch(each, *scores[each.row]) for each in shown]
         return sorted(worded, key=lambda each: (-each.score, each.passage.row))
 
     def _words(self, query: str) -> list[_Word]:
         """The words of a query: those that stand nowhere, then the rarest first."""
         count, highest, changes = self.totals.passages, self.totals.highest, self.totals.changes
         wanted: list[_Word] = []
-        for term, times in islice(Counter(asked(query)).items(), ASKED):
+        for term, times in islice(Counter(query_terms(query)).items(), ASKED):
             word = _Word(term, 0.0, 0)
             found = self._found(word, highest=highest, changes=changes, passages=count)
             wanted.append(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from retriever.filters import Condition
+from retriever.filters import FilterCondition
 
 MOST_BYTES = 128 << 20
 COUNTED = 20_000  # rows of a word that are counted; of a more frequent one the number is estimated
@@ -32,7 +32,7 @@ class Postings:
         self._guard = threading.Lock()
         self._words: OrderedDict[str, _Known] = OrderedDict()
         self._estimates: dict[str, tuple[int, int]] = {}
-        self._filters: OrderedDict[tuple[str, Condition, int], Places] = OrderedDict()
+        self._filters: OrderedDict[tuple[str, FilterCondition, int], Places] = OrderedDict()
         self._lengths = np.zeros(1, np.int32)
         self._bytes = 0
 
@@ -80,12 +80,12 @@ class Postings:
                 self._lengths = known = max(grown, self._lengths, key=len)
         return known
 
-    def allowed(self, connection: sqlite3.Connection, condition: Condition, *, changes: int) -> Places:
+    def allowed(self, connection: sqlite3.Connection, condition: FilterCondition, *, changes: int) -> Places:
         """The passages that a filter keeps, also of versions that do not serve."""
         query = f"SELECT row FROM passages WHERE label IN ({condition.sql})"
         return self._filtered(connection, query, condition=condition, changes=changes)
 
-    def serving(self, connection: sqlite3.Connection, condition: Condition, *, changes: int) -> Places:
+    def serving(self, connection: sqlite3.Connection, condition: FilterCondition, *, changes: int) -> Places:
         """The passages that a filter keeps, of what serves alone."""
         query = (
             "SELECT p.row FROM passages p JOIN documents d ON d.row = p.document "
@@ -93,7 +93,9 @@ class Postings:
         )
         return self._filtered(connection, query, condition=condition, changes=changes)
 
-    def _filtered(self, connection: sqlite3.Connection, query: str, *, condition: Condition, changes: int) -> Places:
+    def _filtered(
+        self, connection: sqlite3.Connection, query: str, *, condition: FilterCondition, changes: int
+    ) -> Places:
         key = (query, condition, changes)
         with self._guard:
             if key in self._filters:

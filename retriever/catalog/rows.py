@@ -7,7 +7,7 @@ from typing import cast
 
 from blake3 import blake3
 
-from retriever.catalog.base import Entry, Passage
+from retriever.catalog.base import DocumentRow, Passage
 from retriever.documents import Document, Json
 from retriever.errors import DocumentError
 
@@ -61,11 +61,12 @@ def passages(connection: sqlite3.Connection, where: str, *, values: Sequence[obj
     return [Passage(*row[:-1], metadata=loads(row[-1])) for row in connection.execute(PASSAGES + where, tuple(values))]
 
 
-def entries(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Entry]:
+def entries(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[DocumentRow]:
     """The documents that serve and fit `where`, which is of this package, never of a user."""
     found = connection.execute(ENTRIES + where, tuple(values))
     return [
-        Entry(name, collection, title, loads(metadata), *others) for name, collection, title, metadata, *others in found
+        DocumentRow(name, collection, title, loads(metadata), *others)
+        for name, collection, title, metadata, *others in found
     ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retriever.catalog import schema
 from retriever.catalog.change import SqliteChange
-from retriever.catalog.explained import explained, foreign_explained
+from retriever.catalog.explained import foreign_sqlite_errors_explained, sqlite_errors_explained
 from retriever.catalog.postings import Postings
 from retriever.catalog.renew import renew
 from retriever.catalog.view import SqliteView
@@ -35,7 +35,7 @@ class SqliteCatalog:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._open()
         try:
-            with foreign_explained(path):
+            with foreign_sqlite_errors_explained(path):
                 schema.prepare(connection)
                 renew(connection)
         except CatalogError:
@@ -48,7 +48,7 @@ class SqliteCatalog:
         """A view of the state as it is now."""
         connection = self._take()
         try:
-            with explained(f"the catalog {self._path}"):
+            with sqlite_errors_explained(f"the catalog {self._path}"):
                 connection.execute("BEGIN")
                 connection.execute("SELECT 1 FROM facts").fetchone()  # BEGIN alone leaves the state to the first read
                 yield SqliteView(connection, self._postings)
@@ -61,7 +61,7 @@ class SqliteCatalog:
         with self._writing:
             connection = self._take()
             try:
-                with explained(f"the catalog {self._path}"):
+                with sqlite_errors_explained(f"the catalog {self._path}"):
                     connection.execute("BEGIN IMMEDIATE")
                     before = connection.total_changes
                     yield SqliteChange(connection)
@@ -76,7 +76,7 @@ class SqliteCatalog:
         with self._writing:
             connection = self._take()
             try:
-                with explained(f"the catalog {self._path}"):
+                with sqlite_errors_explained(f"the catalog {self._path}"):
                     connection.execute("PRAGMA busy_timeout = 0")
                     [busy, _, _] = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                     return not busy
@@ -112,7 +112,7 @@ class SqliteCatalog:
         connection.close()
 
     def _open(self) -> sqlite3.Connection:
-        with explained(f"the catalog {self._path}"):
+        with sqlite_errors_explained(f"the catalog {self._path}"):
             connection = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
             try:
                 _log_ahead(connection)

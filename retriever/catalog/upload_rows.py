@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
-from retriever.catalog.upload_types import Job, Upload, UploadState
+from retriever.catalog.upload_types import Job, QueuedUpload, UploadState
 
 LIVE: Final = "state IN ('waiting', 'computing')"  # to the letter as the indexes of live uploads say it
 
@@ -23,14 +23,14 @@ _SUMS: Final = ", ".join(
 
 def uploads(
     connection: sqlite3.Connection, where: str, *, values: Sequence[object], index: str | None = None
-) -> list[Upload]:
+) -> list[QueuedUpload]:
     """The uploads that fit `where`, a text of this package. They are found by the index that is named, so that a
     queue is quick however long its history, or else by rows."""
     how = f"INDEXED BY {index}" if index else "NOT INDEXED"
     joined = f"FROM uploads u {how} CROSS JOIN jobs j ON j.row = u.job"
     found = connection.execute(f"{_UPLOADS} {joined} WHERE {where}", tuple(values))
     return [
-        Upload(number, job, document, collection, name, UploadState(state), *others)
+        QueuedUpload(number, job, document, collection, name, UploadState(state), *others)
         for number, job, document, collection, name, state, *others in found
     ]
 

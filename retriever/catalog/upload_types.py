@@ -32,7 +32,7 @@ class NewUpload:
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class QueuedUpload:
     """`number` is given once. `version`: what is staged for it, or was and serves; none where it came to nothing.
 
     `chunks`: how many it has; of these `stored`, `over_budget` and `unsupported` tell what became of their caches.

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from retriever.catalog.base import Removal
 from retriever.catalog.rows import LISTED, check_id, listed
 from retriever.catalog.upload_rows import LIVE, uploads
-from retriever.catalog.upload_types import NewUpload, Upload, UploadState
+from retriever.catalog.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.errors import DocumentError
 
 _Row = tuple[int, int | None]  # an upload and its version
 
 
-class Uploads:
+class UploadTables:
     """The uploads of a `Change`. `drop` drops a version that never served."""
 
     def __init__(self, connection: sqlite3.Connection, *, drop: Callable[[int], Removal]) -> None:
@@ -21,7 +21,7 @@ class Uploads:
         self._run = connection.execute
         self._drop = drop
 
-    def accept(self, job: str, new: Sequence[NewUpload]) -> list[Upload]:
+    def accept(self, job: str, new: Sequence[NewUpload]) -> list[QueuedUpload]:
         number = self._job(job)
         return self._told([self._accepted(each, number, origin=None) for each in new])
 
@@ -39,7 +39,7 @@ class Uploads:
             self._accepted(each, job, origin=origin)
         return True
 
-    def advance(self, upload: Upload) -> bool:
+    def advance(self, upload: QueuedUpload) -> bool:
         found = self._run(f"SELECT version FROM uploads WHERE row = ? AND {LIVE}", (upload.number,)).fetchone()
         if not found:
             return False
@@ -152,6 +152,6 @@ class Uploads:
         self._run(f"DELETE FROM contents WHERE upload IN {LISTED}", (rows,))
         return [] if is_ready else [self._drop(version) for _, version in found if version is not None]
 
-    def _told(self, numbers: Sequence[int]) -> list[Upload]:
+    def _told(self, numbers: Sequence[int]) -> list[QueuedUpload]:
         """The uploads as they stand at the end: one may have ended another."""
         return uploads(self._connection, f"u.row IN {LISTED} ORDER BY u.row", values=[listed(numbers)])

@@ -7,27 +7,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from retriever.catalog.base import (
+    CatalogState,
     Collection,
     Counts,
-    Embedded,
+    DocumentRow,
+    EmbeddedChunks,
     EmbedderEntry,
-    Entry,
     Limit,
-    Marked,
+    MarkedChunks,
     Passage,
     Rows,
     SourceFile,
-    Standing,
     Vectors,
-    Worded,
+    WordMatch,
 )
-from retriever.catalog.lexical import Lexical, Totals
+from retriever.catalog.lexical import LexicalSearch, PassageTotals
 from retriever.catalog.postings import Postings
 from retriever.catalog.rows import LISTED, SAME, digest_of, entries, fact, listed, loads, passages
 from retriever.catalog.upload_rows import LIVE, jobs, uploads
-from retriever.catalog.upload_types import Job, Upload
+from retriever.catalog.upload_types import Job, QueuedUpload
 from retriever.documents import Document
-from retriever.filters import EVERYTHING, Condition
+from retriever.filters import EVERYTHING, FilterCondition
 
 
 class SqliteView:
@@ -37,10 +37,12 @@ class SqliteView:
         self._connection = connection
         self._postings = postings
 
-    def standing(self) -> Standing:
+    def standing(self) -> CatalogState:
         found: dict[str, int] = dict(self._connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
         catalog, changes = (fact(self._connection, name) for name in ("catalog", "changes"))
-        return Standing(str(catalog), changes, found.get("chunks", 0), found.get("removed", 0), found.get("vectors", 0))
+        return CatalogState(
+            str(catalog), changes, found.get("chunks", 0), found.get("removed", 0), found.get("vectors", 0)
+        )
 
     def collection(self, name: str) -> Collection | None:
         found = self._connection.execute("SELECT rules FROM collections WHERE name = ?", (name,)).fetchone()
@@ -62,7 +64,7 @@ class SqliteView:
         ).fetchone()
         return tuple(np.frombuffer(found[0], "<u4").tolist()) if found else None
 
-    def document(self, document: str) -> Entry | None:
+    def document(self, document: str) -> DocumentRow | None:
         found = entries(self._connection, "d.id = ?", values=[document])
         return found[0] if found else None
 
@@ -70,23 +72,23 @@ class SqliteView:
         found = self._connection.execute(SAME, (document.id, digest_of(document, collection)))
         return found.fetchone() is not None
 
-    def documents(self, allowed: Condition, *, after: str = "", limit: int = 100) -> list[Entry]:
+    def documents(self, allowed: FilterCondition, *, after: str = "", limit: int = 100) -> list[DocumentRow]:
         where = f"d.label IN ({allowed.sql}) AND d.id > ? ORDER BY d.id LIMIT ?"
         return entries(self._connection, where, values=[*allowed.values, after, limit])
 
-    def count(self, allowed: Condition) -> int:
+    def count(self, allowed: FilterCondition) -> int:
         [found] = self._connection.execute(
             f"SELECT count(*) FROM documents WHERE serving = 1 AND label IN ({allowed.sql})", allowed.values
         ).fetchone()
         return found
 
     def passages(
-        self, document: str, *, first: int = 0, limit: int = 1 << 40, allowed: Condition = EVERYTHING
+        self, document: str, *, first: int = 0, limit: int = 1 << 40, allowed: FilterCondition = EVERYTHING
     ) -> list[Passage]:
         where = f"d.id = ? AND p.place >= ? AND p.place < ? AND p.label IN ({allowed.sql}) ORDER BY p.place"
         return passages(self._connection, where, values=[document, first, first + limit, *allowed.values])
 
-    def holding(self, chunks: Sequence[int], allowed: Condition) -> list[Passage]:
+    def holding(self, chunks: Sequence[int], allowed: FilterCondition) -> list[Passage]:
         oldest = (
             "SELECT min(o.row) FROM passages o JOIN documents e ON e.row = o.document "
             f"WHERE e.serving = 1 AND o.chunk IN {LISTED} AND o.label IN ({allowed.sql}) GROUP BY o.chunk"
@@ -98,13 +100,17 @@ class SqliteView:
     def rows_of(self, ids: Sequence[str]) -> dict[str, int]:
         return dict(self._connection.execute(f"SELECT id, row FROM chunks WHERE id IN {LISTED}", (listed(ids),)))
 
-    def lexical(self, query: str, allowed: Condition, *, limit: int, within: Condition = EVERYTHING) -> list[Worded]:
+    def lexical(
+        self, query: str, allowed: FilterCondition, *, limit: int, within: FilterCondition = EVERYTHING
+    ) -> list[WordMatch]:
         count, words, changes = (fact(self._connection, name) for name in ("passages", "words", "changes"))
         highest = self._connection.execute("SELECT max(row) FROM passages").fetchone()[0] or 0
-        totals = Totals(count, words, changes, highest)
-        return Lexical(self._connection, self._postings, totals).within(within).search(query, allowed, limit=limit)
+        totals = PassageTotals(count, words, changes, highest)
+        return (
+            LexicalSearch(self._connection, self._postings, totals).within(within).search(query, allowed, limit=limit)
+        )
 
-    def chunks_of(self, allowed: Condition) -> Rows:
+    def chunks_of(self, allowed: FilterCondition) -> Rows:
         found = self._connection.execute(
             "SELECT DISTINCT p.chunk FROM passages p JOIN documents d ON d.row = p.document "
             f"WHERE d.serving = 1 AND p.label IN ({allowed.sql})",
@@ -112,7 +118,7 @@ class SqliteView:
         ).fetchall()
         return np.sort(np.array(found, np.int64).reshape(-1))
 
-    def oldest_of(self, allowed: Condition) -> Rows:
+    def oldest_of(self, allowed: FilterCondition) -> Rows:
         found = self._connection.execute(
             "SELECT min(p.row), p.chunk FROM passages p JOIN documents d ON d.row = p.document "
             f"WHERE d.serving = 1 AND p.label IN ({allowed.sql}) GROUP BY p.chunk ORDER BY 1",
@@ -123,11 +129,11 @@ class SqliteView:
     def texts(self, chunks: Sequence[int]) -> dict[int, str]:
         return dict(self._connection.execute(f"SELECT row, text FROM chunks WHERE row IN {LISTED}", (listed(chunks),)))
 
-    def marked_after(self, chunk: int) -> Marked:
+    def marked_after(self, chunk: int) -> MarkedChunks:
         found = self._connection.execute(
             "SELECT row, head, tail, nbytes FROM chunks WHERE row > ? AND head IS NOT NULL ORDER BY row", (chunk,)
         ).fetchall()
-        return Marked(*np.array(found, np.int64).reshape(-1, 4).T)
+        return MarkedChunks(*np.array(found, np.int64).reshape(-1, 4).T)
 
     def removed_after(self, row: int) -> Rows:
         found = self._connection.execute("SELECT chunk FROM removed WHERE row > ? ORDER BY row", (row,)).fetchall()
@@ -137,14 +143,14 @@ class SqliteView:
         found = self._connection.execute("SELECT name, dim, serving FROM embedders ORDER BY row")
         return [EmbedderEntry(name, dim, bool(serving)) for name, dim, serving in found]
 
-    def embedded_after(self, row: int, *, embedder: str, limit: int) -> Embedded:
+    def embedded_after(self, row: int, *, embedder: str, limit: int) -> EmbeddedChunks:
         found = self._connection.execute(
             "SELECT row, chunk, vector FROM vectors WHERE row > ? "
             "AND embedder = (SELECT row FROM embedders WHERE name = ?) ORDER BY row LIMIT ?",
             (row, embedder, limit),
         ).fetchall()
         numbers = np.array([each[:2] for each in found], np.int64).reshape(-1, 2)
-        return Embedded(numbers[:, 0], numbers[:, 1], _vectors([each[2] for each in found]))
+        return EmbeddedChunks(numbers[:, 0], numbers[:, 1], _vectors([each[2] for each in found]))
 
     def vectors(self, ids: Sequence[str], *, embedder: str) -> dict[str, Vectors]:
         found = self._connection.execute(
@@ -204,18 +210,18 @@ class SqliteView:
         behind = "row < (SELECT row FROM jobs WHERE id = ?)" if after else "? = ''"
         return jobs(self._connection, f"{behind} ORDER BY row DESC LIMIT ?", values=[after, limit])
 
-    def uploads(self, job: str, *, after: int = 0, limit: int = 100) -> list[Upload]:
+    def uploads(self, job: str, *, after: int = 0, limit: int = 100) -> list[QueuedUpload]:
         where = "u.job = (SELECT row FROM jobs WHERE id = ?) AND u.row > ? ORDER BY u.row LIMIT ?"
         return uploads(self._connection, where, values=[job, after, limit], index="uploads_of_job")
 
-    def live(self, limit: int) -> list[Upload]:
+    def live(self, limit: int) -> list[QueuedUpload]:
         return uploads(self._connection, f"{LIVE} ORDER BY u.row LIMIT ?", values=[limit], index="live_uploads")
 
     def content(self, number: int) -> bytes | None:
         found = self._connection.execute("SELECT content FROM contents WHERE upload = ?", (number,)).fetchone()
         return found[0] if found else None
 
-    def upload_of(self, document: str) -> Upload | None:
+    def upload_of(self, document: str) -> QueuedUpload | None:
         where = "u.document = ? AND u.document <> '' ORDER BY u.origin DESC, u.row DESC LIMIT 1"
         found = uploads(self._connection, where, values=[document], index="uploads_of_document")
         return found[0] if found else None

@@ -1,6 +1,6 @@
 """Cuts texts into parts for retrieval. Knows no files, no catalog and no model: who counts tokens is handed in."""
 
 from retriever.chunking.count import Counter, count_words
-from retriever.chunking.cut import Rules, cut
+from retriever.chunking.cut import CutRules, cut
 
-__all__ = ["Counter", "Rules", "count_words", "cut"]
+__all__ = ["Counter", "CutRules", "count_words", "cut"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 
-class Level(IntEnum):
+class BorderLevel(IntEnum):
     """How good a place for a cut a border is; greater is better. A heading of depth n has HEADING + 6 - n."""
 
     BEHIND_HEADING = 0
@@ -27,7 +27,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TextBlock:
     """A stretch from `start` to the next block; `level` is its first border's. A solid one is torn only by need."""
 
     start: int
@@ -44,7 +44,7 @@ _UNDERLINE = re.compile(r" {0,3}(=++|-++)\s*+$")
 _DELIMITER = re.compile(r"[ \t|:-]*+\s*+$")
 
 
-def blocks(text: str) -> Iterator[Block]:
+def blocks(text: str) -> Iterator[TextBlock]:
     """Blocks in order, the first at the beginning of the text; each holds the blank lines behind it."""
     walk = _Walk([match[0] for match in LINE.finditer(text)])
     is_first = True
@@ -64,11 +64,11 @@ class _Walk:
         self._above = ""
         self._in_list = False
 
-    def blocks(self) -> Iterator[Block]:
-        held: Block | None = None  # a line of text becomes a heading by the line below it
+    def blocks(self) -> Iterator[TextBlock]:
+        held: TextBlock | None = None  # a line of text becomes a heading by the line below it
         while self._row < len(self._rows):
             if held is not None and self._is_underline():
-                level = Level.HEADING + (5 if "=" in self._rows[self._row] else 4)
+                level = BorderLevel.HEADING + (5 if "=" in self._rows[self._row] else 4)
                 held = replace(held, level=max(held.level, level) if held.level else held.level)
                 self._above = "heading"
                 self._skip(1)
@@ -81,7 +81,7 @@ class _Walk:
         if held is not None:
             yield held
 
-    def _next(self) -> Block | None:
+    def _next(self) -> TextBlock | None:
         """The block that begins in this row, if one does; goes on to the row behind it, or behind all of a solid."""
         row = self._rows[self._row]
         if row.isspace():
@@ -90,23 +90,25 @@ class _Walk:
             return None
         rows = self._solid_rows()
         if rows:
-            return self._begin(Level.BLOCK, "solid", rows=rows)
+            return self._begin(BorderLevel.BLOCK, "solid", rows=rows)
         heading = _HEADING.match(row)
         if heading:
-            return self._begin(Level.HEADING + 6 - len(heading[1]), "heading")
+            return self._begin(BorderLevel.HEADING + 6 - len(heading[1]), "heading")
         item = _ITEM.match(row)
         if item:
             self._in_list = True
-            return self._begin(Level.NESTED if len(item[1]) > 1 else Level.ITEM, "item")
+            return self._begin(BorderLevel.NESTED if len(item[1]) > 1 else BorderLevel.ITEM, "item")
         if self._above in ("line", "text", "item"):
             self._above = "text"
             self._skip(1)
             return None
         self._in_list = self._in_list and row[0] in " \t"
-        return self._begin(Level.NESTED if self._in_list else Level.BLOCK, "line")
+        return self._begin(BorderLevel.NESTED if self._in_list else BorderLevel.BLOCK, "line")
 
-    def _begin(self, level: int, name: str, *, rows: int = 1) -> Block:
-        block = Block(self._offset, Level.BEHIND_HEADING if self._above == "heading" else level, name == "solid")
+    def _begin(self, level: int, name: str, *, rows: int = 1) -> TextBlock:
+        block = TextBlock(
+            self._offset, BorderLevel.BEHIND_HEADING if self._above == "heading" else level, name == "solid"
+        )
         self._above = name
         self._skip(rows)
         return block

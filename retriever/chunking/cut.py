@@ -18,8 +18,8 @@ from itertools import accumulate, islice
 from zlib import crc32
 
 from retriever.chunking.count import Counter, count_all
-from retriever.chunking.structure import Kind, Piece, pieces, tear
-from retriever.documents import Page, Part
+from retriever.chunking.structure import Kind, TextPiece, pieces, tear
+from retriever.documents import DocumentPart, PageStart
 
 _REACH = 0.30  # of the budget: more fills the parts better, less keeps more of them through an edit
 _LEAST = 0.2  # of the budget: the smallest part that a cut of the second kind leaves
@@ -31,7 +31,7 @@ _LAST_TURN = pow(_TURN, _CONTEXT, 1 << 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class CutRules:
     """How a collection's texts are cut. `tokens`: the most that a part may count."""
 
     tokens: int = 256
@@ -45,7 +45,7 @@ class Rules:
 class _Row:
     """Pieces in a row, with the tokens before each (and before the end), and the rank of the border before each."""
 
-    pieces: list[Piece]
+    pieces: list[TextPiece]
     places: list[int]
     ranks: list[int]
 
@@ -66,7 +66,9 @@ class _Span:
         return text[self.row.pieces[self.first].start : self.row.pieces[self.last - 1].end]
 
 
-def cut(draft_text: str, rules: Rules, *, count: Counter, pages: Sequence[Page] = ()) -> tuple[Part, ...]:
+def cut(
+    draft_text: str, rules: CutRules, *, count: Counter, pages: Sequence[PageStart] = ()
+) -> tuple[DocumentPart, ...]:
     """Parts that together are the text. Each counts at most `rules.tokens`, unless one character counts more.
 
     White space between blocks stands at the end of a part. A part is white space alone only where the whole text is,
@@ -79,7 +81,7 @@ def cut(draft_text: str, rules: Rules, *, count: Counter, pages: Sequence[Page] 
     return tuple(_parts(_fitting(draft_text, spans, rules=rules, count=count), pages))
 
 
-def _first_pieces(text: str, rules: Rules) -> Iterator[Piece]:
+def _first_pieces(text: str, rules: CutRules) -> Iterator[TextPiece]:
     for piece in pieces(text):
         if piece.end - piece.start > _CHARACTERS * rules.tokens:
             yield from _torn(text, piece, rules=rules)
@@ -87,13 +89,13 @@ def _first_pieces(text: str, rules: Rules) -> Iterator[Piece]:
             yield piece
 
 
-def _torn(text: str, piece: Piece, *, rules: Rules) -> Iterator[Piece]:
+def _torn(text: str, piece: TextPiece, *, rules: CutRules) -> Iterator[TextPiece]:
     """The piece, torn at once into lines where it is most likely too long, which saves a round of counting."""
     radius = min(32, max(4, 1 << (rules.tokens // 8).bit_length() >> 1))
     return tear(text, piece, longest=_CHARACTERS * rules.tokens // 4, radius=radius)
 
 
-def _counted_row(text: str, given: Iterator[Piece], *, rules: Rules, count: Counter) -> _Row:
+def _counted_row(text: str, given: Iterator[TextPiece], *, rules: CutRules, count: Counter) -> _Row:
     """The pieces, torn and counted again until each may stand in a part."""
     row = list(given)
     tokens = count_all((_told(text, piece) for piece in row), count)
@@ -105,17 +107,17 @@ def _counted_row(text: str, given: Iterator[Piece], *, rules: Rules, count: Coun
     return _Row(row, list(accumulate(tokens, initial=0)), _ranks(text, row))
 
 
-def _told(text: str, piece: Piece) -> str:
+def _told(text: str, piece: TextPiece) -> str:
     """What the counter is shown: without the last space, which counts with the next word where there is one."""
     return text[piece.start : piece.end].removesuffix(" ") or " "
 
 
-def _is_rigid(piece: Piece, tokens: int, *, rules: Rules) -> bool:
+def _is_rigid(piece: TextPiece, tokens: int, *, rules: CutRules) -> bool:
     most = rules.tokens if piece.kind == Kind.SOLID else _RIGID * rules.tokens
     return tokens > most and piece.end - piece.start > 1
 
 
-def _ranks(text: str, row: Sequence[Piece]) -> list[int]:
+def _ranks(text: str, row: Sequence[TextPiece]) -> list[int]:
     """The borders' ranks: by level, then a hash of the piece, then, where equal pieces meet, those of the next ones."""
     hashes = [crc32(text[piece.start : piece.end].strip().encode("utf-8", "surrogatepass")) for piece in row]
     ranks: list[int] = []
@@ -188,7 +190,7 @@ def _best(span: _Span, budget: float) -> int:
     return max(range(low, high), key=lambda border: (row.ranks[border], row.places[border] <= end - least, border))
 
 
-def _joined(text: str, spans: Iterator[_Span], *, rules: Rules) -> Iterator[_Span]:
+def _joined(text: str, spans: Iterator[_Span], *, rules: CutRules) -> Iterator[_Span]:
     """The spans, where white space alone goes to its neighbour if that has room."""
     held = next(spans)
     for span in spans:
@@ -201,7 +203,7 @@ def _joined(text: str, spans: Iterator[_Span], *, rules: Rules) -> Iterator[_Spa
     yield held
 
 
-def _fitting(text: str, spans: list[_Span], *, rules: Rules, count: Counter) -> list[str]:
+def _fitting(text: str, spans: list[_Span], *, rules: CutRules, count: Counter) -> list[str]:
     """The parts' texts. A whole may count more than its pieces did: then it is cut again, in proportion."""
     texts: dict[int, str] = {}  # by where they start
     while spans:
@@ -216,7 +218,7 @@ def _fitting(text: str, spans: list[_Span], *, rules: Rules, count: Counter) -> 
     return [texts[start] for start in sorted(texts)]
 
 
-def _smaller(text: str, span: _Span, *, tokens: int, rules: Rules) -> Iterator[_Span]:
+def _smaller(text: str, span: _Span, *, tokens: int, rules: CutRules) -> Iterator[_Span]:
     """Two spans or more, unless there is one character. Cut by length: its pieces' tokens are not to be trusted."""
     row = span.row.pieces[span.first : span.last]
     if len(row) == 1:
@@ -226,11 +228,11 @@ def _smaller(text: str, span: _Span, *, tokens: int, rules: Rules) -> Iterator[_
     return _filled(_Span(_Row(row, lengths, _ranks(text, row)), 0, len(row)), share * lengths[-1])
 
 
-def _parts(texts: list[str], pages: Sequence[Page]) -> Iterator[Part]:
+def _parts(texts: list[str], pages: Sequence[PageStart]) -> Iterator[DocumentPart]:
     pages = sorted(pages, key=lambda page: page.start)
     starts = [page.start for page in pages]
     start = 0
     for text in texts:
         begun = bisect_right(starts, start + len(text) - len(text.lstrip() or text))
-        yield Part(text, start=start, page=pages[begun - 1].number if begun else None)
+        yield DocumentPart(text, start=start, page=pages[begun - 1].number if begun else None)
         start += len(text)

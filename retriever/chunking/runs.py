@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from retriever.chunking.blocks import Level
+from retriever.chunking.blocks import BorderLevel
 
 _WINDOW = 1 << 20
 _AHEAD = 8  # characters that a border's hash sees
@@ -21,7 +21,7 @@ _JOINERS[0x300:0x370] = _JOINERS[0x200C:0x200E] = _JOINERS[0xFE00:0xFE10] = True
 Codes = NDArray[np.uint32]
 
 
-def thin_borders(text: str, start: int, *, end: int, radius: int) -> Iterator[tuple[int, Level]]:
+def thin_borders(text: str, start: int, *, end: int, radius: int) -> Iterator[tuple[int, BorderLevel]]:
     """Borders inside text[start:end] in order. They stand `radius` to 4 × `radius` characters apart, most of them.
 
     `radius` is a power of two.
@@ -34,13 +34,13 @@ def thin_borders(text: str, start: int, *, end: int, radius: int) -> Iterator[tu
     yield from _steps(text, last, end=end, radius=radius)
 
 
-def _steps(text: str, start: int, *, end: int, radius: int) -> Iterator[tuple[int, Level]]:
+def _steps(text: str, start: int, *, end: int, radius: int) -> Iterator[tuple[int, BorderLevel]]:
     if end - start > 4 * radius:
         for place in range(start + 2 * radius, end - radius, 2 * radius):
-            yield place, Level.SPACE if text[place].isspace() else Level.CHARACTER
+            yield place, BorderLevel.SPACE if text[place].isspace() else BorderLevel.CHARACTER
 
 
-def _found(text: str, start: int, *, end: int, radius: int) -> Iterator[tuple[int, Level]]:
+def _found(text: str, start: int, *, end: int, radius: int) -> Iterator[tuple[int, BorderLevel]]:
     margin = radius + _AHEAD
     for window in range(start, end, _WINDOW):
         stop = min(window + _WINDOW, end)
@@ -50,7 +50,7 @@ def _found(text: str, start: int, *, end: int, radius: int) -> Iterator[tuple[in
         inside = _greatest(ranks, radius)
         inside = inside[(inside >= window - first) & (inside < stop - first)]
         for place, rank in zip(inside.tolist(), ranks[inside].tolist(), strict=True):
-            yield first + place, Level.WORD if rank >> 31 else Level.CHARACTER
+            yield first + place, BorderLevel.WORD if rank >> 31 else BorderLevel.CHARACTER
 
 
 def _ranks(text: str) -> Codes:

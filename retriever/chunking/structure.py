@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from retriever.chunking.blocks import LINE, Block, Level, blocks
+from retriever.chunking.blocks import LINE, BorderLevel, TextBlock, blocks
 from retriever.chunking.runs import thin_borders
 
 
@@ -20,7 +20,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A stretch of a text; `level` is that of the border before it."""
 
     start: int
@@ -37,9 +37,9 @@ _ABBREVIATION = re.compile(
 _LONGEST_ABBREVIATION = 8
 
 
-def pieces(text: str) -> Iterator[Piece]:
+def pieces(text: str) -> Iterator[TextPiece]:
     """The text as solid blocks and sentences."""
-    block = Block(0, Level.BLOCK)  # what white space alone is
+    block = TextBlock(0, BorderLevel.BLOCK)  # what white space alone is
     for following in blocks(text):
         if following.start:
             yield from _of_block(text, block, end=following.start)
@@ -47,16 +47,16 @@ def pieces(text: str) -> Iterator[Piece]:
     yield from _of_block(text, block, end=len(text))
 
 
-def _of_block(text: str, block: Block, *, end: int) -> Iterator[Piece]:
+def _of_block(text: str, block: TextBlock, *, end: int) -> Iterator[TextPiece]:
     start, level = block.start, block.level
     if block.is_solid:
-        yield Piece(start, end, level, Kind.SOLID)
+        yield TextPiece(start, end, level, Kind.SOLID)
         return
     for match in _SENTENCE.finditer(text, start, end):
         if match.end() < end and not _is_abbreviation(text, match):
-            yield Piece(start, match.end(), level, Kind.SENTENCE)
-            start, level = match.end(), Level.SENTENCE
-    yield Piece(start, end, level, Kind.SENTENCE)
+            yield TextPiece(start, match.end(), level, Kind.SENTENCE)
+            start, level = match.end(), BorderLevel.SENTENCE
+    yield TextPiece(start, end, level, Kind.SENTENCE)
 
 
 def _is_abbreviation(text: str, sign: re.Match[str]) -> bool:
@@ -66,12 +66,12 @@ def _is_abbreviation(text: str, sign: re.Match[str]) -> bool:
     return text[sign.end()].islower() or _ABBREVIATION.search(before) is not None
 
 
-def tear(text: str, piece: Piece, *, longest: int, radius: int) -> Iterator[Piece]:
+def tear(text: str, piece: TextPiece, *, longest: int, radius: int) -> Iterator[TextPiece]:
     """What a piece falls into, and this again where it has more than `longest` characters; runs are left at that."""
     rung = piece
     torn = [piece]
     while torn == [rung] and rung.kind < Kind.CHARACTER and rung.end - rung.start > 1:
-        rung = Piece(rung.start, rung.end, rung.level, Kind(max(rung.kind + 1, Kind.LINE)))
+        rung = TextPiece(rung.start, rung.end, rung.level, Kind(max(rung.kind + 1, Kind.LINE)))
         torn = list(_between(_borders(text, rung, radius=radius), rung))
     for part in torn:
         if part.kind < Kind.RUN and part.end - part.start > longest:
@@ -80,21 +80,22 @@ def tear(text: str, piece: Piece, *, longest: int, radius: int) -> Iterator[Piec
             yield part
 
 
-def _between(borders: Iterator[tuple[int, int]], rung: Piece) -> Iterator[Piece]:
+def _between(borders: Iterator[tuple[int, int]], rung: TextPiece) -> Iterator[TextPiece]:
     start, level = rung.start, rung.level
     for place, next_level in borders:
-        yield Piece(start, place, level, rung.kind)
+        yield TextPiece(start, place, level, rung.kind)
         start, level = place, next_level
-    yield Piece(start, rung.end, level, rung.kind)
+    yield TextPiece(start, rung.end, level, rung.kind)
 
 
-def _borders(text: str, rung: Piece, *, radius: int) -> Iterator[tuple[int, int]]:
+def _borders(text: str, rung: TextPiece, *, radius: int) -> Iterator[tuple[int, int]]:
     if rung.kind == Kind.LINE:
         return _lines(text, rung.start, end=rung.end)
     if rung.kind == Kind.RUN:
         return iter(thin_borders(text, rung.start, end=rung.end, radius=radius))
     return (
-        (place, Level.SPACE if text[place].isspace() else Level.CHARACTER) for place in range(rung.start + 1, rung.end)
+        (place, BorderLevel.SPACE if text[place].isspace() else BorderLevel.CHARACTER)
+        for place in range(rung.start + 1, rung.end)
     )
 
 
@@ -103,5 +104,5 @@ def _lines(text: str, start: int, *, end: int) -> Iterator[tuple[int, int]]:
     for match in LINE.finditer(text, start, end):
         is_blank = match[0].isspace()
         if not is_blank and match.start() > start:
-            yield match.start(), Level.BLANK if is_behind_blank else Level.LINE
+            yield match.start(), BorderLevel.BLANK if is_behind_blank else BorderLevel.LINE
         is_behind_blank = is_blank

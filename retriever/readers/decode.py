@@ -4,7 +4,7 @@ import codecs
 
 from charset_normalizer import from_bytes
 
-from retriever.readers.reading import Unreadable
+from retriever.readers.reading import UnreadableFile
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _SAMPLE_BYTES = 1 << 16  # what a guess looks at
@@ -53,7 +53,7 @@ def _decode_marked(content: bytes, *, codec: str, offset: int) -> str:
     try:
         return content.decode(codec)
     except UnicodeDecodeError as error:
-        raise Unreadable(
+        raise UnreadableFile(
             f"the file is marked as {codec.upper()} but breaks at byte {offset + error.start} ({error.reason}): "
             "save it as UTF-8 again"
         ) from None
@@ -62,7 +62,7 @@ def _decode_marked(content: bytes, *, codec: str, offset: int) -> str:
 def _refuse_binary(content: bytes) -> None:
     at = content.find(b"\0")
     if at >= 0:
-        raise Unreadable(
+        raise UnreadableFile(
             f"the file has a NUL byte at offset {at}, so it is no text, or UTF-16 without a mark: save it as UTF-8"
         )
 
@@ -104,8 +104,8 @@ def _guess(content: bytes, start: int) -> str:
     return _try(content, best.encoding) if sure else ""
 
 
-def _unknown(byte: int, offset: int) -> Unreadable:
-    return Unreadable(
+def _unknown(byte: int, offset: int) -> UnreadableFile:
+    return UnreadableFile(
         f"the file is not UTF-8 (byte 0x{byte:02x} at offset {offset}), and what else it is cannot be told: "
         "save it as UTF-8"
     )

@@ -9,7 +9,7 @@ from retriever.readers.jsonl import read_json, read_jsonl
 from retriever.readers.markdown import read_markdown
 from retriever.readers.pdf import read_pdf
 from retriever.readers.plain import read_plain
-from retriever.readers.reading import MAX_BYTES, Problem, Reading, Unreadable, megabytes
+from retriever.readers.reading import MAX_BYTES, Reading, ReadingProblem, UnreadableFile, megabytes
 
 _READERS: dict[str, Callable[[str, bytes], Reading]] = {
     **dict.fromkeys([".txt", ".text", ".log"], read_plain),
@@ -33,7 +33,7 @@ def read(name: str, content: bytes) -> Reading:
         return _refused(name, _too_large(len(content)))
     try:
         return reader(name, content)
-    except Unreadable as error:
+    except UnreadableFile as error:
         return _refused(name, str(error))
 
 
@@ -95,7 +95,7 @@ def _too_large(size: int) -> str:
 
 
 def _refused(place: str, reason: str) -> Reading:
-    return Reading(problems=(Problem(_printable(place), reason),))
+    return Reading(problems=(ReadingProblem(_printable(place), reason),))
 
 
 def _printable(name: str) -> str:

@@ -8,7 +8,7 @@ from retriever.documents import Draft
 from retriever.readers.decode import decode
 from retriever.readers.isolated import Answer, ask
 from retriever.readers.markdown import find_title
-from retriever.readers.reading import Problem, Reading
+from retriever.readers.reading import Reading, ReadingProblem
 
 _DECLARED_WITHIN = 4096
 _CHARSET = re.compile(rb"""<meta\s[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
@@ -23,8 +23,12 @@ def read_html(name: str, content: bytes) -> Reading:
 
 def _reading(name: str, answer: Answer) -> Reading:
     text = "".join(answer.pages).strip("\n")
-    problems = tuple(Problem(name, reason) for reason in answer.problems)
+    problems = tuple(ReadingProblem(name, reason) for reason in answer.problems)
     if text and not text.isspace():
         return Reading((Draft(text, title=answer.title or find_title(text) or PurePath(name).stem),), problems)
     reading = Reading(problems=problems)
-    return reading if problems else replace(reading, problems=(Problem(name, "the page has no text: leave it out"),))
+    return (
+        reading
+        if problems
+        else replace(reading, problems=(ReadingProblem(name, "the page has no text: leave it out"),))
+    )

@@ -1,8 +1,8 @@
 """Has a parser that may hang, crash or swell do its work in another process. Knows what it may use, and no format.
 
 A parser is a module run with `-m` that calls `child.serve`. Each content has a process of its own, forked from one that
-has the parser loaded, and what it found comes in one JSON message. One that dies or does not finish is an `Unreadable`
-that names the limit.
+has the parser loaded, and what it found comes in one JSON message. One that dies or does not finish is an
+`UnreadableFile` that names the limit.
 """
 
 import signal
@@ -13,7 +13,7 @@ import msgspec
 
 from retriever.readers import keepers
 from retriever.readers.child import Request
-from retriever.readers.reading import MAX_BYTES, Unreadable, megabytes
+from retriever.readers.reading import MAX_BYTES, UnreadableFile, megabytes
 
 MEMORY_BYTES = 2 << 30  # of address space
 CPU_S = 120
@@ -43,13 +43,13 @@ def ask(parser: str, content: bytes) -> Answer:
     except keepers.Ended as ended:
         if ended.is_stale:  # an idle keeper ended just before
             return ask(parser, content)
-        raise Unreadable(_why(ended.code, ended.complaint)) from None
+        raise UnreadableFile(_why(ended.code, ended.complaint)) from None
     except OSError as error:
-        raise Unreadable(f"no process could be started for its parser ({error}): try again") from error
+        raise UnreadableFile(f"no process could be started for its parser ({error}): try again") from error
     except subprocess.TimeoutExpired:
-        raise Unreadable(f"its parser did not finish within {WALL_S:g} s: save it anew, or split it") from None
+        raise UnreadableFile(f"its parser did not finish within {WALL_S:g} s: save it anew, or split it") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Unreadable(f"its parser said what nobody understands ({error}): save it anew") from None
+        raise UnreadableFile(f"its parser said what nobody understands ({error}): save it anew") from None
 
 
 def _why(code: int, complaint: bytes) -> str:

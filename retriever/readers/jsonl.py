@@ -6,9 +6,9 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from retriever.documents import Draft, Part
+from retriever.documents import DocumentPart, Draft
 from retriever.readers.decode import decode
-from retriever.readers.reading import Problem, Reading, Unreadable, megabytes, require_text
+from retriever.readers.reading import Reading, ReadingProblem, UnreadableFile, megabytes, require_text
 
 MAX_DOCUMENT_BYTES = 64 << 20  # of a line, or of a list: parsed as a whole, it takes a multiple of that
 MAX_METADATA_BYTES = 1 << 20
@@ -58,8 +58,8 @@ def read_json(name: str, content: bytes) -> Reading:
     _refuse_large(content, "the list", remedy="write one document per line into a .jsonl file")
     try:
         items = _parsed(_LIST.decode, content)
-    except Unreadable as error:
-        raise Unreadable(f"{error}; one document per line makes a .jsonl file") from None
+    except UnreadableFile as error:
+        raise UnreadableFile(f"{error}; one document per line makes a .jsonl file") from None
     return _read(name, ((f"{name}[{number}]", memoryview(item).tobytes()) for number, item in enumerate(items)))
 
 
@@ -83,26 +83,26 @@ def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _read(name: str, items: Iterator[tuple[str, bytes]]) -> Reading:
     drafts: list[Draft] = []
-    problems: list[Problem] = []
+    problems: list[ReadingProblem] = []
     held = 0
     for place, item in items:
         try:
             draft = _draft(item)
-        except Unreadable as error:
-            problems.append(Problem(place, str(error)))
+        except UnreadableFile as error:
+            problems.append(ReadingProblem(place, str(error)))
             if len(problems) < MAX_PROBLEMS:
                 continue
             problems.append(
-                Problem(name, f"{MAX_PROBLEMS:,} documents cannot be read, the rest was not tried: {_KEYS}")
+                ReadingProblem(name, f"{MAX_PROBLEMS:,} documents cannot be read, the rest was not tried: {_KEYS}")
             )
             break
         held += max(1, len(draft.parts))
         if held > MAX_DRAFTS:
-            problems.append(Problem(place, f"a file has at most {MAX_DRAFTS:,} documents and chunks: split it"))
+            problems.append(ReadingProblem(place, f"a file has at most {MAX_DRAFTS:,} documents and chunks: split it"))
             break
         drafts.append(draft)
     if not drafts and not problems:
-        problems.append(Problem(name, f"the file has no documents: leave it out, or fill it; {_KEYS}"))
+        problems.append(ReadingProblem(name, f"the file has no documents: leave it out, or fill it; {_KEYS}"))
     return Reading(tuple(drafts), tuple(problems))
 
 
@@ -110,25 +110,25 @@ def _draft(item: bytes) -> Draft:
     _refuse_large(item, "the document", remedy="split it, or hand it in as a text file")
     line = _parsed(_LINE.decode, item)
     if (line.text is None) == (line.chunks is None):
-        raise Unreadable(f"it needs either text or chunks: {_KEYS}")
+        raise UnreadableFile(f"it needs either text or chunks: {_KEYS}")
     metadata = _metadata(line.metadata)
     name, title = _label(line.id, "id"), _label(line.title, "title")
     if line.text is not None:
         return Draft(require_text(line.text, "its text"), id=name, title=title, metadata=metadata)
     if not line.chunks:
-        raise Unreadable("its chunks are an empty list: leave the document out, or fill it")
+        raise UnreadableFile("its chunks are an empty list: leave the document out, or fill it")
     if len(line.chunks) > MAX_DRAFTS:
-        raise Unreadable(f"it has {len(line.chunks):,} chunks, at most {MAX_DRAFTS:,}: split it")
+        raise UnreadableFile(f"it has {len(line.chunks):,} chunks, at most {MAX_DRAFTS:,}: split it")
     parts = tuple(_part(chunk, number) for number, chunk in enumerate(line.chunks))
     return Draft(parts=parts, id=name, title=title, metadata=metadata)
 
 
-def _part(chunk: str | _Chunk, number: int) -> Part:
+def _part(chunk: str | _Chunk, number: int) -> DocumentPart:
     what = f"chunk {number}"
     if isinstance(chunk, str):
-        return Part(require_text(chunk, what))
+        return DocumentPart(require_text(chunk, what))
     text = require_text(chunk.text, what)
-    return Part(text, name=_label(chunk.id, f"the id of {what}"), metadata=_metadata(chunk.metadata))
+    return DocumentPart(text, name=_label(chunk.id, f"the id of {what}"), metadata=_metadata(chunk.metadata))
 
 
 def _label(label: str | None, what: str) -> str:
@@ -138,10 +138,10 @@ def _label(label: str | None, what: str) -> str:
 def _metadata(raw: msgspec.Raw) -> _Metadata:
     data = memoryview(raw).tobytes()
     if len(data) > MAX_METADATA_BYTES:
-        raise Unreadable(f"its metadata has {len(data):,} bytes, at most {MAX_METADATA_BYTES:,}: shorten it")
+        raise UnreadableFile(f"its metadata has {len(data):,} bytes, at most {MAX_METADATA_BYTES:,}: shorten it")
     metadata: _Metadata = _parsed(_METADATA.decode, data) or {}
     if _is_deep(metadata):
-        raise Unreadable(f"its metadata is nested deeper than {MAX_DEPTH}: flatten it")
+        raise UnreadableFile(f"its metadata is nested deeper than {MAX_DEPTH}: flatten it")
     return metadata
 
 
@@ -162,19 +162,19 @@ def _parsed(parse: Callable[[bytes], _T], data: bytes) -> _T:
     try:
         return parse(data)
     except RecursionError:
-        raise Unreadable(f"its JSON is nested too deep: metadata may be nested {MAX_DEPTH} deep") from None
+        raise UnreadableFile(f"its JSON is nested too deep: metadata may be nested {MAX_DEPTH} deep") from None
     except msgspec.ValidationError as error:
-        raise Unreadable(f"{error}: {_KEYS}") from None
+        raise UnreadableFile(f"{error}: {_KEYS}") from None
     except UnicodeDecodeError as error:
-        raise Unreadable(f"its JSON is not UTF-8 ({error.reason}): save it as UTF-8") from None
+        raise UnreadableFile(f"its JSON is not UTF-8 ({error.reason}): save it as UTF-8") from None
     except msgspec.DecodeError as error:
         half = _LONE.search(data)
         if half:
             reason = f"its JSON has half a surrogate pair ({half[0].decode()} at byte {half.start()})"
-            raise Unreadable(f"{reason}: write the character itself, or both halves") from None
-        raise Unreadable(f"it is not valid JSON ({error}): write the document with a JSON library") from None
+            raise UnreadableFile(f"{reason}: write the character itself, or both halves") from None
+        raise UnreadableFile(f"it is not valid JSON ({error}): write the document with a JSON library") from None
 
 
 def _refuse_large(data: bytes, what: str, *, remedy: str) -> None:
     if len(data) > MAX_DOCUMENT_BYTES:
-        raise Unreadable(f"{what} has {megabytes(len(data))}, at most {megabytes(MAX_DOCUMENT_BYTES)}: {remedy}")
+        raise UnreadableFile(f"{what} has {megabytes(len(data))}, at most {megabytes(MAX_DOCUMENT_BYTES)}: {remedy}")

@@ -24,7 +24,7 @@ _TEXT = ConversionOptions(
 _HEAD = ConversionOptions(exclude_selectors=["body"], extract_metadata=True, preprocessing=_PLAIN)
 
 
-def parse(content: bytes) -> Found:
+def parse_html(content: bytes) -> Found:
     """The page as Markdown, and what its <title> says. `content` is UTF-8."""
     page = content.decode("utf-8")
     converted = convert(page, _TEXT)
@@ -39,4 +39,4 @@ def _sentence(warning: str) -> str:
 
 
 if __name__ == "__main__":
-    serve(parse)
+    serve(parse_html)

@@ -27,7 +27,7 @@ _BROKEN = (
 )
 
 
-def parse(content: bytes) -> Found:
+def parse_pdf(content: bytes) -> Found:
     """One text per page, empty where a page has none; pages that cannot be read are problems."""
     try:
         reader = PdfReader(io.BytesIO(content))
@@ -90,4 +90,4 @@ def _entry(reader: PdfReader, key: str) -> str:
 
 
 if __name__ == "__main__":
-    serve(parse)
+    serve(parse_pdf)

@@ -2,9 +2,9 @@
 
 from pathlib import PurePath
 
-from retriever.documents import Draft, Page
+from retriever.documents import Draft, PageStart
 from retriever.readers.isolated import Answer, ask
-from retriever.readers.reading import Problem, Reading
+from retriever.readers.reading import Reading, ReadingProblem
 
 _BETWEEN = "\n\n"
 
@@ -12,17 +12,17 @@ _BETWEEN = "\n\n"
 def read_pdf(name: str, content: bytes) -> Reading:
     """One draft; pages without text are left out of it and are a problem."""
     answer = ask("retriever.readers.parse_pdf", content)
-    problems = tuple(Problem(name, reason) for reason in answer.problems)
+    problems = tuple(ReadingProblem(name, reason) for reason in answer.problems)
     draft = _draft(answer, PurePath(name).stem)
     return Reading((draft,) if draft.text else (), problems)
 
 
 def _draft(answer: Answer, stem: str) -> Draft:
-    pages: list[Page] = []
+    pages: list[PageStart] = []
     start = 0
     for number, text in enumerate(answer.pages, 1):
         if text:
-            pages.append(Page(number, start))
+            pages.append(PageStart(number, start))
             start += len(text) + len(_BETWEEN)
     metadata = {"author": answer.author} if answer.author else {}
     text = _BETWEEN.join(filter(None, answer.pages))

@@ -7,12 +7,12 @@ from retriever.documents import Draft
 MAX_BYTES = 512 << 20  # of a file
 
 
-class Unreadable(ValueError):
+class UnreadableFile(ValueError):
     """Raised where nothing, or a whole document, cannot be read; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ReadingProblem:
     """What was not read, and why. `place`: the file, or "file:line", or "file[item]"."""
 
     place: str
@@ -24,16 +24,16 @@ class Reading:
     """What a file became. Both may be filled: a file that is read in part has drafts and problems."""
 
     drafts: tuple[Draft, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ReadingProblem, ...] = ()
 
 
 def require_text(text: str, what: str = "the file") -> str:
     """The text as it is, unless nothing can be found in it or nobody can store it."""
     if not text or text.isspace():
-        raise Unreadable(f"{what} has no text: leave it out, or fill it")
+        raise UnreadableFile(f"{what} has no text: leave it out, or fill it")
     at = text.find("\0")
     if at >= 0:
-        raise Unreadable(f"{what} has a NUL character at offset {at}: a text has none, so take it out")
+        raise UnreadableFile(f"{what} has a NUL character at offset {at}: a text has none, so take it out")
     return text
 
 

@@ -60,7 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ArchiveMember:
     """One member of an archive, while the archive is read."""
 
     name: str
@@ -82,7 +82,7 @@ def tenant_of(name: str) -> str:
     return (found[1] or "") if found else ""
 
 
-class Tally:
+class ArchiveTally:
     """Counts and digests all members but the databases. Writer and reader of one archive come to the same result."""
 
     def __init__(self) -> None:
@@ -102,13 +102,13 @@ class Tally:
         return self._hasher.hexdigest()
 
 
-class Writer:
+class ArchiveWriter:
     """Writes an archive: its members one by one, then the manifest by `finish`."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
         self._files: dict[str, str] = {}
-        self._tally = Tally()
+        self._tally = ArchiveTally()
 
     def database(self, name: str, path: Path) -> None:
         self._files[name] = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
@@ -137,16 +137,16 @@ class Writer:
 
 
 @contextmanager
-def writing(out: BinaryIO) -> Generator[Writer]:
+def writing(out: BinaryIO) -> Generator[ArchiveWriter]:
     """Yields a writer of a new archive, which is whole when the block ends; `out` stays open."""
     with (
         zstandard.ZstdCompressor(write_checksum=True).stream_writer(out, closefd=False) as packed,
         tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT) as tar,
     ):
-        yield Writer(tar)
+        yield ArchiveWriter(tar)
 
 
-def members(file: BinaryIO) -> Generator[Member, None, Manifest]:
+def members(file: BinaryIO) -> Generator[ArchiveMember, None, Manifest]:
     """Yields an archive's members from its start; returns its manifest. Raises AccessError unless that comes last."""
     file.seek(0)
     with (
@@ -163,14 +163,14 @@ def members(file: BinaryIO) -> Generator[Member, None, Manifest]:
     raise AccessError("it has no manifest, so it was cut off")
 
 
-def _regular(tar: tarfile.TarFile) -> Iterator[Member]:
+def _regular(tar: tarfile.TarFile) -> Iterator[ArchiveMember]:
     while (info := tar.next()) is not None:
         content = tar.extractfile(info) if info.isreg() else None
         tenant = tenant_of(info.name)
         known = info.name == MANIFEST or _DATABASE.fullmatch(info.name) or _PACKED.fullmatch(info.name)
         if content is None or not known or (tenant and not is_tenant(tenant)):
             raise AccessError(f"it holds {info.name!r}, which no backup of kvweave does")
-        yield Member(info.name, info.size, content)
+        yield ArchiveMember(info.name, info.size, content)
         tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] (see above)
 
 

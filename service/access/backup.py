@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
-from service.access.archive import Writer, tenant_of, writing
+from service.access.archive import ArchiveWriter, tenant_of, writing
 from service.access.errors import AccessError
 from service.access.moving import CONTROL, RESTORING, databases
 from service.access.private import finish_file, new_private_file, private_file, sync_folder
@@ -58,7 +58,7 @@ def back_up(file: Path, data: Path, *, store: BlobStore | None = None) -> Backup
     return BackupReport(file, nbytes, manifest.created, tenants, manifest.blobs, blobs.left_out)
 
 
-def _add(path: Path, data: Path, *, writer: Writer, scratch: Path, blobs: "_Blobs") -> None:
+def _add(path: Path, data: Path, *, writer: ArchiveWriter, scratch: Path, blobs: "_Blobs") -> None:
     name = path.relative_to(data).as_posix()
     tenant = tenant_of(name)
     if tenant and not is_tenant(tenant):  # no folder that this service made
@@ -91,7 +91,7 @@ def _copy(path: Path, copy: Path) -> None:
 class _Blobs:
     """Adds the blobs of a store to the archive; nothing where there is no store."""
 
-    def __init__(self, writer: Writer, store: BlobStore | None) -> None:
+    def __init__(self, writer: ArchiveWriter, store: BlobStore | None) -> None:
         self.epochs: dict[str, int] = {}
         self.left_out = 0
         self._writer = writer

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retriever.catalog.explained import explained
+from retriever.catalog.explained import sqlite_errors_explained
 from retriever.catalog.schema import transaction
 from retriever.documents import Json
 from retriever.errors import FilterError
@@ -63,7 +63,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class BlendingSwitch:
     """The operator's switch. `enabled`: is anything reused? `share` of requests that do; None: as the settings say."""
 
     enabled: bool = True
@@ -80,7 +80,7 @@ class _Known:
 
     version: int
     holders: dict[str, tuple[bytes, Principal]] = field(default_factory=dict[str, tuple[bytes, Principal]])
-    switch: Switch | None = None
+    switch: BlendingSwitch | None = None
 
 
 class Control:
@@ -175,16 +175,16 @@ class Control:
                 "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?)", (tenant, quota.documents, quota.chunks)
             )  # fmt: skip
 
-    def switch(self) -> Switch:
+    def switch(self) -> BlendingSwitch:
         """The operator's switch as it stands now, set by whatever process."""
         with self._read() as connection:
             known = self._current(connection)
             if known.switch is None:
                 found = connection.execute("SELECT enabled, share FROM switch").fetchone()
-                known.switch = Switch(bool(found[0]), found[1]) if found else Switch()
+                known.switch = BlendingSwitch(bool(found[0]), found[1]) if found else BlendingSwitch()
             return known.switch
 
-    def set_switch(self, switch: Switch) -> None:
+    def set_switch(self, switch: BlendingSwitch) -> None:
         """Sets the operator's switch for all processes, and for good: it outlasts a restart."""
         with self._change() as connection:
             connection.execute("INSERT OR REPLACE INTO switch VALUES (0, ?, ?)", (int(switch.enabled), switch.share))
@@ -241,7 +241,7 @@ class Control:
                 yield self._writer
 
     def _explained(self) -> AbstractContextManager[None]:
-        return explained(f"the control database {self._path}", Unavailable)
+        return sqlite_errors_explained(f"the control database {self._path}", Unavailable)
 
     def _check_open(self) -> None:
         if self._closed:

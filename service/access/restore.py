@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from retriever.catalog import schema as catalog_schema
 from service.access import schema as control_schema
-from service.access.archive import PIECE, Manifest, Member, Tally, members, told_of
+from service.access.archive import PIECE, ArchiveMember, ArchiveTally, Manifest, members, told_of
 from service.access.errors import AccessError
 from service.access.lock import hold
 from service.access.moving import CATALOG, CONTROL, TENANTS, databases, decide_move, finish_move
@@ -90,7 +90,7 @@ def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[
 def _unpack(archive: BinaryIO, staging: Path) -> Manifest:
     """Unpacks the databases into the folder, and checks that the blobs are sound. Returns the manifest."""
     found: dict[str, str] = {}
-    tally = Tally()
+    tally = ArchiveTally()
     reading = members(archive)
     while True:
         try:
@@ -113,7 +113,7 @@ def _unpack(archive: BinaryIO, staging: Path) -> Manifest:
     return manifest
 
 
-def _unpack_one(member: Member, path: Path) -> str:
+def _unpack_one(member: ArchiveMember, path: Path) -> str:
     """Unpacks one database and returns its digest."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     hasher = blake3()

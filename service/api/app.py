@@ -13,10 +13,10 @@ from fastapi.telemetry import TelemetryConfig
 
 from service.api.console import console
 from service.api.docs import docs
-from service.api.limits import Limits
+from service.api.limits import RequestLimits
 from service.api.models.problem import Problem
-from service.api.openapi import describe, upload_body
-from service.api.paths import Segments
+from service.api.openapi import describe_openapi, upload_body
+from service.api.paths import PathSegments
 from service.api.problems import Render, Renderers, install
 from service.api.routes import ROUTES, Route
 from service.api.security import BEARER, Guarded, KnownHosts, Uploads
@@ -82,10 +82,10 @@ def create_app(core_of: Callable[[], "Core"], *, extensions: Sequence[Extension]
     app.include_router(console())
     app.include_router(docs())
     install(app, renderers)
-    app.add_middleware(Segments)
+    app.add_middleware(PathSegments)
     app.add_middleware(KnownHosts, renderers=renderers)
-    app.add_middleware(Limits, renderers=renderers)
-    app.openapi = lambda: describe(app)
+    app.add_middleware(RequestLimits, renderers=renderers)
+    app.openapi = lambda: describe_openapi(app)
     return app
 
 

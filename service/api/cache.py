@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from retriever.catalog.base import Passage
-from retriever.catalog.contract.catalog import View
+from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.contract.documents import DocumentsView
 from service.api.caller import By, Caller, unknown
-from service.api.models.cache import Choice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
+from service.api.models.cache import CacheChoice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
 from service.api.models.fields import MOST_LISTED
-from service.shelf import ChunkState, KvState, Shelf
+from service.shelf import ChunkCaches, ChunkState, KvState
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PassagePage:
     """Some of the chosen passages, the oldest first; `following` is where the next page begins."""
 
     passages: list[Passage]
@@ -30,30 +30,32 @@ def lookup(by: By, wanted: LookupRequest) -> LookupAnswer:
     )
 
 
-def prefetch(by: By, wanted: Choice) -> Touched:
+def prefetch(by: By, wanted: CacheChoice) -> Touched:
     """Ask that the caches of these chunks be near. `blobs`: fetches that began."""
     return _touched(by, wanted, touch=lambda shelf, passages: shelf.prefetch(passages))
 
 
-def pin(by: By, wanted: Choice) -> Touched:
+def pin(by: By, wanted: CacheChoice) -> Touched:
     """Keep the caches of these chunks from eviction."""
     return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.pin(chunks)))
 
 
-def unpin(by: By, wanted: Choice) -> Touched:
+def unpin(by: By, wanted: CacheChoice) -> Touched:
     """Take the pins of these chunks back."""
     return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.unpin(chunks)))
 
 
-def evict(by: By, wanted: Choice) -> Touched:
+def evict(by: By, wanted: CacheChoice) -> Touched:
     """Forget what is stored of these chunks. It is computed again when it is needed."""
     return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.evict(chunks)))
 
 
-def _all_blobs(by: Caller, touch: Callable[[Shelf, Sequence[str]], int]) -> Callable[[Shelf, Sequence[Passage]], int]:
+def _all_blobs(
+    by: Caller, touch: Callable[[ChunkCaches, Sequence[str]], int]
+) -> Callable[[ChunkCaches, Sequence[Passage]], int]:
     """Touches the chunks' blobs of all collections. A key with a filter is told only of those that it can look up."""
 
-    def touched(shelf: Shelf, passages: Sequence[Passage]) -> int:
+    def touched(shelf: ChunkCaches, passages: Sequence[Passage]) -> int:
         stored = sum(each.state is KvState.STORED for each in shelf.states(passages).values()) if by.is_bound else 0
         blobs = touch(shelf, [each.id for each in passages])
         return stored if by.is_bound else blobs
@@ -61,7 +63,7 @@ def _all_blobs(by: Caller, touch: Callable[[Shelf, Sequence[str]], int]) -> Call
     return touched
 
 
-def _touched(by: Caller, wanted: Choice, *, touch: Callable[[Shelf, Sequence[Passage]], int]) -> Touched:
+def _touched(by: Caller, wanted: CacheChoice, *, touch: Callable[[ChunkCaches, Sequence[Passage]], int]) -> Touched:
     chunks = blobs = 0
     unknown_ids: list[str] = []
     for page in _pages(by, wanted):
@@ -71,7 +73,7 @@ def _touched(by: Caller, wanted: Choice, *, touch: Callable[[Shelf, Sequence[Pas
     return Touched(chunks=chunks, blobs=blobs, unknown=unknown_ids)
 
 
-def _pages(by: Caller, wanted: Choice) -> Iterator[Page]:
+def _pages(by: Caller, wanted: CacheChoice) -> Iterator[PassagePage]:
     after: int | None = 0
     while after is not None:
         page = _page(by, wanted, after=after, limit=MOST_LISTED)
@@ -79,7 +81,7 @@ def _pages(by: Caller, wanted: Choice) -> Iterator[Page]:
         after = page.following
 
 
-def _page(by: Caller, wanted: Choice, *, after: int, limit: int) -> Page:
+def _page(by: Caller, wanted: CacheChoice, *, after: int, limit: int) -> PassagePage:
     with by.tenant.catalog.view() as view:
         if wanted.collection:
             return _of_collection(by, view, wanted=wanted, after=after, limit=limit)
@@ -105,19 +107,19 @@ def _of_documents(by: Caller, view: DocumentsView, *, documents: Sequence[str]) 
     return [*found.values()], missing
 
 
-def _of_collection(by: Caller, view: View, *, wanted: Choice, after: int, limit: int) -> Page:
+def _of_collection(by: Caller, view: CatalogView, *, wanted: CacheChoice, after: int, limit: int) -> PassagePage:
     allowed = by.allowed(collection=wanted.collection)
     if view.collection(wanted.collection) is None or (by.is_bound and not view.count(allowed)):
         raise unknown("collection", wanted.collection)
     oldest = view.oldest_of(allowed)
     rows: list[list[int]] = oldest[oldest[:, 0] > after][: limit + 1].tolist()
     found = view.holding([chunk for _, chunk in rows[:limit]], allowed)
-    return Page(found, [], rows[limit - 1][0] if len(rows) > limit else None)
+    return PassagePage(found, [], rows[limit - 1][0] if len(rows) > limit else None)
 
 
-def _cut(found: Sequence[Passage], missing: list[str], *, after: int, limit: int) -> Page:
+def _cut(found: Sequence[Passage], missing: list[str], *, after: int, limit: int) -> PassagePage:
     behind = sorted((passage for passage in found if passage.row > after), key=lambda each: each.row)
-    return Page(behind[:limit], missing, behind[limit - 1].row if len(behind) > limit else None)
+    return PassagePage(behind[:limit], missing, behind[limit - 1].row if len(behind) > limit else None)
 
 
 def _shown(state: ChunkState) -> ChunkStateOut:

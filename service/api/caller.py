@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from retriever.catalog.base import Entry
-from retriever.catalog.contract.catalog import View
+from retriever.catalog.base import DocumentRow
+from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.contract.documents import DocumentsView
 from retriever.documents import Json
-from retriever.filters import Condition, fits
+from retriever.filters import FilterCondition, fits
 from retriever.search import scope
 from service.access.identity import Principal
 from service.api.security import principal
@@ -37,7 +37,7 @@ class Caller:
         """Does the key carry a filter?"""
         return self.who.bound is not None
 
-    def allowed(self, *, collection: str | None = None, where: Json | None = None) -> Condition:
+    def allowed(self, *, collection: str | None = None, where: Json | None = None) -> FilterCondition:
         """What this request may see: a condition on documents and chunks."""
         return scope(collection=collection or "", where=where, bound=self.who.bound)
 
@@ -45,18 +45,18 @@ class Caller:
         """Does a document with this metadata lie within the key's filter?"""
         return not self.is_bound or fits(self.allowed(), collection=collection, metadata=metadata)
 
-    def seen(self, view: DocumentsView, document: str) -> Entry | None:
+    def seen(self, view: DocumentsView, document: str) -> DocumentRow | None:
         """The document, if it is there for this key."""
         entry = view.document(document)
         return entry if entry and self.fits(entry.collection, entry.metadata) else None
 
-    def sees_all_of(self, view: DocumentsView, entry: Entry) -> bool:
+    def sees_all_of(self, view: DocumentsView, entry: DocumentRow) -> bool:
         """Does the key see every chunk, too? They have metadata of their own; nothing hidden must be written over."""
         if not self.is_bound:
             return True
         return len(view.passages(entry.id, allowed=self.allowed())) == entry.parts
 
-    def check_writable(self, view: View, document: str) -> None:
+    def check_writable(self, view: CatalogView, document: str) -> None:
         """Raise Forbidden where a document of this id is there, or on its way, but not for this key to change."""
         if not self.is_bound:
             return

@@ -32,7 +32,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class StaticFile:
     """What is served under one name."""
 
     content: bytes
@@ -59,12 +59,12 @@ def console() -> APIRouter:
     return router
 
 
-def _file(path: Path) -> File:
+def _file(path: Path) -> StaticFile:
     content = path.read_bytes()
-    return File(content, MEDIA[path.suffix], f'"{blake3(content).hexdigest(16)}"')
+    return StaticFile(content, MEDIA[path.suffix], f'"{blake3(content).hexdigest(16)}"')
 
 
-def _served(request: Request, file: File) -> Response:
+def _served(request: Request, file: StaticFile) -> Response:
     headers = {**HEADERS, "ETag": file.etag}
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     if file.etag in known or "*" in known:

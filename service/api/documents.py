@@ -5,8 +5,8 @@ from typing import Annotated, cast
 
 from fastapi import Query, Response
 
-from retriever.catalog.base import Entry, Passage
-from retriever.catalog.contract.catalog import View
+from retriever.catalog.base import DocumentRow, Passage
+from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.contract.documents import DocumentsView
 from retriever.documents import Json
 from retriever.errors import FilterError
@@ -121,14 +121,14 @@ def _where(text: str | None) -> Json | None:
     return cast(Json, found)
 
 
-def _entry(by: Caller, view: DocumentsView, *, document_id: str) -> Entry:
+def _entry(by: Caller, view: DocumentsView, *, document_id: str) -> DocumentRow:
     entry = by.seen(view, document_id)
     if entry is None:
         raise unknown("document", document_id)
     return entry
 
 
-def _check_deletable(by: Caller, view: View, *, document_id: str) -> None:
+def _check_deletable(by: Caller, view: CatalogView, *, document_id: str) -> None:
     """Raise NotFound, or Forbidden for what this key sees and may not change."""
     entry, waiting = view.document(document_id), view.upload_of(document_id)
     is_waiting = waiting is not None and waiting.state.is_live
@@ -152,7 +152,7 @@ def _told_apart(by: Caller, removed: Removed) -> tuple[list[str], list[str]]:
     return sorted({*removed.chunks, *removed.kept} - kept), sorted(kept)
 
 
-def _shown(by: Caller, view: DocumentsView, *, entry: Entry) -> DocumentOut:
+def _shown(by: Caller, view: DocumentsView, *, entry: DocumentRow) -> DocumentOut:
     chunks = len(view.passages(entry.id, allowed=by.allowed())) if by.is_bound else entry.parts
     return DocumentOut(
         id=entry.id,

@@ -8,7 +8,7 @@ import anyio
 from fastapi import Query, Response
 from fastapi.concurrency import run_in_threadpool
 
-from retriever.catalog.upload_types import Job, Upload, UploadState
+from retriever.catalog.upload_types import Job, QueuedUpload, UploadState
 from service.api.caller import By, Caller, unknown
 from service.api.models.fields import JobId, Limit
 from service.api.models.jobs import JobDetail, JobOut, JobPage, Status, UploadOut
@@ -113,7 +113,7 @@ def _status(job: Job) -> Status:
     return "cancelled" if job.states.get(UploadState.CANCELLED) else "done"
 
 
-def _item(upload: Upload) -> UploadOut:
+def _item(upload: QueuedUpload) -> UploadOut:
     return UploadOut(
         document=upload.document,
         collection=upload.collection,

@@ -10,7 +10,7 @@ from service.errors import Exhausted, ServiceError, TooLarge
 PROBES = ("/healthz", "/readyz")  # whoever watches over the service is never turned away
 
 
-class Limits:
+class RequestLimits:
     """The middleware that keeps both limits. It stands outside of all that reads a body."""
 
     def __init__(self, app: ASGIApp, *, renderers: Renderers) -> None:

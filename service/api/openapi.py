@@ -95,7 +95,7 @@ TO_COLLECTION: Final[dict[str, Schema]] = {
 SCRAPE: Final[dict[str, Schema]] = {"text/plain": {"schema": {"type": "string"}}}
 
 
-def describe(app: FastAPI) -> Schema:
+def describe_openapi(app: FastAPI) -> Schema:
     """The whole OpenAPI document, made once."""
     if app.openapi_schema is None:
         found = cast(Schema, get_openapi(title=app.title, version=app.version, routes=app.routes))

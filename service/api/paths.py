@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class NameConvertor(Convertor[str]):
-    """A name as one segment of a path, as `Segments` leaves it."""
+    """A name as one segment of a path, as `PathSegments` leaves it."""
 
     regex = "[^/]+"
 
@@ -22,7 +22,7 @@ class NameConvertor(Convertor[str]):
 register_url_convertor("name", NameConvertor())
 
 
-class Segments:
+class PathSegments:
     """Servers decode a path before it is matched, and a name's slash would split it: here it is encoded again."""
 
     def __init__(self, app: ASGIApp) -> None:

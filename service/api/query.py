@@ -19,10 +19,10 @@ from service.api.models.query import (
 )
 from service.api.models.search import SourceOut
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
-from service.api.questions import ask_of
+from service.api.questions import to_answer_request
 from service.api.streams import EventStream, gone, sse, unless_gone
-from service.api.telling import source_of, usage_of
-from service.pipeline.ask import Ask
+from service.api.telling import rendered_source, rendered_usage
+from service.pipeline.ask import AnswerRequest
 from service.pipeline.events import (
     Delta,
     Event,
@@ -40,7 +40,7 @@ Events = AsyncGenerator[Event]
 
 async def query(request: Request, wanted: QueryRequest, *, by: By) -> Response:
     """Answer a question from the documents, with its sources and a report of how it came about."""
-    ask = ask_of(by, wanted)
+    ask = to_answer_request(by, wanted)
     events = by.core.pipeline.answer(ask)
     if wanted.stream:
         opened = await unless_gone(request, _opened(events))
@@ -72,7 +72,7 @@ async def _opened(events: Events) -> _Opened:
             await events.aclose()
 
 
-async def _answered(ask: Ask, events: Events) -> QueryAnswer:
+async def _answered(ask: AnswerRequest, events: Events) -> QueryAnswer:
     tale = _Tale(ask)
     async with aclosing(events):
         async for event in events:
@@ -83,7 +83,7 @@ async def _answered(ask: Ask, events: Events) -> QueryAnswer:
 class _Tale:
     """What an answer has told so far."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: AnswerRequest) -> None:
         self._ask = ask
         self._sources: list[SourceOut] = []
         self._texts: list[str] = []
@@ -92,7 +92,7 @@ class _Tale:
     def hear(self, event: Event) -> None:
         match event:
             case Retrieved():
-                self._sources = [source_of(each) for each in event.sources]
+                self._sources = [rendered_source(each) for each in event.sources]
             case Delta(text=text):
                 self._texts.append(text)
             case Finished():
@@ -108,12 +108,12 @@ class _Tale:
             answer="".join(self._texts),
             finish_reason=self._end.reason,
             sources=self._sources,
-            usage=usage_of(self._end.usage),
+            usage=rendered_usage(self._end.usage),
             report=self._end.report,
         )
 
 
-async def _streamed(ask: Ask, opened: _Opened, *, request_id: str) -> AsyncGenerator[bytes]:
+async def _streamed(ask: AnswerRequest, opened: _Opened, *, request_id: str) -> AsyncGenerator[bytes]:
     tale = _Tale(ask)
     async with aclosing(opened.others):
         try:
@@ -136,14 +136,14 @@ async def _all_of(opened: _Opened) -> AsyncIterator[Event]:
         yield event
 
 
-def _rendered(ask: Ask, event: Event) -> Sequence[tuple[str, BaseModel]]:
+def _rendered(ask: AnswerRequest, event: Event) -> Sequence[tuple[str, BaseModel]]:
     """The events on the wire. What was held back to the end is a token like the others."""
     match event:
         case Retrieved():
-            return [("retrieved", RetrievedEvent(id=ask.id, sources=[source_of(each) for each in event.sources]))]
+            return [("retrieved", RetrievedEvent(id=ask.id, sources=[rendered_source(each) for each in event.sources]))]
         case Loaded():
             return [("loaded", LoadedEvent(chunks=event.chunks))]
         case Fused():
-            return [("fused", FusedEvent(usage=usage_of(event.usage), report=event.report))]
+            return [("fused", FusedEvent(usage=rendered_usage(event.usage), report=event.report))]
         case Delta() | Finished():
             return [("token", TokenEvent(text=event.text))] if event.text else []

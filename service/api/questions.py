@@ -8,7 +8,7 @@ from retriever.documents import Json
 from service.api.caller import Caller
 from service.api.models.query import ObjectFormat, QueryRequest, SamplingIn, SchemaFormat
 from service.errors import Invalid
-from service.pipeline.ask import Ask, Lookup, Loose, Turn
+from service.pipeline.ask import AnswerRequest, Lookup, RequestDocument, Turn
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -21,19 +21,19 @@ def check_length(settings: "Settings", text: str, *, field: str) -> None:
         raise Invalid(f"a question has at most {most:,} characters, got {len(text):,}: shorten it", field=field)
 
 
-def ask_of(by: Caller, wanted: QueryRequest) -> Ask:
+def to_answer_request(by: Caller, wanted: QueryRequest) -> AnswerRequest:
     """What the pipeline is asked. Raises Invalid for what the schema cannot rule out."""
     settings = by.core.settings
     turns = _turns(wanted)
     check_length(settings, turns[-1].text, field="question" if wanted.question else "messages")
     if len(wanted.documents) > settings.max_documents:
         raise Invalid(f"a request has at most {settings.max_documents:,} documents", field="documents")
-    return Ask(
+    return AnswerRequest(
         by.who,
         turns,
         lookup=_lookup(wanted, turns[-1].text, top_k=settings.top_k),
         chunk_ids=tuple(wanted.chunk_ids),
-        documents=tuple(Loose(each.text, each.title, each.id) for each in wanted.documents),
+        documents=tuple(RequestDocument(each.text, each.title, each.id) for each in wanted.documents),
         blending=None if wanted.blend is None else wanted.blend.over(by.core.blending),
         sampling=_sampling(wanted.sampling),
         grammar=_grammar(wanted.sampling),

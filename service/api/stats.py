@@ -1,9 +1,9 @@
 """What a tenant has and what it saved; for operators what the store holds, and the switch for all."""
 
-from service.access.control import Switch
+from service.access.control import BlendingSwitch
 from service.api.caller import By, Caller
 from service.api.models.operations import BlendSwitch, Served, Stats, TierUsage
-from service.telemetry.metrics import Totals
+from service.telemetry.metrics import TenantTotals
 
 SAMPLE = 32  # chunks
 
@@ -34,11 +34,11 @@ def get_blend(by: By) -> BlendSwitch:
 
 def put_blend(by: By, switch: BlendSwitch) -> BlendSwitch:
     """Switch reuse off for all, or let a share of the requests do it. It holds at once."""
-    by.core.control.set_switch(Switch(switch.enabled, switch.share))
+    by.core.control.set_switch(BlendingSwitch(switch.enabled, switch.share))
     return get_blend(by)
 
 
-def _served(totals: Totals) -> Served:
+def _served(totals: TenantTotals) -> Served:
     return Served(
         requests=totals.requests,
         sources=dict(totals.chunks),

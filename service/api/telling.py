@@ -6,7 +6,7 @@ from service.api.search import source_of as passage_of
 from service.pipeline.events import Source, Usage
 
 
-def source_of(source: Source) -> SourceOut:
+def rendered_source(source: Source) -> SourceOut:
     """A source of an answer: a passage, or a document that came with the request."""
     if source.passage is not None:
         return passage_of(source.passage, source.score)
@@ -23,7 +23,7 @@ def source_of(source: Source) -> SourceOut:
     )
 
 
-def usage_of(usage: Usage) -> UsageOut:
+def rendered_usage(usage: Usage) -> UsageOut:
     """What an answer took, in tokens."""
     return UsageOut(
         prompt_tokens=usage.prompt,

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 
 from retriever.catalog.upload_types import NewUpload
-from retriever.documents import Draft, Json, Part
+from retriever.documents import DocumentPart, Draft, Json
 from retriever.readers.files import SUFFIXES, read
 from service.api.caller import By, Caller
 from service.api.models.documents import PIECES, Accepted, DocumentIn, FileUpload, OneDocument, Upload
@@ -26,7 +26,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class UploadedFile:
     """A file as it was sent."""
 
     name: str
@@ -56,7 +56,7 @@ def located(accepted: Accepted, response: Response) -> Accepted:
 
 def draft_of(document: DocumentIn, name: str) -> Draft:
     """The document as the retriever calls it: a draft."""
-    parts = tuple(Part(chunk.text, chunk.id, metadata=chunk.metadata) for chunk in document.chunks)
+    parts = tuple(DocumentPart(chunk.text, chunk.id, metadata=chunk.metadata) for chunk in document.chunks)
     return Draft(document.text, parts, name, document.title, document.metadata)
 
 
@@ -71,10 +71,10 @@ async def post_documents(request: Request, response: Response, *, by: By) -> Acc
     return located(await run_in_threadpool(_accept_files, by, files, fields=others), response)
 
 
-async def _file(sent: UploadFile | str) -> File:
+async def _file(sent: UploadFile | str) -> UploadedFile:
     if isinstance(sent, str):
         raise Invalid("send each file with its name, whose suffix tells what it is", field="files")
-    return File(PurePath(sent.filename or "").name, await sent.read())
+    return UploadedFile(PurePath(sent.filename or "").name, await sent.read())
 
 
 def _accept_json(by: Caller, body: bytes) -> Accepted:
@@ -95,7 +95,7 @@ def _names(found: object) -> set[str]:
     return set(cast(Json, found)) if isinstance(found, dict) else set()
 
 
-def _accept_files(by: Caller, files: Sequence[File], *, fields: Sequence[tuple[str, object]]) -> Accepted:
+def _accept_files(by: Caller, files: Sequence[UploadedFile], *, fields: Sequence[tuple[str, object]]) -> Accepted:
     """Hands files on as they are, for the job to read. They are read here where a check needs their documents."""
     given = _given(files, fields)
     for file in files:
@@ -109,7 +109,7 @@ def _accept_files(by: Caller, files: Sequence[File], *, fields: Sequence[tuple[s
     return Accepted(job_id=job, documents=[], files=[file.name for file in files])
 
 
-def _given(files: Sequence[File], fields: Sequence[tuple[str, object]]) -> FileUpload:
+def _given(files: Sequence[UploadedFile], fields: Sequence[tuple[str, object]]) -> FileUpload:
     told: dict[str, object] = {"files": [file.content for file in files]}
     for name, value in fields:
         if name in told:
@@ -118,7 +118,7 @@ def _given(files: Sequence[File], fields: Sequence[tuple[str, object]]) -> FileU
     return _valid(FileUpload, told)
 
 
-def _check_file(file: File) -> None:
+def _check_file(file: UploadedFile) -> None:
     if PurePath(file.name).suffix.lower() not in SUFFIXES or "\0" in file.name:
         raise Invalid(
             f"{file.name[:80]!r} is of no known kind: its name must end in {', '.join(SUFFIXES)}", field="files"
@@ -127,7 +127,7 @@ def _check_file(file: File) -> None:
         raise Invalid(f"{file.name[:80]!r} is empty: leave it out", field="files")
 
 
-def _read(file: File) -> Sequence[Draft]:
+def _read(file: UploadedFile) -> Sequence[Draft]:
     reading = read(file.name, file.content)
     if reading.problems:
         first = reading.problems[0]

@@ -15,7 +15,7 @@ BLOCKS = "blocks"
 ROWS = 256
 
 
-def blocks(
+def block_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: object
 ) -> tuple[Tensor, None]:
     """See transformers' `AttentionInterface`: (B, H, T, D) in, (B, T, H, D) out."""
@@ -34,5 +34,5 @@ def added(mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=torch.bfloat16).masked_fill(~mask, -30000.0)
 
 
-AttentionInterface.register(BLOCKS, blocks)
+AttentionInterface.register(BLOCKS, block_attention)
 AttentionMaskInterface.register(BLOCKS, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

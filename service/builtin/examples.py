@@ -10,8 +10,8 @@ from torch import Tensor
 
 from blend.tokens import Tokenizer
 from service.evaluate.forms import FORMS, Form
-from service.prompts import SYSTEM, Part, Said, Titled, Wording
-from service.world.scene import UNKNOWN, Fact, Passage, Question, Scene
+from service.prompts import SYSTEM, PromptBuilder, PromptPassage, TurnPart, TurnParts
+from service.world.scene import UNKNOWN, Fact, Scene, ScenePassage, SceneQuestion
 from service.world.words import babble
 
 IGNORED = -100  # torch's own mark of a target that does not count
@@ -65,7 +65,7 @@ class Mixture:
 
 
 @dataclass(slots=True)
-class Row:
+class ExampleRow:
     """One example that is being written. `owners`: 0 for the context, then the number of the question.
 
     `hints`: place, subject, value and relation; the value is IGNORED where the place does not know it.
@@ -83,13 +83,13 @@ class Examples:
     """Writes scenes as the service writes prompts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._wording = Wording(tokenizer)
+        self._wording = PromptBuilder(tokenizer)
         self._tokenizer = tokenizer
         [self._end] = tokenizer.stop_ids
         [self._stop] = tokenizer.encode_text(".")
         self._open, self._close = tokenizer.encode_text(" (")[0], tokenizer.encode_text(")")[0]
 
-    def batch(self, rows: Sequence[Row]) -> Batch:
+    def batch(self, rows: Sequence[ExampleRow]) -> Batch:
         """Puts rows side by side; shorter ones are filled up."""
         size = max(len(row.ids) for row in rows)
         ids, positions, targets, owners = (
@@ -102,7 +102,7 @@ class Examples:
         answers = tuple((i, place, kind) for i, row in enumerate(rows) for place, kind in row.answers)
         return Batch(ids, positions, mask[:, None], targets, answers, hints)
 
-    def row(self, random: Random, scene: Scene, *, questions: int, mixture: Mixture) -> Row:
+    def row(self, random: Random, scene: Scene, *, questions: int, mixture: Mixture) -> ExampleRow:
         """One scene with at most so many questions, in a form that is drawn."""
         if random.random() < mixture.reversed:
             scene = scene.reversed()
@@ -111,10 +111,10 @@ class Examples:
             scene = _babbled_into(random, scene)
         system = random.choice(SYSTEMS if mixture.forms else SYSTEMS[:3])
         before = list(_history(random, scene)) if random.random() < mixture.history else []
-        shown = [Titled(passage.text, passage.title) for passage in scene.passages]
+        shown = [PromptPassage(passage.text, passage.title) for passage in scene.passages]
         pieces = list(self._wording.rows(form.turns(shown, question="", system=system, before=before)))
         asking = max(at for at, (_, part) in enumerate(pieces) if part is not None)
-        row = Row([], [], [], [], [], [])
+        row = ExampleRow([], [], [], [], [], [])
         for ids, part in pieces[:asking]:
             if part is not None and part.passage is not None:
                 row.hints += self._told(ids, scene, page=part.passage, start=len(row.ids))
@@ -125,7 +125,7 @@ class Examples:
         self._ask(row, _chosen(random, scene, most=questions, mixture=mixture), form=form, tail=tail)
         return row
 
-    def _ask(self, row: Row, questions: Sequence[Question], *, form: Form, tail: Sequence[int]) -> None:
+    def _ask(self, row: ExampleRow, questions: Sequence[SceneQuestion], *, form: Form, tail: Sequence[int]) -> None:
         context = len(row.ids)
         for owner, question in enumerate(questions, 1):
             ask = [*self._tokenizer.encode_text(form.ask.replace("{question}", question.text)), *tail]
@@ -137,7 +137,7 @@ class Examples:
                 row.hints.append((first, self._first(question.about), IGNORED, question.relation))
 
     def _add(
-        self, row: Row, ids: Sequence[int], *, owner: int, start: int | None = None, learn: Sequence[int] = ()
+        self, row: ExampleRow, ids: Sequence[int], *, owner: int, start: int | None = None, learn: Sequence[int] = ()
     ) -> None:
         begin = len(row.ids)
         first = begin if start is None else start
@@ -192,7 +192,7 @@ def drawn_form(random: Random) -> Form:
 def _babbled_into(random: Random, scene: Scene) -> Scene:
     """The scene with a passage that says nothing in any language, as its first or last."""
     text = " ".join(babble(random, random.randint(3, 12)) + "." for _ in range(random.randint(1, 4)))
-    passage = Passage(babble(random, 2), text)
+    passage = ScenePassage(babble(random, 2), text)
     return scene.filled({random.choice((0, len(scene.passages))): [passage]})
 
 
@@ -202,15 +202,15 @@ def _known(name: str, fact: Fact, *, page: int) -> str:
     return alias.word if alias is not None and alias.page > page and name == alias.meaning else name
 
 
-def _history(random: Random, scene: Scene) -> Iterator[Said]:
+def _history(random: Random, scene: Scene) -> Iterator[TurnParts]:
     """Turns of a chat before the question: other questions, and their answers."""
     asked = [*scene.questions, *scene.unanswered[:1]]
     for question in random.sample(asked, min(len(asked), random.randint(1, 3))):
-        yield Said("user", (Part(question.text),))
-        yield Said("assistant", (Part(question.answer),))
+        yield TurnParts("user", (TurnPart(question.text),))
+        yield TurnParts("assistant", (TurnPart(question.answer),))
 
 
-def _chosen(random: Random, scene: Scene, *, most: int, mixture: Mixture) -> list[Question]:
+def _chosen(random: Random, scene: Scene, *, most: int, mixture: Mixture) -> list[SceneQuestion]:
     """The questions to ask: first those that need two passages, in a drawn order; some that cannot be answered."""
     drawn = random.sample(scene.questions, len(scene.questions))
     answered = sorted(drawn, key=lambda question: len(question.needs) == 1 and random.random() < 0.7)[:most]
@@ -219,6 +219,6 @@ def _chosen(random: Random, scene: Scene, *, most: int, mixture: Mixture) -> lis
     return [*answered, *random.sample(scene.unanswered, min(count, len(scene.unanswered))), *without]
 
 
-def babbled(random: Random) -> Question:
+def babbled(random: Random) -> SceneQuestion:
     """A question in no language."""
-    return Question(babble(random, random.randint(3, 10)) + "?", "", UNKNOWN, UNKNOWN, ())
+    return SceneQuestion(babble(random, random.randint(3, 10)) + "?", "", UNKNOWN, UNKNOWN, ())

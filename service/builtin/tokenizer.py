@@ -7,13 +7,13 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from service.builtin.examples import SYSTEMS, drawn_form
-from service.prompts import ASK, Titled
+from service.prompts import ASK, PromptPassage
 from service.world.phrases import NAMINGS
-from service.world.scene import UNKNOWN, Shape, draw
+from service.world.scene import UNKNOWN, SceneShape, draw
 
 VOCABULARY = 4096
 SPECIAL = ("<|begin|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
-SAMPLE = Shape((2, 6), (1, 5), links=(1, 3), kinds=tuple(NAMINGS), values=0.3, asides=(0, 2), many_names=True)
+SAMPLE = SceneShape((2, 6), (1, 5), links=(1, 3), kinds=tuple(NAMINGS), values=0.3, asides=(0, 2), many_names=True)
 WORDS = Regex(r" ?[A-Z]\p{N}(?!\p{N})| ?\p{N}{1,2}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
 TEMPLATE = (
@@ -25,7 +25,7 @@ TEMPLATE = (
 )
 
 
-def make(*, seed: int, scenes: int = 12000) -> PreTrainedTokenizerFast:
+def make_tokenizer(*, seed: int, scenes: int = 12000) -> PreTrainedTokenizerFast:
     """A tokenizer fitted on scenes of the world."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -54,7 +54,7 @@ def _texts(seed: int, scenes: int) -> list[str]:
     texts: list[str] = [*SYSTEMS, UNKNOWN] * scenes
     for _ in range(scenes):
         scene, form = draw(random, SAMPLE), drawn_form(random)
-        passages = [Titled(passage.text, passage.title) for passage in scene.passages]
+        passages = [PromptPassage(passage.text, passage.title) for passage in scene.passages]
         question = random.choice(scene.questions)
         turns = form.turns(passages, question=question.text)
         texts += [part.text for turn in turns for part in turn.parts]

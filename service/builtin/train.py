@@ -22,10 +22,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from blend.tokens import Tokenizer
 from service.builtin.attention import BLOCKS, added
-from service.builtin.examples import IGNORED, Batch, Examples, Mixture, Row
-from service.builtin.tokenizer import make
+from service.builtin.examples import IGNORED, Batch, ExampleRow, Examples, Mixture
+from service.builtin.tokenizer import make_tokenizer
 from service.world.phrases import NAMINGS
-from service.world.scene import NAMED, Shape, draw
+from service.world.scene import NAMED, SceneShape, draw
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Stage:
     A step draws one of the shapes, and how many passages all its scenes have, so that they are about as long.
     """
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[SceneShape, ...]
     accuracy: float
     steps: int
     tokens: int = 8000  # in a step, at most
@@ -53,15 +53,15 @@ class Stage:
     mixture: Mixture = PLAINLY
 
 
-FIRST = Shape((3, 3), (1, 1), relations=2)
-TOPICS = Shape((2, 4), (1, 2), (1, 2), ("topic",), restated=0.3, relations=3)
-LINKED = Shape((2, 4), (1, 3), (1, 3), LINKS, restated=0.4)
-VALUED = Shape((2, 6), (1, 4), (2, 4), LINKS, values=0.4, asides=(0, 2), restated=0.3, rare=0.05)
-MANY = Shape((2, 12), (1, 4), (2, 4), LINKS, values=0.4, asides=(0, 3), restated=0.15, rare=0.05, fillers=(0, 2))
-LONG = Shape((2, 12), (2, 9), (2, 5), LINKS, values=0.4, asides=(0, 6), restated=0.1, rare=0.1, fillers=(0, 2))
-MOST = Shape((10, 22), (1, 5), (2, 6), LINKS, values=0.4, asides=(0, 3), restated=0.1, rare=0.1, fillers=(0, 2))
-LONGEST = Shape((12, 22), (3, 7), (2, 6), LINKS, values=0.4, asides=(0, 6), restated=0.1, rare=0.1, fillers=(0, 2))
-PLAIN = Shape((2, 10), (1, 6), asides=(0, 4), rare=0.1, fillers=(0, 2))  # nothing links its passages
+FIRST = SceneShape((3, 3), (1, 1), relations=2)
+TOPICS = SceneShape((2, 4), (1, 2), (1, 2), ("topic",), restated=0.3, relations=3)
+LINKED = SceneShape((2, 4), (1, 3), (1, 3), LINKS, restated=0.4)
+VALUED = SceneShape((2, 6), (1, 4), (2, 4), LINKS, values=0.4, asides=(0, 2), restated=0.3, rare=0.05)
+MANY = SceneShape((2, 12), (1, 4), (2, 4), LINKS, values=0.4, asides=(0, 3), restated=0.15, rare=0.05, fillers=(0, 2))
+LONG = SceneShape((2, 12), (2, 9), (2, 5), LINKS, values=0.4, asides=(0, 6), restated=0.1, rare=0.1, fillers=(0, 2))
+MOST = SceneShape((10, 22), (1, 5), (2, 6), LINKS, values=0.4, asides=(0, 3), restated=0.1, rare=0.1, fillers=(0, 2))
+LONGEST = SceneShape((12, 22), (3, 7), (2, 6), LINKS, values=0.4, asides=(0, 6), restated=0.1, rare=0.1, fillers=(0, 2))
+PLAIN = SceneShape((2, 10), (1, 6), asides=(0, 4), rare=0.1, fillers=(0, 2))  # nothing links its passages
 SOME = Mixture(forms=0.5, babble=0.02, unknown=0.1)
 ALL = Mixture(forms=0.6, reversed=0.2, history=0.2, babble=0.04, unknown=0.2)
 
@@ -120,7 +120,7 @@ class Training:
         torch.manual_seed(SEED)
         self.folder = folder
         begun = (folder / "tokenizer.json").exists()
-        self.source = cast(Source, AutoTokenizer.from_pretrained(folder)) if begun else make(seed=SEED)
+        self.source = cast(Source, AutoTokenizer.from_pretrained(folder)) if begun else make_tokenizer(seed=SEED)
         tokenizer = Tokenizer(self.source)
         self.examples = Examples(tokenizer)
         self.device = device
@@ -240,11 +240,11 @@ class Training:
         self.tokens += batch.ids.numel()
         return loss.item()
 
-    def _drawn(self, random: Random, shape: Shape, *, stage: Stage) -> Batch:
+    def _drawn(self, random: Random, shape: SceneShape, *, stage: Stage) -> Batch:
         """A batch of as many rows as a step takes."""
         passages = random.randint(*shape.passages)
         shape = replace(shape, passages=(passages, passages), many_names=True)
-        rows: list[Row] = []
+        rows: list[ExampleRow] = []
         while len(rows) < MOST_ROWS:
             scene = draw(random, shape)
             row = self.examples.row(random, scene, questions=6 + passages, mixture=stage.mixture)

@@ -20,9 +20,9 @@ from service.commands.options import policies as complete_policies
 from service.commands.screen import console, many, tell
 
 if TYPE_CHECKING:
-    from service.measure.asking import Row
+    from service.measure.asking import TimingRow
     from service.measure.packing import Packed
-    from service.measure.run import Facts, Measured
+    from service.measure.run import BenchFacts, BenchMeasurement
 
 MB = 1e6
 WIDE = 80  # columns, from which on tables have air
@@ -119,10 +119,10 @@ def bench(
       kvweave bench --model ./my-model --policies reuse,heads
       kvweave bench --store s3://bucket/prefix --json
     """
-    from service.measure.run import Plan, measure
+    from service.measure.run import BenchPlan, measure
 
     settings = settings_with(model)
-    plan = Plan(
+    plan = BenchPlan(
         chunks=tuple(_number(each) for each in listed(chunks)),
         chunk_tokens=chunk_tokens or settings.chunk_tokens,
         repeats=repeats,
@@ -195,7 +195,7 @@ def _progress(steps: int) -> Generator[Callable[[str], None]]:
         bar.stop()
 
 
-def _show(found: "Measured", *, repeats: int) -> None:
+def _show(found: "BenchMeasurement", *, repeats: int) -> None:
     screen = console()
     padding = 1 if screen.width >= WIDE else 0
     needed = found.worth.needed_bytes_per_s
@@ -232,7 +232,7 @@ def _table(*columns: str | Column, title: str, caption: str, padding: int) -> Ta
     )
 
 
-def _model_table(facts: "Facts", *, prefill: float) -> Table:
+def _model_table(facts: "BenchFacts", *, prefill: float) -> Table:
     table = Table.grid(padding=(0, 2))
     own = "" if facts.own_layers == facts.layers else f", {facts.own_layers} with keys and values of their own"
     rows = {
@@ -271,7 +271,7 @@ def _codec_table(codecs: "tuple[Packed, ...]", *, prefill: float, padding: int) 
     return table
 
 
-def _prompt_table(rows: "tuple[Row, ...]", *, repeats: int, padding: int) -> Table:
+def _prompt_table(rows: "tuple[TimingRow, ...]", *, repeats: int, padding: int) -> Table:
     columns = ("first ms", "sooner", "reused", "again", "MB read")
     sources = ", ".join(dict.fromkeys(tier for row in rows for tier in row.tiers))
     meaning = "again: recomputed tokens; what is left of the prompt is always computed"

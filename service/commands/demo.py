@@ -23,7 +23,7 @@ from service.commands.screen import address, console, status
 
 if TYPE_CHECKING:
     from service.demo.run import Answered
-    from service.precompute.tally import Tally
+    from service.precompute.tally import RunProgress
     from service.settings import Settings
 
 WIDE = 80  # columns, from which on tables have air
@@ -62,7 +62,7 @@ def demo(*, as_json: AsJson = False) -> None:
     raise typer.Exit(0 if all(each.is_right for each in found) else 1)
 
 
-def _machine(tally: "Tally", found: "list[Answered]", *, data: Path, seconds: float) -> dict[str, object]:
+def _machine(tally: "RunProgress", found: "list[Answered]", *, data: Path, seconds: float) -> dict[str, object]:
     corpus = {"documents": tally.files, "chunks": tally.chunks, "present": tally.present, "stored": tally.stored}
     answers = [
         {
@@ -76,7 +76,7 @@ def _machine(tally: "Tally", found: "list[Answered]", *, data: Path, seconds: fl
     return {"data": str(data), "corpus": corpus, "answers": answers, "seconds": seconds}
 
 
-def _show(tally: "Tally", found: "list[Answered]", *, seconds: float) -> None:
+def _show(tally: "RunProgress", found: "list[Answered]", *, seconds: float) -> None:
     screen = console()
     computed = f"{tally.stored} computed and stored now" if tally.stored else "all were computed and stored before"
     screen.print(f"{tally.files} documents, {tally.chunks} chunks: {computed}. {seconds:.1f} s in all.")

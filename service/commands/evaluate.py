@@ -18,8 +18,8 @@ from service.evaluate import MULTIHOP
 
 if TYPE_CHECKING:
     from service.evaluate.cases import Case
-    from service.evaluate.choice import Choice
-    from service.evaluate.grid import Result, Row
+    from service.evaluate.choice import PolicyChoice
+    from service.evaluate.grid import GridResult, ResultRow
     from service.settings import Settings
 
 NARROW = ("suite", "policy", "ratio", "codec", "exact", "F1", "agrees", "loss", "sooner")
@@ -32,7 +32,7 @@ AUTO = Path("auto")
 ALL = "all"
 EVERY = 50  # questions between two lines of progress where there is no terminal
 
-QUESTIONS, GRID, RESULT = "Questions", "What is compared", "Result"
+QUESTIONS, GRID, RESULT = "Questions", "What is compared", "GridResult"
 
 Suite = Annotated[
     str,
@@ -196,13 +196,13 @@ def evaluate(
     _print(result, choice, facts=facts if as_json else None)
 
 
-def _write(file: Path, result: "Result", *, facts: dict[str, str]) -> None:
+def _write(file: Path, result: "GridResult", *, facts: dict[str, str]) -> None:
     from service.evaluate.page import page
 
     file.write_text(page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
 
 
-def _print(result: "Result", choice: "Choice", *, facts: dict[str, str] | None) -> None:
+def _print(result: "GridResult", choice: "PolicyChoice", *, facts: dict[str, str] | None) -> None:
     """Prints JSON with these facts, or a table where there are none."""
     if facts is None:
         _show(result, choice)
@@ -219,7 +219,7 @@ def _check_folders(*files: Path | None) -> None:
             raise Invalid(f"{file} cannot be written: there is no folder {file.parent}: make it, or name another")
 
 
-def _save(choice: "Choice", file: Path, *, settings: "Settings", weights: str) -> None:
+def _save(choice: "PolicyChoice", file: Path, *, settings: "Settings", weights: str) -> None:
     from service.evaluate.choice import save
     from service.evaluate.point import point_file
 
@@ -289,7 +289,9 @@ def _number(text: str) -> float:
         raise Invalid(f"--ratios: a number in [0, 1] is wanted, got {text!r}: write for example 0.05,0.15") from None
 
 
-def _facts(settings: "Settings", *, suite: str, seed: int, result: "Result", choice: "Choice") -> dict[str, str]:
+def _facts(
+    settings: "Settings", *, suite: str, seed: int, result: "GridResult", choice: "PolicyChoice"
+) -> dict[str, str]:
     drawn = {"seed": str(seed)} if suite == MULTIHOP else {}
     return {
         "model": settings.model,
@@ -313,7 +315,7 @@ def _progress(total: int) -> Generator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def _show(result: "Result", choice: "Choice") -> None:
+def _show(result: "GridResult", choice: "PolicyChoice") -> None:
     from service.evaluate.grid import different
 
     screen = console()
@@ -338,7 +340,7 @@ def _column(name: str) -> Column:
     )
 
 
-def _cells(row: "Row") -> tuple[str, ...]:
+def _cells(row: "ResultRow") -> tuple[str, ...]:
     """Cells of the table; what a policy does not look at stays empty."""
     from service.evaluate.grid import FIXED
 

@@ -20,7 +20,7 @@ Command = Callable[..., None]
 EXAMPLES = "Examples:\n"
 
 
-class Page(TyperCommand):
+class HelpPage(TyperCommand):
     """A command whose flags are shown without a type: they take no value."""
 
     def get_params(self, ctx: Context) -> list[Parameter]:
@@ -49,7 +49,7 @@ def command(app: typer.Typer, name: str | None = None, *, group: str | None = No
         paragraphs = [" ".join(each.split()) for each in text.strip().split("\n\n")]
         app.command(
             name,
-            cls=Page,
+            cls=HelpPage,
             help="\n\n".join(paragraphs),
             short_help=paragraphs[0].partition(". ")[0].removesuffix(".") + ".",
             epilog=f"\n{heading}{examples}" if heading else None,  # what it begins with keeps the examples indented

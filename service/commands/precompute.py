@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from retriever.readers.reading import Problem
+from retriever.readers.reading import ReadingProblem
 from service.access.identity import DEFAULT_TENANT
 from service.commands.options import settings_with
 from service.commands.screen import console, lasting, many, size, status, tell
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from service.precompute.corpus import CorpusFile
     from service.precompute.forecast import Forecast
     from service.precompute.groups import Target
-    from service.precompute.tally import Tally
-    from service.precompute.work import Capture, Plan, Precompute
+    from service.precompute.tally import RunProgress
+    from service.precompute.work import Capture, CapturePlan, Precompute
     from service.settings import Settings
 
 P = ParamSpec("P")
@@ -167,7 +167,7 @@ def precompute(
     """
     from service.access.spelling import check_tenant
     from service.precompute.corpus import files
-    from service.precompute.opened import opened
+    from service.precompute.opened import open_workspace
 
     settings = settings_with(model)
     check_tenant(tenant)
@@ -177,7 +177,7 @@ def precompute(
         wanted = replace(wanted, capture=_remote(settings, actors))
     found = list(files(paths))
     start = time.perf_counter()
-    opening = opened(settings, tenant, collection=collection, chunk_tokens=chunk_tokens, shard=bool(shard))
+    opening = open_workspace(settings, tenant, collection=collection, chunk_tokens=chunk_tokens, shard=bool(shard))
     with ExitStack() as stack:
         with status(f"loading {settings.model}"):
             target = stack.enter_context(opening)
@@ -189,8 +189,13 @@ def precompute(
 
 
 def _run(
-    target: "Target", wanted: "Plan", *, found: "Sequence[CorpusFile | Problem]", prune: bool, as_json: bool
-) -> "Tally":
+    target: "Target",
+    wanted: "CapturePlan",
+    *,
+    found: "Sequence[CorpusFile | ReadingProblem]",
+    prune: bool,
+    as_json: bool,
+) -> "RunProgress":
     from service.precompute.work import Precompute
 
     work = Precompute(target, wanted)
@@ -201,11 +206,11 @@ def _run(
     return tally
 
 
-def _prune(work: "Precompute", found: "Sequence[CorpusFile | Problem]") -> None:
+def _prune(work: "Precompute", found: "Sequence[CorpusFile | ReadingProblem]") -> None:
     """Deletes documents whose files are gone; none where a folder cannot be read, as nobody knows which these are."""
     from service.precompute.corpus import CorpusFile
 
-    if any(isinstance(each, Problem) for each in found):
+    if any(isinstance(each, ReadingProblem) for each in found):
         tell("nothing is pruned, as not all files could be listed: mend what is told and run again", err=True)
         return
     work.prune(each.name for each in found if isinstance(each, CorpusFile))
@@ -222,15 +227,15 @@ def _refuse_mixed(*, budget: str, queries: Path | None, shard: str, prune: bool,
         raise Invalid("--shard computes a share and changes no catalog: leave --prune and --executor ray out")
 
 
-def _plan(budget: str, queries: Path | None, *, shard: str) -> "Plan":
+def _plan(budget: str, queries: Path | None, *, shard: str) -> "CapturePlan":
     from service.precompute.groups import Shard
-    from service.precompute.need import Budget, read_log
-    from service.precompute.work import Plan
+    from service.precompute.need import CacheBudget, read_log
+    from service.precompute.work import CapturePlan
     from store.size import parse_size
 
     asked = read_log(queries) if queries else ()
-    return Plan(
-        Budget(parse_size(budget, "--budget"), asked) if budget else None,
+    return CapturePlan(
+        CacheBudget(parse_size(budget, "--budget"), asked) if budget else None,
         Shard.parse(shard) if shard else None,
     )
 
@@ -239,19 +244,19 @@ def _remote(settings: "Settings", actors: int) -> "Capture":
     from service.settings import SettingsError
 
     try:
-        from service.precompute.spread import spread
+        from service.precompute.spread import ray_capture
     except ImportError as error:
         raise SettingsError(f"--executor ray: install the extra `kvweave[ray]` ({error})") from None
-    return spread(settings, actors)
+    return ray_capture(settings, actors)
 
 
 @contextmanager
-def _progress(total: int, *, as_json: bool) -> Generator[Callable[["Tally"], None]]:
+def _progress(total: int, *, as_json: bool) -> Generator[Callable[["RunProgress"], None]]:
     """A bar on a terminal, a line now and then elsewhere, on standard error; events on standard output for machines."""
     screen = console(stderr=True)
     last = time.monotonic()
 
-    def line(tally: "Tally") -> None:
+    def line(tally: "RunProgress") -> None:
         nonlocal last
         if time.monotonic() - last >= LINE_S:
             last = time.monotonic()
@@ -272,14 +277,16 @@ def _progress(total: int, *, as_json: bool) -> Generator[Callable[["Tally"], Non
     task = bar.add_task("", total=total)
     with Live(bar, console=screen, refresh_per_second=4) as live:
 
-        def show(tally: "Tally") -> None:
+        def show(tally: "RunProgress") -> None:
             bar.update(task, completed=tally.files)
             live.update(Group(bar, Text(_short(tally))))
 
         yield show
 
 
-def _foretell(target: "Target", found: "Sequence[CorpusFile | Problem]", *, price_per_tb: float, as_json: bool) -> int:
+def _foretell(
+    target: "Target", found: "Sequence[CorpusFile | ReadingProblem]", *, price_per_tb: float, as_json: bool
+) -> int:
     """Prints what a run would do and cost. Returns the exit code."""
     from service.precompute.forecast import forecast
 
@@ -308,26 +315,26 @@ def _show_forecast(told: "Forecast", *, price_per_tb: float) -> None:
     tell(f"Reuse pays where the store reads {size(told.pays_from)} a second or more.")
 
 
-def _short(tally: "Tally") -> str:
+def _short(tally: "RunProgress") -> str:
     return f"{many(tally.stored, 'chunk')}, {_speed(tally)}" if tally.stored else "nothing computed yet"
 
 
-def _speed(tally: "Tally") -> str:
+def _speed(tally: "RunProgress") -> str:
     spent = sum(tally.seconds.get(stage, 0.0) for stage in COMPUTING)
     ratio = tally.raw_bytes / tally.nbytes if tally.nbytes else 0.0
     rate = tally.tokens / spent if spent else 0.0
     return f"{rate:,.0f} tokens/s, {size(tally.nbytes)}, {ratio:.1f}x smaller"
 
 
-def _sentence(tally: "Tally", total: int) -> str:
+def _sentence(tally: "RunProgress", total: int) -> str:
     return f"{tally.files:,} of {total:,} files: {_short(tally)}"
 
 
-def _told(tally: "Tally") -> dict[str, object]:
+def _told(tally: "RunProgress") -> dict[str, object]:
     return {**asdict(tally), "problems": [asdict(each) for each in tally.problems]}
 
 
-def _show(tally: "Tally", *, seconds: float, as_json: bool) -> None:
+def _show(tally: "RunProgress", *, seconds: float, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"event": "done", **_told(tally), "wall_s": seconds}))
         return

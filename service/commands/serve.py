@@ -61,9 +61,9 @@ def serve(host: Host = "", *, port: Port = None, store: StoreUrl = "") -> None:
 def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
     from service.composition import compose_core
     from service.settings import SettingsError
-    from service.telemetry.logs import fields, setup
+    from service.telemetry.logs import fields, setup_logs
 
-    setup(settings.log_level, settings.log_style)
+    setup_logs(settings.log_level, settings.log_style)
     with ExitStack() as stack:
         core = compose_core(settings)
         stack.callback(core.close)

@@ -9,18 +9,18 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from statistics import median_low
 
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from blend.sampling import Sampling
 from service.access.identity import DEFAULT_TENANT, OPEN
 from service.composition import compose_core
 from service.core import Core
 from service.demo.examples import CORPUS, EXAMPLES, Example
 from service.errors import Unavailable
-from service.pipeline.ask import Ask, Lookup, Turn
+from service.pipeline.ask import AnswerRequest, Lookup, Turn
 from service.pipeline.events import Delta, Finished, Retrieved, Source
 from service.precompute.corpus import files
-from service.precompute.opened import opened
-from service.precompute.tally import Tally
+from service.precompute.opened import open_workspace
+from service.precompute.tally import RunProgress
 from service.precompute.work import Precompute
 from service.settings import Settings
 
@@ -40,7 +40,7 @@ class Cited:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimedAnswer:
     """One question with one policy. The time is the middle one; `nbytes` were read from the store."""
 
     policy: str
@@ -59,7 +59,7 @@ class Answered:
 
     example: Example
     sources: tuple[Cited, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TimedAnswer, ...]
 
     @property
     def is_right(self) -> bool:
@@ -82,10 +82,10 @@ def demo_settings(settings: Settings) -> Settings:
     )
 
 
-def ingest(settings: Settings, *, told: Callable[[Tally], None]) -> Tally:
+def ingest(settings: Settings, *, told: Callable[[RunProgress], None]) -> RunProgress:
     """Puts in the corpus, or what is missing of it."""
     try:
-        with opened(settings, DEFAULT_TENANT) as target:
+        with open_workspace(settings, DEFAULT_TENANT) as target:
             return Precompute(target).run(files([str(CORPUS)]), told=told)
     except OSError as error:
         raise Unavailable(f"{settings.data} cannot be used ({error}): mend it, or remove it") from error
@@ -107,7 +107,7 @@ def running(settings: Settings) -> Generator[Core]:
 def answers(core: Core) -> Iterator[Answered]:
     """Every example with every policy. What is compared is asked in turns, so that both meet the same machine."""
     with asyncio.Runner() as runner:
-        blendings = (Order("full", 0.0), core.blending)
+        blendings = (BlendOrder("full", 0.0), core.blending)
         for example in EXAMPLES:
             rounds = [
                 [runner.run(_heard(core, example.question, blending=each)) for each in blendings]
@@ -118,10 +118,10 @@ def answers(core: Core) -> Iterator[Answered]:
             yield Answered(example, sources, tuple(map(_row, of_each)))
 
 
-async def _heard(core: Core, question: str, *, blending: Order) -> _Heard:
+async def _heard(core: Core, question: str, *, blending: BlendOrder) -> _Heard:
     sampling = Sampling(max_tokens=MOST_TOKENS, temperature=0.0)
     lookup = Lookup(question, top_k=TOP_K)
-    ask = Ask(OPEN, (Turn("user", question),), lookup, blending=blending, sampling=sampling, asks=True)
+    ask = AnswerRequest(OPEN, (Turn("user", question),), lookup, blending=blending, sampling=sampling, asks=True)
     text, sources = "", ()
     async with aclosing(core.pipeline.answer(ask)) as events:
         async for event in events:
@@ -142,10 +142,10 @@ def _cited(source: Source, example: Example) -> Cited:
     return Cited(source.document_id, source.title, sentence)
 
 
-def _row(heard: Sequence[_Heard]) -> Row:
+def _row(heard: Sequence[_Heard]) -> TimedAnswer:
     middle = median_low(each.end.report.timings_ms["first_token"] for each in heard)
     last = heard[-1]
     usage, report = last.end.usage, last.end.report
     nbytes = sum(chunk.bytes for chunk in report.chunks)
     counts = (usage.prompt, usage.reused, usage.recomputed, nbytes)
-    return Row(report.policy, report.ratio, last.text, middle, *counts)
+    return TimedAnswer(report.policy, report.ratio, last.text, middle, *counts)

@@ -8,7 +8,7 @@ from typing import cast
 
 from service.errors import ServiceError
 from service.evaluate.forms import Form
-from service.prompts import Said, Titled
+from service.prompts import PromptPassage, TurnParts
 
 Json = dict[str, object]
 
@@ -28,15 +28,15 @@ class Case:
     """
 
     question: str
-    passages: tuple[Titled, ...]
+    passages: tuple[PromptPassage, ...]
     answers: tuple[str, ...] = ()
     needs: int | None = None
     form: Form = field(default_factory=Form)
-    before: tuple[Said, ...] = ()
+    before: tuple[TurnParts, ...] = ()
     suite: str = ""
 
     @property
-    def turns(self) -> list[Said]:
+    def turns(self) -> list[TurnParts]:
         """The turns of the case's prompt."""
         return self.form.turns(self.passages, question=self.question, before=self.before)
 
@@ -117,7 +117,7 @@ def _asked(entry: Json, place: str) -> Case:
     return Case(question, (), _answers(entry, place=place))
 
 
-def _shown(entry: Json, place: str) -> tuple[Titled, ...]:
+def _shown(entry: Json, place: str) -> tuple[PromptPassage, ...]:
     name = next((name for name in LISTS if name in entry), None)
     if name is None:
         raise SuiteError(f"{place}: no passages; give them as {LISTS[0]!r}: [{{title, text}}], or name a corpus")
@@ -127,26 +127,26 @@ def _shown(entry: Json, place: str) -> tuple[Titled, ...]:
     return tuple(_passage(each, place=f"{place}, {name}[{i}]") for i, each in enumerate(cast(list[object], given)))
 
 
-def _passage(given: object, *, place: str) -> Titled:
+def _passage(given: object, *, place: str) -> PromptPassage:
     found = _titled(given)
     if found is None:
         raise SuiteError(f"{place}: a text, or an object with 'text', is wanted, got {str(given)[:60]!r}")
     return found
 
 
-def _titled(given: object) -> Titled | None:
+def _titled(given: object) -> PromptPassage | None:
     """A passage out of a text, a pair of a title and its sentences, or an object; None for anything else."""
     match given:
         case str():
-            return Titled(given)
+            return PromptPassage(given)
         case [str() as title, str() as text]:
-            return Titled(text, title)
+            return PromptPassage(text, title)
         case [str() as title, list()] if (sentences := _texts(cast(list[object], given)[1])) is not None:
-            return Titled(" ".join(sentence.strip() for sentence in sentences), title)
+            return PromptPassage(" ".join(sentence.strip() for sentence in sentences), title)
         case dict():
             found = cast(Json, given)
             text = next((text for name in TEXTS if isinstance(text := found.get(name), str)), None)
-            return None if text is None else Titled(text, str(found.get("title") or ""))
+            return None if text is None else PromptPassage(text, str(found.get("title") or ""))
         case _:
             return None
 

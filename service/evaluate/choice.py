@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.evaluate.cases import SuiteError
-from service.evaluate.grid import Row
+from service.evaluate.grid import ResultRow
 
 TIE = 1.05  # times to the first token that differ by less are the same, and size decides
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PolicyChoice:
     """The point to take. `certain`: the whole interval of the loss lies within the bound, and not its middle alone.
 
     `late`: something else than full prefill stays within the bound, but comes no sooner.
     """
 
-    row: Row
+    row: ResultRow
     bound: float
     certain: bool
     late: bool = False
@@ -42,7 +42,7 @@ class Choice:
         )
 
 
-def choose(rows: Sequence[Row], *, bound: float) -> Choice:
+def choose(rows: Sequence[ResultRow], *, bound: float) -> PolicyChoice:
     """The soonest point within the bound; of those that are equally soon, the smallest. Else full prefill."""
     if not 0 <= bound <= 1:
         raise SuiteError(f"the bound of the loss lies in [0, 1], got {bound}")
@@ -54,15 +54,15 @@ def choose(rows: Sequence[Row], *, bound: float) -> Choice:
             raise SuiteError(
                 "no point of the grid stays within the bound: add full to the policies, or raise the bound"
             )
-        return Choice(full, bound, certain=True, late=bool(within))
+        return PolicyChoice(full, bound, certain=True, late=bool(within))
     soonest = max(row.ttft_speedup for row in fitting)
     equal = [row for row in fitting if row.ttft_speedup * TIE >= soonest]
     best = min(equal, key=lambda row: (row.bytes_per_token, row.recomputed_tokens))
     high = best.intervals["loss"].high
-    return Choice(best, bound, certain=not math.isnan(high) and high <= bound)
+    return PolicyChoice(best, bound, certain=not math.isnan(high) and high <= bound)
 
 
-def save(choice: Choice, path: Path) -> None:
+def save(choice: PolicyChoice, path: Path) -> None:
     """Write policy, ratio and codec into a settings file; what else stands there stays as it is."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     kept = _parsed(text, path)

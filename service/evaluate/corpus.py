@@ -8,20 +8,20 @@ from pathlib import Path
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.chunking.count import count_words
-from retriever.chunking.cut import Rules, cut
+from retriever.chunking.cut import CutRules, cut
 from retriever.documents import Document, Draft
 from retriever.library import Library
 from retriever.readers.files import read_all
-from retriever.readers.reading import Problem
+from retriever.readers.reading import ReadingProblem
 from retriever.search import Query, in_prompt_order
 from service.evaluate.cases import Case, SuiteError, read_questions
-from service.prompts import Titled
+from service.prompts import PromptPassage
 
-RULES = Rules(tokens=160)
+RULES = CutRules(tokens=160)
 _COLLECTION = "eval"
 
 
-def corpus_cases(corpus: Path, questions: Path, *, top_k: int = 5) -> tuple[list[Case], list[Problem]]:
+def corpus_cases(corpus: Path, questions: Path, *, top_k: int = 5) -> tuple[list[Case], list[ReadingProblem]]:
     """Every question with the passages that fit it best, in prompt order, and what could not be read.
 
     `corpus` is a file or a folder of files. Where nothing fits a question, it gets the first passages of the corpus.
@@ -43,7 +43,7 @@ def corpus_cases(corpus: Path, questions: Path, *, top_k: int = 5) -> tuple[list
         library = Library(catalog, Path(folder))
         documents = list(_documents(drafts))
         library.put(documents, collection=_COLLECTION)
-        first = [Titled(part.text.strip(), each.title) for each in documents for part in each.parts][:top_k]
+        first = [PromptPassage(part.text.strip(), each.title) for each in documents for part in each.parts][:top_k]
         found = [_found(library, case.question, top_k=top_k) or tuple(first) for case in asked]
     return [replace(case, passages=passages) for case, passages in zip(asked, found, strict=True)], problems
 
@@ -54,6 +54,6 @@ def _documents(drafts: Sequence[Draft]) -> Iterator[Document]:
         yield Document(f"{number:09}", parts, draft.title, draft.metadata)
 
 
-def _found(library: Library, question: str, *, top_k: int) -> tuple[Titled, ...]:
+def _found(library: Library, question: str, *, top_k: int) -> tuple[PromptPassage, ...]:
     hits = in_prompt_order(library.search(Query(question, top_k)))
-    return tuple(Titled(hit.passage.text.strip(), hit.passage.title) for hit in hits)
+    return tuple(PromptPassage(hit.passage.text.strip(), hit.passage.title) for hit in hits)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from service.prompts import ASK, SYSTEM, Part, Said, Titled
+from service.prompts import ASK, SYSTEM, PromptPassage, TurnPart, TurnParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +28,35 @@ class Form:
     is_json: bool = False
 
     def turns(
-        self, passages: Sequence[Titled], *, question: str, system: str = SYSTEM, before: Sequence[Said] = ()
-    ) -> list[Said]:
+        self,
+        passages: Sequence[PromptPassage],
+        *,
+        question: str,
+        system: str = SYSTEM,
+        before: Sequence[TurnParts] = (),
+    ) -> list[TurnParts]:
         """The chat whose last part asks. `before` are turns of the chat so far."""
-        asking = Part(self.ask.replace("{question}", question))
+        asking = TurnPart(self.ask.replace("{question}", question))
         shown = tuple(self._parts(passages))
         if self.role == "system":
-            head = Part(system + "\n\n") if system and shown else Part(system)
-            return [Said("system", (head, *shown)), *before, Said("user", (asking,))]
-        return [Said("system", (Part(system),)), *before, Said("user", (*shown, asking))]
+            head = TurnPart(system + "\n\n") if system and shown else TurnPart(system)
+            return [TurnParts("system", (head, *shown)), *before, TurnParts("user", (asking,))]
+        return [TurnParts("system", (TurnPart(system),)), *before, TurnParts("user", (*shown, asking))]
 
-    def _parts(self, passages: Sequence[Titled]) -> Iterator[Part]:
+    def _parts(self, passages: Sequence[PromptPassage]) -> Iterator[TurnPart]:
         """Every passage with the text between it and the next one."""
         gap = self.opening
         for number, each in enumerate(passages):
             gap += self._filled(self.lead, each, number=number + 1)
             if gap:
-                yield Part(gap)
-            yield Part(self._escaped(each.text), number)
+                yield TurnPart(gap)
+            yield TurnPart(self._escaped(each.text), number)
             gap = self._filled(self.close, each, number=number + 1)
             gap += self.between if number + 1 < len(passages) else self.ending
         if passages and gap:
-            yield Part(gap)
+            yield TurnPart(gap)
 
-    def _filled(self, text: str, passage: Titled, *, number: int) -> str:
+    def _filled(self, text: str, passage: PromptPassage, *, number: int) -> str:
         if "{title}" in text and not passage.title and not self.is_json:
             return "\n\n"
         return text.replace("{number}", str(number)).replace("{title}", self._escaped(passage.title))

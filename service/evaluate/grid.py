@@ -8,11 +8,11 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from blend.load import Model
+from blend.load import LoadedModel
 from blend.policy import POLICIES, SELECTIVE
 from service.evaluate.cases import Case, SuiteError
-from service.evaluate.point import FULL, Point
-from service.evaluate.probe import Measured, Outcome, Probe
+from service.evaluate.point import FULL, OperatingPoint
+from service.evaluate.probe import CaseMeasurement, CaseOutcome, CaseProbe
 from service.evaluate.score import Interval, exact_match, f1, interval, verdict
 from store.codec.spec import Spec
 from store.errors import SpecError
@@ -23,7 +23,7 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResultRow:
     """One operating point. Means over `n` questions, times as medians; None where the suite cannot tell.
 
     `loss`: how much less it answers right than full prefill, or, where no answers are known, how often it answers
@@ -59,18 +59,18 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class GridResult:
     """Rows of all questions first, then of each suite, if there are several.
 
     `dropped`: passages that the model's window did not hold.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     cases: int
     dropped: int
 
 
-def grid(policies: Sequence[str], ratios: Sequence[float], *, codecs: Sequence[str]) -> list[Point]:
+def grid(policies: Sequence[str], ratios: Sequence[float], *, codecs: Sequence[str]) -> list[OperatingPoint]:
     """The points of every combination, in order. Raises SuiteError for what does not exist."""
     for policy in policies:
         if policy not in POLICIES:
@@ -85,16 +85,23 @@ def grid(policies: Sequence[str], ratios: Sequence[float], *, codecs: Sequence[s
             raise SuiteError(str(error)) from error
     if not (policies and ratios and codecs):
         raise SuiteError("at least one policy, one ratio and one codec are wanted")
-    return [Point(*each) for each in product(dict.fromkeys(policies), dict.fromkeys(ratios), dict.fromkeys(codecs))]
+    return [
+        OperatingPoint(*each) for each in product(dict.fromkeys(policies), dict.fromkeys(ratios), dict.fromkeys(codecs))
+    ]
 
 
 def run(
-    model: Model, cases: Sequence[Case], *, points: Sequence[Point], answer_tokens: int, progress: Callable[[int], None]
-) -> Result:
+    model: LoadedModel,
+    cases: Sequence[Case],
+    *,
+    points: Sequence[OperatingPoint],
+    answer_tokens: int,
+    progress: Callable[[int], None],
+) -> GridResult:
     """Ask every question at every point. `progress` is called with the number of questions done."""
     works = list(dict.fromkeys((FULL, *map(_work, points))))
-    probe = Probe(model, answer_tokens=answer_tokens)
-    found: list[Measured] = []
+    probe = CaseProbe(model, answer_tokens=answer_tokens)
+    found: list[CaseMeasurement] = []
     try:
         probe.measure(cases[0], works)  # the first call of everything takes longer
         for number, case in enumerate(cases):
@@ -108,23 +115,25 @@ def run(
     for name in names if len(names) > 1 else ():
         of = [(case, each) for case, each in zip(cases, found, strict=True) if case.suite == name]
         rows += [_row(point, [case for case, _ in of], found=[each for _, each in of], suite=name) for point in points]
-    return Result(tuple(rows), len(cases), sum(each.dropped for each in found))
+    return GridResult(tuple(rows), len(cases), sum(each.dropped for each in found))
 
 
-def different(rows: Sequence[Row]) -> list[Row]:
+def different(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """The rows, of those that computed the same only the first one."""
-    works = {(row.suite, _work(Point(row.policy, row.ratio, row.codec))): row for row in reversed(rows)}
+    works = {(row.suite, _work(OperatingPoint(row.policy, row.ratio, row.codec))): row for row in reversed(rows)}
     return list(works.values())[::-1]
 
 
-def _work(point: Point) -> Point:
+def _work(point: OperatingPoint) -> OperatingPoint:
     """The point that computes the same: what a policy does not look at makes no difference."""
     if point.policy == FULL.policy:
         return FULL
-    return Point(point.policy, 0.0, point.codec) if point.policy in FIXED else point
+    return OperatingPoint(point.policy, 0.0, point.codec) if point.policy in FIXED else point
 
 
-def _row(point: Point, cases: Sequence[Case], *, found: Sequence[Measured], suite: str = "") -> Row:
+def _row(
+    point: OperatingPoint, cases: Sequence[Case], *, found: Sequence[CaseMeasurement], suite: str = ""
+) -> ResultRow:
     got = [each.outcomes[_work(point)] for each in found]
     full = [each.outcomes[FULL] for each in found]
     right, reference = _right(cases, got), _right(cases, full)
@@ -138,7 +147,7 @@ def _row(point: Point, cases: Sequence[Case], *, found: Sequence[Measured], suit
         each.sizes[FULL.codec] for each in found
     ]
     nbytes = sum(each.nbytes for each in sizes)
-    return Row(
+    return ResultRow(
         suite=suite,
         policy=point.policy,
         ratio=point.ratio,
@@ -167,7 +176,7 @@ def _row(point: Point, cases: Sequence[Case], *, found: Sequence[Measured], suit
     )
 
 
-def _right(cases: Sequence[Case], got: Sequence[Outcome]) -> Numbers:
+def _right(cases: Sequence[Case], got: Sequence[CaseOutcome]) -> Numbers:
     return np.array([exact_match(each.answer, case.answers) for case, each in zip(cases, got, strict=True)])
 
 

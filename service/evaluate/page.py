@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment
 
-from service.evaluate.grid import Result, Row, different
+from service.evaluate.grid import GridResult, ResultRow, different
 
 TEMPLATE = Path(__file__).with_name("page.html")
 ABSENT = "–"
@@ -19,15 +19,15 @@ class Column:
     """A number of a row in the table: how it is written, and the name of its interval, if it has one."""
 
     head: str
-    get: Callable[[Row], float | None]
+    get: Callable[[ResultRow], float | None]
     form: str
     interval: str = ""
 
-    def number(self, row: Row) -> str:
+    def number(self, row: ResultRow) -> str:
         """The row's number as readers see it."""
         return _number(self.get(row), self.form)
 
-    def span(self, row: Row) -> str:
+    def span(self, row: ResultRow) -> str:
         """The interval of the number; empty where that is not known."""
         found = row.intervals.get(self.interval)
         if not found or not (math.isfinite(found.low) and math.isfinite(found.high)):
@@ -64,12 +64,12 @@ COLUMNS = (
 class Dot:
     """A row in the picture, at shares of its width and height."""
 
-    row: Row
+    row: ResultRow
     x: float
     y: float
 
 
-def page(result: Result, *, title: str, facts: dict[str, str]) -> str:
+def page(result: GridResult, *, title: str, facts: dict[str, str]) -> str:
     """The whole page: facts, a picture, and every row but those that compute the same as one before."""
     rows = different(result.rows)
     quality = EXACT_MATCH if any(row.exact_match is not None for row in rows) else AGREEMENT
@@ -90,7 +90,7 @@ def page(result: Result, *, title: str, facts: dict[str, str]) -> str:
     )
 
 
-def _dots(rows: Sequence[Row], quality: Column, *, slowest: float) -> list[Dot]:
+def _dots(rows: Sequence[ResultRow], quality: Column, *, slowest: float) -> list[Dot]:
     """Quality over time; a row that lacks one of them has no place."""
     heights = ((row, quality.get(row)) for row in rows)
     return [

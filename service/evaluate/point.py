@@ -12,7 +12,7 @@ CHOSEN = ("policy", "ratio", "codec")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class OperatingPoint:
     """How chunks are reused and packed."""
 
     policy: str
@@ -21,7 +21,7 @@ class Point:
 
 
 LOSSLESS = "lossless"
-FULL = Point("full", 1.0, LOSSLESS)  # what all others are compared with
+FULL = OperatingPoint("full", 1.0, LOSSLESS)  # what all others are compared with
 
 
 def point_file(settings: Settings, weights: str) -> Path:
@@ -29,11 +29,11 @@ def point_file(settings: Settings, weights: str) -> Path:
     return settings.data / "points" / f"{weights}.toml"
 
 
-def operating_point(settings: Settings, weights: str) -> Point:
+def operating_point(settings: Settings, weights: str) -> OperatingPoint:
     """What the settings say; where they leave all of it to the defaults, what was chosen for this model."""
     file = point_file(settings, weights)
     if not settings.model_fields_set.isdisjoint(CHOSEN) or not file.is_file():
-        return Point(settings.policy, settings.ratio, settings.codec)
+        return OperatingPoint(settings.policy, settings.ratio, settings.codec)
     try:
         found = tomllib.loads(file.read_text("utf-8"))
         chosen = Settings(**{name: found[name] for name in CHOSEN})  # checks each of them
@@ -41,4 +41,4 @@ def operating_point(settings: Settings, weights: str) -> Point:
         raise SettingsError(
             f"{file} is no operating point: remove it, or run kvweave eval --save auto again"
         ) from error
-    return Point(chosen.policy, chosen.ratio, chosen.codec)
+    return OperatingPoint(chosen.policy, chosen.ratio, chosen.codec)

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from blend.engine import Request
+from blend.engine import EngineRequest
 from blend.errors import PromptError
-from blend.fuse import Order
-from blend.load import Model
-from blend.local import Limits, LocalEngine
+from blend.fuse import BlendOrder
+from blend.load import LoadedModel
+from blend.local import EngineLimits, LocalEngine
 from blend.sampling import Sampling
 from service.evaluate.cases import Case
-from service.evaluate.point import FULL, LOSSLESS, Point
+from service.evaluate.point import FULL, LOSSLESS, OperatingPoint
 from service.evaluate.timing import Timed, timed
-from service.prompts import Laid, Titled, Wording, question_turns
-from service.stored import Stored
+from service.prompts import PromptBuilder, PromptPassage, PromptTokens, question_turns
+from service.stored import BlobSource
 from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.key import CacheKey
@@ -37,7 +37,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """What one point made of one question. `codec`: divergence from the same policy on lossless records."""
 
     answer: str
@@ -60,10 +60,10 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CaseMeasurement:
     """One question at all points. `dropped`: passages left out because the model's window is too small."""
 
-    outcomes: dict[Point, Outcome]
+    outcomes: dict[OperatingPoint, CaseOutcome]
     sizes: dict[str, Sizes]
     dropped: int
 
@@ -98,27 +98,27 @@ class _Asked:
     logprobs: Tensor
 
 
-class Probe:
+class CaseProbe:
     """Asks one model. `answer_tokens`: of the longest answer, and of what divergence looks at.
 
     Its engine keeps no prefixes: each prompt is computed as if nothing had been asked before.
     """
 
-    def __init__(self, model: Model, *, answer_tokens: int) -> None:
+    def __init__(self, model: LoadedModel, *, answer_tokens: int) -> None:
         self._tokenizer = model.tokenizer
-        self._wording = Wording(model.tokenizer)
-        self._prefix = self._wording.lay(question_turns([Titled("")], question="")).prefix
+        self._wording = PromptBuilder(model.tokenizer)
+        self._prefix = self._wording.lay(question_turns([PromptPassage("")], question="")).prefix
         self._behind = model.fingerprint.behind(self._prefix)
         self._answer_tokens = answer_tokens
         self._window = model.decoder.window
-        limits = Limits(kv_bytes=(self._window + 1) * model.decoder.token_bytes, prefix_bytes=0)
+        limits = EngineLimits(kv_bytes=(self._window + 1) * model.decoder.token_bytes, prefix_bytes=0)
         self._engine = LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint, limits=limits)
 
     def close(self) -> None:
         """Stop the engine."""
         self._engine.close()
 
-    def measure(self, case: Case, points: Sequence[Point]) -> Measured:
+    def measure(self, case: Case, points: Sequence[OperatingPoint]) -> CaseMeasurement:
         """Asks at every point, in the order given; all are compared with full prefill of the same tokens."""
         laid, dropped = self._fitted(case)
         chunks = {run.passage: run.ids for run in laid.runs if run.passage is not None}
@@ -130,12 +130,12 @@ class Probe:
             point: first if point == FULL else self._ask(laid, point, blobs=blobs[point.codec], given=tokens)
             for point in points
         }
-        outcomes: dict[Point, Outcome] = {}
+        outcomes: dict[OperatingPoint, CaseOutcome] = {}
         for point, found in asked.items():
             agrees = _best(found.logprobs) == tokens
             own = found if agrees else self._ask(laid, point, blobs=blobs[point.codec])
             plain = asked.get(replace(point, codec=LOSSLESS))
-            outcomes[point] = Outcome(
+            outcomes[point] = CaseOutcome(
                 answer=self._text(_best(own.logprobs)),
                 agrees=agrees,
                 divergence=divergence(first.logprobs, found.logprobs),
@@ -146,9 +146,9 @@ class Probe:
                 prompt=laid.tokens,
             )
         sizes = {codec: _sizes(list(records.values()), list(each.values())) for codec, each in blobs.items()}
-        return Measured(outcomes, sizes, dropped)
+        return CaseMeasurement(outcomes, sizes, dropped)
 
-    def _fitted(self, case: Case) -> tuple[Laid, int]:
+    def _fitted(self, case: Case) -> tuple[PromptTokens, int]:
         """The prompt with as many of the first passages as the window holds, and how many were left out."""
         shown, dropped = tuple(passage for passage in case.passages if passage.text), 0
         while True:
@@ -159,16 +159,18 @@ class Probe:
                 raise PromptError(f"the question alone has {laid.tokens} tokens, the model's window is {self._window}")
             shown, dropped = shown[:-1], dropped + 1
 
-    def _ask(self, laid: Laid, point: Point, *, blobs: Mapping[int, Blob], given: Sequence[int] = ()) -> _Asked:
+    def _ask(
+        self, laid: PromptTokens, point: OperatingPoint, *, blobs: Mapping[int, Blob], given: Sequence[int] = ()
+    ) -> _Asked:
         """Has the engine write the greedy answer, or the one that is given.
 
         The time to the first token begins with the blobs in memory: unpacking them is a part of it.
         """
         start = time.perf_counter()
-        prompt = laid.prompt({passage: Stored(read(blob), self._behind) for passage, blob in blobs.items()})
+        prompt = laid.prompt({passage: BlobSource(read(blob), self._behind) for passage, blob in blobs.items()})
         following = _Following(given)
         sampling = Sampling(max_tokens=self._answer_tokens, processor=following)
-        found = timed(self._engine, Request(prompt, sampling, Order(point.policy, point.ratio)), since=start)
+        found = timed(self._engine, EngineRequest(prompt, sampling, BlendOrder(point.policy, point.ratio)), since=start)
         return _Asked(found, following.logprobs)
 
     def _text(self, tokens: Sequence[int]) -> str:

@@ -6,14 +6,14 @@ from random import Random
 
 from service.evaluate.cases import Case, SuiteError
 from service.evaluate.forms import FORMS
-from service.prompts import Part, Said, Titled
-from service.world.scene import Question, Scene, Shape, draw
+from service.prompts import PromptPassage, TurnPart, TurnParts
+from service.world.scene import Scene, SceneQuestion, SceneShape, draw
 
 KINDS = ("topic", "role", "code")
 LEVELS = {
-    1: Shape((3, 4), (1, 3), (2, 2), KINDS, values=0.3),
-    2: Shape((3, 6), (2, 5), (2, 3), KINDS, values=0.4, asides=(0, 3)),
-    3: Shape((5, 8), (3, 6), (2, 4), (*KINDS, "renaming"), values=0.5, asides=(1, 4), rare=0.1),
+    1: SceneShape((3, 4), (1, 3), (2, 2), KINDS, values=0.3),
+    2: SceneShape((3, 6), (2, 5), (2, 3), KINDS, values=0.4, asides=(0, 3)),
+    3: SceneShape((5, 8), (3, 6), (2, 4), (*KINDS, "renaming"), values=0.5, asides=(1, 4), rare=0.1),
 }
 TITLED = "titled"  # the form in which the service itself writes prompts
 CONTENTS = ("history", "reversed", "fillers", "unlinked", "unknown")  # forms that change what a scene holds
@@ -42,7 +42,7 @@ class Draw:
         if self.tokens is not None and not _LEAST_TOKENS <= self.tokens <= 100 * MOST_PASSAGES:
             raise SuiteError(f"a prompt has {_LEAST_TOKENS} to {100 * MOST_PASSAGES} tokens, got {self.tokens}")
 
-    def shape(self, random: Random) -> Shape:
+    def shape(self, random: Random) -> SceneShape:
         """The shape of one scene."""
         shape = LEVELS[self.level]
         if self.tokens is not None:
@@ -92,9 +92,9 @@ def in_forms(cases: Sequence[Case], forms: Sequence[str]) -> list[Case]:
     return [replace(case, form=FORMS[form], suite=form) for form in forms for case in cases]
 
 
-def passages(scene: Scene) -> tuple[Titled, ...]:
+def passages(scene: Scene) -> tuple[PromptPassage, ...]:
     """The passages of a scene as they go into a prompt."""
-    return tuple(Titled(passage.text, passage.title) for passage in scene.passages)
+    return tuple(PromptPassage(passage.text, passage.title) for passage in scene.passages)
 
 
 def _case(random: Random, drawn: Draw, *, needs: int) -> Case:
@@ -111,14 +111,14 @@ def _case(random: Random, drawn: Draw, *, needs: int) -> Case:
             return Case(question.text, passages(shown), (question.answer,), wanted, form, before)
 
 
-def _history(scene: Scene, asked: Question) -> Iterator[Said]:
+def _history(scene: Scene, asked: SceneQuestion) -> Iterator[TurnParts]:
     """Other questions of the scene, with their answers."""
     for question in [each for each in scene.questions if each != asked][:_HISTORY]:
-        yield Said("user", (Part(question.text),))
-        yield Said("assistant", (Part(question.answer),))
+        yield TurnParts("user", (TurnPart(question.text),))
+        yield TurnParts("assistant", (TurnPart(question.answer),))
 
 
-def _long(shape: Shape, random: Random, *, tokens: int) -> Shape:
+def _long(shape: SceneShape, random: Random, *, tokens: int) -> SceneShape:
     """The shape with enough sentences for so many tokens, in passages of 45 to 90 tokens; longer ones if too many."""
     pages = random.randint(max(3, min(16, tokens // 90)), max(4, min(MOST_PASSAGES, tokens // 45)))
     sentences = ((tokens - _FRAME) / pages - _TITLE) / _SENTENCE

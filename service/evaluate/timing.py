@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from queue import Queue
 
-from blend.engine import Done, Engine, Event, Failed, Ready, Request, Token
+from blend.engine import Done, Engine, EngineRequest, Event, Failed, Ready, Token
 from blend.fuse import FuseReport
 
 
@@ -16,7 +16,7 @@ class Timed:
     report: FuseReport
 
 
-def timed(engine: Engine, request: Request, *, since: float) -> Timed:
+def timed(engine: Engine, request: EngineRequest, *, since: float) -> Timed:
     """Return when the answer is over. Raises what the request fails with.
 
     `since` is when the clock starts, of `time.perf_counter`: whoever waits also waits for blobs to be opened.

@@ -41,7 +41,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class CaptureItem:
     """A chunk to compute."""
 
     key: CacheKey
@@ -49,10 +49,10 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaptureOutcome:
     """What became of a chunk: a `Put`, or the reason why it cannot be computed."""
 
-    item: Item
+    item: CaptureItem
     put: Put | None
     reason: str = ""
     nbytes: int = 0
@@ -71,7 +71,7 @@ class Spent:
 @dataclass(frozen=True, slots=True)
 class _Flight:
     epoch: int
-    batch: Sequence[Item]
+    batch: Sequence[CaptureItem]
     records: Future[list[Record]]
 
 
@@ -82,7 +82,7 @@ class Purpose(Enum):
     FILL = "fill"
 
 
-class Capturing:
+class ChunkCapture:
     """Computes chunks into one store. `wanted` is asked before each batch which of them are still worth computing.
 
     The epoch is taken before: what is deleted after that is dropped by the store.
@@ -94,7 +94,7 @@ class Capturing:
         store: Sink,
         *,
         purpose: Purpose,
-        wanted: Callable[[Sequence[Item]], Sequence[Item]] = lambda items: items,
+        wanted: Callable[[Sequence[CaptureItem]], Sequence[CaptureItem]] = lambda items: items,
     ) -> None:
         self.spent = Spent()
         self._model = model
@@ -102,14 +102,14 @@ class Capturing:
         self._purpose = purpose
         self._wanted = wanted
 
-    def run(self, prefix: Ids, items: Iterable[Item]) -> Iterator[Outcome]:
+    def run(self, prefix: Ids, items: Iterable[CaptureItem]) -> Iterator[CaptureOutcome]:
         """Yields outcomes as chunks are stored, and takes `items` meanwhile. Raises StoreError, and the engine's Busy.
 
         A chunk that was swept away meanwhile is tried again.
         """
         with ThreadPoolExecutor(PACKERS, "kvweave-pack") as pool:
             for _ in range(ROUNDS - 1):
-                swept: list[Item] = []
+                swept: list[CaptureItem] = []
                 for outcome in self._once(prefix, items, pool=pool):
                     if outcome.put is Put.DELETED:
                         swept.append(outcome.item)
@@ -118,7 +118,7 @@ class Capturing:
                 items = swept
             yield from self._once(prefix, items, pool=pool)
 
-    def _once(self, prefix: Ids, items: Iterable[Item], *, pool: ThreadPoolExecutor) -> Iterator[Outcome]:
+    def _once(self, prefix: Ids, items: Iterable[CaptureItem], *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
         flights: deque[_Flight] = deque()
         for batch in batches(items):
             epoch = self._store.epoch(batch[0].key.tenant)
@@ -129,10 +129,10 @@ class Capturing:
         while flights:
             yield from self._ended(prefix, flights.popleft(), pool=pool)
 
-    def _begun(self, prefix: Ids, batch: Sequence[Item], *, epoch: int) -> _Flight:
+    def _begun(self, prefix: Ids, batch: Sequence[CaptureItem], *, epoch: int) -> _Flight:
         return _Flight(epoch, batch, self._model.capture(prefix, [item.ids for item in batch]))
 
-    def _ended(self, prefix: Ids, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[Outcome]:
+    def _ended(self, prefix: Ids, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
         start = time.perf_counter()
         error = flight.records.exception()
         self.spent.compute += time.perf_counter() - start
@@ -142,9 +142,9 @@ class Capturing:
             for item in flight.batch:
                 yield from self._ended(prefix, self._begun(prefix, [item], epoch=flight.epoch), pool=pool)
         else:
-            yield Outcome(flight.batch[0], None, f"{type(error).__name__}: {error}")
+            yield CaptureOutcome(flight.batch[0], None, f"{type(error).__name__}: {error}")
 
-    def _kept(self, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[Outcome]:
+    def _kept(self, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
         start = time.perf_counter()
         records = flight.records.result()
         terms = Terms(flight.epoch, precomputed=self._purpose is Purpose.JOB)
@@ -156,9 +156,9 @@ class Capturing:
         self.spent.store += time.perf_counter() - start
         for item, record, blob in zip(flight.batch, records, packed, strict=True):
             if isinstance(blob, Blob):
-                yield Outcome(item, next(puts), nbytes=blob.nbytes, raw_bytes=record.nbytes)
+                yield CaptureOutcome(item, next(puts), nbytes=blob.nbytes, raw_bytes=record.nbytes)
             else:
-                yield Outcome(item, None, blob)
+                yield CaptureOutcome(item, None, blob)
 
     def _put(self, blobs: Sequence[Blob]) -> list[Put]:
         if self._purpose is Purpose.JOB:
@@ -166,7 +166,7 @@ class Capturing:
         return [self._store.replace(blob) for blob in blobs]
 
 
-def _packed(item: Item, record: Record, *, terms: Terms) -> Blob | str:
+def _packed(item: CaptureItem, record: Record, *, terms: Terms) -> Blob | str:
     """A blob, or why there can be none."""
     try:
         return encode(record, item.key, terms=terms)
@@ -174,9 +174,9 @@ def _packed(item: Item, record: Record, *, terms: Terms) -> Blob | str:
         return f"{type(error).__name__}: {error}"
 
 
-def batches(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
+def batches(items: Iterable[CaptureItem]) -> Iterator[Sequence[CaptureItem]]:
     """The items in order, in batches within the limits; a chunk that is larger is a batch alone."""
-    batch: list[Item] = []
+    batch: list[CaptureItem] = []
     tokens = 0
     for item in items:
         if batch and (tokens + len(item.ids) > BATCH_TOKENS or len(batch) == BATCH_CHUNKS):

@@ -8,11 +8,11 @@ from dataclasses import replace
 from blend.errors import TokenizerError
 from retriever.catalog.base import Collection
 from retriever.catalog.contract.uploads import UploadsChange
-from retriever.catalog.upload_types import Upload, UploadState
+from retriever.catalog.upload_types import QueuedUpload, UploadState
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.files import read
-from service.ingest.capturing import Capturing, Item, Outcome, Purpose
+from service.ingest.capturing import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
 from service.ingest.drafts import cut_draft, decode_draft, named, upload_of
 from service.ingest.rules import CollectionRules
 from service.ingest.together import TOGETHER
@@ -42,7 +42,7 @@ class Ingestion:
     def __init__(
         self,
         tenant: Tenant,
-        uploads: Sequence[Upload],
+        uploads: Sequence[QueuedUpload],
         *,
         metrics: Metrics,
         chunk_tokens: int,
@@ -90,7 +90,7 @@ class Ingestion:
             for upload in self._live.values():
                 change.advance(replace(upload, detail=reason))
 
-    def _fail(self, upload: Upload, reason: str) -> None:
+    def _fail(self, upload: QueuedUpload, reason: str) -> None:
         del self._live[upload.number]
         failed = replace(upload, state=UploadState.FAILED, version=None, detail=reason)
         with self._tenant.catalog.change() as change:
@@ -98,7 +98,7 @@ class Ingestion:
                 self._metrics.uploaded(self._tenant.name, state=failed.state.value)
         self._tenant.sweep(1.0)
 
-    def _expand(self, upload: Upload, content: bytes) -> None:
+    def _expand(self, upload: QueuedUpload, content: bytes) -> None:
         """Turns a file into its documents. What of it cannot be read is told beside those that can."""
         reading = read(upload.name, content)
         problems = "; ".join(f"{problem.place}: {problem.reason}" for problem in reading.problems)
@@ -169,7 +169,7 @@ class Ingestion:
         behind = shelf.behind([self._collection])[self._collection]
         texts = {part.id: part.text for document in documents.values() for part in document.parts}
         known = {chunk: tenant.model.ids(text) for chunk, text in texts.items()}
-        items = [Item(shelf.key(chunk, behind), ids) for chunk, ids in known.items() if ids is not None]
+        items = [CaptureItem(shelf.key(chunk, behind), ids) for chunk, ids in known.items() if ids is not None]
         missing = [item for item in items if not isinstance(tenant.store.open(item.key), BlobReader)]
         self._owners = {item.key.chunk: [] for item in missing}
         for number, document in documents.items():
@@ -184,9 +184,9 @@ class Ingestion:
         self._capture(behind.prefix, missing)
         tenant.store.flush()
 
-    def _capture(self, prefix: Ids, missing: Sequence[Item]) -> None:
+    def _capture(self, prefix: Ids, missing: Sequence[CaptureItem]) -> None:
         start = time.perf_counter()
-        capturing = Capturing(self._tenant.model, self._tenant.store, purpose=Purpose.JOB, wanted=self._wanted)
+        capturing = ChunkCapture(self._tenant.model, self._tenant.store, purpose=Purpose.JOB, wanted=self._wanted)
         for outcome in capturing.run(prefix, missing):
             end = time.perf_counter()
             self._metrics.captured(
@@ -204,7 +204,7 @@ class Ingestion:
             if self._stops():
                 raise _Ended
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: CaptureOutcome) -> None:
         """Counts what became of a chunk, for all uploads that hold it."""
         owners = [number for number in self._owners[outcome.item.key.chunk] if number in self._live]
         is_stored = outcome.put in (Put.STORED, Put.PRESENT)
@@ -220,7 +220,7 @@ class Ingestion:
             left = upload.chunks - stored - unsupported if number in self._full else 0
             self._live[number] = replace(upload, stored=stored, unsupported=unsupported, over_budget=left)
 
-    def _wanted(self, batch: Sequence[Item]) -> Sequence[Item]:
+    def _wanted(self, batch: Sequence[CaptureItem]) -> Sequence[CaptureItem]:
         """The chunks that live uploads want: whoever ends one later makes the store drop what is computed for it."""
         with self._tenant.catalog.view() as view:
             self._keep({upload.number for upload in view.live(TOGETHER)})  # they are the oldest that there are
@@ -255,7 +255,7 @@ class Ingestion:
         self._tenant.sweep(1.0)
 
 
-def _summary(upload: Upload) -> str:
+def _summary(upload: QueuedUpload) -> str:
     """What a person should know of an upload."""
     told: list[str] = []
     if upload.over_budget:

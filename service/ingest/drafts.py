@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from retriever.catalog.upload_types import NewUpload
 from retriever.chunking.count import Counter
-from retriever.chunking.cut import Rules, cut
+from retriever.chunking.cut import CutRules, cut
 from retriever.documents import Document, Draft
 
 _DIGEST = 16  # bytes
@@ -37,7 +37,7 @@ def upload_of(draft: Draft, collection: str) -> NewUpload:
 
 def cut_draft(draft: Draft, name: str, *, tokens: int, count: Counter) -> Document:
     """The document of a draft, with its own chunks, or cut to so many tokens each."""
-    parts = draft.parts or cut(draft.text, Rules(tokens), count=count, pages=draft.pages)
+    parts = draft.parts or cut(draft.text, CutRules(tokens), count=count, pages=draft.pages)
     return Document(name, parts, draft.title, draft.metadata)
 
 

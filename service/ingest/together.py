@@ -3,13 +3,13 @@
 from collections.abc import Container, Iterator, Sequence
 
 from retriever.catalog.contract.uploads import UploadsView
-from retriever.catalog.upload_types import Upload
+from retriever.catalog.upload_types import QueuedUpload
 
 TOGETHER = 64  # uploads at most: as many chunks go through the model at once
 TOGETHER_BYTES = 32 << 10  # of their contents at most: whoever waits, waits as for one document of middling length
 
 
-def together(view: UploadsView, *, apart: Container[int] = ()) -> list[Upload]:
+def grouped(view: UploadsView, *, apart: Container[int] = ()) -> list[QueuedUpload]:
     """The oldest live upload, and small ones of its collection. Files, and the numbers in `apart`, go alone."""
     live = view.live(TOGETHER)
     if not live or live[0].name or live[0].number in apart:
@@ -18,7 +18,7 @@ def together(view: UploadsView, *, apart: Container[int] = ()) -> list[Upload]:
     return list(_small(view, [each for each in same if each.number not in apart]))
 
 
-def _small(view: UploadsView, uploads: Sequence[Upload]) -> Iterator[Upload]:
+def _small(view: UploadsView, uploads: Sequence[QueuedUpload]) -> Iterator[QueuedUpload]:
     """The first upload, and those behind it up to one that is too large: its turn comes next."""
     left = TOGETHER_BYTES
     for number, upload in enumerate(uploads):

@@ -12,14 +12,14 @@ from threading import Condition, Thread
 
 from blend.errors import Busy, TokenizerError
 from retriever.catalog.base import Collection, Passage
-from retriever.catalog.upload_types import NewUpload, Upload
+from retriever.catalog.upload_types import NewUpload, QueuedUpload
 from retriever.embedding import EmbeddingError
 from retriever.errors import CatalogError
 from service.errors import Exhausted
-from service.ingest.capturing import Capturing, Item, Purpose
+from service.ingest.capturing import CaptureItem, ChunkCapture, Purpose
 from service.ingest.document import Ingestion
 from service.ingest.rules import CollectionRules
-from service.ingest.together import together
+from service.ingest.together import grouped
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from service.tenants import Tenant, Tenants
@@ -182,14 +182,14 @@ class Ingest:
     def _upload(self, tenant: Tenant) -> bool:
         """Works on a tenant's next uploads. Returns whether there may be more."""
         with tenant.catalog.view() as view:
-            uploads = together(view, apart={number for name, number in self._apart if name == tenant.name})
+            uploads = grouped(view, apart={number for name, number in self._apart if name == tenant.name})
         if uploads:
             self._run(tenant, uploads)
         else:
             self._apart = {each for each in self._apart if each[0] != tenant.name}
         return bool(uploads)
 
-    def _run(self, tenant: Tenant, uploads: Sequence[Upload]) -> None:
+    def _run(self, tenant: Tenant, uploads: Sequence[QueuedUpload]) -> None:
         ingestion = Ingestion(
             tenant,
             uploads,
@@ -252,18 +252,18 @@ class Ingest:
         """Fills chunks of one collection; not those that are gone from the catalog when their computing begins."""
         shelf, collection = tenant.shelf, fills[0].passage.collection
         behind = shelf.behind([collection])[collection]
-        items: list[Item] = []
+        items: list[CaptureItem] = []
         for fill in fills:
             ids, key = self._tenants.model.ids(fill.passage.text), shelf.key(fill.passage.id, behind)
             if ids is not None and (fill.damaged or isinstance(self._tenants.store.open(key), Miss)):
-                items.append(Item(key, ids))
+                items.append(CaptureItem(key, ids))
 
-        def wanted(batch: Sequence[Item]) -> Sequence[Item]:
+        def wanted(batch: Sequence[CaptureItem]) -> Sequence[CaptureItem]:
             with tenant.catalog.view() as view:
                 known = view.rows_of([item.key.chunk for item in batch])
             return [item for item in batch if item.key.chunk in known]
 
-        capturing = Capturing(self._tenants.model, self._tenants.store, purpose=Purpose.FILL, wanted=wanted)
+        capturing = ChunkCapture(self._tenants.model, self._tenants.store, purpose=Purpose.FILL, wanted=wanted)
         for outcome in capturing.run(behind.prefix, items):
             if outcome.put in (Put.STORED, Put.PRESENT):
                 shelf.saw(outcome.item.key)

@@ -6,26 +6,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from blend.engine import Request
+from blend.engine import EngineRequest
 from blend.fingerprint import Fingerprint
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from blend.sampling import Sampling
 from service.errors import Unavailable
-from service.evaluate.point import FULL, Point
+from service.evaluate.point import FULL, OperatingPoint
 from service.evaluate.timing import Timed, timed
-from service.ingest.capturing import Item
-from service.measure.borrowed import Borrowed
+from service.ingest.capturing import CaptureItem
+from service.measure.borrowed import ScratchStore
 from service.model import ServedModel
 from service.pipeline.answer import FETCHES
-from service.prompts import Laid, Titled, question_turns
-from service.stored import Stored
+from service.prompts import PromptPassage, PromptTokens, question_turns
+from service.stored import BlobSource
 
 QUESTION = "What do the documents say?"
 ONE = Sampling(max_tokens=1, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimingRow:
     """One policy on one prompt: medians of times, `sooner` of how many times sooner than full prefill in its round.
 
     `reused` and `recomputed` as the engine reports them; the rest of the prompt is fresh in any case. `nbytes` were
@@ -52,17 +52,17 @@ class _Asked:
     tiers: tuple[str, ...]
 
 
-class Asker:
+class FirstTokenTimer:
     """Sends prompts of chunks that are stored, one at a time."""
 
     def __init__(
         self,
         press: ServedModel,
-        part: Borrowed,
+        part: ScratchStore,
         *,
         fingerprint: Fingerprint,
-        chunks: Sequence[Titled],
-        items: Sequence[Item],
+        chunks: Sequence[PromptPassage],
+        items: Sequence[CaptureItem],
     ) -> None:
         self._press = press
         self._part = part
@@ -75,13 +75,15 @@ class Asker:
         """Stop the threads."""
         self._opening.shutdown()
 
-    def rows(self, chunks: int, points: Sequence[Point], *, repeats: int, told: Callable[[], None]) -> list[Row]:
+    def rows(
+        self, chunks: int, points: Sequence[OperatingPoint], *, repeats: int, told: Callable[[], None]
+    ) -> list[TimingRow]:
         """Sends one prompt of so many chunks, every way in turn, round by round; one round before them warms up.
 
         Full prefill is among the ways. `told` is called before each round.
         """
         laid = lay(self._press, self._chunks[:chunks])
-        found: dict[Point, list[_Asked]] = {point: [] for point in points}
+        found: dict[OperatingPoint, list[_Asked]] = {point: [] for point in points}
         for number in range(repeats + 1):
             told()
             turn = number % len(points)  # none is always the first
@@ -91,12 +93,12 @@ class Asker:
             self._part.settle()
         return [_row(point, found[point], full=found[FULL], laid=laid, chunks=chunks) for point in points]
 
-    def _ask(self, laid: Laid, point: Point, *, chunks: int) -> _Asked:
+    def _ask(self, laid: PromptTokens, point: OperatingPoint, *, chunks: int) -> _Asked:
         """Asks one prompt. The clock starts before the blobs are opened, as it does for whoever waits."""
         start = time.perf_counter()
         readers = list(self._opening.map(self._part.open, () if point == FULL else self._items[:chunks]))
-        sources = [Stored(reader, self._fingerprint) for reader in readers]
-        request = Request(laid.prompt(dict(enumerate(sources))), ONE, Order(point.policy, point.ratio))
+        sources = [BlobSource(reader, self._fingerprint) for reader in readers]
+        request = EngineRequest(laid.prompt(dict(enumerate(sources))), ONE, BlendOrder(point.policy, point.ratio))
         found = timed(self._press.engine, request, since=start)
         missed = next((reason for _, reason in found.report.misses), None) if sources else None
         if missed:
@@ -105,14 +107,16 @@ class Asker:
         return _Asked(found, sum(each.nbytes for each in sources), tiers)
 
 
-def lay(press: ServedModel, chunks: Sequence[Titled]) -> Laid:
+def lay(press: ServedModel, chunks: Sequence[PromptPassage]) -> PromptTokens:
     """The prompt of these chunks."""
     return press.wording.lay(question_turns(chunks, question=QUESTION))
 
 
-def _row(point: Point, found: Sequence[_Asked], *, full: Sequence[_Asked], laid: Laid, chunks: int) -> Row:
+def _row(
+    point: OperatingPoint, found: Sequence[_Asked], *, full: Sequence[_Asked], laid: PromptTokens, chunks: int
+) -> TimingRow:
     last = found[-1]
-    return Row(
+    return TimingRow(
         chunks=chunks,
         prompt_tokens=laid.tokens,
         policy=point.policy,

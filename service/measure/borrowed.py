@@ -8,7 +8,7 @@ from secrets import token_hex
 from statistics import median
 
 from service.errors import Unavailable
-from service.ingest.capturing import Capturing, Item, Purpose
+from service.ingest.capturing import CaptureItem, ChunkCapture, Purpose
 from service.model import Ids, ServedModel
 from store.base import BlobAccess, BlobStore, Put
 from store.errors import Miss
@@ -28,7 +28,7 @@ class TierSpeed:
     bytes_per_s: float
 
 
-class Borrowed:
+class ScratchStore:
     """Part of a store, under a tenant of its own. `keys` gets those of all that is ever written."""
 
     def __init__(self, store: BlobStore, keys: list[CacheKey]) -> None:
@@ -36,19 +36,19 @@ class Borrowed:
         self._tenant = TENANT + token_hex(4)
         self._keys = keys
 
-    def items(self, chunks: Sequence[Ids], *, fingerprint: str, codec: str) -> list[Item]:
+    def items(self, chunks: Sequence[Ids], *, fingerprint: str, codec: str) -> list[CaptureItem]:
         """Chunks that are to be written; from now on they are taken away at the end."""
         keys = [CacheKey(self._tenant, str(number), fingerprint, codec) for number in range(len(chunks))]
         self._keys += keys
-        return [Item(key, ids) for key, ids in zip(keys, chunks, strict=True)]
+        return [CaptureItem(key, ids) for key, ids in zip(keys, chunks, strict=True)]
 
-    def write(self, model: ServedModel, prefix: Ids, *, items: Sequence[Item]) -> float:
+    def write(self, model: ServedModel, prefix: Ids, *, items: Sequence[CaptureItem]) -> float:
         """Writes chunks as a job does. Returns how many seconds it took to compute, pack and store all.
 
         Raises Unavailable where one cannot be computed, or has no room.
         """
         start = time.perf_counter()
-        for outcome in Capturing(model, self._store, purpose=Purpose.JOB).run(prefix, items):
+        for outcome in ChunkCapture(model, self._store, purpose=Purpose.JOB).run(prefix, items):
             if outcome.put is None:
                 raise Unavailable(f"a chunk cannot be computed and stored: {outcome.reason}")
             if outcome.put is not Put.STORED:
@@ -56,7 +56,7 @@ class Borrowed:
         self._store.flush()
         return time.perf_counter() - start
 
-    def open(self, item: Item) -> BlobReader:
+    def open(self, item: CaptureItem) -> BlobReader:
         """Opens a chunk's blob. Raises Unavailable where it is gone."""
         found = self._store.open(item.key)
         if isinstance(found, Miss):
@@ -67,7 +67,7 @@ class Borrowed:
         """Returns when what is copied into nearer tiers is there."""
         self._store.flush()
 
-    def speeds(self, items: Sequence[Item], *, repeats: int) -> list[TierSpeed]:
+    def speeds(self, items: Sequence[CaptureItem], *, repeats: int) -> list[TierSpeed]:
         """The speed of each tier that has all of the chunks, nearest first."""
         found: list[TierSpeed] = []
         for tier in self._store.tiers:
@@ -77,7 +77,7 @@ class Borrowed:
 
 
 @contextmanager
-def borrowed(opened: Callable[[], BlobStore]) -> Generator[Borrowed]:
+def scratch_store(opened: Callable[[], BlobStore]) -> Generator[ScratchStore]:
     """A part of the store that is opened. What a killed run left behind goes first.
 
     At the end the store is closed before it is cleaned: some write on threads of their own, even behind an interrupt.
@@ -87,7 +87,7 @@ def borrowed(opened: Callable[[], BlobStore]) -> Generator[Borrowed]:
         with opened() as store:
             for key in list(_stale(store)):
                 store.discard(key)
-            yield Borrowed(store, keys)
+            yield ScratchStore(store, keys)
     finally:
         if keys:
             with opened() as store:
@@ -102,7 +102,7 @@ def _stale(store: StoreUpkeep) -> Iterator[CacheKey]:
             yield from (entry.key for entry in store.entries(Scope(tenant)) if entry.stored_at < before)
 
 
-def _read(tier: BlobAccess, items: Sequence[Item]) -> float:
+def _read(tier: BlobAccess, items: Sequence[CaptureItem]) -> float:
     """The bytes a second that a tier reads. A blob that went meanwhile is no longer counted."""
     start, nbytes = time.perf_counter(), 0
     for item in items:

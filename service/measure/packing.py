@@ -10,7 +10,7 @@ import torch
 
 from blend.fingerprint import Fingerprint
 from blend.unpack import DTYPES, unpack
-from service.stored import Stored
+from service.stored import BlobSource
 from store.blob import Blob, Terms
 from store.codec.decode import decode
 from store.codec.encode import encode
@@ -78,7 +78,7 @@ def _encoded(samples: Sequence[Sample], codec: str) -> list[Blob]:
 def _unpack(blobs: Sequence[Blob], *, fingerprint: Fingerprint, device: torch.device) -> None:
     """Unpacks blobs as a fuse does, without placing them."""
     for blob in blobs:
-        source = Stored(read(blob), fingerprint)
+        source = BlobSource(read(blob), fingerprint)
         for layer, shape in enumerate(blob.head.shapes):
             if shape is not None:
                 unpack(source.layer(layer), dtype=DTYPES[blob.head.dtype], device=device)

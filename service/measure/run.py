@@ -10,19 +10,19 @@ from statistics import median
 
 import torch
 
-from retriever.readers.reading import Problem
+from retriever.readers.reading import ReadingProblem
 from service.composition import compose_served, compose_store
 from service.errors import Invalid
 from service.evaluate.grid import grid
-from service.evaluate.point import FULL, LOSSLESS, Point
-from service.ingest.capturing import Item, batches
-from service.measure.asking import Asker, Row, lay
-from service.measure.borrowed import Borrowed, TierSpeed, borrowed
+from service.evaluate.point import FULL, LOSSLESS, OperatingPoint
+from service.ingest.capturing import CaptureItem, batches
+from service.measure.asking import FirstTokenTimer, TimingRow, lay
+from service.measure.borrowed import ScratchStore, TierSpeed, scratch_store
 from service.measure.packing import Packed, Sample, arrays, packed
 from service.measure.texts import Texts, chunks_of, made_up, of_files
 from service.measure.worth import Worth, worth
 from service.model import Ids, ServedModel
-from service.prompts import Titled
+from service.prompts import PromptPassage
 from service.settings import Settings
 from store.record import Record
 
@@ -30,7 +30,7 @@ SAMPLED = 4  # records that the codecs are tried on
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """What is to be measured. `chunks`: of each prompt. `store`: a URL, or none for a store that is gone afterwards."""
 
     chunks: tuple[int, ...]
@@ -55,7 +55,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class BenchFacts:
     """The model and its speeds. Bytes are plain keys and values. `store_tokens_per_s`: computed, packed and stored."""
 
     model: str
@@ -72,23 +72,23 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BenchMeasurement:
     """A whole measurement. The first of `codecs` is in use. `notes`: what was asked for and could not be."""
 
-    facts: Facts
+    facts: BenchFacts
     codecs: tuple[Packed, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TimingRow, ...]
     tiers: tuple[TierSpeed, ...]
     worth: Worth
-    problems: tuple[Problem, ...]
+    problems: tuple[ReadingProblem, ...]
     notes: tuple[str, ...]
 
 
-def measure(settings: Settings, plan: Plan, *, told: Callable[[str], None]) -> Measured:
+def measure(settings: Settings, plan: BenchPlan, *, told: Callable[[str], None]) -> BenchMeasurement:
     """Measures as planned. `told` hears of each step once the model is loaded. The store keeps nothing of it."""
     with ExitStack() as stack:
         url = plan.store or f"lmdb://{stack.enter_context(tempfile.TemporaryDirectory())}/store"
-        part = stack.enter_context(borrowed(lambda: compose_store(settings.model_copy(update={"store": url}))))
+        part = stack.enter_context(scratch_store(lambda: compose_store(settings.model_copy(update={"store": url}))))
         model = compose_served(settings)
         stack.callback(model.engine.close)
         return _Run(settings, plan, model=model, part=part, told=told).measure()
@@ -96,7 +96,13 @@ def measure(settings: Settings, plan: Plan, *, told: Callable[[str], None]) -> M
 
 class _Run:
     def __init__(
-        self, settings: Settings, plan: Plan, *, model: ServedModel, part: Borrowed, told: Callable[[str], None]
+        self,
+        settings: Settings,
+        plan: BenchPlan,
+        *,
+        model: ServedModel,
+        part: ScratchStore,
+        told: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._plan = plan
@@ -106,14 +112,16 @@ class _Run:
         self._device = _device(settings.device)
         blending = model.blending
         named = dict.fromkeys((FULL.policy, blending.policy, *plan.policies))
-        self._points = [FULL if each == FULL.policy else Point(each, blending.ratio, LOSSLESS) for each in named]
+        self._points = [
+            FULL if each == FULL.policy else OperatingPoint(each, blending.ratio, LOSSLESS) for each in named
+        ]
         if len(self._points) == 1:
             raise Invalid("the settings' policy is full, which reuses nothing: name another with --policies hybrid")
         self._prefix = self._press.prefix({})
         self._fingerprint = self._press.fingerprint.behind(self._prefix)
         self._notes: list[str] = []
 
-    def measure(self) -> Measured:
+    def measure(self) -> BenchMeasurement:
         press, plan = self._press, self._plan
         texts = self._texts()
         self._check_room(texts.chunks)
@@ -136,19 +144,21 @@ class _Run:
         self._told("reading from the store")
         tiers = self._part.speeds(items, repeats=plan.repeats)
         found = worth(rows, self._points[1].policy, bytes_per_token=codecs[0].bytes_per_token, tiers=tiers)
-        return Measured(facts, tuple(codecs), tuple(rows), tuple(tiers), found, texts.problems, tuple(self._notes))
+        return BenchMeasurement(
+            facts, tuple(codecs), tuple(rows), tuple(tiers), found, texts.problems, tuple(self._notes)
+        )
 
     def _texts(self) -> Texts:
         plan, most = self._plan, max(self._plan.chunks)
         drafts = of_files(plan.corpus) if plan.corpus else islice(made_up(plan.chunk_tokens), most)
         return chunks_of(drafts, self._press, most=most, tokens=plan.chunk_tokens)
 
-    def _ids(self, chunk: Titled) -> Ids:
+    def _ids(self, chunk: PromptPassage) -> Ids:
         ids = self._press.ids(chunk.text)
         assert ids, "chunks that cannot be said were left out"
         return ids
 
-    def _check_room(self, chunks: Sequence[Titled]) -> None:
+    def _check_room(self, chunks: Sequence[PromptPassage]) -> None:
         press, wanted = self._press, self._plan.chunk_tokens
         around = lay(press, chunks[:1]).tokens - len(self._ids(chunks[0]))
         if around + wanted > press.window:
@@ -157,7 +167,7 @@ class _Run:
                 f"ask for at most {press.window - around:,}"
             )
 
-    def _lengths(self, chunks: Sequence[Titled], *, token_bytes: int) -> list[int]:
+    def _lengths(self, chunks: Sequence[PromptPassage], *, token_bytes: int) -> list[int]:
         """The numbers of chunks that were asked for, as far as there is room; ascending."""
         window, kv_bytes = self._press.window, self._settings.kv_bytes
         by_memory = kv_bytes // token_bytes - 1  # for the answer
@@ -172,7 +182,7 @@ class _Run:
         self._notes += [f"Instead of {each} chunks {fitting}: {limit} no more." for each in wanted if each > fitting]
         return sorted({min(each, fitting) for each in wanted})
 
-    def _captured(self, items: Sequence[Item]) -> tuple[Facts, list[Record]]:
+    def _captured(self, items: Sequence[CaptureItem]) -> tuple[BenchFacts, list[Record]]:
         """The model's facts and records. Timed twice: a batch computed alone, and all of them into the store."""
         press, settings = self._press, self._settings
         self._told("computing chunks")
@@ -187,7 +197,7 @@ class _Run:
         store_s = self._part.write(press, self._prefix, items=items)
         tokens = sum(len(item.ids) for item in items)
         own = [layer for layer in records[0].layers if layer]
-        facts = Facts(
+        facts = BenchFacts(
             model=settings.model,
             dtype=records[0].dtype,
             device=str(self._device),
@@ -202,9 +212,11 @@ class _Run:
         )
         return facts, records
 
-    def _asked(self, chunks: Sequence[Titled], items: Sequence[Item], *, lengths: Sequence[int]) -> list[Row]:
-        asker = Asker(self._press, self._part, fingerprint=self._fingerprint, chunks=chunks, items=items)
-        rows: list[Row] = []
+    def _asked(
+        self, chunks: Sequence[PromptPassage], items: Sequence[CaptureItem], *, lengths: Sequence[int]
+    ) -> list[TimingRow]:
+        asker = FirstTokenTimer(self._press, self._part, fingerprint=self._fingerprint, chunks=chunks, items=items)
+        rows: list[TimingRow] = []
         with closing(asker):
             for length in lengths:
                 rows += asker.rows(

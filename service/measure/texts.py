@@ -7,13 +7,13 @@ from itertools import count
 from blend.errors import TokenizerError
 from retriever.documents import Document, Draft
 from retriever.errors import DocumentError
-from retriever.readers.reading import Problem
+from retriever.readers.reading import ReadingProblem
 from service.errors import Invalid
 from service.evaluate.suites import multihop
 from service.ingest.drafts import cut_draft
 from service.model import ServedModel
 from service.precompute.corpus import CorpusFile, files, read_in
-from service.prompts import Titled
+from service.prompts import PromptPassage
 
 LEVEL = 2  # of the made-up world
 CASE_TOKENS = 8  # of a chunk's tokens so many ask for a case: a document then has several chunks
@@ -23,8 +23,8 @@ CASE_TOKENS = 8  # of a chunk's tokens so many ask for a case: a document then h
 class Texts:
     """Different chunks, as they stand in a prompt. `problems`: what could not be read on the way to them."""
 
-    chunks: tuple[Titled, ...]
-    problems: tuple[Problem, ...]
+    chunks: tuple[PromptPassage, ...]
+    problems: tuple[ReadingProblem, ...]
 
 
 def made_up(tokens: int) -> Iterator[Draft]:
@@ -34,7 +34,7 @@ def made_up(tokens: int) -> Iterator[Draft]:
         yield Draft("\n\n".join(each.text for case in cases for each in case.passages), title=f"Register {seed}")
 
 
-def of_files(path: str) -> Iterator[Draft | Problem]:
+def of_files(path: str) -> Iterator[Draft | ReadingProblem]:
     """The documents of a file, a folder or a pattern, in order."""
     for found in files([path]):
         if isinstance(found, CorpusFile):
@@ -44,20 +44,20 @@ def of_files(path: str) -> Iterator[Draft | Problem]:
             yield found
 
 
-def chunks_of(drafts: Iterable[Draft | Problem], press: ServedModel, *, most: int, tokens: int) -> Texts:
+def chunks_of(drafts: Iterable[Draft | ReadingProblem], press: ServedModel, *, most: int, tokens: int) -> Texts:
     """The first chunks that the model's tokenizer can say: at most so many, and no more than fill its window."""
-    chunks: dict[str, Titled] = {}
+    chunks: dict[str, PromptPassage] = {}
     found = 0
-    problems: list[Problem] = []
+    problems: list[ReadingProblem] = []
     for draft in drafts:
-        cut = draft if isinstance(draft, Problem) else _cut(draft, press, tokens=tokens)
-        if isinstance(cut, Problem):
+        cut = draft if isinstance(draft, ReadingProblem) else _cut(draft, press, tokens=tokens)
+        if isinstance(cut, ReadingProblem):
             problems.append(cut)
             continue
         for text in (part.text.strip() for part in cut.parts):
             ids = press.ids(text)
             if ids and text not in chunks:
-                chunks[text] = Titled(text, cut.title)
+                chunks[text] = PromptPassage(text, cut.title)
                 found += len(ids)
         if len(chunks) >= most or found >= press.window:
             break
@@ -67,8 +67,8 @@ def chunks_of(drafts: Iterable[Draft | Problem], press: ServedModel, *, most: in
     return Texts(tuple(chunks.values())[:most], tuple(problems))
 
 
-def _cut(draft: Draft, press: ServedModel, *, tokens: int) -> Document | Problem:
+def _cut(draft: Draft, press: ServedModel, *, tokens: int) -> Document | ReadingProblem:
     try:
         return cut_draft(draft, draft.id, tokens=tokens, count=press.counted)
     except (DocumentError, TokenizerError) as error:
-        return Problem(draft.id or draft.title, str(error))
+        return ReadingProblem(draft.id or draft.title, str(error))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from blend.policy import SELECTIVE
 from service.evaluate.choice import TIE
 from service.evaluate.point import FULL
-from service.measure.asking import Row
+from service.measure.asking import TimingRow
 from service.measure.borrowed import TierSpeed
 
 MB = 1e6
@@ -28,7 +28,7 @@ class Worth:
     sentence: str
 
 
-def worth(rows: Sequence[Row], policy: str, *, bytes_per_token: float, tiers: Sequence[TierSpeed]) -> Worth:
+def worth(rows: Sequence[TimingRow], policy: str, *, bytes_per_token: float, tiers: Sequence[TierSpeed]) -> Worth:
     """What this policy is worth. It is among the rows, which are in order of length."""
     own = [row for row in rows if row.policy == policy]
     full = [row for row in rows if row.policy == FULL.policy]
@@ -46,7 +46,7 @@ def worth(rows: Sequence[Row], policy: str, *, bytes_per_token: float, tiers: Se
     return Worth(policy, prefill, bytes_per_token, needed, pays_from, sentence)
 
 
-def _pays_from(own: Sequence[Row]) -> int | None:
+def _pays_from(own: Sequence[TimingRow]) -> int | None:
     found: int | None = None
     for row in reversed(own):
         if row.sooner < TIE:
@@ -55,15 +55,15 @@ def _pays_from(own: Sequence[Row]) -> int | None:
     return found
 
 
-def _named(row: Row) -> str:
+def _named(row: TimingRow) -> str:
     return f"{row.policy} at ratio {row.ratio:g}" if row.policy in SELECTIVE else row.policy
 
 
-def _ms(row: Row) -> str:
+def _ms(row: TimingRow) -> str:
     return f"{1000 * row.first_token_s:,.0f} ms"
 
 
-def _pays(own: Row, full: Row, *, shortest: int, pays_from: int) -> str:
+def _pays(own: TimingRow, full: TimingRow, *, shortest: int, pays_from: int) -> str:
     doubt = ", the shortest that were tried" if pays_from == shortest else ""
     return (
         f"Reuse pays here from prompts of {pays_from:,} tokens on{doubt}: with {_named(own)} the first token of "
@@ -72,14 +72,14 @@ def _pays(own: Row, full: Row, *, shortest: int, pays_from: int) -> str:
     )
 
 
-def _loses(own: Row, full: Row) -> str:
+def _loses(own: TimingRow, full: TimingRow) -> str:
     return (
         f"Reuse does not pay here: with {_named(own)} the first token of {own.prompt_tokens:,} tokens, the longest "
         f"prompt that was tried, takes {_ms(own)}, by full prefill {_ms(full)}."
     )
 
 
-def _instead(rows: Sequence[Row], own: Row) -> str:
+def _instead(rows: Sequence[TimingRow], own: TimingRow) -> str:
     """Another policy that gains on the longest prompt."""
     best = max((row for row in rows if row.chunks == own.chunks), key=lambda row: row.sooner)
     if best.sooner < TIE:

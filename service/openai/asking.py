@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Final
 
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from blend.sampling import LogitsProcessor, Sampling
 from retriever.documents import Json
 from service.access.identity import Principal
 from service.api.models.query import ObjectFormat, SchemaFormat
 from service.errors import Invalid
 from service.openai.request import ChatRequest
-from service.pipeline.ask import Ask, Lookup, Loose, Turn
-from service.processors import Bias, Penalties, chained
+from service.pipeline.ask import AnswerRequest, Lookup, RequestDocument, Turn
+from service.processors import LogitBias, Penalties, chained
 
 MOST_TOKENS: Final = 2048  # of an answer whose request does not say: so much memory is set aside for it
 SMALLEST: Final = 1e-9  # the likeliest token alone
@@ -21,18 +21,18 @@ SMALLEST: Final = 1e-9  # the likeliest token alone
 class Defaults:
     """What holds where a request says nothing."""
 
-    blending: Order
+    blending: BlendOrder
     top_k: int
 
 
-def to_ask(request: ChatRequest, principal: Principal, *, id: str, defaults: Defaults) -> Ask:
+def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, defaults: Defaults) -> AnswerRequest:
     """What the request wants. Raises `Invalid` for what does not go together."""
-    return Ask(
+    return AnswerRequest(
         principal=principal,
         turns=tuple(Turn("system" if each.role == "developer" else each.role, each.text) for each in request.messages),
         lookup=_lookup(request, top_k=defaults.top_k),
         chunk_ids=tuple(request.chunk_ids or ()),
-        documents=tuple(Loose(each.text, each.title, each.id) for each in request.documents or ()),
+        documents=tuple(RequestDocument(each.text, each.title, each.id) for each in request.documents or ()),
         blending=_blending(request, defaults.blending),
         sampling=_sampling(request),
         grammar=_grammar(request),
@@ -52,7 +52,7 @@ def _lookup(request: ChatRequest, *, top_k: int) -> Lookup | None:
     return Lookup(last.text, collection=request.collection, top_k=top_k)
 
 
-def _blending(request: ChatRequest, default: Order) -> Order | None:
+def _blending(request: ChatRequest, default: BlendOrder) -> BlendOrder | None:
     wanted = request.blend
     if wanted is None or (wanted.policy is None and wanted.ratio is None):
         return None
@@ -82,7 +82,7 @@ def _processor(request: ChatRequest) -> LogitsProcessor | None:
     frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
     biases = {int(token): bias for token, bias in (request.logit_bias or {}).items()}
     return chained(
-        Bias(biases) if biases else None,
+        LogitBias(biases) if biases else None,
         Penalties(frequency=frequency, presence=presence) if frequency or presence else None,
     )
 

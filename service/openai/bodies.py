@@ -82,7 +82,7 @@ class ChatCompletion(BaseModel):
     kvweave: Extra
 
 
-class Change(BaseModel):
+class MessageDelta(BaseModel):
     """What a chunk adds to the message."""
 
     role: Literal["assistant"] | None = None
@@ -93,7 +93,7 @@ class ChunkChoice(BaseModel):
     """A part of the answer's choice. There is one, and none in the chunk that tells the usage."""
 
     index: int = 0
-    delta: Change
+    delta: MessageDelta
     logprobs: Logprobs | None
     finish_reason: Literal["stop", "length"] | None
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from blend.engine import Finish
-from service.api.telling import source_of
+from service.api.telling import rendered_source
 from service.errors import Unavailable
 from service.openai.bodies import (
     AnswerMessage,
     CachedTokens,
-    Change,
     ChatCompletion,
     ChatCompletionChunk,
     Choice,
@@ -20,6 +19,7 @@ from service.openai.bodies import (
     CompletionUsage,
     Extra,
     Logprobs,
+    MessageDelta,
     TokenLogprob,
     TopLogprob,
 )
@@ -100,7 +100,7 @@ class Chunks:
 
     def opening(self) -> ChatCompletionChunk:
         """The first chunk, which says who speaks."""
-        return self._chunk(Change(role="assistant", content=""))
+        return self._chunk(MessageDelta(role="assistant", content=""))
 
     def of(self, event: Event) -> Iterator[ChatCompletionChunk]:
         """The chunks that an event adds, often none."""
@@ -109,7 +109,7 @@ class Chunks:
                 self._sources = event.sources
             case Delta():
                 if event.text or event.token:
-                    yield self._chunk(Change(content=event.text), logprobs=_logprobs([event]))
+                    yield self._chunk(MessageDelta(content=event.text), logprobs=_logprobs([event]))
             case Finished():
                 yield from self._ending(event)
             case _:
@@ -118,8 +118,8 @@ class Chunks:
     def _ending(self, finished: Finished) -> Iterator[ChatCompletionChunk]:
         reason = _reason(finished.reason)
         if finished.text:
-            yield self._chunk(Change(content=finished.text))
-        last = self._chunk(Change(), reason=reason)
+            yield self._chunk(MessageDelta(content=finished.text))
+        last = self._chunk(MessageDelta(), reason=reason)
         if self._with_usage:
             yield last
             last = self._bare([])
@@ -128,7 +128,7 @@ class Chunks:
         yield last
 
     def _chunk(
-        self, delta: Change, *, logprobs: Logprobs | None = None, reason: Reason | None = None
+        self, delta: MessageDelta, *, logprobs: Logprobs | None = None, reason: Reason | None = None
     ) -> ChatCompletionChunk:
         return self._bare([ChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=reason)])
 
@@ -178,7 +178,7 @@ def _completion(
 def _extra(finished: Finished, sources: tuple[Source, ...]) -> Extra:
     return Extra(
         report=finished.report,
-        sources=[source_of(each) for each in sources],
+        sources=[rendered_source(each) for each in sources],
         recomputed_tokens=finished.usage.recomputed,
     )
 

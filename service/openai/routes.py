@@ -10,17 +10,17 @@ from urllib.parse import unquote
 from blake3 import blake3
 from fastapi import APIRouter, Depends, Request, Response
 
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from service.access.identity import Principal
 from service.api.problems import request_id_of
 from service.api.security import BEARER, principal
 from service.api.streams import EventStream, gone, unless_gone
-from service.openai.asking import Defaults, to_ask
+from service.openai.asking import Defaults, to_answer_request
 from service.openai.bodies import ChatCompletion, ErrorBody, Model, ModelList
 from service.openai.errors import ModelNotFound, OpenAIRoute
 from service.openai.render import Envelope, completion, stream
 from service.openai.request import ChatRequest
-from service.pipeline.ask import Ask
+from service.pipeline.ask import AnswerRequest
 from service.pipeline.events import Event
 from service.telemetry.middleware import server_timing
 
@@ -28,30 +28,30 @@ ALIAS: Final = "default"  # of the one model, whatever its name
 PREFIXES: Final = ("/v1/chat/completions", "/v1/models")  # where failures have OpenAI's form
 
 
-class Asked(Protocol):
+class ChatPipeline(Protocol):
     """Whatever answers a request: the pipeline."""
 
-    def answer(self, ask: Ask) -> AsyncGenerator[Event]: ...
+    def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]: ...
 
 
-class Chosen(Protocol):
+class ChatSettings(Protocol):
     """The settings that fill in what a request leaves out."""
 
     @property
     def top_k(self) -> int: ...
 
 
-class Core(Protocol):
+class ChatService(Protocol):
     """What these routes need of the service."""
 
     @property
-    def settings(self) -> Chosen: ...
+    def settings(self) -> ChatSettings: ...
     @property
-    def pipeline(self) -> Asked: ...
+    def pipeline(self) -> ChatPipeline: ...
     @property
     def created(self) -> float: ...
     @property
-    def blending(self) -> Order: ...
+    def blending(self) -> BlendOrder: ...
     @property
     def model_name(self) -> str: ...
     @property
@@ -74,7 +74,7 @@ _FAILURES: Final[dict[int | str, dict[str, object]]] = {
 }
 
 
-def router(core_of: Callable[[Request], Core]) -> APIRouter:
+def router(core_of: Callable[[Request], ChatService]) -> APIRouter:
     """The routes, over whatever is the core when a request comes."""
     routes = APIRouter(
         route_class=OpenAIRoute, dependencies=[Depends(BEARER)], responses=_FAILURES, tags=["OpenAI-compatible"]
@@ -102,12 +102,12 @@ def router(core_of: Callable[[Request], Core]) -> APIRouter:
     return routes
 
 
-async def _complete(core: Core, body: ChatRequest, *, request: Request, who: Principal) -> Response:
+async def _complete(core: ChatService, body: ChatRequest, *, request: Request, who: Principal) -> Response:
     _check(core, body.model)
     number = request_id_of(request.scope) or secrets.token_hex(12)
     envelope = Envelope(f"chatcmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model_name))
     defaults = Defaults(core.blending, core.settings.top_k)
-    ask = to_ask(body, who, id=envelope.id, defaults=defaults)
+    ask = to_answer_request(body, who, id=envelope.id, defaults=defaults)
     events = core.pipeline.answer(ask)
     if not body.stream:
         answer = await unless_gone(request, completion(events, envelope))
@@ -127,12 +127,12 @@ async def _first(lines: AsyncGenerator[bytes]) -> bytes:
     return await anext(lines)
 
 
-def _check(core: Core, model: str) -> None:
+def _check(core: ChatService, model: str) -> None:
     if model not in (core.model_name, ALIAS):
         raise ModelNotFound(f"The model {model[:80]!r} does not exist: this service has {core.model_name!r}")
 
 
-def _model(core: Core) -> Model:
+def _model(core: ChatService) -> Model:
     return Model(id=core.model_name, created=int(core.created), max_model_len=core.window)
 
 

@@ -15,21 +15,21 @@ from typing import TypeVar
 
 import torch
 
-from blend.engine import Done, Engine, Failed, Finish, Ready, Request, Ticket, Token
+from blend.engine import Done, Engine, EngineRequest, Failed, Finish, Ready, Ticket, Token
 from blend.engine import Event as EngineEvent
-from blend.fuse import FuseReport, Order
+from blend.fuse import BlendOrder, FuseReport
 from retriever.search import Hit
 from service.access.identity import Principal
 from service.errors import Exhausted, ServiceError, Unavailable
 from service.grammar import Grammars
 from service.ingest.worker import Ingest
-from service.pipeline.ask import Ask, Lookup, Turn
+from service.pipeline.ask import AnswerRequest, Lookup, Turn
 from service.pipeline.events import Delta, Event, Finished, Fused, Loaded, Report, Retrieved, TopToken, Usage
 from service.pipeline.gather import Gathered, gather, look_up
-from service.pipeline.plan import Fitted, Plan, fit, usage_of
+from service.pipeline.plan import EnginePlan, FittedPrompt, fit, usage_of
 from service.processors import chained
 from service.settings import Settings
-from service.shelf import Opened
+from service.shelf import OpenedBlob
 from service.telemetry.logs import note, note_timings
 from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
@@ -62,7 +62,7 @@ class _Flight:
         self._ticket: Ticket | None = None
         self._over = False
 
-    def begin(self, engine: Engine, request: Request, *, listen: Callable[[EngineEvent], None]) -> None:
+    def begin(self, engine: Engine, request: EngineRequest, *, listen: Callable[[EngineEvent], None]) -> None:
         with self._lock:
             if not self._over:
                 self._ticket = engine.submit(request, listen)
@@ -104,10 +104,10 @@ class Pipeline:
     async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
         """Retrieval alone, best first."""
         tenant = self._tenants.open(principal.tenant)
-        ask = Ask(principal, (Turn("user", lookup.query),), lookup)
+        ask = AnswerRequest(principal, (Turn("user", lookup.query),), lookup)
         return await self._in_thread(lambda: look_up(tenant, lookup, ask=ask))
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Event]:
+    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]:
         """All events of one answer. Closing it frees the request's place; each error is raised once, and counted."""
         if self._flying >= self._settings.max_requests:
             raise Exhausted(
@@ -129,7 +129,7 @@ class Pipeline:
             self._flying -= 1
             flight.give_up()
 
-    async def _events(self, ask: Ask, flight: _Flight) -> AsyncGenerator[Event]:
+    async def _events(self, ask: AnswerRequest, flight: _Flight) -> AsyncGenerator[Event]:
         timings = _Timings()
         tenant = self._tenants.open(ask.principal.tenant)
         blending, forced = self._blending(ask)
@@ -140,7 +140,7 @@ class Pipeline:
         begun = timings.since_start()
         with self._tracer.span("fetch"):
             fitted, opened = await self._in_thread(lambda: self._fetched(gathered, opening))
-        plan = Plan(gathered, fitted, blending, opened, forced)
+        plan = EnginePlan(gathered, fitted, blending, opened, forced)
         timings.ms["fetch"] = timings.since_start() - begun
         yield Loaded(plan.loaded())
         told: asyncio.Queue[EngineEvent] = asyncio.Queue()
@@ -151,11 +151,13 @@ class Pipeline:
 
         submitted = timings.since_start()
         await self._in_thread(lambda: flight.begin(self._model.engine, self._request(ask, plan), listen=listen))
-        async with aclosing(self._told(told, _Course(ask, plan, tenant, timings, submitted))) as events:
+        async with aclosing(self._told(told, _RequestProgress(ask, plan, tenant, timings, submitted))) as events:
             async for event in events:
                 yield event
 
-    def _gather(self, tenant: Tenant, ask: Ask, *, blending: Order) -> "tuple[Gathered, list[Future[Opened | Miss]]]":
+    def _gather(
+        self, tenant: Tenant, ask: AnswerRequest, *, blending: BlendOrder
+    ) -> "tuple[Gathered, list[Future[OpenedBlob | Miss]]]":
         """The passages of the prompt, with their blobs on their way."""
         gathered = gather(tenant, ask)
         if blending.policy == "full":
@@ -164,13 +166,13 @@ class Pipeline:
         return gathered, tenant.shelf.open(passages, pool=self._fetches)
 
     def _fetched(
-        self, gathered: Gathered, opening: "Sequence[Future[Opened | Miss]]"
-    ) -> tuple[Fitted, dict[int, Opened | Miss]]:
+        self, gathered: Gathered, opening: "Sequence[Future[OpenedBlob | Miss]]"
+    ) -> tuple[FittedPrompt, dict[int, OpenedBlob | Miss]]:
         """The prompt in tokens, made while the blobs are opened."""
         fitted = fit(self._model.wording, gathered, window=self._model.window)
         return fitted, {number: each.result() for number, each in enumerate(opening)}
 
-    async def _told(self, told: "asyncio.Queue[EngineEvent]", course: "_Course") -> AsyncGenerator[Event]:
+    async def _told(self, told: "asyncio.Queue[EngineEvent]", course: "_RequestProgress") -> AsyncGenerator[Event]:
         generated = 0
         span = self._tracer.span("fuse")
         try:
@@ -199,26 +201,26 @@ class Pipeline:
         finally:
             span.end()
 
-    def _blending(self, ask: Ask) -> tuple[Order, bool]:
+    def _blending(self, ask: AnswerRequest) -> tuple[BlendOrder, bool]:
         """The blending of this request, and whether an operator decided it."""
         wanted, switch = ask.blending or self._model.blending, self._tenants.control.switch()
         share = self._settings.share if switch.share is None else switch.share
         if wanted.policy != "full" and (not switch.enabled or random.random() >= share):
-            return Order("full", 0.0), True
+            return BlendOrder("full", 0.0), True
         return wanted, False
 
-    def _request(self, ask: Ask, plan: Plan) -> Request:
+    def _request(self, ask: AnswerRequest, plan: EnginePlan) -> EngineRequest:
         grammar = None if ask.grammar is None else self._grammars.processor(ask.grammar)
         sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
         principal = ask.principal
-        return Request(
+        return EngineRequest(
             plan.fitted.laid.prompt(plan.sources),
             sampling,
             plan.blending,
             owner=f"{principal.tenant} {principal.bound!r}",  # of one filter all may know what the others asked
         )
 
-    def _mend(self, course: "_Course") -> None:
+    def _mend(self, course: "_RequestProgress") -> None:
         assert course.fused is not None
         missing, damaged = course.plan.to_mend(course.fused)
         if missing:
@@ -236,7 +238,7 @@ class Pipeline:
         raw = self._model.wording.tokenizer.token_bytes(token)
         return TopToken(raw.decode("utf-8", "replace"), raw, logprob)
 
-    def _account(self, ask: Ask, finished: Finished) -> None:
+    def _account(self, ask: AnswerRequest, finished: Finished) -> None:
         usage, report = finished.usage, finished.report
         self._metrics.answered(ask.principal.tenant, usage=usage, report=report, reason=finished.reason)
         note(
@@ -254,11 +256,11 @@ class Pipeline:
 
 
 @dataclass(slots=True)
-class _Course:
+class _RequestProgress:
     """One request on its way through the engine."""
 
-    ask: Ask
-    plan: Plan
+    ask: AnswerRequest
+    plan: EnginePlan
     tenant: Tenant
     timings: _Timings
     submitted: float

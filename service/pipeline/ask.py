@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from blend.sampling import Sampling
 from blend.template import Option
 from retriever.documents import Json
@@ -20,7 +20,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Loose:
+class RequestDocument:
     """A document that came with the request. It is read for this answer and kept nowhere."""
 
     text: str
@@ -42,7 +42,7 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AnswerRequest:
     """One request for an answer. The last turn is the user's.
 
     `asks`: the last turn is a question about the passages and is framed as one; else it stands as it is written.
@@ -53,8 +53,8 @@ class Ask:
     turns: tuple[Turn, ...]
     lookup: Lookup | None = None
     chunk_ids: tuple[str, ...] = ()
-    documents: tuple[Loose, ...] = ()
-    blending: Order | None = None
+    documents: tuple[RequestDocument, ...] = ()
+    blending: BlendOrder | None = None
     sampling: Sampling = field(default_factory=Sampling)
     grammar: Json | None = None  # a JSON schema that the answer obeys; {} is any JSON object
     asks: bool = False

@@ -4,12 +4,12 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from blend.fuse import FuseReport, Order
-from blend.prompt import Source
-from service.pipeline.gather import Entry, Gathered
-from service.prompts import Laid, Wording
+from blend.fuse import BlendOrder, FuseReport
+from blend.prompt import RecordSource
+from service.pipeline.gather import Gathered, GatheredPassage
+from service.prompts import PromptBuilder, PromptTokens
 from service.reports import ChunkReport, Usage
-from service.shelf import Opened, mends
+from service.shelf import OpenedBlob, mends
 from store.errors import Miss, MissReason
 
 COMPUTED = "computed"
@@ -17,20 +17,20 @@ ANSWER = 0.5  # of the window is kept free for the answer at most
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedPrompt:
     """A prompt that leaves room for its answer. `dropped`: numbers of passages that it had no room for."""
 
-    laid: Laid
+    laid: PromptTokens
     dropped: frozenset[int] = frozenset()
 
 
-def fit(wording: Wording, gathered: Gathered, *, window: int) -> Fitted:
+def fit(wording: PromptBuilder, gathered: Gathered, *, window: int) -> FittedPrompt:
     """Drops what a search found, the lowest score first, until the prompt and its answer fit the model's window."""
     ask = gathered.ask
     laid = wording.lay(gathered.turns(), options=ask.template)
     over = laid.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))
     if over <= 0:
-        return Fitted(laid)
+        return FittedPrompt(laid)
     found = [number for number, entry in enumerate(gathered.entries) if entry.found]
     dropped: set[int] = set()
     for number in sorted(found, key=lambda number: (gathered.entries[number].score, -number)):
@@ -40,29 +40,29 @@ def fit(wording: Wording, gathered: Gathered, *, window: int) -> Fitted:
         over -= len(wording.ids(titled.text)) + len(wording.tokenizer.encode_text(titled.gap))
         dropped.add(number)
     out = frozenset(dropped)
-    return Fitted(wording.lay(gathered.turns(without=out), options=ask.template), out)
+    return FittedPrompt(wording.lay(gathered.turns(without=out), options=ask.template), out)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """What is asked of the engine. `opened` by the passages' numbers; `forced`: somebody switched blending off."""
 
     gathered: Gathered
-    fitted: Fitted
-    blending: Order
-    opened: Mapping[int, Opened | Miss]
+    fitted: FittedPrompt
+    blending: BlendOrder
+    opened: Mapping[int, OpenedBlob | Miss]
     forced: bool = False
 
     @property
-    def shown(self) -> list[tuple[int, Entry]]:
+    def shown(self) -> list[tuple[int, GatheredPassage]]:
         """The passages of the prompt, in its order."""
         every = self.gathered.all
         return [(run.passage, every[run.passage]) for run in self.fitted.laid.runs if run.passage is not None]
 
     @property
-    def sources(self) -> dict[int, Source]:
+    def sources(self) -> dict[int, RecordSource]:
         """The records that there are, by the numbers of their passages."""
-        return {number: each.source for number, each in self.opened.items() if isinstance(each, Opened)}
+        return {number: each.source for number, each in self.opened.items() if isinstance(each, OpenedBlob)}
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -90,21 +90,21 @@ class Plan:
         return tuple(found)
 
     def _report(
-        self, number: int, entry: Entry, *, tokens: int, again: int = 0, miss: Miss | None = None
+        self, number: int, entry: GatheredPassage, *, tokens: int, again: int = 0, miss: Miss | None = None
     ) -> ChunkReport:
         chunk, opened = entry.passage.id, self.opened.get(number)
-        if isinstance(opened, Opened) and miss is None:
+        if isinstance(opened, OpenedBlob) and miss is None:
             return ChunkReport(chunk, opened.tier, None, tokens, again, opened.nbytes)
         match opened:
             case None:  # nobody asked for it
                 why = Miss(MissReason.CONTROLLER) if self.forced else None
             case Miss():
                 why = opened
-            case Opened():
+            case OpenedBlob():
                 why = Miss(opened.source.failure) if opened.source.failure else miss
         return ChunkReport(chunk, COMPUTED, why, tokens, 0, 0)
 
-    def to_mend(self, report: FuseReport) -> tuple[list[Entry], list[Entry]]:
+    def to_mend(self, report: FuseReport) -> tuple[list[GatheredPassage], list[GatheredPassage]]:
         """Passages whose records are missing, and those whose records turned out to be damaged."""
         every = self.gathered.all
         missing = [every[number] for number, each in self.opened.items() if isinstance(each, Miss) and mends(each)]
@@ -112,7 +112,7 @@ class Plan:
         damaged = [
             every[order[at]]
             for at, _ in report.misses
-            if isinstance(each := self.opened.get(order[at]), Opened) and each.source.failure is MissReason.CORRUPT
+            if isinstance(each := self.opened.get(order[at]), OpenedBlob) and each.source.failure is MissReason.CORRUPT
         ]
         return missing, damaged
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retriever.documents import Draft
 from retriever.readers.files import read_file, walk
-from retriever.readers.reading import Problem
+from retriever.readers.reading import ReadingProblem
 from service.errors import Invalid
 
 
@@ -25,15 +25,15 @@ class CorpusFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class FileDocuments:
     """What a file became, documents with ids."""
 
     file: CorpusFile
     drafts: tuple[Draft, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[ReadingProblem, ...]
 
 
-def files(given: Sequence[str]) -> Iterator[CorpusFile | Problem]:
+def files(given: Sequence[str]) -> Iterator[CorpusFile | ReadingProblem]:
     """The files of paths and patterns, in order. Two of one name raise Invalid: documents would replace each other."""
     seen: dict[str, Path] = {}
     for root in _roots(given):
@@ -50,19 +50,19 @@ def files(given: Sequence[str]) -> Iterator[CorpusFile | Problem]:
             try:
                 found = path.stat()
             except OSError as error:
-                yield Problem(str(path), f"it cannot be read ({error.strerror or error})")
+                yield ReadingProblem(str(path), f"it cannot be read ({error.strerror or error})")
                 continue
             yield CorpusFile(path, name, f"{found.st_size} {found.st_mtime_ns}")
 
 
-def read_in(file: CorpusFile) -> Read:
+def read_in(file: CorpusFile) -> FileDocuments:
     """Reads a file. Its documents keep the ids that they bring; a lone one gets the file's name, others name#place."""
     reading = read_file(file.path)
     drafts = [
         draft if draft.id else replace(draft, id=file.name if len(reading.drafts) == 1 else f"{file.name}#{place}")
         for place, draft in enumerate(reading.drafts)
     ]
-    return Read(file, tuple(drafts), reading.problems)
+    return FileDocuments(file, tuple(drafts), reading.problems)
 
 
 def _roots(given: Iterable[str]) -> Iterator[Path]:

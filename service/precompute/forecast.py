@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from retriever.readers.reading import Problem
+from retriever.readers.reading import ReadingProblem
 from service.model import Ids, ServedModel
 from service.precompute.corpus import CorpusFile
-from service.precompute.groups import Reader, Target, look
-from service.precompute.tally import Tally
+from service.precompute.groups import CorpusReader, Target, look
+from service.precompute.tally import RunProgress
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey
@@ -37,14 +37,14 @@ class Forecast:
     tokens_per_s: float
     month_cost: float
     pays_from: float
-    problems: tuple[Problem, ...]
+    problems: tuple[ReadingProblem, ...]
 
 
-def forecast(target: Target, found: Iterable[CorpusFile | Problem], *, price_per_tb: float) -> Forecast:
+def forecast(target: Target, found: Iterable[CorpusFile | ReadingProblem], *, price_per_tb: float) -> Forecast:
     """Reads and cuts all that is missing or changed, and computes a sample."""
-    tally, missing, documents = Tally(), list[Ids](), 0
+    tally, missing, documents = RunProgress(), list[Ids](), 0
     standing = look(target)
-    for group in Reader(target, standing).groups(found):
+    for group in CorpusReader(target, standing).groups(found):
         tally.add(group.tally)
         documents += sum(len(fresh.documents) for fresh in group.fresh)
         missing += group.chunks.values()

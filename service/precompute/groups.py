@@ -8,14 +8,14 @@ from blend.errors import TokenizerError
 from retriever.catalog.base import Limit, SourceFile
 from retriever.documents import Document
 from retriever.errors import DocumentError
-from retriever.readers.reading import Problem
+from retriever.readers.reading import ReadingProblem
 from service.errors import Invalid
 from service.ingest.drafts import cut_draft
 from service.ingest.rules import CollectionRules
 from service.model import Ids
-from service.precompute.corpus import CorpusFile, Read, read_in
-from service.precompute.tally import Tally
-from service.shelf import Behind
+from service.precompute.corpus import CorpusFile, FileDocuments, read_in
+from service.precompute.tally import RunProgress
+from service.shelf import CapturePrefix
 from service.tenants import Tenant
 from store.key import Scope
 
@@ -54,10 +54,10 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CorpusState:
     """What there is before a run. `stored`: the bytes of each chunk that the collection's model has there."""
 
-    behind: Behind
+    behind: CapturePrefix
     stored: dict[str, int]
     limit: Limit | None
 
@@ -67,7 +67,7 @@ class Standing:
         return sum(self.stored.values())
 
 
-def look(target: Target) -> Standing:
+def look(target: Target) -> CorpusState:
     """The standing as the catalog and the store tell it now."""
     behind = target.tenant.shelf.behind([target.collection])[target.collection]
     digest = behind.fingerprint.digest
@@ -77,11 +77,11 @@ def look(target: Target) -> Standing:
         if (entry.key.fingerprint, entry.key.codec) == (digest, target.tenant.model.codec)
     }
     with target.tenant.catalog.view() as view:
-        return Standing(behind, stored, view.limit(target.collection, model=digest))
+        return CorpusState(behind, stored, view.limit(target.collection, model=digest))
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class ReadFile:
     """A file that was read again. One that is not `whole` has documents that could not be read."""
 
     file: CorpusFile
@@ -90,12 +90,12 @@ class Fresh:
 
 
 @dataclass(slots=True)
-class Group:
+class FileGroup:
     """Files that go together. `chunks` are to be computed; `waiting` counts those that are not yet."""
 
-    fresh: list[Fresh] = field(default_factory=list[Fresh])
+    fresh: list[ReadFile] = field(default_factory=list[ReadFile])
     chunks: dict[str, Ids] = field(default_factory=dict[str, Ids])
-    tally: Tally = field(default_factory=Tally)
+    tally: RunProgress = field(default_factory=RunProgress)
     versions: list[int] = field(default_factory=list[int])
     staged: set[str] = field(default_factory=set[str])
     waiting: int = 0
@@ -105,14 +105,14 @@ class Group:
         return sum(map(len, self.chunks.values())) >= GROUP_TOKENS or self.tally.files >= GROUP_FILES
 
 
-class Reader:
+class CorpusReader:
     """Reads for one run. `seen`: all chunks that came by, in the corpus's order, and whether they are to be computed.
 
     `settled`: what is missing of files that did not change is over budget, and is not asked for again.
     """
 
     def __init__(
-        self, target: Target, standing: Standing, *, shard: Shard | None = None, settled: bool = False
+        self, target: Target, standing: CorpusState, *, shard: Shard | None = None, settled: bool = False
     ) -> None:
         self.seen: dict[str, bool] = {}
         self._target = target
@@ -120,13 +120,13 @@ class Reader:
         self._shard = shard
         self._settled = settled
 
-    def groups(self, found: Iterable[CorpusFile | Problem]) -> Iterator[Group]:
+    def groups(self, found: Iterable[CorpusFile | ReadingProblem]) -> Iterator[FileGroup]:
         """Yields the groups of the corpus; the last may be empty."""
         with self._target.tenant.catalog.view() as view:
             known = view.sources(self._target.collection)
-        group, start = Group(), time.perf_counter()
+        group, start = FileGroup(), time.perf_counter()
         for each in found:
-            if isinstance(each, Problem):
+            if isinstance(each, ReadingProblem):
                 group.tally.problems.append(each)
                 continue
             group.tally.files += 1
@@ -135,11 +135,11 @@ class Reader:
             if group.is_full:
                 group.tally.spend("read and cut", time.perf_counter() - start)
                 yield group
-                group, start = Group(), time.perf_counter()
+                group, start = FileGroup(), time.perf_counter()
         group.tally.spend("read and cut", time.perf_counter() - start)
         yield group
 
-    def _add_known(self, group: Group, file: CorpusFile, *, source: SourceFile | None) -> bool:
+    def _add_known(self, group: FileGroup, file: CorpusFile, *, source: SourceFile | None) -> bool:
         """Adds a file's chunks and returns True if it is as it was when its documents came to serve, and these do."""
         if source is None or source.signature != signature(file, self._target.rules):
             return False
@@ -152,18 +152,18 @@ class Reader:
                 self._add(group, passage.id, text=passage.text, settled=self._settled)
         return True
 
-    def _add_fresh(self, group: Group, file: CorpusFile) -> None:
+    def _add_fresh(self, group: FileGroup, file: CorpusFile) -> None:
         read = read_in(file)
         problems = list(read.problems)
         documents = list(self._cut(read, problems))
         group.tally.problems += problems
         if documents or not problems:
-            group.fresh.append(Fresh(file, documents, whole=not problems))
+            group.fresh.append(ReadFile(file, documents, whole=not problems))
         for document in documents:
             for part in document.parts:
                 self._add(group, part.id, text=part.text, settled=False)
 
-    def _cut(self, read: Read, problems: list[Problem]) -> Iterator[Document]:
+    def _cut(self, read: FileDocuments, problems: list[ReadingProblem]) -> Iterator[Document]:
         target = self._target
         for draft in read.drafts:
             try:
@@ -173,11 +173,11 @@ class Reader:
                 for part in document.parts:
                     target.tenant.model.ids(part.text)
             except (DocumentError, TokenizerError) as error:
-                problems.append(Problem(draft.id, str(error)))
+                problems.append(ReadingProblem(draft.id, str(error)))
             else:
                 yield document
 
-    def _add(self, group: Group, chunk: str, *, text: str, settled: bool) -> None:
+    def _add(self, group: FileGroup, chunk: str, *, text: str, settled: bool) -> None:
         if chunk in self.seen or (self._shard and not self._shard.holds(chunk)):
             return
         self.seen[chunk] = False

@@ -19,7 +19,7 @@ PIECE_BYTES = 5 << 10  # more than what a medium of pages adds to the head of a 
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class CacheBudget:
     """Bytes that a corpus's caches may take, and the questions that say which come first."""
 
     nbytes: int
@@ -63,7 +63,7 @@ def needs(library: Library, questions: Iterable[str], *, collection: str, top_k:
     return counts
 
 
-class Budgeted:
+class BudgetedStore:
     """A store that takes blobs in the order of their need until one does not fit, and then none.
 
     `spare` are stored ones, the least needed last: they leave for a blob that more questions need. `room` measures how

@@ -18,7 +18,7 @@ from service.tenants import TENANTS
 
 
 @contextmanager
-def opened(
+def open_workspace(
     settings: Settings, name: str, *, collection: str = "default", chunk_tokens: int = 0, shard: bool = False
 ) -> Generator[Target]:
     """All that a run needs. A service may run on the same folder; a second run on the same tenant may not.

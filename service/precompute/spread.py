@@ -24,7 +24,7 @@ from ray.exceptions import RayError
 from blend.errors import BlendError
 from service.composition import compose_served, compose_store
 from service.errors import Invalid, ServiceError, Unavailable
-from service.ingest.capturing import Capturing, Item, Outcome, Purpose, batches
+from service.ingest.capturing import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, batches
 from service.model import Ids, ServedModel
 from service.precompute.work import Capture
 from service.settings import Settings, SettingsError, ray_address
@@ -34,8 +34,8 @@ from store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-Batch = Sequence[Item]
-Flights = dict[ray.ObjectRef[list[Outcome] | str], tuple[ActorProxy["_Actor"], Batch]]
+Batch = Sequence[CaptureItem]
+Flights = dict[ray.ObjectRef[list[CaptureOutcome] | str], tuple[ActorProxy["_Actor"], Batch]]
 Resources = Mapping[str, float]
 
 AUTO = "auto"  # for Ray: the cluster that runs on this machine, or an error
@@ -46,7 +46,7 @@ AT_ONCE = 2  # batches of an actor: one is computed while the one before is pack
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ActorShape:
     """How many actors there are, and what each of them takes of its node."""
 
     actors: int
@@ -64,8 +64,8 @@ class ActorOrder:
     versions: Mapping[str, str]
 
 
-def spread(settings: Settings, actors: int) -> Capture:
-    """Over the cluster; `actors` 0 is one a GPU, or one a node where there is none."""
+def ray_capture(settings: Settings, actors: int) -> Capture:
+    """A capture over the cluster; `actors` 0 is one a GPU, or one a node where there is none."""
     kind = settings.store.split("|")[-1].removeprefix("tiered:").strip().partition(":")[0]
     if kind == "mem":
         raise _of_one_machine(kind)
@@ -75,7 +75,7 @@ def spread(settings: Settings, actors: int) -> Capture:
         raise _of_one_machine(kind)
     lean = _for_actors(settings)
 
-    def capture(prefix: Ids, items: Iterable[Item]) -> Iterator[Outcome]:
+    def capture(prefix: Ids, items: Iterable[CaptureItem]) -> Iterator[CaptureOutcome]:
         coming = iter(items)
         for first in coming:  # they all are of one tenant, model and codec
             order = ActorOrder(lean, prefix, first.key.fingerprint, _versions())
@@ -85,15 +85,15 @@ def spread(settings: Settings, actors: int) -> Capture:
     return capture
 
 
-def shape(nodes: Sequence[Resources], device: str, *, actors: int) -> Shape:
-    """On nodes with these resources. Each actor fits on any node that is of use: whichever is lost, others go on."""
+def shape(nodes: Sequence[Resources], device: str, *, actors: int) -> ActorShape:
+    """The actors on nodes with these resources. Each fits on any useful node: whichever is lost, others go on."""
     gpus = 0 if device == "cpu" else int(sum(node.get("GPU", 0) for node in nodes))
     if gpus:
-        return Shape(actors or gpus, cpus=1, gpus=1)
+        return ActorShape(actors or gpus, cpus=1, gpus=1)
     room = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1] or [1]
     count = actors or len(room)
     fits = (each for each in range(min(room), 1, -1) if sum(cpus // each for cpus in room) >= count)
-    return Shape(count, cpus=next(fits, 1), gpus=0)
+    return ActorShape(count, cpus=next(fits, 1), gpus=0)
 
 
 def _of_one_machine(kind: str) -> Invalid:
@@ -123,7 +123,7 @@ def _living() -> list[dict[str, object]]:
 
 
 def _for_actors(settings: Settings) -> Settings:
-    """Without what they do not need, keys above all, and with names that mean the same on each node."""
+    """The settings without what actors do not need, keys above all, and with names that mean the same on each node."""
     unused = {
         "embedder": "",
         "embedder_key": SecretStr(""),
@@ -138,7 +138,7 @@ def _for_actors(settings: Settings) -> Settings:
 
 
 def _versions() -> dict[str, str]:
-    """Of what computes. Other builds of one version, such as +cpu, are for other devices."""
+    """The versions of what computes. Other builds of one version, such as +cpu, are for other devices."""
     return {each.__name__: each.__version__.partition("+")[0] for each in (torch, transformers)}
 
 
@@ -147,7 +147,7 @@ def _line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
-def _computed(order: ActorOrder, items: Iterable[Item], *, form: Shape) -> Iterator[Outcome]:
+def _computed(order: ActorOrder, items: Iterable[CaptureItem], *, form: ActorShape) -> Iterator[CaptureOutcome]:
     """As it comes, and read as it is computed. What a lost actor had, others do; another takes its place."""
     coming = batches(items)
     left = deque(islice(coming, form.actors))
@@ -181,7 +181,7 @@ def _computed(order: ActorOrder, items: Iterable[Item], *, form: Shape) -> Itera
         yield from outcomes
 
 
-def _hired(order: ActorOrder, form: Shape) -> Flights:
+def _hired(order: ActorOrder, form: ActorShape) -> Flights:
     """Of a new actor, with empty batches: these end when its model is loaded. It lives as long as it has a flight."""
     kind = ray.remote(_Actor).options(
         num_cpus=form.cpus,
@@ -208,11 +208,11 @@ class _Actor:
             self._fault = _other(self._model, order)
 
     @ray.method
-    def compute(self, batch: Batch) -> list[Outcome] | str:
+    def compute(self, batch: Batch) -> list[CaptureOutcome] | str:
         if self._fault:
             return self._fault
         try:
-            return list(Capturing(self._model, self._store, purpose=Purpose.JOB).run(self._prefix, batch))
+            return list(ChunkCapture(self._model, self._store, purpose=Purpose.JOB).run(self._prefix, batch))
         except (BlendError, StoreError) as error:
             return _told(error)
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field, fields
 
-from retriever.readers.reading import Problem
+from retriever.readers.reading import ReadingProblem
 
 
 @dataclass(slots=True)
-class Tally:
+class RunProgress:
     """`stored` chunks were computed now, `present` ones were there, `dropped` ones made room; bytes are of new blobs.
 
     `chunks` are told apart by their text: of these some are present, stored, over budget or text only (unsupported).
@@ -26,9 +26,9 @@ class Tally:
     nbytes: int = 0
     raw_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    problems: list[Problem] = field(default_factory=list[Problem])
+    problems: list[ReadingProblem] = field(default_factory=list[ReadingProblem])
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "RunProgress") -> None:
         """Adds all that the other counted."""
         for each in fields(self):
             value = getattr(other, each.name)

@@ -11,27 +11,27 @@ from blake3 import blake3
 
 from retriever.catalog.base import Collection, Limit, SourceFile
 from retriever.documents import Document
-from retriever.readers.reading import Problem
-from service.ingest.capturing import Capturing, Item, Outcome, Purpose, Sink
+from retriever.readers.reading import ReadingProblem
+from service.ingest.capturing import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
 from service.model import Ids
 from service.precompute.corpus import CorpusFile
-from service.precompute.groups import Group, Reader, Shard, Standing, Target, look, signature
-from service.precompute.need import Budget, Budgeted, needs
-from service.precompute.tally import Tally
+from service.precompute.groups import CorpusReader, CorpusState, FileGroup, Shard, Target, look, signature
+from service.precompute.need import BudgetedStore, CacheBudget, needs
+from service.precompute.tally import RunProgress
 from store.base import Put
 
 RANKED = 256  # chunks whose texts are looked up together
 SWEEP_S = 60.0  # what is left then is swept by the next run
 
-Told = Callable[[Tally], None]
-Capture = Callable[[Ids, Iterable[Item]], Iterator[Outcome]]  # in any order
+Told = Callable[[RunProgress], None]
+Capture = Callable[[Ids, Iterable[CaptureItem]], Iterator[CaptureOutcome]]  # in any order
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapturePlan:
     """Which chunks are computed, and where: `capture` in the place of this process. A shard makes no catalog."""
 
-    budget: Budget | None = None
+    budget: CacheBudget | None = None
     shard: Shard | None = None
     capture: Capture | None = None
     top_k: int = 5
@@ -40,19 +40,19 @@ class Plan:
 class Precompute:
     """Works through the corpus of one collection. May be stopped anywhere, and run again."""
 
-    def __init__(self, target: Target, plan: Plan = Plan()) -> None:
-        self.tally = Tally()
+    def __init__(self, target: Target, plan: CapturePlan = CapturePlan()) -> None:
+        self.tally = RunProgress()
         self._target = target
         self._plan = plan
 
-    def run(self, found: Iterable[CorpusFile | Problem], *, told: Told) -> Tally:
+    def run(self, found: Iterable[CorpusFile | ReadingProblem], *, told: Told) -> RunProgress:
         """Works on all files; `told` is called meanwhile. Raises StoreError and CatalogError; what was done is kept."""
         self._begin()
         standing = look(self._target)
         terms = self._terms()
         limit = standing.limit
         settled = limit is not None and limit.terms == terms and self._held(standing) >= limit.nbytes
-        reader = Reader(self._target, standing, shard=self._plan.shard, settled=settled)
+        reader = CorpusReader(self._target, standing, shard=self._plan.shard, settled=settled)
         run = _Run(self._target, self._plan, standing=standing, tally=self.tally, told=told)
         with ThreadPoolExecutor(1, "kvweave-read") as pool:
             groups = _ahead(reader.groups(found), pool)
@@ -106,13 +106,13 @@ class Precompute:
         asked = blake3("\0".join(plan.budget.questions).encode()).hexdigest(16)
         return json.dumps([store, plan.budget.nbytes, plan.top_k, asked])
 
-    def _held(self, standing: Standing) -> int:
+    def _held(self, standing: CorpusState) -> int:
         """Bytes of all that stands in the way: where it falls below what it was, there is room again."""
         if self._plan.budget is not None:
             return standing.nbytes
         return sum(entry.nbytes for entry in self._target.tenant.store.entries())
 
-    def _remember(self, standing: Standing, terms: str) -> None:
+    def _remember(self, standing: CorpusState, terms: str) -> None:
         """Why not all is stored, so that the next run need not try."""
         limit = Limit(terms, self._held(look(self._target))) if self.tally.over_budget else None
         if limit != standing.limit:
@@ -123,22 +123,24 @@ class Precompute:
 class _Run:
     """One run, from the first group to the last outcome."""
 
-    def __init__(self, target: Target, plan: Plan, *, standing: Standing, tally: Tally, told: Told) -> None:
+    def __init__(
+        self, target: Target, plan: CapturePlan, *, standing: CorpusState, tally: RunProgress, told: Told
+    ) -> None:
         self._target = target
         self._plan = plan
         self._standing = standing
         self._tally = tally
         self._told = told
-        self._owner: dict[str, Group] = {}
+        self._owner: dict[str, FileGroup] = {}
         self._is_full = False
         with target.tenant.catalog.view() as view:
             self._known = view.sources(target.collection)  # nobody else changes them meanwhile
 
-    def compute_all(self, groups: Iterable[Group]) -> None:
+    def compute_all(self, groups: Iterable[FileGroup]) -> None:
         """Each group serves when all its chunks are stored, or cannot be."""
         self._take(self._asked(groups), sink=self._target.tenant.store)
 
-    def compute_needed(self, groups: Iterable[Group], budget: Budget, *, seen: Mapping[str, bool]) -> None:
+    def compute_needed(self, groups: Iterable[FileGroup], budget: CacheBudget, *, seen: Mapping[str, bool]) -> None:
         """All groups serve first; then what the questions need most is computed, until the budget is used up."""
         tally, target, stored = self._tally, self._target, self._standing.stored
         for group in groups:
@@ -161,14 +163,14 @@ class _Run:
         def room() -> int:
             return budget.nbytes - sum(nbytes for chunk, nbytes in look(target).stored.items() if chunk in seen)
 
-        sink = Budgeted(target.tenant.store, room, spare=there, need=need)
+        sink = BudgetedStore(target.tenant.store, room, spare=there, need=need)
         wanted = self._texts([chunk for chunk in ranked if seen[chunk]], sink)
         self._take(wanted, sink=sink)
         tally.dropped, tally.present = sink.dropped, tally.present - sink.dropped
         tally.over_budget = tally.chunks - tally.present - tally.stored - tally.unsupported
 
-    def _take(self, items: Iterable[Item], *, sink: Sink) -> None:
-        capturing = Capturing(self._target.tenant.model, sink, purpose=Purpose.JOB)
+    def _take(self, items: Iterable[CaptureItem], *, sink: Sink) -> None:
+        capturing = ChunkCapture(self._target.tenant.model, sink, purpose=Purpose.JOB)
         capture = self._plan.capture or capturing.run
         start = time.perf_counter() - self._tally.seconds.get("index", 0.0)
         for outcome in capture(self._standing.behind.prefix, items):
@@ -179,7 +181,7 @@ class _Run:
             self._count(outcome)
             self._told(self._tally)
 
-    def _asked(self, groups: Iterable[Group]) -> Iterator[Item]:
+    def _asked(self, groups: Iterable[FileGroup]) -> Iterator[CaptureItem]:
         """The chunks of each group in turn. A group that waits for none serves at once."""
         shelf, behind = self._target.tenant.shelf, self._standing.behind
         for group in groups:
@@ -189,9 +191,9 @@ class _Run:
             self._owner |= dict.fromkeys(group.chunks, group)
             if not group.waiting:
                 self._close(group)
-            yield from (Item(shelf.key(chunk, behind), ids) for chunk, ids in group.chunks.items())
+            yield from (CaptureItem(shelf.key(chunk, behind), ids) for chunk, ids in group.chunks.items())
 
-    def _texts(self, chunks: Sequence[str], sink: Budgeted) -> Iterator[Item]:
+    def _texts(self, chunks: Sequence[str], sink: BudgetedStore) -> Iterator[CaptureItem]:
         """Yields chunks with their token ids, as long as there is room."""
         target, behind = self._target, self._standing.behind
         for start in range(0, len(chunks), RANKED):
@@ -203,9 +205,9 @@ class _Run:
                     return
                 ids = target.tenant.model.ids(texts[rows[chunk]]) if chunk in rows else None
                 if ids is not None:  # somebody may have deleted it meanwhile
-                    yield Item(target.tenant.shelf.key(chunk, behind), ids)
+                    yield CaptureItem(target.tenant.shelf.key(chunk, behind), ids)
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: CaptureOutcome) -> None:
         tally, chunk = self._tally, outcome.item.key.chunk
         match outcome.put:
             case Put.STORED | Put.PRESENT:
@@ -217,23 +219,25 @@ class _Run:
                 self._is_full = True
                 tally.over_budget += 1
             case Put.DELETED:
-                tally.problems.append(Problem(chunk, "it was deleted again and again while it was computed: run again"))
+                tally.problems.append(
+                    ReadingProblem(chunk, "it was deleted again and again while it was computed: run again")
+                )
             case None:
                 tally.unsupported += 1
-                tally.problems.append(Problem(chunk, outcome.reason))
+                tally.problems.append(ReadingProblem(chunk, outcome.reason))
         group = self._owner.pop(chunk, None)
         if group is not None:
             group.waiting -= 1
             if not group.waiting:
                 self._close(group)
 
-    def _leave(self, group: Group) -> None:
+    def _leave(self, group: FileGroup) -> None:
         """Counts a group's chunks as over budget."""
         self._tally.over_budget += len(group.chunks)
         group.chunks.clear()
         group.waiting = 0
 
-    def _open(self, group: Group) -> None:
+    def _open(self, group: FileGroup) -> None:
         """Keeps and indexes a group's documents, to serve later: those that do not serve already, just so."""
         self._tally.add(group.tally)
         if self._plan.shard is not None:
@@ -242,7 +246,7 @@ class _Run:
             self._stage(group, [document for fresh in group.fresh for document in fresh.documents])
         self._told(self._tally)
 
-    def _stage(self, group: Group, documents: Iterable[Document]) -> None:
+    def _stage(self, group: FileGroup, documents: Iterable[Document]) -> None:
         target = self._target
         with target.tenant.catalog.view() as view:
             fresh = [each for each in documents if not view.serves(each, collection=target.collection)]
@@ -250,7 +254,7 @@ class _Run:
             group.versions += target.tenant.library.stage_all(fresh, collection=target.collection)
             group.staged |= {each.id for each in fresh}
 
-    def _close(self, group: Group) -> None:
+    def _close(self, group: FileGroup) -> None:
         """Makes a group's documents serve, in one transaction with the memory of files: a known file's do serve."""
         target = self._target
         if self._plan.shard is not None or not group.fresh:
@@ -270,7 +274,7 @@ class _Run:
         self._tally.documents += len(group.versions)
         self._told(self._tally)
 
-    def _sources(self, group: Group) -> tuple[dict[str, SourceFile], list[str]]:
+    def _sources(self, group: FileGroup) -> tuple[dict[str, SourceFile], list[str]]:
         """What is remembered of a group's files, and the documents that no file has any more.
 
         What could not be read of a file stays as it was, and the file is read again by the next run.
@@ -308,7 +312,7 @@ def _in_collection(target: Target, documents: Iterable[str]) -> list[str]:
     return [entry.id for entry in found if entry and entry.collection == target.collection]
 
 
-def _ahead(groups: Iterator[Group], pool: Executor) -> Iterator[Group]:
+def _ahead(groups: Iterator[FileGroup], pool: Executor) -> Iterator[FileGroup]:
     """Yields the groups; the next is read while one is worked on."""
     coming = pool.submit(next, groups, None)
     while (group := coming.result()) is not None:

@@ -15,7 +15,7 @@ SEND_S = 5.0
 SIGNAL_PATH = "/v1/traces"
 
 
-def tracer_to(endpoint: str) -> Tracer:
+def exporting_tracer(endpoint: str) -> Tracer:
     """A tracer that sends to this URL; without a path it is a collector's, and OTLP's own path is added."""
     return tracer_over(OTLPSpanExporter(endpoint=signal_url(endpoint), timeout=SEND_S))
 

@@ -25,7 +25,7 @@ UNREADABLE = frozenset({MissReason.NEWER_FORMAT})  # sound blobs, but not for th
 Fold = Callable[[str], str]
 
 
-class Seen:
+class SeenLabels:
     """The first so many values keep their names, all later ones are `other`. From any thread."""
 
     def __init__(self, limit: int) -> None:

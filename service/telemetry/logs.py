@@ -39,7 +39,7 @@ _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 _told: ContextVar[BaseException | None] = ContextVar("told", default=None)
 
 
-def setup(level: str, style: Style, *, stream: TextIO | None = None) -> None:
+def setup_logs(level: str, style: Style, *, stream: TextIO | None = None) -> None:
     """Bring all loggers into one form on one stream, standard error by default. A second call replaces the first."""
     levels = logging.getLevelNamesMapping()
     if level.upper() not in levels:

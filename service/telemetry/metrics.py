@@ -18,7 +18,7 @@ from service.errors import ServiceError
 from service.reports import Report, Usage
 from service.telemetry import labels
 from store.errors import MissReason, StoreError
-from store.upkeep import Usage as Tier
+from store.upkeep import StorageUsage as Tier
 
 PREFIX = "kvweave_"
 TENANTS, ENDPOINTS, ERRORS, POLICIES, TIERS = 100, 100, 100, 8, 8  # so many have a name
@@ -31,7 +31,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class TenantTotals:
     """What was counted for one tenant since the process started. `reused` tokens are those that were saved."""
 
     requests: int = 0
@@ -58,9 +58,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        self._endpoint, self._tenant = labels.Seen(ENDPOINTS), labels.Seen(TENANTS)
-        self._policy, self._tier = labels.Seen(POLICIES), labels.Seen(TIERS)
-        self._error = labels.Seen(ERRORS)
+        self._endpoint, self._tenant = labels.SeenLabels(ENDPOINTS), labels.SeenLabels(TENANTS)
+        self._policy, self._tier = labels.SeenLabels(POLICIES), labels.SeenLabels(TIERS)
+        self._error = labels.SeenLabels(ERRORS)
         self._method, self._stage = labels.one_of(labels.METHODS), labels.one_of(labels.STAGES)
         self._finish, self._state = labels.one_of(labels.FINISHES), labels.one_of(labels.UPLOAD_STATES)
         self._tallies: dict[str, Tally[str]] = {}
@@ -159,11 +159,11 @@ class Metrics:
         """The text for a scrape, and its content type."""
         return generate_latest(_WithoutDates(self._registry)), CONTENT_TYPE_PLAIN_0_0_4
 
-    def totals(self, tenant: str) -> Totals:
+    def totals(self, tenant: str) -> TenantTotals:
         """What was counted for this tenant alone, also where its label is `other`."""
         with self._lock:
             tally = Tally(self._tallies.get(tenant, {}))
-        return Totals(
+        return TenantTotals(
             requests=tally["requests"],
             failures=tally["failures"],
             prompt_tokens=tally["prompt"],

@@ -9,7 +9,7 @@ from itertools import groupby
 from random import Random
 
 from service.world.phrases import ASIDES, BOOKS, NAMINGS, RELATIONS, THINGS, Naming, Relation
-from service.world.words import Drawer, Entity
+from service.world.words import Entity, WordDrawer
 
 UNKNOWN = "unknown"  # the answer where no passage tells
 NAMED = len(RELATIONS)  # stands for a relation where a sentence gives another name
@@ -17,7 +17,7 @@ _UNANSWERED = 6  # questions of a scene that no passage answers
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class ScenePassage:
     """A chunk of a document; passages of one title stand in their document's order."""
 
     title: str
@@ -25,7 +25,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SceneQuestion:
     """A question of a scene. `about`: the name it holds. `needs`: what passages answer it together.
 
     `kind`: plain, naming, the link's, or unknown where no passage answers it.
@@ -63,10 +63,10 @@ class Fact:
 class Scene:
     """A few passages. `facts` are those of each passage, `unanswered` are questions that none of them answers."""
 
-    passages: tuple[Passage, ...]
-    questions: tuple[Question, ...]
+    passages: tuple[ScenePassage, ...]
+    questions: tuple[SceneQuestion, ...]
     facts: tuple[tuple[Fact, ...], ...]
-    unanswered: tuple[Question, ...]
+    unanswered: tuple[SceneQuestion, ...]
 
     def reversed(self) -> "Scene":
         """The scene with its documents in the other order; the passages of a document stay in their own."""
@@ -75,9 +75,9 @@ class Scene:
         place = {page: at for at, page in enumerate(order)}
         return self._moved(place, [self.passages[page] for page in order], facts=[self.facts[page] for page in order])
 
-    def filled(self, fillers: Mapping[int, Sequence[Passage]]) -> "Scene":
+    def filled(self, fillers: Mapping[int, Sequence[ScenePassage]]) -> "Scene":
         """The scene with passages that tell nothing before those with these numbers."""
-        passages, facts, place = list[Passage](), list[tuple[Fact, ...]](), dict[int, int]()
+        passages, facts, place = list[ScenePassage](), list[tuple[Fact, ...]](), dict[int, int]()
         for page in range(len(self.passages) + 1):
             passages += fillers.get(page, ())
             facts += [()] * len(fillers.get(page, ()))
@@ -88,7 +88,7 @@ class Scene:
         return self._moved(place, passages, facts=facts)
 
     def _moved(
-        self, place: Mapping[int, int], passages: Sequence[Passage], *, facts: Sequence[Sequence[Fact]]
+        self, place: Mapping[int, int], passages: Sequence[ScenePassage], *, facts: Sequence[Sequence[Fact]]
     ) -> "Scene":
         """The scene in the order of these passages and facts. `place`: where each passage of before stands now."""
         return Scene(
@@ -104,7 +104,7 @@ def _at(alias: Alias | None, place: Mapping[int, int]) -> Alias | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SceneShape:
     """How hard a scene is. Pairs are the least and the most of something; shares lie in [0, 1]."""
 
     passages: tuple[int, int]
@@ -148,16 +148,16 @@ class _Link:
     page: int
 
 
-def draw(random: Random, shape: Shape) -> Scene:
+def draw(random: Random, shape: SceneShape) -> Scene:
     """One scene. Every question has exactly one answer in it."""
     return _Writer(random, shape).write()
 
 
 class _Writer:
-    def __init__(self, random: Random, shape: Shape) -> None:
+    def __init__(self, random: Random, shape: SceneShape) -> None:
         self._random = random
         self._shape = shape
-        self._draw = Drawer(random, rare=shape.rare, many=shape.many_names)
+        self._draw = WordDrawer(random, rare=shape.rare, many=shape.many_names)
         self._pages = [_Page() for _ in range(random.randint(*shape.passages))]
         self._fillers = random.randint(*shape.fillers) if shape.fillers != (0, 0) else 0
         self._relations = random.sample(RELATIONS, shape.relations)
@@ -165,7 +165,7 @@ class _Writer:
         self._joined: set[int] = set()  # pages that go on on the next one
         self._known: list[Entity] = []
         self._told: set[tuple[Entity, Relation]] = set()
-        self._questions: list[Question] = []
+        self._questions: list[SceneQuestion] = []
 
     def write(self) -> Scene:
         for link in self._links():
@@ -176,7 +176,7 @@ class _Writer:
             page.body += self._random.sample(ASIDES, self._random.randint(*self._shape.asides))
         titles = self._titles()
         passages = tuple(
-            Passage(title, page.text(self._random)) for title, page in zip(titles, self._pages, strict=True)
+            ScenePassage(title, page.text(self._random)) for title, page in zip(titles, self._pages, strict=True)
         )
         facts = tuple(tuple(page.facts) for page in self._pages)
         told = Scene(passages, tuple(self._questions), facts, tuple(self._unanswered()))
@@ -207,7 +207,7 @@ class _Writer:
         (page.last if link.naming.name == "topic" else page.body).append(says)
         if link.naming.asks:
             ask = self._random.choice(link.naming.asks).format(X=link.word)
-            self._questions.append(Question(ask, link.word, link.entity.name, "naming", (link.page,)))
+            self._questions.append(SceneQuestion(ask, link.word, link.entity.name, "naming", (link.page,)))
             page.facts.append(Fact(says, link.word, link.entity.name, NAMED))
         if link.naming.name == "topic":
             self._tell_of(link, link.page + 1)
@@ -267,7 +267,7 @@ class _Writer:
     def _ask(self, relation: Relation, subject: Entity, *, value: str, kind: str, needs: tuple[int, ...]) -> None:
         self._told.add((subject, relation))
         ask = self._random.choice(relation.asks).format(S=subject.name)
-        self._questions.append(Question(ask, subject.name, value, kind, needs, RELATIONS.index(relation)))
+        self._questions.append(SceneQuestion(ask, subject.name, value, kind, needs, RELATIONS.index(relation)))
 
     def _note(self, sentence: str, number: int, *, alias: Alias | None = None) -> None:
         """Notes that the fact that was just asked for stands in this sentence."""
@@ -275,7 +275,7 @@ class _Writer:
         assert asked.relation is not None
         self._pages[number].facts.append(Fact(sentence, asked.about, asked.answer, asked.relation, alias))
 
-    def _unanswered(self) -> Iterator[Question]:
+    def _unanswered(self) -> Iterator[SceneQuestion]:
         """What was not told of somebody who is known, what nobody told of somebody else, and names never given."""
         for turn in range(_UNANSWERED):
             known = self._random.choice(self._known) if self._known and turn % 3 else None
@@ -284,19 +284,19 @@ class _Writer:
             if turn == 0:
                 naming = NAMINGS[self._random.choice(("role", "code"))]
                 word = self._draw.fresh(naming.name)
-                yield Question(self._random.choice(naming.asks).format(X=word), word, UNKNOWN, UNKNOWN, ())
+                yield SceneQuestion(self._random.choice(naming.asks).format(X=word), word, UNKNOWN, UNKNOWN, ())
             elif relation is not None:
                 self._told.add((entity, relation))
                 ask = self._random.choice(relation.asks).format(S=entity.name)
-                yield Question(ask, entity.name, UNKNOWN, UNKNOWN, (), RELATIONS.index(relation))
+                yield SceneQuestion(ask, entity.name, UNKNOWN, UNKNOWN, (), RELATIONS.index(relation))
 
     def _filled(self, scene: Scene) -> Scene:
         """The scene with passages that tell nothing at any place that is no border inside of a document."""
         free = [page for page in range(len(self._pages) + 1) if page - 1 not in self._joined]
-        fillers: dict[int, list[Passage]] = {}
+        fillers: dict[int, list[ScenePassage]] = {}
         for _ in range(self._fillers):
             text = " ".join(self._random.sample(ASIDES, self._random.randint(2, 5)))
-            passage = Passage(self._title(self._random.randrange(11, 100)), text)
+            passage = ScenePassage(self._title(self._random.randrange(11, 100)), text)
             fillers.setdefault(self._random.choice(free), []).append(passage)
         return scene.filled(fillers)
 

@@ -67,7 +67,7 @@ class Entity:
     name: str
 
 
-class Drawer:
+class WordDrawer:
     """Draws words without drawing one twice. `rare` is the share of names beyond the common ones, be they `many`."""
 
     def __init__(self, random: Random, *, rare: float, many: bool) -> None:

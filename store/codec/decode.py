@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import zstandard
 
-from store.blob import Head, Shape
+from store.blob import Head, StoredShape
 from store.codec.frame import KEYS, MAX_FRAME_BYTES, VALUES, Packing, read_lossless, read_packed
 from store.codec.quantize import dequantize
 from store.codec.spec import Spec
@@ -19,7 +19,7 @@ from store.record import Dtype, LayerKV, PackedLayer, PackedTile, Record
 _local = threading.local()  # zstd's contexts belong to one thread each
 
 T = TypeVar("T")
-ReadTile = Callable[["Part"], T]
+ReadTile = Callable[["LayerSpan"], T]
 
 
 def decode(reader: BlobReader) -> Record:
@@ -74,19 +74,19 @@ def _decompress(reader: BlobReader, number: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerSpan:
     """One span of one layer, as it lies in a frame."""
 
     packing: Packing
     layer: int
-    shape: Shape
+    shape: StoredShape
     start: int
     tokens: int
     keys: memoryview
     values: memoryview
 
 
-def _parts(reader: BlobReader, number: int) -> Iterator[Part]:
+def _parts(reader: BlobReader, number: int) -> Iterator[LayerSpan]:
     head, frame = reader.head, reader.head.frames[number]
     packing = _packing(head)
     raw, position = memoryview(_decompress(reader, number)), 0
@@ -98,7 +98,7 @@ def _parts(reader: BlobReader, number: int) -> Iterator[Part]:
             key_bytes, value_bytes = packing.span_bytes(shape, len(span))
             middle, end = position + key_bytes, position + key_bytes + value_bytes
             start, tokens = frame.start + span.start, len(span)
-            yield Part(packing, layer, shape, start, tokens, raw[position:middle], raw[middle:end])
+            yield LayerSpan(packing, layer, shape, start, tokens, raw[position:middle], raw[middle:end])
             position = end
 
 
@@ -118,14 +118,14 @@ def _packing(head: Head) -> Packing:
         raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
 
 
-def _read_packed(part: Part) -> PackedTile:
+def _read_packed(part: LayerSpan) -> PackedTile:
     packing, shape = part.packing, part.shape
     keys = read_packed(part.keys, (shape.key_heads, part.tokens, shape.key_dim), packing=packing, axis=KEYS)
     values = read_packed(part.values, (shape.value_heads, part.tokens, shape.value_dim), packing=packing, axis=VALUES)
     return PackedTile(part.start, keys, values)
 
 
-def _read_plain(part: Part) -> LayerKV:
+def _read_plain(part: LayerSpan) -> LayerKV:
     dtype, shape = part.packing.dtype, part.shape
     return LayerKV(
         read_lossless(part.keys, (shape.key_heads, part.tokens, shape.key_dim), dtype=dtype),

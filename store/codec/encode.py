@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import zstandard
 
-from store.blob import Blob, Frame, Head, Shape, Terms, digest, write_head
+from store.blob import Blob, Frame, Head, StoredShape, Terms, digest, write_head
 from store.codec.frame import KEYS, MAX_FRAME_BYTES, VALUES, Packing, cut_evenly, write_lossless, write_packed
 from store.codec.spec import Spec
 from store.errors import RecordError
@@ -49,7 +49,7 @@ class Tile:
     tokens: int
 
 
-def plan_tiles(shapes: Sequence[Shape | None], tokens: int, *, packing: Packing) -> list[Tile]:
+def plan_tiles(shapes: Sequence[StoredShape | None], tokens: int, *, packing: Packing) -> list[Tile]:
     """Cut a record into frames of about `FRAME_BYTES`, in layer order; a layer without a cache joins its neighbour."""
     tiles: list[Tile] = []
     first, held = 0, 0
@@ -83,15 +83,15 @@ def _write_tile(record: Record, tile: Tile, *, packing: Packing) -> Iterator[byt
                 yield from write_packed(layer.values[:, rows], packing, axis=VALUES)
 
 
-def _refuse_oversized(packing: Packing, shapes: Sequence[Shape | None], *, tile: Tile) -> None:
+def _refuse_oversized(packing: Packing, shapes: Sequence[StoredShape | None], *, tile: Tile) -> None:
     size = packing.frame_bytes([shapes[layer] for layer in tile.layers], tile.tokens)
     if size > MAX_FRAME_BYTES:
         raise RecordError(f"layer {tile.layers.start}: one frame takes {size} bytes, more than {MAX_FRAME_BYTES}")
 
 
-def _shape(layer: LayerKV) -> Shape:
+def _shape(layer: LayerKV) -> StoredShape:
     keys, values = layer.keys.shape, layer.values.shape
-    return Shape(keys[0], keys[2], values[0], values[2])
+    return StoredShape(keys[0], keys[2], values[0], values[2])
 
 
 def _refuse_non_finite(record: Record) -> None:

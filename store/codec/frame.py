@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from store.blob import Shape
+from store.blob import StoredShape
 from store.codec.quantize import Steps, quantize
 from store.record import STORAGE, Array, Codes, Dtype, PackedTensor, codes_per_byte, widen
 
@@ -48,16 +48,16 @@ class Packing:
         packed = -(-tokens // codes_per_byte(self.bits))
         return _TOP.size + heads * (dim if axis == KEYS else tokens) + heads * dim * packed
 
-    def span_bytes(self, shape: Shape, tokens: int) -> tuple[int, int]:
+    def span_bytes(self, shape: StoredShape, tokens: int) -> tuple[int, int]:
         """Bytes of one layer's keys and of its values in one span."""
         keys = self.tensor_bytes(shape.key_heads, tokens, dim=shape.key_dim, axis=KEYS)
         return keys, self.tensor_bytes(shape.value_heads, tokens, dim=shape.value_dim, axis=VALUES)
 
-    def frame_bytes(self, shapes: Sequence[Shape | None], tokens: int) -> int:
+    def frame_bytes(self, shapes: Sequence[StoredShape | None], tokens: int) -> int:
         """Bytes of these layers' keys and values, before zstd."""
         return sum(self.layer_bytes(shape, tokens) for shape in shapes if shape)
 
-    def layer_bytes(self, shape: Shape, tokens: int) -> int:
+    def layer_bytes(self, shape: StoredShape, tokens: int) -> int:
         """Bytes of one layer's keys and values."""
         step = _even_step(tokens, self.pieces(tokens))
         whole, rest = divmod(tokens, step)

@@ -21,21 +21,21 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from blend.fuse import FuseReport, Order
-from blend.load import Model
+from blend.fuse import BlendOrder, FuseReport
+from blend.load import LoadedModel
 from blend.prompt import Prompt
 from tests.bench.decode import decode, stall
 from tests.bench.model import CHUNK, Corpus, Shape, adopted, best_device, captured, fused, random_model
 
-CASES: dict[str, Order] = {
-    "full": Order("full"),
-    "prefix": Order("prefix"),
-    "reuse": Order("reuse"),
-    "heads 15 %": Order("heads", 0.15),
-    "deviation 5 %": Order("deviation", 0.05),
-    "deviation 15 %": Order("deviation", 0.15),
-    "hybrid 5 %": Order("hybrid", 0.05),
-    "hybrid 15 %": Order("hybrid", 0.15),
+CASES: dict[str, BlendOrder] = {
+    "full": BlendOrder("full"),
+    "prefix": BlendOrder("prefix"),
+    "reuse": BlendOrder("reuse"),
+    "heads 15 %": BlendOrder("heads", 0.15),
+    "deviation 5 %": BlendOrder("deviation", 0.05),
+    "deviation 15 %": BlendOrder("deviation", 0.15),
+    "hybrid 5 %": BlendOrder("hybrid", 0.05),
+    "hybrid 15 %": BlendOrder("hybrid", 0.15),
 }
 GROWING = ("reuse", "heads", "deviation")
 LENGTHS = (1024, 2048, 4096, 8192)
@@ -53,7 +53,7 @@ def plain_prefill(model: PreTrainedModel, prompt: Prompt) -> float:
     return time.perf_counter() - start
 
 
-def first_token(plain: PreTrainedModel, model: Model, *, prompt: Prompt, runs: int) -> dict[str, object]:
+def first_token(plain: PreTrainedModel, model: LoadedModel, *, prompt: Prompt, runs: int) -> dict[str, object]:
     """All cases in turn, round by round."""
     seconds: dict[str, list[float]] = {"plain": [], **{name: [] for name in CASES}}
     reports: dict[str, list[FuseReport]] = {name: [] for name in CASES}
@@ -92,7 +92,7 @@ def _ratio(slower: Sequence[float], faster: Sequence[float]) -> list[float]:
     return [round(each, 2) for each in (statistics.median(ratios), min(ratios), max(ratios))]
 
 
-def scaling(model: Model, corpus: Corpus, *, lengths: Sequence[int], runs: int) -> dict[str, object]:
+def scaling(model: LoadedModel, corpus: Corpus, *, lengths: Sequence[int], runs: int) -> dict[str, object]:
     """The same number of recomputed tokens, more and more cached ones."""
     seconds: dict[str, dict[int, list[float]]] = {name: {tokens: [] for tokens in lengths} for name in GROWING}
     recomputed: set[int] = set()
@@ -100,7 +100,7 @@ def scaling(model: Model, corpus: Corpus, *, lengths: Sequence[int], runs: int) 
         for number in range(runs + 1):
             for tokens in lengths:
                 for name in GROWING:
-                    order = Order(name, (RECOMPUTED - 0.5) / tokens)
+                    order = BlendOrder(name, (RECOMPUTED - 0.5) / tokens)
                     result, spent = fused(model, corpus.prompt(tokens), order=order, readers=readers)
                     if name == "heads":
                         recomputed.add(result.report.recomputed)

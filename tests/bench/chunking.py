@@ -13,7 +13,7 @@ from collections import Counter
 from statistics import fmean
 
 from retriever.chunking.count import count_words
-from retriever.chunking.cut import Rules, cut
+from retriever.chunking.cut import CutRules, cut
 from tests.retriever.test_chunking import STYLES, TOKENS, blocks_of, changed, edit, half_budgets
 
 FIRST = 10_000  # seeds that no test uses
@@ -38,7 +38,7 @@ def fill(budget: int) -> dict[str, float]:
     counts: list[int] = []
     for style in ("prose", "headings", "mixed"):
         text = "".join(blocks_of(style, random.Random(style), 100 * budget // TOKENS))
-        counts += count_words([part.text for part in cut(text, Rules(budget), count=count_words)])
+        counts += count_words([part.text for part in cut(text, CutRules(budget), count=count_words)])
     return {"fill": round(fmean(counts) / budget, 3), "tiny": sum(each < budget / 5 for each in counts) / len(counts)}
 
 

@@ -14,10 +14,10 @@ from threading import Condition
 
 import numpy as np
 
-from blend.engine import Done, Event, Failed, Ready, Request, Ticket, Token
-from blend.fuse import Order
-from blend.load import Model
-from blend.local import Limits, LocalEngine
+from blend.engine import Done, EngineRequest, Event, Failed, Ready, Ticket, Token
+from blend.fuse import BlendOrder
+from blend.load import LoadedModel
+from blend.local import EngineLimits, LocalEngine
 from blend.prompt import Prompt
 from blend.sampling import Sampling
 from tests.bench.model import Corpus, text_prompt
@@ -96,11 +96,11 @@ class Streams:
             each.wait_for(lambda heard: sum(token > moment for token in heard.tokens) >= count)
 
 
-def _endless(prompt: Prompt) -> Request:
-    return Request(prompt, Sampling(max_tokens=ENDLESS, ignore_eos=True), Order("full"))
+def _endless(prompt: Prompt) -> EngineRequest:
+    return EngineRequest(prompt, Sampling(max_tokens=ENDLESS, ignore_eos=True), BlendOrder("full"))
 
 
-def decode(model: Model, *, runs: int) -> dict[str, object]:
+def decode(model: LoadedModel, *, runs: int) -> dict[str, object]:
     """Tokens per second of one request and of several, in turn."""
     rates: dict[int, list[float]] = {1: [], TOGETHER: []}
     for number, count in itertools.product(range(runs + 1), rates):
@@ -115,7 +115,7 @@ def decode(model: Model, *, runs: int) -> dict[str, object]:
     }
 
 
-def _rate(model: Model, count: int) -> float:
+def _rate(model: LoadedModel, count: int) -> float:
     engine = LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint)
     streams = Streams(engine, count)
     start = streams.begin()
@@ -126,12 +126,12 @@ def _rate(model: Model, count: int) -> float:
     return count * COUNTED / (max(each[-1] for each in times) - start)
 
 
-def stall(model: Model, corpus: Corpus, *, tokens: int) -> dict[str, object]:
+def stall(model: LoadedModel, corpus: Corpus, *, tokens: int) -> dict[str, object]:
     """For each size of pieces, what the streams notice of each policy's fuse."""
     prompt = corpus.prompt(tokens)
     found: dict[str, object] = {"prompt_tokens": len(prompt.ids), "streams": STREAMS}
     for rows in PIECES:
-        limits = Limits(piece_rows=rows)
+        limits = EngineLimits(piece_rows=rows)
         engine = LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint, limits=limits)
         streams = Streams(engine, STREAMS)
         streams.after(streams.begin(), 1)  # the step before still reaches into the last one's fuse
@@ -139,14 +139,16 @@ def stall(model: Model, corpus: Corpus, *, tokens: int) -> dict[str, object]:
         streams.after(begun, QUIET)
         row: dict[str, object] = {"quiet": _gaps(streams, begun, time.perf_counter())}
         for policy in JOINING:
-            row[policy] = _join(engine, streams, request=Request(prompt, Sampling(max_tokens=1), Order(policy)))
+            row[policy] = _join(
+                engine, streams, request=EngineRequest(prompt, Sampling(max_tokens=1), BlendOrder(policy))
+            )
         streams.leave()
         engine.close()
         found[f"piece_rows {rows}"] = row
     return found
 
 
-def _join(engine: LocalEngine, streams: Streams, *, request: Request) -> dict[str, object]:
+def _join(engine: LocalEngine, streams: Streams, *, request: EngineRequest) -> dict[str, object]:
     heard = Heard()
     start = time.perf_counter()
     engine.submit(request, heard)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from store.blob import Blob, Terms
-from store.budget import Budget
+from store.budget import TierBudget
 from store.codec.decode import packed_group
 from store.codec.encode import encode
 from store.key import CacheKey
@@ -84,7 +84,7 @@ def measure(folder: Path) -> dict[str, float]:
     nbytes = sum(blob.nbytes for blob in blobs)
     plain = 2 * LAYERS * 2 * HEADS * TOKENS * DIM * BLOBS
     source = np.ones(nbytes, np.uint8)
-    with LmdbStore(folder / "store", Budget()) as store:
+    with LmdbStore(folder / "store", TierBudget()) as store:
         puts = put_times_s(store, blobs)
         return {
             "blob_mb": nbytes / BLOBS / 1e6,

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
 
 from blend.capture import capture
-from blend.fuse import Fused, Order, fuse
-from blend.load import Model, adopt
-from blend.prompt import Chunk, Held, Prompt, Text, lay_out
+from blend.fuse import BlendOrder, FusedPrompt, fuse
+from blend.load import LoadedModel, adopt
+from blend.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
 from blend.unpack import DTYPES
 
 CHUNK = 256  # tokens
@@ -58,7 +58,7 @@ def random_model(shape: Shape, *, dtype: str, device: str = "cpu") -> PreTrained
     return model
 
 
-def adopted(model: PreTrainedModel) -> Model:
+def adopted(model: PreTrainedModel) -> LoadedModel:
     """Made ours. The tokenizer knows single bytes only: ids beyond them have no text."""
     return adopt(model, _bytes(), weights="random")
 
@@ -80,7 +80,7 @@ def words(count: int, seed: int) -> tuple[int, ...]:
 class Corpus:
     """Captured chunks, as parts of a prompt."""
 
-    chunks: Sequence[Chunk]
+    chunks: Sequence[ChunkSegment]
 
     def prompt(self, tokens: int) -> Prompt:
         """Prefix, chunks of so many tokens together, question."""
@@ -90,22 +90,24 @@ class Corpus:
         return Prompt(words(PREFIX, 1), chunks, words(QUESTION, 2))
 
 
-def captured(model: Model) -> Corpus:
+def captured(model: LoadedModel) -> Corpus:
     """Records of a few chunks, behind a prefix that the prompts do not have."""
     behind = words(PREFIX, 3)
     texts = [words(CHUNK, 10 + number) for number in range(DISTINCT)]
     records = capture(model.decoder, behind, chunks=texts)
     fingerprint = model.fingerprint.behind(behind)
     pairs = zip(texts, records, strict=True)
-    return Corpus([Chunk(text, Held(record, fingerprint)) for text, record in pairs])
+    return Corpus([ChunkSegment(text, HeldRecord(record, fingerprint)) for text, record in pairs])
 
 
 def text_prompt(tokens: int, seed: int) -> Prompt:
     """Nothing cached."""
-    return Prompt((), (Text(words(tokens - QUESTION, seed)),), words(QUESTION, 2))
+    return Prompt((), (TextSegment(words(tokens - QUESTION, seed)),), words(QUESTION, 2))
 
 
-def fused(model: Model, prompt: Prompt, *, order: Order, readers: ThreadPoolExecutor) -> tuple[Fused, float]:
+def fused(
+    model: LoadedModel, prompt: Prompt, *, order: BlendOrder, readers: ThreadPoolExecutor
+) -> tuple[FusedPrompt, float]:
     """A prompt from its layout to its logits, in a context of its own, and the seconds of all that."""
     start = time.perf_counter()
     decoder = model.decoder

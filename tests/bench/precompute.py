@@ -27,10 +27,10 @@ from typing import Any
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filters import EVERYTHING
-from service.ingest.capturing import Item, batches
+from service.ingest.capturing import CaptureItem, batches
 from service.precompute.corpus import CorpusFile, files
-from service.precompute.groups import Reader, Target, look
-from service.precompute.opened import opened
+from service.precompute.groups import CorpusReader, Target, look
+from service.precompute.opened import open_workspace
 from service.precompute.work import Precompute
 from service.settings import Settings
 from store.reader import BlobReader
@@ -53,15 +53,15 @@ def bench(folder: Path, model: str, threads: int) -> Iterator[Target]:
     """In a data folder of its own, made anew."""
     shutil.rmtree(folder, ignore_errors=True)
     settings = Settings(data=folder, model=model, threads=threads)  # pyright: ignore[reportCallIssue]
-    with opened(settings, "default") as made:
+    with open_workspace(settings, "default") as made:
         yield made
 
 
 def bare(target: Target, found: list[CorpusFile]) -> Json:
     """The capture alone; the next batch waits while one is computed, as in the whole run."""
     standing = look(target)
-    chunks = [pair for group in Reader(target, standing).groups(found) for pair in group.chunks.items()]
-    items = [Item(target.tenant.shelf.key(chunk, standing.behind), ids) for chunk, ids in chunks]
+    chunks = [pair for group in CorpusReader(target, standing).groups(found) for pair in group.chunks.items()]
+    items = [CaptureItem(target.tenant.shelf.key(chunk, standing.behind), ids) for chunk, ids in chunks]
     start, cpu, nbytes = time.perf_counter(), time.process_time(), 0
     coming = None
     for batch in [*batches(items), None]:

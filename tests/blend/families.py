@@ -41,7 +41,7 @@ from transformers import (
     StableLmConfig,
 )
 
-from blend.load import Model, adopt
+from blend.load import LoadedModel, adopt
 
 VOCABULARY = 128
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -160,7 +160,7 @@ def native(name: str) -> PreTrainedModel:
 
 
 @cache
-def ours(name: str) -> Model:
+def ours(name: str) -> LoadedModel:
     """The same weights, made ours; on an accelerator where there is one."""
     return adopt(put(copy.deepcopy(native(name))), words())
 

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from blend.capture import capture
-from blend.fuse import Fused, Order, fuse
-from blend.load import Model
+from blend.fuse import BlendOrder, FusedPrompt, fuse
+from blend.load import LoadedModel
 from blend.policy import select
-from blend.prompt import Chunk, Held, Layout, Prompt, Text, lay_out
+from blend.prompt import ChunkSegment, HeldRecord, Prompt, PromptLayout, TextSegment, lay_out
 from tests.blend.dense import Cached, Choice
 
 READERS = ThreadPoolExecutor(2)
 
 
-def source(model: Model, behind: Sequence[int], ids: Sequence[int]) -> Held:
+def source(model: LoadedModel, behind: Sequence[int], ids: Sequence[int]) -> HeldRecord:
     """A fresh record of a chunk."""
     [record] = capture(model.decoder, behind, chunks=[ids])
-    return Held(record, model.fingerprint.behind(behind))
+    return HeldRecord(record, model.fingerprint.behind(behind))
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Case:
     parts: tuple[tuple[int, ...], ...]
     suffix: tuple[int, ...]
 
-    def prompt(self, model: Model) -> Prompt:
+    def prompt(self, model: LoadedModel) -> Prompt:
         kinds = {
-            "h": lambda ids: Chunk(ids, source(model, self.captured_behind, ids)),
-            "m": Chunk,
-            "t": Text,
+            "h": lambda ids: ChunkSegment(ids, source(model, self.captured_behind, ids)),
+            "m": ChunkSegment,
+            "t": TextSegment,
         }
         segments = tuple(kinds[kind](ids) for kind, ids in zip(self.pattern, self.parts, strict=True))
         return Prompt(self.prefix, segments, self.suffix)
@@ -53,19 +53,23 @@ class Case:
         return found
 
 
-def layout(model: Model, prompt: Prompt) -> Layout:
+def layout(model: LoadedModel, prompt: Prompt) -> PromptLayout:
     decoder = model.decoder
     return lay_out(prompt, fingerprint=model.fingerprint, window=decoder.window, vocabulary=decoder.vocabulary)
 
 
-def fused(model: Model, prompt: Prompt, *, policy: str, ratio: float = 0.0, piece_rows: int = 1024) -> Fused:
+def fused(
+    model: LoadedModel, prompt: Prompt, *, policy: str, ratio: float = 0.0, piece_rows: int = 1024
+) -> FusedPrompt:
     """A fuse in a context of its own."""
     placed = layout(model, prompt)
     context = model.decoder.context(len(placed.ids) + 32)
-    return fuse(model.decoder, placed, context=context, order=Order(policy, ratio, piece_rows), readers=READERS)
+    return fuse(model.decoder, placed, context=context, order=BlendOrder(policy, ratio, piece_rows), readers=READERS)
 
 
-def chosen(model: Model, prompt: Prompt, *, policy: str, ratio: float, found: Sequence[Sequence[int]] = ()) -> Choice:
+def chosen(
+    model: LoadedModel, prompt: Prompt, *, policy: str, ratio: float, found: Sequence[Sequence[int]] = ()
+) -> Choice:
     """What a policy forces and filters: the input of `dense.blended`."""
     placed = layout(model, prompt)
     selection = select(placed, policy=policy, ratio=ratio, keeping=model.decoder.anatomy.keeping)

@@ -8,7 +8,7 @@ from transformers import Qwen3Config
 from blend import capture as module
 from blend.capture import FEW_ROWS, ROWS, batches, bucket, capture
 from blend.errors import NotFinite, PromptError
-from blend.load import Model, adopt
+from blend.load import LoadedModel, adopt
 from store.record import Record, widen
 from tests.blend import dense
 from tests.blend.families import BASE, DEVICE, build, draw, native, ours, put, words
@@ -19,7 +19,7 @@ LENGTHS = (1, 31, 32, 33, 64, 100, 300, 512, 513, 700)
 
 
 @pytest.fixture(scope="module")
-def bfloat16() -> Model:
+def bfloat16() -> LoadedModel:
     config = Qwen3Config(**{**BASE, "hidden_size": 64, "head_dim": 16})
     return adopt(put(build(config).bfloat16()), words())
 
@@ -50,7 +50,7 @@ def same(one: Record, other: Record) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_bits_of_a_record_do_not_depend_on_its_companions(dtype: str, bfloat16: Model) -> None:
+def test_the_bits_of_a_record_do_not_depend_on_its_companions(dtype: str, bfloat16: LoadedModel) -> None:
     decoder = (ours("llama") if dtype == "float32" else bfloat16).decoder
     chunks = draw(10, *LENGTHS, 60, 50, 40, 64, 33)
     together = capture(decoder, PREFIX, chunks=chunks)
@@ -100,7 +100,7 @@ def test_numbers_that_are_not_finite_are_never_stored() -> None:
         capture(model.decoder, PREFIX, chunks=draw(14, 20))
 
 
-def test_a_record_has_the_models_dtype_and_the_captures_version(bfloat16: Model) -> None:
+def test_a_record_has_the_models_dtype_and_the_captures_version(bfloat16: LoadedModel) -> None:
     [own] = capture(bfloat16.decoder, PREFIX, chunks=draw(15, 90))
     assert own.dtype == "bfloat16"
     assert widen(own.layers[0].keys, "bfloat16").any()  # type: ignore[union-attr]

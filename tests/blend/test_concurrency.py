@@ -8,9 +8,9 @@ import pytest
 
 from blend import load
 from blend.attention import DENSE, FLEX, NAME
-from blend.fuse import Order, fuse
+from blend.fuse import BlendOrder, fuse
 from blend.load import adopt
-from blend.prompt import Chunk, Held, Prompt
+from blend.prompt import ChunkSegment, HeldRecord, Prompt
 from store.record import LayerKV
 from tests.blend import dense
 from tests.blend.families import draw, native, ours, put, words
@@ -36,10 +36,10 @@ def test_fuses_in_many_threads_do_not_interfere(name: str) -> None:
         assert other.report.recomputed_slots == one.report.recomputed_slots
 
 
-class Gated(Held):
+class Gated(HeldRecord):
     """Delivers its last layer only when allowed."""
 
-    def __init__(self, held: Held, allowed: Event) -> None:
+    def __init__(self, held: HeldRecord, allowed: Event) -> None:
         super().__init__(held._record, held.fingerprint)  # pyright: ignore[reportPrivateUsage]
         self._allowed = allowed
 
@@ -51,7 +51,7 @@ class Gated(Held):
 
 def test_a_layer_is_computed_while_the_next_is_still_being_read() -> None:
     model, allowed, entered = ours("llama"), Event(), list[int]()
-    placed = layout(model, Prompt(PREFIX, (Chunk(A, Gated(source(model, PREFIX, A), allowed)),), SUFFIX))
+    placed = layout(model, Prompt(PREFIX, (ChunkSegment(A, Gated(source(model, PREFIX, A), allowed)),), SUFFIX))
 
     def between() -> None:
         entered.append(1)
@@ -62,7 +62,7 @@ def test_a_layer_is_computed_while_the_next_is_still_being_read() -> None:
         model.decoder,
         placed,
         context=model.decoder.context(len(placed.ids)),
-        order=Order("reuse", between=between),
+        order=BlendOrder("reuse", between=between),
         readers=READERS,
     )
 

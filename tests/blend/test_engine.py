@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from blend.engine import Ready, Request, Token
-from blend.errors import BlendError, Busy, NotFinite, PromptError, Unreadable
-from blend.fuse import Order
+from blend.engine import EngineRequest, Ready, Token
+from blend.errors import BlendError, Busy, NotFinite, PromptError, UnreadableRecord
+from blend.fuse import BlendOrder
 from blend.load import adopt
-from blend.local import Limits
-from blend.prompt import Chunk, Prompt, Text
+from blend.local import EngineLimits
+from blend.prompt import ChunkSegment, Prompt, TextSegment
 from blend.sampling import Sampling
 from store.errors import Miss
 from store.record import LayerKV
@@ -23,7 +23,7 @@ from tests.blend.fusing import Case, close, fused, layout, source
 
 PREFIX, A, B, C, GAP, SUFFIX, LONG = draw(5, 9, 40, 33, 21, 5, 11, 1500)
 MIXED = Case(PREFIX, PREFIX, "hthmh", (A, GAP, B, C, C), SUFFIX)
-PLAIN = Prompt(PREFIX, (Text(A),), SUFFIX)
+PLAIN = Prompt(PREFIX, (TextSegment(A),), SUFFIX)
 GREEDY = Sampling(max_tokens=16, ignore_eos=True)
 
 
@@ -34,8 +34,8 @@ def test_sixteen_greedy_tokens_are_those_of_transformers(name: str) -> None:
     certain = next((count for count, lead in enumerate(leads) if lead < 1e-4), 16)
 
     with engine(ours(name)) as to:
-        full = Asked(to, Request(prompt, GREEDY, Order("full"))).wait()
-        all_again = Asked(to, Request(prompt, GREEDY, Order(ratio=1.0))).wait()
+        full = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder("full"))).wait()
+        all_again = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder(ratio=1.0))).wait()
 
     assert full.ids[:certain] == tokens[:certain]
     assert all_again.ids[:certain] == tokens[:certain]
@@ -48,10 +48,10 @@ def test_eight_requests_at_once_answer_as_one_after_the_other(name: str) -> None
     cached = MIXED.prompt(ours(name))
     questions = draw(6, *range(3, 11))
     requests = [
-        Request(
+        EngineRequest(
             dataclasses.replace(cached, suffix=question),
             dataclasses.replace(GREEDY, max_tokens=6 + 2 * number),
-            Order(("hybrid", "full", "reuse", "heads")[number % 4], 0.3),
+            BlendOrder(("hybrid", "full", "reuse", "heads")[number % 4], 0.3),
         )
         for number, question in enumerate(questions)
     ]
@@ -66,7 +66,10 @@ def test_eight_requests_at_once_answer_as_one_after_the_other(name: str) -> None
 
 def test_a_request_joins_and_leaves_at_any_step() -> None:
     model = ours("llama")
-    first, second = Request(PLAIN, GREEDY), Request(MIXED.prompt(model), dataclasses.replace(GREEDY, max_tokens=4))
+    first, second = (
+        EngineRequest(PLAIN, GREEDY),
+        EngineRequest(MIXED.prompt(model), dataclasses.replace(GREEDY, max_tokens=4)),
+    )
     with engine(model) as to:
         alone = [Asked(to, each).wait().ids for each in (first, second)]
         for step in (0, 1, 5, 11):
@@ -78,7 +81,7 @@ def test_a_request_joins_and_leaves_at_any_step() -> None:
 
 
 def test_a_seed_gives_the_same_tokens_in_any_company() -> None:
-    drawn = Request(PLAIN, Sampling(max_tokens=12, temperature=1.0, top_p=0.9, top_k=40, seed=7, ignore_eos=True))
+    drawn = EngineRequest(PLAIN, Sampling(max_tokens=12, temperature=1.0, top_p=0.9, top_k=40, seed=7, ignore_eos=True))
     with engine(ours("qwen2")) as to:
         alone = Asked(to, drawn).wait()
         crowd = [
@@ -92,11 +95,11 @@ def test_a_seed_gives_the_same_tokens_in_any_company() -> None:
 
 
 def test_streams_go_on_while_a_long_prompt_is_fused() -> None:
-    endless = Request(PLAIN, Sampling(max_tokens=2000, ignore_eos=True))
-    with engine(ours("llama"), Limits(piece_rows=64)) as to:
+    endless = EngineRequest(PLAIN, Sampling(max_tokens=2000, ignore_eos=True))
+    with engine(ours("llama"), EngineLimits(piece_rows=64)) as to:
         running = Asked(to, endless)
         running.next()
-        long = Asked(to, Request(Prompt(PREFIX, (Text(LONG),), SUFFIX), GREEDY, Order("full")))
+        long = Asked(to, EngineRequest(Prompt(PREFIX, (TextSegment(LONG),), SUFFIX), GREEDY, BlendOrder("full")))
         long.wait()
         running.ticket.cancel()
         running.wait()
@@ -108,8 +111,8 @@ def test_streams_go_on_while_a_long_prompt_is_fused() -> None:
 
 def test_cancelling_frees_the_place_at_the_next_step() -> None:
     room = ours("llama").decoder.token_bytes * 2500
-    endless = Request(PLAIN, Sampling(max_tokens=2000, ignore_eos=True))
-    with engine(ours("llama"), Limits(kv_bytes=room)) as to:
+    endless = EngineRequest(PLAIN, Sampling(max_tokens=2000, ignore_eos=True))
+    with engine(ours("llama"), EngineLimits(kv_bytes=room)) as to:
         running = Asked(to, endless)
         running.next()
         waiting = Asked(to, endless)
@@ -121,7 +124,7 @@ def test_cancelling_frees_the_place_at_the_next_step() -> None:
         waiting.wait()
         gone.wait()
         running.wait()
-        after = Asked(to, Request(PLAIN, GREEDY)).wait()
+        after = Asked(to, EngineRequest(PLAIN, GREEDY)).wait()
 
     assert [asked.done.reason for asked in (running, waiting, gone, after)] == [*["cancelled"] * 3, "length"]
     assert running.done.generated < 2000
@@ -130,10 +133,10 @@ def test_cancelling_frees_the_place_at_the_next_step() -> None:
 
 def test_a_client_that_leaves_during_its_fuse_ends_it() -> None:
     held = Held()
-    with engine(ours("llama"), Limits(piece_rows=16)) as to:
-        first = Asked(to, Request(PLAIN, Sampling(max_tokens=1, processor=held)))
+    with engine(ours("llama"), EngineLimits(piece_rows=16)) as to:
+        first = Asked(to, EngineRequest(PLAIN, Sampling(max_tokens=1, processor=held)))
         assert held.reached.wait(60)
-        leaving = Asked(to, Request(Prompt(PREFIX, (Text(LONG),), SUFFIX), GREEDY))
+        leaving = Asked(to, EngineRequest(Prompt(PREFIX, (TextSegment(LONG),), SUFFIX), GREEDY))
         leaving.ticket.cancel()
         held.release.set()
         first.wait()
@@ -145,27 +148,27 @@ def test_a_client_that_leaves_during_its_fuse_ends_it() -> None:
 
 def test_a_full_queue_says_busy_and_takes_nothing() -> None:
     held = Held()
-    with engine(ours("llama"), Limits(waiting=2)) as to:
-        blocking = Asked(to, Request(PLAIN, Sampling(max_tokens=1, processor=held)))
+    with engine(ours("llama"), EngineLimits(waiting=2)) as to:
+        blocking = Asked(to, EngineRequest(PLAIN, Sampling(max_tokens=1, processor=held)))
         assert held.reached.wait(60)
-        queued = [Asked(to, Request(PLAIN, GREEDY)) for _ in range(2)]
+        queued = [Asked(to, EngineRequest(PLAIN, GREEDY)) for _ in range(2)]
         with pytest.raises(Busy, match="2 requests are waiting"):
-            Asked(to, Request(PLAIN, GREEDY))
+            Asked(to, EngineRequest(PLAIN, GREEDY))
         held.release.set()
         for asked in [blocking, *queued]:
             asked.wait()
-        assert Asked(to, Request(PLAIN, GREEDY)).wait().done.reason == "length"
+        assert Asked(to, EngineRequest(PLAIN, GREEDY)).wait().done.reason == "length"
 
 
 def test_requests_go_before_captures() -> None:
     held, order = Held(), list[str]()
     with engine(ours("llama")) as to:
-        blocking = Asked(to, Request(PLAIN, Sampling(max_tokens=1, processor=held)))
+        blocking = Asked(to, EngineRequest(PLAIN, Sampling(max_tokens=1, processor=held)))
         assert held.reached.wait(60)
         records = to.capture(PREFIX, [A])
         records.add_done_callback(lambda _: order.append("capture"))
         asked = Asked(
-            to, Request(PLAIN, dataclasses.replace(GREEDY, processor=lambda ids, logits: note(order, logits)))
+            to, EngineRequest(PLAIN, dataclasses.replace(GREEDY, processor=lambda ids, logits: note(order, logits)))
         )
         held.release.set()
         blocking.wait()
@@ -179,9 +182,9 @@ def test_a_request_passes_a_capture_that_is_under_way() -> None:
     many = draw(17, *[500] * 60)
     with engine(ours("llama")) as to:
         records = to.capture(PREFIX, many)
-        asked = Asked(to, Request(PLAIN, GREEDY)).wait()
+        asked = Asked(to, EngineRequest(PLAIN, GREEDY)).wait()
         under_way = not records.done()
-        alone = Asked(to, Request(PLAIN, GREEDY)).wait()
+        alone = Asked(to, EngineRequest(PLAIN, GREEDY)).wait()
 
         assert under_way
         assert asked.ids == alone.ids
@@ -196,32 +199,32 @@ def note(order: list[str], logits: torch.Tensor) -> torch.Tensor:
 def test_what_does_not_fit_waits_and_what_never_fits_is_refused() -> None:
     model = ours("llama")
     room = model.decoder.token_bytes * (len(PLAIN.ids) + 16)
-    with engine(model, Limits(kv_bytes=room)) as to:
-        asked = [Asked(to, Request(PLAIN, GREEDY)) for _ in range(3)]
+    with engine(model, EngineLimits(kv_bytes=room)) as to:
+        asked = [Asked(to, EngineRequest(PLAIN, GREEDY)) for _ in range(3)]
         assert len({tuple(each.wait().ids) for each in asked}) == 1
         with pytest.raises(PromptError, match="lower max_tokens"):
-            to.submit(Request(PLAIN, Sampling(max_tokens=17)), print)
+            to.submit(EngineRequest(PLAIN, Sampling(max_tokens=17)), print)
 
 
 def test_prompts_that_cannot_be_are_refused_with_the_remedy() -> None:
     with engine(ours("llama")) as to:
         with pytest.raises(PromptError, match="question is empty"):
-            to.submit(Request(Prompt(PREFIX, (Text(A),), ())), print)
+            to.submit(EngineRequest(Prompt(PREFIX, (TextSegment(A),), ())), print)
         with pytest.raises(PromptError, match="window 4096: leave out chunks"):
-            to.submit(Request(Prompt(PREFIX, (Text(LONG * 3),), SUFFIX)), print)
+            to.submit(EngineRequest(Prompt(PREFIX, (TextSegment(LONG * 3),), SUFFIX)), print)
         with pytest.raises(PromptError, match="unknown policy 'best'"):
-            to.submit(Request(PLAIN, order=Order("best")), print)
+            to.submit(EngineRequest(PLAIN, order=BlendOrder("best")), print)
         for ratio in (-0.1, 1.5, float("nan")):
             with pytest.raises(PromptError, match="ratio must be in"):
-                to.submit(Request(PLAIN, order=Order(ratio=ratio)), print)
+                to.submit(EngineRequest(PLAIN, order=BlendOrder(ratio=ratio)), print)
         with pytest.raises(PromptError, match="token id 128"):
-            to.submit(Request(Prompt((VOCABULARY,), (), SUFFIX)), print)
+            to.submit(EngineRequest(Prompt((VOCABULARY,), (), SUFFIX)), print)
 
 
 def test_a_prompt_without_chunks_and_without_prefix_is_answered() -> None:
     tokens, _ = dense.greedy(native("llama"), SUFFIX, 16)
     with engine(ours("llama")) as to:
-        asked = Asked(to, Request(Prompt((), (), SUFFIX), GREEDY)).wait()
+        asked = Asked(to, EngineRequest(Prompt((), (), SUFFIX), GREEDY)).wait()
 
     assert asked.ids == tokens
     assert (asked.ready.report.reused, asked.ready.report.fresh) == (0, len(SUFFIX))
@@ -229,16 +232,16 @@ def test_a_prompt_without_chunks_and_without_prefix_is_answered() -> None:
 
 def test_a_prompt_as_long_as_the_window_gets_one_token() -> None:
     window = ours("llama").decoder.window
-    prompt = Prompt((), (Text(tuple(LONG * 3)[: window - 5]),), SUFFIX[:5])
+    prompt = Prompt((), (TextSegment(tuple(LONG * 3)[: window - 5]),), SUFFIX[:5])
     with engine(ours("llama")) as to:
-        assert Asked(to, Request(prompt, GREEDY)).wait().done.generated == 1
+        assert Asked(to, EngineRequest(prompt, GREEDY)).wait().done.generated == 1
 
 
 def test_a_processor_that_fails_ends_its_own_request_only() -> None:
     with engine(ours("llama")) as to:
-        alone = Asked(to, Request(PLAIN, GREEDY)).wait()
-        running = Asked(to, Request(PLAIN, GREEDY))
-        failing = Asked(to, Request(PLAIN, dataclasses.replace(GREEDY, processor=Broken()))).wait()
+        alone = Asked(to, EngineRequest(PLAIN, GREEDY)).wait()
+        running = Asked(to, EngineRequest(PLAIN, GREEDY))
+        failing = Asked(to, EngineRequest(PLAIN, dataclasses.replace(GREEDY, processor=Broken()))).wait()
 
         assert running.wait().ids == alone.ids
         assert isinstance(failing.error, BlendError)
@@ -252,11 +255,11 @@ def test_a_listener_that_fails_ends_its_own_request_only() -> None:
         raise RuntimeError("gone")
 
     with engine(ours("llama")) as to:
-        alone = Asked(to, Request(PLAIN, GREEDY)).wait()
-        running = Asked(to, Request(PLAIN, GREEDY))
-        to.submit(Request(PLAIN, GREEDY), listen)
+        alone = Asked(to, EngineRequest(PLAIN, GREEDY)).wait()
+        running = Asked(to, EngineRequest(PLAIN, GREEDY))
+        to.submit(EngineRequest(PLAIN, GREEDY), listen)
         assert running.wait().ids == alone.ids
-        assert Asked(to, Request(PLAIN, GREEDY)).wait().ids == alone.ids
+        assert Asked(to, EngineRequest(PLAIN, GREEDY)).wait().ids == alone.ids
 
     assert len(told) == 1
 
@@ -268,10 +271,10 @@ def test_numbers_that_are_not_finite_end_a_request_and_not_the_engine() -> None:
     with engine(model) as to:
         with torch.no_grad():
             weight[0, 0] = float("nan")
-        assert isinstance(Asked(to, Request(PLAIN, GREEDY)).wait().error, NotFinite)
+        assert isinstance(Asked(to, EngineRequest(PLAIN, GREEDY)).wait().error, NotFinite)
         with torch.no_grad():
             weight.copy_(kept)
-        assert Asked(to, Request(PLAIN, GREEDY)).wait().done.generated == 16
+        assert Asked(to, EngineRequest(PLAIN, GREEDY)).wait().done.generated == 16
 
 
 def test_a_prefix_is_computed_once_and_stays_exact() -> None:
@@ -279,9 +282,9 @@ def test_a_prefix_is_computed_once_and_stays_exact() -> None:
     prompt = MIXED.prompt(model)
     reference = dense.greedy(native("llama"), prompt.ids, 16)[0]
     with engine(model) as to:
-        first = Asked(to, Request(prompt, GREEDY, Order(ratio=0.3))).wait()
-        second = Asked(to, Request(prompt, GREEDY, Order(ratio=0.3))).wait()
-        assert Asked(to, Request(prompt, GREEDY, Order(ratio=1.0))).wait().ids == reference
+        first = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder(ratio=0.3))).wait()
+        second = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder(ratio=0.3))).wait()
+        assert Asked(to, EngineRequest(prompt, GREEDY, BlendOrder(ratio=1.0))).wait().ids == reference
 
     assert second.ready.report.reused == first.ready.report.reused + len(PREFIX)
     assert second.ids == first.ids
@@ -304,7 +307,7 @@ class Spoiled:
 
     def layer(self, index: int) -> LayerKV:
         if index == self._at:
-            raise Unreadable("digest of frame 1 differs")
+            raise UnreadableRecord("digest of frame 1 differs")
         return self._source.layer(index)  # type: ignore[attr-defined]
 
 
@@ -312,8 +315,8 @@ class Spoiled:
 def test_a_record_that_fails_at_a_layer_becomes_text(layer: int) -> None:
     model = ours("llama")
     good, bad = source(model, PREFIX, A), Spoiled(source(model, PREFIX, B), layer)
-    with_bad = Prompt(PREFIX, (Chunk(C), Chunk(A, good), Chunk(B, bad)), SUFFIX)  # type: ignore[arg-type]
-    as_text = Prompt(PREFIX, (Chunk(C), Chunk(A, good), Chunk(B)), SUFFIX)
+    with_bad = Prompt(PREFIX, (ChunkSegment(C), ChunkSegment(A, good), ChunkSegment(B, bad)), SUFFIX)  # type: ignore[arg-type]
+    as_text = Prompt(PREFIX, (ChunkSegment(C), ChunkSegment(A, good), ChunkSegment(B)), SUFFIX)
 
     found = fused(model, with_bad, policy="reuse")
 
@@ -329,7 +332,7 @@ def test_a_medium_that_fails_in_any_way_is_a_miss() -> None:
         def layer(self, index: int) -> LayerKV:
             raise ConnectionResetError("gone")
 
-    prompt = Prompt(PREFIX, (Chunk(A, Away(source(model, PREFIX, A), 0)),), SUFFIX)  # type: ignore[arg-type]
+    prompt = Prompt(PREFIX, (ChunkSegment(A, Away(source(model, PREFIX, A), 0)),), SUFFIX)  # type: ignore[arg-type]
     found = fused(model, prompt, policy="hybrid", ratio=0.2)
 
     assert close(found.logits, dense.prefill(native("llama"), prompt.ids)[-1])
@@ -339,7 +342,7 @@ def test_a_medium_that_fails_in_any_way_is_a_miss() -> None:
 def test_a_record_with_numbers_that_are_not_finite_is_a_miss() -> None:
     model, record = ours("llama"), source(ours("llama"), PREFIX, A)
     record.layer(2).values[0, 3, 1] = float("nan")
-    prompt = Prompt(PREFIX, (Chunk(A, record), Chunk(B, source(model, PREFIX, B))), SUFFIX)
+    prompt = Prompt(PREFIX, (ChunkSegment(A, record), ChunkSegment(B, source(model, PREFIX, B))), SUFFIX)
     found = fused(model, prompt, policy="reuse")
 
     assert close(found.logits, dense.prefill(native("llama"), prompt.ids)[-1])
@@ -351,23 +354,23 @@ def test_a_record_of_another_fingerprint_is_a_miss_that_names_the_field(field: s
     model = ours("llama")
     record = source(model, PREFIX, A)
     record.fingerprint = dataclasses.replace(record.fingerprint, **{field: "other"})
-    prompt = Prompt(PREFIX, (Chunk(A, record),), SUFFIX)
+    prompt = Prompt(PREFIX, (ChunkSegment(A, record),), SUFFIX)
 
     assert told(layout(model, prompt).misses) == [(0, field)]
     assert close(fused(model, prompt, policy="reuse").logits, dense.prefill(native("llama"), prompt.ids)[-1])
 
 
 def test_a_record_of_other_tokens_is_a_miss() -> None:
-    prompt = Prompt(PREFIX, (Chunk(A[:-1], source(ours("llama"), PREFIX, A)),), SUFFIX)
+    prompt = Prompt(PREFIX, (ChunkSegment(A[:-1], source(ours("llama"), PREFIX, A)),), SUFFIX)
 
     assert told(layout(ours("llama"), prompt).misses) == [(0, "tokens")]
 
 
 def test_a_stop_string_ends_the_answer_and_does_not_come_out() -> None:
     with engine(ours("llama")) as to:
-        whole = Asked(to, Request(PLAIN, GREEDY)).wait()
+        whole = Asked(to, EngineRequest(PLAIN, GREEDY)).wait()
         word = ours("llama").tokenizer.decode([whole.ids[5]])
-        stopped = Asked(to, Request(PLAIN, dataclasses.replace(GREEDY, stop=(word,)))).wait()
+        stopped = Asked(to, EngineRequest(PLAIN, dataclasses.replace(GREEDY, stop=(word,)))).wait()
 
     assert stopped.text == whole.text[: whole.text.index(word)]
     assert stopped.done.reason == "stop"
@@ -375,7 +378,7 @@ def test_a_stop_string_ends_the_answer_and_does_not_come_out() -> None:
 
 def test_logprobs_are_the_models_own() -> None:
     with engine(ours("llama")) as to:
-        asked = Asked(to, Request(PLAIN, Sampling(max_tokens=3, logprobs=5, ignore_eos=True))).wait()
+        asked = Asked(to, EngineRequest(PLAIN, Sampling(max_tokens=3, logprobs=5, ignore_eos=True))).wait()
     tokens = [event for event in asked.events if isinstance(event, Token)]
     for place, token in enumerate(tokens):
         logits = dense.prefill(native("llama"), [*PLAIN.ids, *asked.ids[:place]])[-1]
@@ -387,8 +390,8 @@ def test_logprobs_are_the_models_own() -> None:
 
 def test_closing_finishes_what_runs_and_takes_nothing_more() -> None:
     with engine(ours("llama")) as to:
-        asked = [Asked(to, Request(PLAIN, GREEDY)) for _ in range(3)]
+        asked = [Asked(to, EngineRequest(PLAIN, GREEDY)) for _ in range(3)]
         to.close()
         assert [each.wait().done.generated for each in asked] == [16] * 3
         with pytest.raises(Busy, match="closing"):
-            to.submit(Request(PLAIN), print)
+            to.submit(EngineRequest(PLAIN), print)

@@ -17,7 +17,7 @@ from transformers import (
 from blend.attention import NAME
 from blend.context import span
 from blend.errors import TokenizerError, UnsupportedModel
-from blend.load import Model, adopt, load
+from blend.load import LoadedModel, adopt, load
 from tests.blend.dense import prefill
 from tests.blend.families import BASE, build, draw, words
 from tests.blend.fusing import close
@@ -36,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save(tmp_path_factory.mktemp("qwen3"), build(Qwen3Config(**BASE)))
 
 
-def logits(model: Model) -> torch.Tensor:
+def logits(model: LoadedModel) -> torch.Tensor:
     decoder = model.decoder
     slots = span(0, len(IDS), device=decoder.device)
     found, _ = decoder.prefill(decoder.context(len(IDS)), slots, ids=torch.tensor(IDS))

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from blend.context import Context, span
-from blend.fuse import Order
-from blend.load import Model
+from blend.fuse import BlendOrder
+from blend.load import LoadedModel
 from blend.step import Segment
 from tests.bench.model import Corpus, Shape, adopted, captured, fused, random_model
 from tests.bench.prefill_memory import RESET, limit_bytes, peak_bytes
@@ -29,7 +29,7 @@ RESIDENT_SLACK_BYTES = 160 << 20
 
 
 @cache
-def model(dtype: str) -> Model:
+def model(dtype: str) -> LoadedModel:
     return adopted(random_model(SMALL, dtype=dtype))
 
 
@@ -51,7 +51,9 @@ def test_a_fuse_takes_little_more_than_the_prompts_keys_and_values(
 ) -> None:
     small, prompt = model("bfloat16"), corpus().prompt(tokens)
 
-    sizes = _allocated(lambda: fused(small, prompt, order=Order(policy, 0.15), readers=readers), tmp_path / "trace")
+    sizes = _allocated(
+        lambda: fused(small, prompt, order=BlendOrder(policy, 0.15), readers=readers), tmp_path / "trace"
+    )
 
     assert max(accumulate(sizes)) <= limit_bytes(len(prompt.ids) * small.decoder.token_bytes, SLACK_BYTES)
 
@@ -63,7 +65,7 @@ def test_a_fuse_keeps_little_more_resident(readers: ThreadPoolExecutor) -> None:
     small, prompt = model("bfloat16"), corpus().prompt(LONGEST)
     limit = limit_bytes(len(prompt.ids) * small.decoder.token_bytes, RESIDENT_SLACK_BYTES)
 
-    peak = peak_bytes(lambda: fused(small, prompt, order=Order("hybrid", 0.15), readers=readers))
+    peak = peak_bytes(lambda: fused(small, prompt, order=BlendOrder("hybrid", 0.15), readers=readers))
     with_mask = peak_bytes(lambda: torch.ones(ALL_SEE_ALL, dtype=torch.bool))
 
     assert peak <= limit < with_mask
@@ -88,7 +90,7 @@ def test_a_copy_of_a_layers_keys_would_be_noticed(tmp_path: Path) -> None:
     assert _allocated(keys.clone, tmp_path / "trace")[0] == keys.nbytes
 
 
-def _filled(small: Model) -> Context:
+def _filled(small: LoadedModel) -> Context:
     context = small.decoder.context(LONGEST)
     for layer in context.layers:
         context.keys(layer).normal_()

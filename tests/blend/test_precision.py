@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from blend.fingerprint import Fingerprint
-from blend.load import Model, adopt
-from blend.prompt import Chunk, Prompt
+from blend.load import LoadedModel, adopt
+from blend.prompt import ChunkSegment, Prompt
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey
@@ -26,7 +26,7 @@ NAMES = ("llama", "qwen3", "gemma3", "gpt-oss", "deepseek-v3", "cohere2")
 
 
 @cache
-def half(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, Model]:
+def half(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, LoadedModel]:
     plain = copy.deepcopy(native(name)).to(dtype)  # pyright: ignore[reportArgumentType]
     return plain, adopt(put(copy.deepcopy(plain)), words())
 
@@ -72,8 +72,8 @@ def test_packed_records_fuse_like_plain_ones_but_for_their_steps(name: str) -> N
     blob = read(encode(plain._record, key, terms=Terms(0, precomputed=True)))  # pyright: ignore[reportPrivateUsage]
     packed = Packed(blob, plain.fingerprint)
 
-    coarse = fused(model, Prompt(PREFIX, (Chunk(B), Chunk(A, packed)), SUFFIX), policy="reuse")
-    exact = fused(model, Prompt(PREFIX, (Chunk(B), Chunk(A, plain)), SUFFIX), policy="reuse")
+    coarse = fused(model, Prompt(PREFIX, (ChunkSegment(B), ChunkSegment(A, packed)), SUFFIX), policy="reuse")
+    exact = fused(model, Prompt(PREFIX, (ChunkSegment(B), ChunkSegment(A, plain)), SUFFIX), policy="reuse")
 
     assert apart(coarse.logits, exact.logits.cpu()) < 0.1
     assert not close(coarse.logits, exact.logits.cpu())

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from blend.engine import Done, Request, Token
-from blend.load import Model, adopt
+from blend.engine import Done, EngineRequest, Token
+from blend.load import LoadedModel, adopt
 from blend.prompt import Prompt
 from blend.sampling import Sampling
 from tests.blend.asking import Asked, engine
@@ -30,15 +30,15 @@ class Forced:
         return logits
 
 
-def model(kind: str) -> Model:
+def model(kind: str) -> LoadedModel:
     tokenizer = made(kind)
     return adopt(put(build(LlamaConfig(**{**BASE, "vocab_size": len(tokenizer)}))), tokenizer)
 
 
-def say(to: Model, ids: Sequence[int], *, count: int, stop: tuple[str, ...] = ()) -> Asked:
+def say(to: LoadedModel, ids: Sequence[int], *, count: int, stop: tuple[str, ...] = ()) -> Asked:
     sampling = Sampling(max_tokens=count, stop=stop, processor=Forced(ids))
     with engine(to) as running:
-        return Asked(running, Request(Prompt((), (), (5, 6, 7)), sampling)).wait()
+        return Asked(running, EngineRequest(Prompt((), (), (5, 6, 7)), sampling)).wait()
 
 
 @pytest.mark.parametrize("kind", KINDS)

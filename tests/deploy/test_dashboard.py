@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.reports import ChunkReport, Report, Usage
 from service.telemetry.metrics import Metrics
 from store.errors import Miss, MissReason
-from store.upkeep import Usage as Tier
+from store.upkeep import StorageUsage as Tier
 from tests.deploy.plans import DEPLOY, ROOT
 
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboards" / "kvweave.json").read_text(encoding="utf-8"))

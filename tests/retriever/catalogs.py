@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever.catalog.base import Entry, Removal
-from retriever.catalog.contract.catalog import Catalog, View
+from retriever.catalog.base import DocumentRow, Removal
+from retriever.catalog.contract.catalog import Catalog, CatalogView
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Json, Part, chunk_id
+from retriever.documents import Document, DocumentPart, Json, chunk_id
 from retriever.filters import EVERYTHING, condition
 
 Opened = Callable[[], Catalog]  # the same catalog, as another process opens it
 
 
-def document(name: str, *parts: str | Part, title: str = "", metadata: Json | None = None) -> Document:
-    cut = tuple(part if isinstance(part, Part) else Part(part) for part in parts)
+def document(name: str, *parts: str | DocumentPart, title: str = "", metadata: Json | None = None) -> Document:
+    cut = tuple(part if isinstance(part, DocumentPart) else DocumentPart(part) for part in parts)
     return Document(name, cut, title, metadata or {})
 
 
@@ -40,7 +40,7 @@ def served(catalog: Catalog, version: int) -> Removal:
         return change.serve(version)
 
 
-def entry(catalog: Catalog, name: str) -> Entry | None:
+def entry(catalog: Catalog, name: str) -> DocumentRow | None:
     with catalog.view() as view:
         return view.document(name)
 
@@ -69,7 +69,7 @@ def observed(catalog: Catalog) -> list[object]:
         return seen(view)
 
 
-def seen(view: View) -> list[object]:
+def seen(view: CatalogView) -> list[object]:
     entries = view.documents(EVERYTHING, limit=10_000)
     rows = view.chunks_of(EVERYTHING).tolist()
     return [

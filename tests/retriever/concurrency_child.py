@@ -12,10 +12,10 @@ from pathlib import Path
 from random import Random
 
 from retriever import nearest
-from retriever.catalog.base import Entry, Passage
+from retriever.catalog.base import DocumentRow, Passage
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part
-from retriever.filters import EVERYTHING, Condition, condition
+from retriever.documents import Document, DocumentPart
+from retriever.filters import EVERYTHING, FilterCondition, condition
 from retriever.library import Library
 from retriever.search import Hit, Query
 from tests.retriever.fakes import WordEmbedder
@@ -41,7 +41,7 @@ def documents(generation: int) -> list[Document]:
     return [
         Document(
             name(generation, number),
-            (Part(SHARED), *(Part(text(generation, number, part)) for part in range(PARTS))),
+            (DocumentPart(SHARED), *(DocumentPart(text(generation, number, part)) for part in range(PARTS))),
             metadata={"generation": generation, "team": "red" if number % 2 else "blue"},
         )
         for number in range(DOCUMENTS)
@@ -79,7 +79,7 @@ class Reader:
         self.looks = 0
         self._library = library
         self._random = Random(seed)
-        self._ways: list[Callable[[Condition], None]] = [
+        self._ways: list[Callable[[FilterCondition], None]] = [
             self._by_words,
             self._by_vectors,
             self._by_both,
@@ -91,33 +91,33 @@ class Reader:
         self.looks += 1
         self._random.choice(self._ways)(self._random.choice([EVERYTHING, RED]))
 
-    def _saw(self, seen: Sequence[Passage | Entry], count: int) -> None:
+    def _saw(self, seen: Sequence[Passage | DocumentRow], count: int) -> None:
         found = sorted({int(str(each.metadata["generation"])) for each in seen})
         assert (len(seen), len(found)) == (count, 1), f"{len(seen)} of {count}, of generations {found}"
         assert found[0] >= self.generation, f"{found[0]} after {self.generation}"
         self.generation = found[0]
 
-    def _own(self, allowed: Condition) -> int:
+    def _own(self, allowed: FilterCondition) -> int:
         return OWN // 2 if allowed is RED else OWN
 
     def _hits(self, hits: Sequence[Hit], count: int) -> None:
         self._saw([hit.passage for hit in hits], count)
 
-    def _by_words(self, allowed: Condition) -> None:
+    def _by_words(self, allowed: FilterCondition) -> None:
         self._hits(self._library.search(Query("common words", 1000, "lexical", allowed)), self._own(allowed))
 
-    def _by_vectors(self, allowed: Condition) -> None:
+    def _by_vectors(self, allowed: FilterCondition) -> None:
         self._hits(self._library.search(Query("common words", 1000, "vector", allowed)), self._own(allowed) + 1)
 
-    def _by_both(self, allowed: Condition) -> None:
+    def _by_both(self, allowed: FilterCondition) -> None:
         self._hits(self._library.search(Query("common footer", 1000, "hybrid", allowed)), self._own(allowed) + 1)
 
-    def _inside(self, allowed: Condition) -> None:
+    def _inside(self, allowed: FilterCondition) -> None:
         seen = self._library.recognise(PROMPT, allowed=allowed)
         assert all(PROMPT[each.start : each.end] == each.passage.text for each in seen)
         self._saw([each.passage for each in seen], self._own(allowed) + 1)
 
-    def _listed(self, allowed: Condition) -> None:
+    def _listed(self, allowed: FilterCondition) -> None:
         many = DOCUMENTS // 2 if allowed is RED else DOCUMENTS
         with self._library.catalog.view() as view:
             entries = view.documents(allowed)

@@ -7,10 +7,10 @@ from random import Random
 
 import numpy as np
 
-from retriever.catalog.contract.catalog import View
+from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part
-from retriever.filters import EVERYTHING, Condition, condition
+from retriever.documents import Document, DocumentPart
+from retriever.filters import EVERYTHING, FilterCondition, condition
 from retriever.vectors import VectorIndex
 
 DIM, ALL = 16, 10_000
@@ -43,7 +43,7 @@ def fill(catalog: SqliteCatalog, numbers: Sequence[int], *, seed: int = 0) -> No
     made = [
         Document(
             f"d{number}",
-            tuple(Part(f"text {number} {seed} {place}") for place in range(2)),
+            tuple(DocumentPart(f"text {number} {seed} {place}") for place in range(2)),
             metadata={"kind": "often" if number % 10 else "rare"},
         )
         for number in numbers
@@ -58,7 +58,7 @@ def index_in(folder: Path) -> VectorIndex:
     return VectorIndex(folder / "index", embedder="e", dim=DIM)
 
 
-def exact(view: View, query: np.ndarray, allowed: Condition) -> list[tuple[int, float]]:
+def exact(view: CatalogView, query: np.ndarray, allowed: FilterCondition) -> list[tuple[int, float]]:
     held = view.embedded_after(0, embedder="e", limit=ALL)
     fits = set(view.chunks_of(allowed).tolist())
     found = [

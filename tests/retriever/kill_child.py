@@ -13,7 +13,7 @@ from random import Random
 
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part
+from retriever.documents import Document, DocumentPart
 from retriever.library import Library
 from tests.retriever.fakes import WordEmbedder
 
@@ -43,8 +43,8 @@ def planned(seed: int, number: int) -> Step:
 
 def _document(name: str, chance: Random) -> Document:
     texts = [" ".join(chance.choices(WORDS, k=chance.randint(3, 40))) for _ in range(chance.randint(1, 6))]
-    parts = [Part(text, metadata={"own": True} if chance.random() < 0.2 else {}) for text in texts]
-    parts.insert(chance.randint(0, len(parts)), Part(chance.choice(COMMON)))
+    parts = [DocumentPart(text, metadata={"own": True} if chance.random() < 0.2 else {}) for text in texts]
+    parts.insert(chance.randint(0, len(parts)), DocumentPart(chance.choice(COMMON)))
     return Document(name, tuple(parts), chance.choice(["", "a title"]), {"team": chance.choice(["red", "blue"])})
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
-from retriever.documents import Document, Part
+from retriever.documents import Document, DocumentPart
 from retriever.library import Library
 from retriever.search import Hit, Mode, Query
 
@@ -14,7 +14,7 @@ WORDS = ["amber", "birch", "cedar", "delta", "ember", "frost", "grove", "heron",
 
 
 def document(name: str, *texts: str, title: str = "", **metadata: object) -> Document:
-    return Document(name, tuple(Part(text) for text in texts), title=title, metadata=metadata)
+    return Document(name, tuple(DocumentPart(text) for text in texts), title=title, metadata=metadata)
 
 
 def some(count: int, *, seed: int = 0) -> list[Document]:

@@ -18,7 +18,7 @@ def test_any_piece_of_a_run_without_spaces_has_its_terms_in_the_whole(
     before: str, run: str, after: str, around: str
 ) -> None:
     told = analysis.terms(around.format(before + run + after))
-    for term in analysis.asked(run):
+    for term in analysis.query_terms(run):
         assert any(each.startswith(term[:-1]) if term.endswith("*") else each == term for each in told)
 
 
@@ -29,7 +29,7 @@ def test_terms_are_ascii_and_the_same_whatever_stands_beside(one: str, other: st
     assert all(term.isascii() and term.isalnum() for term in terms)
     assert analysis.terms(f"{one} \n{other}") == [*terms, *analysis.terms(other)]
     assert analysis.terms(f"{one} é") == [*terms, "e"]
-    assert all(term.rstrip("*").isalnum() for term in analysis.asked(one))
+    assert all(term.rstrip("*").isalnum() for term in analysis.query_terms(one))
 
 
 def test_a_composed_and_a_decomposed_text_are_the_same_words() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from retriever.catalog.base import Collection, Passage, Removal
 from retriever.catalog.contract.catalog import Catalog
-from retriever.documents import Document, Part, chunk_id
+from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import DocumentError
 from retriever.filters import EVERYTHING, condition, in_collection
 from tests.retriever.catalogs import Contract, Sqlite, deleted, document, entry, ids, names, put, served, staged, texts
@@ -16,7 +16,11 @@ class CatalogContract(Contract):
     # What is put
 
     def test_what_was_put_is_read_back(self, catalog: Catalog) -> None:
-        parts = (Part("one", "first", 3, 7, {"lang": "en", "own": [1]}), Part("two\0\r\n\u2028🙂 "), Part(""))
+        parts = (
+            DocumentPart("one", "first", 3, 7, {"lang": "en", "own": [1]}),
+            DocumentPart("two\0\r\n\u2028🙂 "),
+            DocumentPart(""),
+        )
         put(catalog, Document("a/ä 🙂", parts, "Title", {"lang": "de", "deep": {"x": [None, True, 1.5]}}))
         with catalog.view() as view:
             found = view.document("a/ä 🙂")
@@ -47,7 +51,7 @@ class CatalogContract(Contract):
         assert texts(catalog, "a") == ["y"]
 
     def test_a_document_that_is_there_just_so_is_left_alone(self, catalog: Catalog) -> None:
-        same = document("a", Part("x", "n", 0, 1, {"p": 1}), title="t", metadata={"m": {"b": 1, "a": 2}})
+        same = document("a", DocumentPart("x", "n", 0, 1, {"p": 1}), title="t", metadata={"m": {"b": 1, "a": 2}})
         put(catalog, same)
         with catalog.view() as view:
             before = view.document("a"), view.passages("a")
@@ -60,10 +64,10 @@ class CatalogContract(Contract):
         [
             document("a", "x", title="t"),
             document("a", "x", metadata={"m": 1}),
-            document("a", Part("x", "n")),
-            document("a", Part("x", start=0)),
-            document("a", Part("x", page=0)),
-            document("a", Part("x", metadata={"m": 1})),
+            document("a", DocumentPart("x", "n")),
+            document("a", DocumentPart("x", start=0)),
+            document("a", DocumentPart("x", page=0)),
+            document("a", DocumentPart("x", metadata={"m": 1})),
             document("a", "x", "x"),
             document("a"),
         ],
@@ -96,11 +100,11 @@ class CatalogContract(Contract):
             document("half \ud800", "x"),
             document("a", "half \ud800"),
             document("a", "x", title="half \udfff"),
-            document("a", Part("x", "half \ud800")),
+            document("a", DocumentPart("x", "half \ud800")),
             document("a", "x", metadata={"m": "half \ud800"}),
             document("a", "x", metadata={"half \ud800": 1}),
             document("a", "x", metadata={"m": float("nan")}),
-            document("a", Part("x", metadata={"m": float("-inf")})),
+            document("a", DocumentPart("x", metadata={"m": float("-inf")})),
             document("a", "x", metadata={"m": {1, 2}}),
             document("a", "x", metadata={"m": b"bytes"}),
         ],
@@ -239,7 +243,7 @@ class CatalogContract(Contract):
     # Metadata
 
     def test_a_patch_is_laid_over_the_metadata_and_null_takes_a_field_away(self, catalog: Catalog) -> None:
-        own = Part("x", metadata={"lang": "en"})
+        own = DocumentPart("x", metadata={"lang": "en"})
         put(catalog, document("a", own, "y", metadata={"lang": "de", "year": 1, "null": None, "deep": {"a": 1}}))
         with catalog.change() as change:
             patched = change.patch("a", metadata={"year": None, "team": "t", "deep": {"b": 2}, "no": None})

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from retriever import analysis
-from retriever.catalog.base import Collection, Removal, Standing
-from retriever.catalog.contract.catalog import Change
+from retriever.catalog.base import CatalogState, Collection, Removal
+from retriever.catalog.contract.catalog import CatalogChange
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part, chunk_id
+from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.filters import EVERYTHING, condition, in_collection
 
 WORDS = ("apple", "pear", "plum", "fig", "東")  # none has a part in another
@@ -28,7 +28,7 @@ metadata = st.dictionaries(
     st.sampled_from("mn"), st.sampled_from([1, 2.5, "1", True, None, [1, "x"], {"deep": 1}]), max_size=2
 )
 parts = st.builds(
-    Part,
+    DocumentPart,
     st.sampled_from(TEXTS),
     name=st.sampled_from(["", "n"]),
     start=st.sampled_from([None, 0]),
@@ -119,7 +119,7 @@ class Changes(RuleBasedStateMachine):
         self.catalog = SqliteCatalog(self.path)
         self.model = Model()
         self.numbers: dict[str, int] = {}
-        self.standing = Standing("", 0, 0, 0, 0)
+        self.standing = CatalogState("", 0, 0, 0, 0)
 
     def teardown(self) -> None:
         self.catalog.close()
@@ -213,7 +213,7 @@ class Changes(RuleBasedStateMachine):
 
     @rule(documents=st.lists(documents, max_size=3), collection=collections, name=st.sampled_from(NAMES))
     def fail(self, documents: list[Document], collection: str, name: str) -> None:
-        def failing(change: Change) -> None:
+        def failing(change: CatalogChange) -> None:
             change.put(documents, collection=collection)
             change.patch(name, metadata={"m": "new"})
             change.delete([name])

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from retriever.catalog.base import Counts, Removal
-from retriever.catalog.contract.catalog import Catalog, Change
-from retriever.catalog.upload_types import Job, NewUpload, Upload, UploadState
+from retriever.catalog.contract.catalog import Catalog, CatalogChange
+from retriever.catalog.upload_types import Job, NewUpload, QueuedUpload, UploadState
 from retriever.documents import chunk_id
 from retriever.errors import DocumentError
 from tests.retriever.catalogs import Contract, Opened, Sqlite, deleted, document, ids, put, served, staged, texts
@@ -19,22 +19,22 @@ def new(name: str, content: bytes = b"x", *, collection: str = "c", file: str = 
     return NewUpload(name, collection, file, content)
 
 
-def accepted(catalog: Catalog, *uploads: NewUpload, job: str = "j") -> list[Upload]:
+def accepted(catalog: Catalog, *uploads: NewUpload, job: str = "j") -> list[QueuedUpload]:
     with catalog.change() as change:
         return change.accept(job, uploads)
 
 
-def advanced(catalog: Catalog, upload: Upload, **changes: object) -> bool:
+def advanced(catalog: Catalog, upload: QueuedUpload, **changes: object) -> bool:
     with catalog.change() as change:
         return change.advance(replace(upload, **changes))  # type: ignore[arg-type]
 
 
-def expanded(catalog: Catalog, file: Upload, *uploads: NewUpload) -> bool:
+def expanded(catalog: Catalog, file: QueuedUpload, *uploads: NewUpload) -> bool:
     with catalog.change() as change:
         return change.expand(file.number, uploads)
 
 
-def computing(catalog: Catalog, upload: Upload, *parts: str) -> int:
+def computing(catalog: Catalog, upload: QueuedUpload, *parts: str) -> int:
     """With these parts staged for it."""
     with catalog.change() as change:
         version = change.stage(document(upload.document, *parts), collection=upload.collection)
@@ -42,7 +42,7 @@ def computing(catalog: Catalog, upload: Upload, *parts: str) -> int:
     return version
 
 
-def told(catalog: Catalog, job: str = "j") -> list[Upload]:
+def told(catalog: Catalog, job: str = "j") -> list[QueuedUpload]:
     with catalog.view() as view:
         return view.uploads(job, limit=1000)
 
@@ -109,7 +109,7 @@ class UploadContract(Contract):
     def test_of_a_change_that_fails_nothing_waits(self, catalog: Catalog) -> None:
         [upload] = accepted(catalog, new("a"))
 
-        def failing(change: Change) -> None:
+        def failing(change: CatalogChange) -> None:
             change.accept("k", [new("a"), new("b")])
             change.swept(5)
             raise ZeroDivisionError

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from retriever.chunking import Counter, Rules, count_words, cut
-from retriever.documents import Page
+from retriever.chunking import Counter, CutRules, count_words, cut
+from retriever.documents import PageStart
 from service.builtin import CHECKPOINT
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
@@ -48,9 +48,9 @@ TEXTS = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=30)), max
 @settings(max_examples=250, deadline=None)
 @given(TEXTS, st.sampled_from([1, 3, 8, 20, 64]), st.sampled_from(COUNTERS))
 def test_parts_are_the_text_in_order_and_fit_the_budget(text: str, tokens: int, count: Counter) -> None:
-    parts = cut(text, Rules(tokens), count=count)
+    parts = cut(text, CutRules(tokens), count=count)
     assert "".join(part.text for part in parts) == text
-    assert cut(text, Rules(tokens), count=count) == parts
+    assert cut(text, CutRules(tokens), count=count) == parts
     start = 0
     for part, counted in zip(parts, count([part.text for part in parts]), strict=True):
         assert part.start == start and part.text
@@ -61,7 +61,7 @@ def test_parts_are_the_text_in_order_and_fit_the_budget(text: str, tokens: int, 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS, st.sampled_from([3, 20, 64]))
 def test_no_part_is_white_space_alone(text: str, tokens: int) -> None:
-    parts = cut(text, Rules(tokens), count=count_words)
+    parts = cut(text, CutRules(tokens), count=count_words)
     assert len(parts) <= 1 or not any(part.text.isspace() for part in parts)
 
 
@@ -166,7 +166,9 @@ def edit(style: str, seed: int, *, parts: int) -> Edit:
 
 def changed(done: Edit, count: Counter = count_words) -> tuple[int, int]:
     """New and removed ids, less two for each whole budget that was put in or taken out: those are the edit's own."""
-    old, new = ({part.id for part in cut("".join(text), Rules(TOKENS), count=count)} for text in (done.old, done.new))
+    old, new = (
+        {part.id for part in cut("".join(text), CutRules(TOKENS), count=count)} for text in (done.old, done.new)
+    )
     put, out = count([done.put, done.out])
     return len(new - old) - 2 * (put // TOKENS), len(old - new) - 2 * (out // TOKENS)
 
@@ -207,7 +209,7 @@ def test_the_models_own_tokenizer_changes_no_more(style: str) -> None:
 def test_a_paragraph_at_the_front_of_a_long_document_leaves_its_end_alone(style: str) -> None:
     blocks = blocks_of(style, random.Random(style), 100)
     fresh = STYLES[style](random.Random("fresh"))
-    old, new = (cut("".join(text), Rules(TOKENS), count=count_words) for text in (blocks, [fresh, *blocks]))
+    old, new = (cut("".join(text), CutRules(TOKENS), count=count_words) for text in (blocks, [fresh, *blocks]))
     moved = {part.id for part in new} - {part.id for part in old}
     assert len(moved) <= 3 + 2 * (count_words([fresh])[0] // TOKENS)
 
@@ -215,7 +217,7 @@ def test_a_paragraph_at_the_front_of_a_long_document_leaves_its_end_alone(style:
 @pytest.mark.parametrize("style", ["prose", "short paragraphs", "long paragraphs", "headings", "cjk", "mixed"])
 def test_parts_of_ordinary_prose_are_neither_small_nor_near_empty(style: str) -> None:
     text = "".join(blocks_of(style, random.Random(style), 120))
-    tokens = count_words([part.text for part in cut(text, Rules(TOKENS), count=count_words)])
+    tokens = count_words([part.text for part in cut(text, CutRules(TOKENS), count=count_words)])
     assert 0.52 <= sum(tokens) / len(tokens) / TOKENS <= 0.75
     assert sum(counted < TOKENS / 5 for counted in tokens) < 0.05 * len(tokens)
 
@@ -236,7 +238,7 @@ def test_what_fits_the_budget_and_is_solid_is_not_torn(seed: int) -> None:
         )
         solids += [solid] * (count_words([solid])[0] <= TOKENS)
         text += prose(rng, 1, 4) + solid + "\n"
-    parts = [part.text for part in cut(text, Rules(TOKENS), count=count_words)]
+    parts = [part.text for part in cut(text, CutRules(TOKENS), count=count_words)]
     assert solids and [solid for solid in solids if not any(solid in part for part in parts)] == []
 
 
@@ -244,33 +246,33 @@ def test_a_heading_stands_with_what_follows() -> None:
     rng = random.Random(3)
     for depth in range(1, 7):
         text = "".join("#" * depth + f" Head\n\n{prose(rng, 1, 5)}Name\n====\n{prose(rng, 1, 5)}" for _ in range(60))
-        for part in cut(text, Rules(TOKENS), count=count_words):
+        for part in cut(text, CutRules(TOKENS), count=count_words):
             assert not part.text.rstrip().endswith(("# Head", "===="))
 
 
 def test_cuts_stand_at_the_ends_of_sentences_where_those_are_short() -> None:
     for style, ends in (("one line of sentences", "."), ("one cjk paragraph", "。")):
         text = "".join(blocks_of(style, random.Random(1), 60))
-        assert all(part.text.rstrip().endswith(ends) for part in cut(text, Rules(TOKENS), count=count_words))
+        assert all(part.text.rstrip().endswith(ends) for part in cut(text, CutRules(TOKENS), count=count_words))
     text = "Dr. Jones met J. Smith, i.e. her. The cost is 3.5 approx. of it. " * 99
-    parts = cut(text, Rules(26), count=count_words)
+    parts = cut(text, CutRules(26), count=count_words)
     assert {part.text.split()[-1] for part in parts} <= {"her.", "it."}
 
 
 def test_a_part_is_on_the_page_of_its_first_character() -> None:
     text = "".join(blocks_of("prose", random.Random(5), 30))
-    pages = [Page(7, 50), Page(8, len(text) // 2), Page(9, len(text) // 2), Page(12, len(text) - 9)]
-    for part in cut(text, Rules(TOKENS), count=count_words, pages=pages):
+    pages = [PageStart(7, 50), PageStart(8, len(text) // 2), PageStart(9, len(text) // 2), PageStart(12, len(text) - 9)]
+    for part in cut(text, CutRules(TOKENS), count=count_words, pages=pages):
         assert part.start is not None and text.startswith(part.text, part.start)
         expected = bisect_right([page.start for page in pages], part.start)
         assert part.page == (pages[expected - 1].number if expected else None)
-    (part,) = cut("   x", Rules(9), count=count_words, pages=[Page(1, 0), Page(2, 3)])
+    (part,) = cut("   x", CutRules(9), count=count_words, pages=[PageStart(1, 0), PageStart(2, 3)])
     assert part.page == 2
 
 
 def test_of_no_text_there_is_no_part_and_of_white_space_one() -> None:
-    assert cut("", Rules(), count=count_words) == ()
-    assert [part.text for part in cut(" \n\n \t", Rules(1), count=count_words)] == [" \n\n \t"]
+    assert cut("", CutRules(), count=count_words) == ()
+    assert [part.text for part in cut(" \n\n \t", CutRules(1), count=count_words)] == [" \n\n \t"]
 
 
 HOSTILE = {
@@ -291,7 +293,7 @@ def test_a_hostile_text_is_counted_in_few_batches_and_at_most_four_times(name: s
         return count_words(texts)
 
     text = (HOSTILE[name] * 60_000)[:60_000] + "end"
-    assert "".join(part.text for part in cut(text, Rules(), count=count)) == text
+    assert "".join(part.text for part in cut(text, CutRules(), count=count)) == text
     assert shown <= 4 * len(text)
     assert calls <= 6
 
@@ -299,13 +301,13 @@ def test_a_hostile_text_is_counted_in_few_batches_and_at_most_four_times(name: s
 def test_longer_fences_close_shorter_ones_and_one_that_nothing_closes_is_text() -> None:
     inner = "```\n" + "word word.\n\n" * 20 + "```\n"
     text = prose(random.Random(1)) * 3 + "````md\n" + inner + "````\n\n" + "```\n" + prose(random.Random(2)) * 9
-    parts = [part.text for part in cut(text, Rules(TOKENS), count=count_words)]
+    parts = [part.text for part in cut(text, CutRules(TOKENS), count=count_words)]
     assert any("````md\n" + inner + "````\n" in part for part in parts)
     assert len(parts) > 6
 
 
 def test_rules_and_counters_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="tokens 0"):
-        Rules(0)
+        CutRules(0)
     with pytest.raises(ValueError, match="answered 1"):
-        cut("One. Two. Three.", Rules(1), count=lambda texts: [1])
+        cut("One. Two. Three.", CutRules(1), count=lambda texts: [1])

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from retriever.catalog import schema
 from retriever.documents import Json
 from retriever.errors import FilterError
-from retriever.filters import BROADEST, DEEPEST, EVERYTHING, MOST, Condition, condition, facets, fits, in_collection
+from retriever.filters import (
+    BROADEST,
+    DEEPEST,
+    EVERYTHING,
+    MOST,
+    FilterCondition,
+    condition,
+    facets,
+    fits,
+    in_collection,
+)
 from retriever.search import scope
 
 # Numbers beside each other where floats cannot tell them apart, texts that look like numbers and like SQL.
@@ -97,7 +107,7 @@ def filled(tables: sqlite3.Connection, *labels: Json) -> None:
         )
 
 
-def selected(tables: sqlite3.Connection, allowed: Condition) -> set[int]:
+def selected(tables: sqlite3.Connection, allowed: FilterCondition) -> set[int]:
     """As a catalog asks: behind another condition, and in brackets."""
     return {row for (row,) in tables.execute(f"SELECT row FROM labels WHERE row IN ({allowed.sql})", allowed.values)}
 

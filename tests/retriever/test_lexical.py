@@ -12,11 +12,11 @@ from typing import ClassVar
 import pytest
 
 from retriever.catalog import lexical, postings
-from retriever.catalog.base import Worded
+from retriever.catalog.base import WordMatch
 from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part
-from retriever.filters import EVERYTHING, Condition, condition, in_collection
+from retriever.documents import Document, DocumentPart
+from retriever.filters import EVERYTHING, FilterCondition, condition, in_collection
 
 # Words that stemming leaves as they are, the first ones far more frequent.
 VOCABULARY = tuple(f"w{number}q" for number in range(400))
@@ -36,10 +36,10 @@ def put(catalog: Catalog, *documents: Document, collection: str = "c") -> None:
 
 def single(*texts: str) -> list[Document]:
     """One document for each text, named by its place."""
-    return [Document(f"{place:05}", (Part(text),)) for place, text in enumerate(texts)]
+    return [Document(f"{place:05}", (DocumentPart(text),)) for place, text in enumerate(texts)]
 
 
-def search(catalog: Catalog, query: str, *, allowed: Condition = EVERYTHING, limit: int = 10) -> list[Worded]:
+def search(catalog: Catalog, query: str, *, allowed: FilterCondition = EVERYTHING, limit: int = 10) -> list[WordMatch]:
     with catalog.view() as view:
         return view.lexical(query, allowed, limit=limit)
 
@@ -66,7 +66,7 @@ def corpus(chance: random.Random, *, documents: int) -> list[Document]:
     texts = [sentence(chance, chance.randint(1, 40)) for _ in range(documents * 2)]
     for number in range(documents):
         parts = tuple(
-            Part(chance.choice(texts), metadata={"own": number % 3} if chance.random() < 0.3 else {})
+            DocumentPart(chance.choice(texts), metadata={"own": number % 3} if chance.random() < 0.3 else {})
             for _ in range(chance.randint(0, 4))
         )
         title = sentence(chance, 2) if chance.random() < 0.5 else ""
@@ -96,7 +96,7 @@ def dense(documents: Sequence[Document], query: str, *, among: Sequence[Document
     return best
 
 
-def check(got: Sequence[Worded], wanted: dict[str, tuple[float, float]], *, limit: int) -> None:
+def check(got: Sequence[WordMatch], wanted: dict[str, tuple[float, float]], *, limit: int) -> None:
     """The same scores in the same order; of equal ones any."""
     texts = [each.passage.text for each in got]
     assert len(set(texts)) == len(texts) == min(limit, len(wanted))
@@ -189,8 +189,10 @@ def test_filters_hold_before_anything_is_cut(catalog: Catalog, kept: int) -> Non
     """What the filter keeps fits worst of all, and there is much more of what it does not keep."""
     better = [f"{VOCABULARY[0]} {VOCABULARY[1]} n{number}q" for number in range(400)]
     worse = [f"{VOCABULARY[0]} {'filling ' * 30} m{number}q" for number in range(kept)]
-    put(catalog, *(Document(f"b{place}", (Part(text),)) for place, text in enumerate(better)))
-    put(catalog, *(Document(f"w{place}", (Part(text),), "", {"kept": True}) for place, text in enumerate(worse)))
+    put(catalog, *(Document(f"b{place}", (DocumentPart(text),)) for place, text in enumerate(better)))
+    put(
+        catalog, *(Document(f"w{place}", (DocumentPart(text),), "", {"kept": True}) for place, text in enumerate(worse))
+    )
     for query in (VOCABULARY[0], f"{VOCABULARY[0]} {VOCABULARY[1]} n7q", f"n8q {VOCABULARY[0]}"):
         got = search(catalog, query, allowed=condition({"kept": True}))
         assert len(got) == min(10, kept) and all(each.passage.metadata == {"kept": True} for each in got)
@@ -201,7 +203,7 @@ def test_a_word_is_found_as_soon_as_it_is_put_and_no_longer_than_it_is_there(cat
     put(catalog, *single(*["plum"] * 100))
     for _ in range(3):
         assert search(catalog, "zebra") == []
-        put(catalog, Document("new", (Part("zebra plum"),)))
+        put(catalog, Document("new", (DocumentPart("zebra plum"),)))
         assert found(catalog, "zebra") == ["zebra plum"]
         with catalog.change() as change:
             change.delete(["new"])
@@ -211,8 +213,8 @@ def test_a_version_that_serves_late_is_found(catalog: Catalog) -> None:
     """Its passages are older than others that were searched already."""
     put(catalog, *single(*["plum"] * 100))
     with catalog.change() as change:
-        version = change.stage(Document("late", (Part("zebra late"),)), collection="c")
-    put(catalog, Document("soon", (Part("zebra soon"),)))
+        version = change.stage(Document("late", (DocumentPart("zebra late"),)), collection="c")
+    put(catalog, Document("soon", (DocumentPart("zebra soon"),)))
     assert found(catalog, "zebra") == ["zebra soon"]
     with catalog.change() as change:
         change.serve(version)
@@ -222,7 +224,7 @@ def test_a_version_that_serves_late_is_found(catalog: Catalog) -> None:
 def test_views_of_two_states_search_their_own(catalog: Catalog) -> None:
     """What one has read does not change what the other finds, now or later."""
     put(catalog, *single("zebra plum", "plum"))
-    added = [Document(f"n{number}", (Part(f"zebra {'fig ' * number}"),)) for number in range(20)]
+    added = [Document(f"n{number}", (DocumentPart(f"zebra {'fig ' * number}"),)) for number in range(20)]
     with catalog.view() as before:
         with catalog.change() as change:
             change.put(added, collection="c")
@@ -235,7 +237,7 @@ def test_views_of_two_states_search_their_own(catalog: Catalog) -> None:
                 assert len(after.lexical("fig plum", EVERYTHING, limit=99)) == 20
                 assert len(after.lexical("zebra", in_collection("c"), limit=99)) == 20
                 assert len(before.lexical("zebra", in_collection("c"), limit=99)) == 1
-    documents = [Document("00001", (Part("plum"),)), *added]
+    documents = [Document("00001", (DocumentPart("plum"),)), *added]
     for query in ("zebra", "fig zebra", "plum"):
         check(search(catalog, query, limit=9), dense(documents, query, among=documents), limit=9)
 
@@ -250,8 +252,12 @@ def test_of_many_passages_with_the_only_word_the_best_are_found(catalog: Catalog
 
 
 def test_each_chunk_is_found_once_where_it_fits_best(catalog: Catalog) -> None:
-    put(catalog, Document("a", (Part("apple"), Part("apple"))), Document("b", (Part("apple"),), "apple"))
-    put(catalog, Document("c", (Part("apple"),), "pear"))
+    put(
+        catalog,
+        Document("a", (DocumentPart("apple"), DocumentPart("apple"))),
+        Document("b", (DocumentPart("apple"),), "apple"),
+    )
+    put(catalog, Document("c", (DocumentPart("apple"),), "pear"))
     (only,) = search(catalog, "apple")
     assert only.passage.document == "b"
     assert [each.passage.document for each in search(catalog, "pear")] == ["c"]

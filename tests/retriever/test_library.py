@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part
+from retriever.documents import Document, DocumentPart
 from retriever.errors import SearchError
 from retriever.filters import EVERYTHING, condition, in_collection
 from retriever.inline import Recogniser
@@ -122,7 +122,7 @@ def test_neighbors_stand_around_their_hit_in_the_order_of_the_document(make: Mad
 
 def test_neighbors_that_the_filter_does_not_let_through_stay_away(make: Made) -> None:
     library = make()
-    parts = (Part("a heron"), Part("a secret", metadata={"level": 9}), Part("a pearl"))
+    parts = (DocumentPart("a heron"), DocumentPart("a secret", metadata={"level": 9}), DocumentPart("a pearl"))
     library.put([Document("d", parts, metadata={"level": 1})], collection="c")
     allowed = condition({"level": {"$lt": 5}})
     hits = library.search(Query("heron", allowed=allowed))

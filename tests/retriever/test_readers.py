@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pypdf import PdfWriter
 
-from retriever.documents import Draft, Page, Part
+from retriever.documents import DocumentPart, Draft, PageStart
 from retriever.readers import jsonl
 from retriever.readers.files import SUFFIXES, read, read_all, read_file
 from retriever.readers.reading import MAX_BYTES
@@ -205,14 +205,14 @@ def test_a_pdf_knows_where_its_pages_begin() -> None:
         "First page.\nTwo lines.\n\nSecond page.",
         title="A title",
         metadata={"author": "An author"},
-        pages=(Page(1, 0), Page(2, draft.text.index("Second"))),
+        pages=(PageStart(1, 0), PageStart(2, draft.text.index("Second"))),
     )
 
 
 def test_pages_without_text_are_named_and_the_others_read() -> None:
     reading = read("a.pdf", pdf(["", "two", "", "", "five"]))
     (draft,) = reading.drafts
-    assert (draft.text, draft.pages) == ("two\n\nfive", (Page(2, 0), Page(5, 5)))
+    assert (draft.text, draft.pages) == ("two\n\nfive", (PageStart(2, 0), PageStart(5, 5)))
     (problem,) = reading.problems
     assert "page 1, 3-4 of 5" in problem.reason
     assert "OCR" in refused("scan.pdf", pdf(["", ""]))
@@ -249,7 +249,7 @@ def test_each_line_of_jsonl_is_judged_alone() -> None:
     reading = read("f.jsonl", codecs.BOM_UTF8 + LINES)
     assert reading.drafts == (
         Draft(" verbatim\n", id="1", title="t", metadata={"year": 2026, "tags": ["a", None]}),
-        Draft(parts=(Part("one "), Part("two", name="c", metadata={"k": 1.5}))),
+        Draft(parts=(DocumentPart("one "), DocumentPart("two", name="c", metadata={"k": 1.5}))),
         Draft("last"),
     )
     said = {problem.place: problem.reason for problem in reading.problems}
@@ -287,7 +287,7 @@ JSON = st.recursive(
 )
 def test_what_json_says_is_kept(chunks: list[str], metadata: dict[str, object]) -> None:
     line = msgspec.json.encode({"chunks": chunks, "metadata": metadata})
-    assert only("a.ndjson", line) == Draft(parts=tuple(map(Part, chunks)), metadata=metadata)
+    assert only("a.ndjson", line) == Draft(parts=tuple(map(DocumentPart, chunks)), metadata=metadata)
 
 
 def test_a_file_of_bad_lines_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

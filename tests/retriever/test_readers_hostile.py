@@ -71,7 +71,7 @@ def test_mangled_texts_never_raise(data: st.DataObject) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_mangled_pdfs_never_raise(data: st.DataObject) -> None:
-    found = parse_pdf.parse(data.draw(mangled(data.draw(st.sampled_from(PDFS)))))
+    found = parse_pdf.parse_pdf(data.draw(mangled(data.draw(st.sampled_from(PDFS)))))
     assert any(found.pages) or found.problems
     "".join((*found.pages, *found.problems, found.title, found.author)).encode()
 
@@ -160,7 +160,7 @@ def test_a_parser_over_its_memory_is_ended(name: str, monkeypatch: pytest.Monkey
 
 
 def test_a_parser_that_is_missing_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(isolated.Unreadable, match=r"gave up .*No module named"):
+    with pytest.raises(isolated.UnreadableFile, match=r"gave up .*No module named"):
         isolated.ask("retriever.readers.parse_nothing", b"")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert "could be started" in reason("a.html", b"x")
@@ -169,7 +169,7 @@ def test_a_parser_that_is_missing_is_a_reason(monkeypatch: pytest.MonkeyPatch) -
 def test_a_parser_without_its_library_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lacking.py").write_text("import no_such_library\n")
     monkeypatch.setattr(isolated, "_ROOT", tmp_path)
-    with pytest.raises(isolated.Unreadable, match=r"no_such_library.*pip install 'kvweave\[readers\]'"):
+    with pytest.raises(isolated.UnreadableFile, match=r"no_such_library.*pip install 'kvweave\[readers\]'"):
         isolated.ask("lacking", b"")
 
 
@@ -242,7 +242,7 @@ HOSTILE_PDFS = {
 
 def test_the_pdfs_made_here_are_read_where_they_are_harmless() -> None:
     for content in (one_page(stream(zlib.compress(WORDS))), wide_tree(1, stream(zlib.compress(WORDS)))):
-        assert {*parse_pdf.parse(content).pages} == {"word"}
+        assert {*parse_pdf.parse_pdf(content).pages} == {"word"}
 
 
 @pytest.mark.parametrize("which", HOSTILE_PDFS)
@@ -312,5 +312,5 @@ def test_a_line_of_200_mb_takes_a_multiple_of_its_memory() -> None:
 
 
 def test_what_a_child_says_is_checked() -> None:
-    with pytest.raises(isolated.Unreadable, match="nobody understands"):
+    with pytest.raises(isolated.UnreadableFile, match="nobody understands"):
         isolated.ask("this", b"")  # a poem on standard output

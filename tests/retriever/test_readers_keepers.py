@@ -16,7 +16,7 @@ import pytest
 from retriever.readers import isolated, keepers
 from retriever.readers.child import FORM
 from retriever.readers.files import read
-from retriever.readers.reading import Unreadable
+from retriever.readers.reading import UnreadableFile
 from tests.retriever.test_readers import PAGE, encrypted, pdf
 
 ROOT = Path(__file__).parent.parent.parent
@@ -166,7 +166,7 @@ def test_a_process_that_fails_is_a_reason_and_the_next_is_well(
     monkeypatch.setattr(isolated, "WALL_S", 1 if deed == b"hang" else WITHIN_S)
     for content in (deed, deed.ljust(300_000, b"\0")):
         assert obedient.ask(b"chatter").pages == ["chatter"]
-        with pytest.raises(Unreadable, match=reason):
+        with pytest.raises(UnreadableFile, match=reason):
             obedient.ask(content)
     assert obedient.ask(b"next").pages == ["next"]
 
@@ -192,7 +192,7 @@ def test_what_a_process_left_unread_is_no_content(obedient: Obedient) -> None:
 
 def test_a_parser_that_ends_in_the_midst_of_a_content_is_a_reason(obedient: Obedient) -> None:
     (obedient.root / "tired.py").write_text("import os, sys\nos.read(0, 1000)\nsys.exit('tired')\n")
-    with pytest.raises(Unreadable, match=r"gave up .*tired"):
+    with pytest.raises(UnreadableFile, match=r"gave up .*tired"):
         isolated.ask("tired", LARGE)
 
 
@@ -258,7 +258,7 @@ def test_a_keeper_leaves_no_open_file(obedient: Obedient, monkeypatch: pytest.Mo
     before = os.listdir("/dev/fd")  # noqa: PTH208 - a path of each would open one
     obedient.ask(b"x")
     for deed in (b"exit", b"hang"):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableFile):
             obedient.ask(deed)
     obedient.ask(b"x")
     keepers.close()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from retriever import known as tables
 from retriever import marks as hashing
 from retriever import recognize
-from retriever.known import Entries
+from retriever.known import MarkEntries
 from retriever.marks import MIN_BYTES, Mark, marks
-from retriever.recognize import Known, Match
+from retriever.recognize import KnownChunks, Match
 from tests.bench.recognize import SHARED, Corpus, entries_of, misfits, planted, prose, repeats
 
 Chunks = Mapping[int, str]
@@ -36,7 +36,7 @@ class Caller:
         self.asked_allowed += rows
         return rows if self._allowed is None else self._allowed
 
-    def find(self, known: Known, prompt: str) -> list[Match]:
+    def find(self, known: KnownChunks, prompt: str) -> list[Match]:
         return known.find(prompt, texts=self.texts, allowed=self.allowed)
 
 
@@ -44,13 +44,13 @@ def mark(text: str) -> Mark | None:
     return marks([text])[0]
 
 
-def entries(chunks: Chunks) -> Entries:
+def entries(chunks: Chunks) -> MarkEntries:
     marked = [(row, made) for row, made in zip(chunks, marks(list(chunks.values())), strict=True) if made]
     return entries_of([row for row, _ in marked], [made for _, made in marked])
 
 
 def find(chunks: Chunks, prompt: str, allowed: Collection[int] | None = None) -> list[Match]:
-    return Caller(chunks.get, allowed).find(Known(entries(chunks)), prompt)
+    return Caller(chunks.get, allowed).find(KnownChunks(entries(chunks)), prompt)
 
 
 def by_the_rule(chunks: Chunks, prompt: str, allowed: Collection[int]) -> list[Match]:
@@ -91,7 +91,7 @@ def test_found_is_what_the_rule_says(scene: tuple[str, Chunks, list[int]], piece
     prompt, chunks, allowed = scene
     caller = Caller(lambda row: None if row in gone else chunks[row], allowed)
     with patch.object(recognize, "_PIECE", piece):
-        assert caller.find(Known(entries(chunks)), prompt) == by_the_rule(chunks, prompt, set(allowed) - gone)
+        assert caller.find(KnownChunks(entries(chunks)), prompt) == by_the_rule(chunks, prompt, set(allowed) - gone)
     assert set(caller.asked_text) <= set(allowed)
     assert len(set(caller.asked_text)) == len(caller.asked_text)
 
@@ -128,7 +128,7 @@ def test_adding_and_removing_is_as_knowing_from_the_start(
     prompt, chunks, _ = scene
     chunks = {row: text for row, text in chunks.items() if mark(text)}
     now: dict[int, str] = {row: text for row, text in chunks.items() if row % 2}
-    known = Known(entries(now))
+    known = KnownChunks(entries(now))
     with patch.object(tables, "_SMALL", data.draw(st.sampled_from([0, 3, 1000]))):
         for _ in range(data.draw(st.integers(0, 8)) if chunks else 0):
             rows = data.draw(st.lists(st.sampled_from(sorted(chunks)), unique=True))
@@ -161,7 +161,7 @@ def test_a_chunk_that_is_not_allowed_leaves_no_trace() -> None:
 
 def test_a_chunk_whose_text_is_gone_is_not_recognised() -> None:
     text = "a text that two rows have, one of which is gone"
-    known = Known(entries({1: text, 2: text}))
+    known = KnownChunks(entries({1: text, 2: text}))
     assert Caller({2: text}.get).find(known, text) == [Match(0, len(text), 2)]
     assert Caller({}.get).find(known, text) == []
     assert Caller({1: text.upper()}.get).find(known, text) == []
@@ -189,7 +189,7 @@ def test_marks_stay_what_catalogs_hold() -> None:
 
 def test_columns_of_different_length_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[2, 1, 1, 1\]"):
-        Entries.columns(rows=[1, 2], heads=[1], tails=[1], nbytes=[20])
+        MarkEntries.columns(rows=[1, 2], heads=[1], tails=[1], nbytes=[20])
 
 
 @pytest.fixture(scope="module")
@@ -198,14 +198,14 @@ def corpus() -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def many(corpus: Corpus) -> Known:
+def many(corpus: Corpus) -> KnownChunks:
     marked = list(corpus.marks())
-    return Known(entries_of([row for row, _ in marked], [made for _, made in marked]))
+    return KnownChunks(entries_of([row for row, _ in marked], [made for _, made in marked]))
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_among_100_000_chunks_the_planted_are_found_and_nothing_else(
-    corpus: Corpus, many: Known, *, shared: bool
+    corpus: Corpus, many: KnownChunks, *, shared: bool
 ) -> None:
     """Where 10,000 of them begin alike too: and then hardly more rows are asked about than there are."""
     prompt = planted(corpus, 7, rows=range(SHARED) if shared else range(SHARED, corpus.count))

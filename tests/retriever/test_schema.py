@@ -18,7 +18,7 @@ from retriever.catalog import schema
 from retriever.catalog.base import Collection
 from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part, chunk_id
+from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import CatalogError
 from retriever.filters import EVERYTHING, condition
 
@@ -31,10 +31,10 @@ def filled(path: Path, *, documents: int = 3) -> None:
         change.put_collection(Collection("c", {"size": 1}))
         change.add_embedder("e", dim=2)
         for number in range(documents):
-            part = Part(f"text {number} of the catalog", metadata={"own": number})
+            part = DocumentPart(f"text {number} of the catalog", metadata={"own": number})
             change.put([Document(f"{number:05}", (part,), "Title", {"n": number})], collection="c")
             change.put_vectors([part.id], np.array([[number, 1]], np.float32), embedder="e")
-        change.stage(Document("staged", (Part("staged text"),)), collection="c")
+        change.stage(Document("staged", (DocumentPart("staged text"),)), collection="c")
     catalog.close()
 
 
@@ -150,7 +150,7 @@ def test_words_are_made_anew_where_their_rules_have_changed(tmp_path: Path, monk
             assert view.lexical("text", EVERYTHING, limit=9) == []
         with catalog.change() as change:
             change.delete(["00000"])
-            change.put([Document("00000", (Part("text 0 of the catalog"),))], collection="c")
+            change.put([Document("00000", (DocumentPart("text 0 of the catalog"),))], collection="c")
         catalog.close()
     again = state(path)
     assert [len(each) for each in before if isinstance(each, list)] != [] and len(again[4]) == len(before[4])  # type: ignore[arg-type]
@@ -332,10 +332,10 @@ class Small(SqliteCatalog):
 def test_a_full_disk_undoes_the_change_and_says_so(tmp_path: Path) -> None:
     catalog = Small(tmp_path / "catalog")
     with catalog.change() as change:
-        change.put([Document("a", (Part("x"),))], collection="c")
+        change.put([Document("a", (DocumentPart("x"),))], collection="c")
     before = observed(catalog)
     with pytest.raises(CatalogError, match="free some space"), catalog.change() as change:
-        change.put([Document(f"b{n}", (Part(f"{n} text " * 500),)) for n in range(300)], collection="c")
+        change.put([Document(f"b{n}", (DocumentPart(f"{n} text " * 500),)) for n in range(300)], collection="c")
     assert observed(catalog) == before
     with catalog.change() as change:
         assert change.delete(["a"]).gone == (chunk_id("x"),)
@@ -359,9 +359,9 @@ def test_what_was_deleted_is_overwritten_in_the_file(tmp_path: Path) -> None:
     catalog = SqliteCatalog(path)
     secret = {"id": "idneedle", "title": "titleneedl", "text": "textneedl " * 200, "field": "fieldneedl"}
     with catalog.change() as change:
-        part = Part(secret["text"], "nameneedl", metadata={"own": "ownneedl"})
+        part = DocumentPart(secret["text"], "nameneedl", metadata={"own": "ownneedl"})
         change.put([Document(secret["id"], (part,), secret["title"], {secret["field"]: "valueneedl"})], collection="c")
-        change.put([Document(f"other {n}", (Part(f"other {n}"),)) for n in range(50)], collection="c")
+        change.put([Document(f"other {n}", (DocumentPart(f"other {n}"),)) for n in range(50)], collection="c")
     with catalog.change() as change:
         change.delete([secret["id"]])
     with catalog.change() as change:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from retriever.catalog.base import Collection
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part, chunk_id
+from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.library import Library
 from retriever.search import Query, scope
 from tests.retriever.fakes import WordEmbedder
@@ -81,7 +81,7 @@ class World:
         self.may |= self.shown()
 
     def _put(self, step: Step) -> None:
-        made, collection = Document(step.name, tuple(map(Part, step.texts))), step.collection
+        made, collection = Document(step.name, tuple(map(DocumentPart, step.texts))), step.collection
         if step.way == "put":
             self.library.put([made], collection=collection)
             return

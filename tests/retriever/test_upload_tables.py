@@ -10,8 +10,8 @@ import pytest
 from retriever.catalog import schema
 from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.upload_types import NewUpload, Upload, UploadState
-from retriever.documents import Document, Part, chunk_id
+from retriever.catalog.upload_types import NewUpload, QueuedUpload, UploadState
+from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.filters import EVERYTHING
 from tests.retriever.catalogs import document, ids, put
 from tests.retriever.test_schema import filled, observed, version
@@ -26,7 +26,7 @@ def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         patch.setattr(schema, "VERSION", 1)
         filled(path)
         with closing(SqliteCatalog(path)) as catalog:
-            put(catalog, Document("00000", (Part("another text of the catalog"),), "Title", {"n": 0}))
+            put(catalog, Document("00000", (DocumentPart("another text of the catalog"),), "Title", {"n": 0}))
     assert version(path) == 1
     return path
 
@@ -137,7 +137,7 @@ def cost(catalog: Counting, job: str) -> int:
     return catalog.steps - before
 
 
-def _read(catalog: Catalog, upload: Upload) -> None:
+def _read(catalog: Catalog, upload: QueuedUpload) -> None:
     with catalog.view() as view:
         assert len(view.live(9)) == 2 and len(view.uploads(upload.job, limit=2)) == 2
         assert view.upload_of("a") and view.job(upload.job) and view.jobs(limit=1)

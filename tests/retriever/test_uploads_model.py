@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from retriever.catalog.base import Collection
-from retriever.catalog.contract.catalog import Change
-from retriever.catalog.upload_types import NewUpload, Upload, UploadState
+from retriever.catalog.contract.catalog import CatalogChange
+from retriever.catalog.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.documents import Document
 from tests.retriever.test_catalog_model import (
     COLLECTIONS,
@@ -101,7 +101,7 @@ class UploadChanges(Changes):
         super().__init__()
         self.model = self.uploads = Uploads()
 
-    def pick(self, data: st.DataObject) -> Upload:
+    def pick(self, data: st.DataObject) -> QueuedUpload:
         """Any, live or not."""
         with self.catalog.view() as view:
             found = [each for job in JOBS for each in view.uploads(job, limit=1000)]
@@ -203,7 +203,7 @@ class UploadChanges(Changes):
 
     @rule(job=st.sampled_from(JOBS), uploads=st.lists(new, max_size=3))
     def fail_to_accept(self, job: str, uploads: list[NewUpload]) -> None:
-        def failing(change: Change) -> None:
+        def failing(change: CatalogChange) -> None:
             change.accept(job, uploads)
             change.cancel(job)
             change.swept(1 << 40)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retriever import nearest
-from retriever.catalog.contract.catalog import View
+from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filters import EVERYTHING
 from retriever.nearest import Nearest
@@ -113,7 +113,7 @@ def test_what_the_file_holds_is_not_read_from_the_catalog_again(catalog: SqliteC
 class Watched:
     """A view that tells behind which rows it was asked for many vectors, and may fail."""
 
-    def __init__(self, view: View, *, fails_at: int = -1) -> None:
+    def __init__(self, view: CatalogView, *, fails_at: int = -1) -> None:
         self.asked: list[int] = []
         self._view = view
         self._fails_at = fails_at
@@ -179,10 +179,10 @@ class Behind:
     """A catalog whose first views are old."""
 
     catalog: SqliteCatalog
-    old: list[View]
+    old: list[CatalogView]
 
     @contextmanager
-    def view(self) -> Iterator[View]:
+    def view(self) -> Iterator[CatalogView]:
         if self.old:
             yield self.old.pop()
         else:

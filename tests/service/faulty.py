@@ -12,7 +12,7 @@ from typing import Any, cast
 import httpx
 from torch import Tensor
 
-from blend.engine import Event, Request
+from blend.engine import EngineRequest, Event
 from blend.local import LocalEngine
 from blend.step import Segment
 from service.core import Core
@@ -152,7 +152,7 @@ class Steps:
             self.taken += 1
         return self._advance(segments, ids, **more)
 
-    def _begin(self, request: Request, listen: Callable[[Event], None]) -> Any:  # noqa: ANN401
+    def _begin(self, request: EngineRequest, listen: Callable[[Event], None]) -> Any:  # noqa: ANN401
         if request.sampling.max_tokens >= ENDLESS:
             request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
         return self._submit(request, listen)

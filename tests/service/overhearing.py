@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from blend.engine import Event, Request, Ticket
-from blend.prompt import Chunk, Text
+from blend.engine import EngineRequest, Event, Ticket
+from blend.prompt import ChunkSegment, TextSegment
 from service.core import Core
 
 
@@ -12,11 +12,11 @@ class Overheard:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.requests: list[Request] = []
+        self.requests: list[EngineRequest] = []
         self._submit = core.model.engine.submit
         core.model.engine.submit = self.submit
 
-    def submit(self, request: Request, listen: Callable[[Event], None]) -> Ticket:
+    def submit(self, request: EngineRequest, listen: Callable[[Event], None]) -> Ticket:
         self.requests.append(request)
         return self._submit(request, listen)
 
@@ -29,7 +29,7 @@ class Overheard:
         """The control tokens of the last prompt, in order."""
         return [token for token in self.ids() if token in self.core.model.wording.tokenizer.control]
 
-    def segments(self, kind: type[Chunk] | type[Text]) -> list[str]:
+    def segments(self, kind: type[ChunkSegment] | type[TextSegment]) -> list[str]:
         """The texts of the last prompt's segments."""
         decode = self.core.model.wording.tokenizer.decode
         return [decode(each.ids) for each in self.requests[-1].prompt.segments if isinstance(each, kind)]

@@ -11,17 +11,17 @@ from transformers import LlamaConfig, PreTrainedConfig
 from typer.testing import CliRunner
 
 from blend import engine
-from blend.engine import Ready, Request
+from blend.engine import EngineRequest, Ready
 from blend.errors import UnsupportedModel
 from blend.fuse import FuseReport
 from blend.local import LocalEngine
-from blend.running import Entry
+from blend.running import QueuedRequest
 from service import cli
 from service.errors import Invalid, ServiceError, Unavailable
 from service.measure import borrowed
-from service.measure.asking import Row
-from service.measure.borrowed import TENANT, Borrowed, TierSpeed
-from service.measure.run import Measured, Plan, measure
+from service.measure.asking import TimingRow
+from service.measure.borrowed import TENANT, ScratchStore, TierSpeed
+from service.measure.run import BenchMeasurement, BenchPlan, measure
 from service.measure.worth import worth
 from service.settings import Settings
 from store.base import Put
@@ -34,7 +34,7 @@ from tests.service.checkpoints import checkpoint
 from tests.service.serving import WAIT_S
 from tests.store.samples import blob
 
-PLAN = Plan(chunks=(1, 3), chunk_tokens=64, repeats=1, policies=("reuse",), codecs=("lossless", "q2"))
+PLAN = BenchPlan(chunks=(1, 3), chunk_tokens=64, repeats=1, policies=("reuse",), codecs=("lossless", "q2"))
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +65,11 @@ def kept(url: str) -> tuple[list[str], int]:
         return store.tenants(), sum(1 for _ in store.entries())
 
 
-def run(settings: Settings, plan: Plan = PLAN) -> Measured:
+def run(settings: Settings, plan: BenchPlan = PLAN) -> BenchMeasurement:
     return measure(settings, plan, told=lambda stage: None)
 
 
-def of(found: Measured, policy: str) -> list[Row]:
+def of(found: BenchMeasurement, policy: str) -> list[TimingRow]:
     return [row for row in found.rows if row.policy == policy]
 
 
@@ -95,7 +95,7 @@ def test_tokens_are_those_that_the_engine_reports(settings: Settings, monkeypatc
     reports: list[FuseReport] = []
     submit = LocalEngine.submit
 
-    def spied(self: LocalEngine, request: Request, listen) -> Entry:  # noqa: ANN001
+    def spied(self: LocalEngine, request: EngineRequest, listen) -> QueuedRequest:  # noqa: ANN001
         def hear(event: engine.Event) -> None:
             if isinstance(event, Ready):
                 reports.append(event.report)
@@ -245,11 +245,11 @@ def test_what_a_killed_run_left_goes_later(settings: Settings, used: str, monkey
 def test_an_operators_stop_leaves_nothing(model: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, handler = kept(used), signal.getsignal(signal.SIGTERM)
 
-    def stopped(self: Borrowed, *arguments: object, **more: object) -> None:
+    def stopped(self: ScratchStore, *arguments: object, **more: object) -> None:
         assert kept(used)[1] > before[1]
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(Borrowed, "speeds", stopped)
+    monkeypatch.setattr(ScratchStore, "speeds", stopped)
     options = ["--model", model, "--store", used, "--chunks", "2", "--chunk-tokens", "64", "--repeats", "1"]
     assert CliRunner().invoke(cli.app, ["bench", *options]).exit_code == 128 + signal.SIGTERM
     assert kept(used) == before
@@ -264,15 +264,15 @@ def test_a_store_without_room_is_an_error(settings: Settings) -> None:
 def test_a_chunk_that_went_meanwhile_is_an_error(
     settings: Settings, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = Borrowed.write
+    write = ScratchStore.write
 
-    def lost(self: Borrowed, *arguments: object, **more: object) -> object:
+    def lost(self: ScratchStore, *arguments: object, **more: object) -> object:
         written = write(self, *arguments, **more)  # pyright: ignore[reportArgumentType]
         for key in self._keys:
             self._store.discard(key)
         return written
 
-    monkeypatch.setattr(Borrowed, "write", lost)
+    monkeypatch.setattr(ScratchStore, "write", lost)
     with pytest.raises(Unavailable, match="absent"):
         run(settings, replace(PLAN, store=used))
 
@@ -308,8 +308,8 @@ def test_settings_that_reuse_nothing_need_a_policy(settings: Settings) -> None:
     assert run(settings).worth.policy == "reuse"
 
 
-def row(policy: str, tokens: int, sooner: float) -> Row:
-    return Row(
+def row(policy: str, tokens: int, sooner: float) -> TimingRow:
+    return TimingRow(
         *(tokens // 100, tokens, policy, 0.15),
         first_token_s=tokens / 1000 / sooner,
         sooner=sooner,
@@ -321,7 +321,7 @@ def row(policy: str, tokens: int, sooner: float) -> Row:
     )
 
 
-def rows(**sooner: tuple[float, ...]) -> list[Row]:
+def rows(**sooner: tuple[float, ...]) -> list[TimingRow]:
     return [
         row(policy, 100 * (1 + number), times)
         for policy, each in {"full": (1.0, 1.0, 1.0), **sooner}.items()
@@ -340,7 +340,7 @@ def rows(**sooner: tuple[float, ...]) -> list[Row]:
         (rows(hybrid=(0.5, 0.5, 0.5), reuse=(3.0, 3.0, 3.0)), 1e9, None, "With reuse it comes 3.0x sooner"),
     ],
 )
-def test_it_says_where_reuse_pays(found: list[Row], speed: float, pays_from: int | None, said: str) -> None:
+def test_it_says_where_reuse_pays(found: list[TimingRow], speed: float, pays_from: int | None, said: str) -> None:
     told = worth(found, "hybrid", bytes_per_token=10.0, tiers=[TierSpeed("ram", 1e9), TierSpeed("lmdb", speed)])
     assert told.needed_bytes_per_s == pytest.approx(10_000)
     assert told.pays_from == pays_from

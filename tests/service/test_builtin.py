@@ -8,34 +8,34 @@ from random import Random
 
 import pytest
 
-from blend.load import Model
+from blend.load import LoadedModel
 from service.builtin import CHECKPOINT
 from service.composition import compose_model
 from service.evaluate.cases import Case
-from service.evaluate.grid import Result, Row, grid, run
+from service.evaluate.grid import GridResult, ResultRow, grid, run
 from service.evaluate.suites import KINDS, multihop
 from service.evaluate.suites import passages as shown
 from service.settings import load_settings
-from service.world.scene import Shape, draw
+from service.world.scene import SceneShape, draw
 
 MOST_BYTES = 16_000_000
 QUESTIONS = 240
 
 
 @cache
-def builtin() -> Model:
+def builtin() -> LoadedModel:
     return compose_model(load_settings().model_copy(update={"model": "builtin"}))
 
 
 @cache
-def suite() -> Result:
+def suite() -> GridResult:
     """On questions that no figure was taken from."""
     points = grid(["full", "reuse", "hybrid"], [0.15], codecs=["lossless", "q4", "q2"])
     cases = multihop(seed=977, size=QUESTIONS, level=2)
     return run(builtin(), cases, points=points, answer_tokens=8, progress=lambda done: None)
 
 
-def row(policy: str, codec: str) -> Row:
+def row(policy: str, codec: str) -> ResultRow:
     return next(each for each in suite().rows if (each.policy, each.codec) == (policy, codec))
 
 
@@ -88,7 +88,7 @@ def test_its_tokenizer_writes_any_text() -> None:
 def test_it_reads_few_and_many_passages_short_and_long(passages: int) -> None:
     """About 32 and about 110 tokens in each; the longest prompts are four times as long as the suite's."""
     for facts, asides in ((3, 1), (8, 4)):
-        shape = Shape((passages, passages), (facts, facts), (1, 1), KINDS, asides=(asides, asides))
+        shape = SceneShape((passages, passages), (facts, facts), (1, 1), KINDS, asides=(asides, asides))
         scenes = [draw(Random(f"{passages}/{facts}/{number}"), shape) for number in range(24)]
         cases = [
             Case(question.text, shown(scene), (question.answer,), len(question.needs))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from service.evaluate.cases import Case, SuiteError, read_cases, read_questions
-from service.prompts import Titled
+from service.prompts import PromptPassage
 
 ENTRY = {"question": "Who?", "answers": ["Bela"], "ctxs": [{"title": "Register 12", "text": "Bela lives."}]}
-WANTED = Case("Who?", (Titled("Bela lives.", "Register 12"),), ("Bela",))
+WANTED = Case("Who?", (PromptPassage("Bela lives.", "Register 12"),), ("Bela",))
 MUSIQUE = {
     "ctxs": [{"id": "7", "title": "A", "text": "One.", "score": 0.5}, {"title": "B", "text": "Two."}],
     "question": "Who?",
@@ -57,27 +57,30 @@ def test_a_line_separator_inside_of_a_text_ends_no_line(tmp_path: Path) -> None:
 
 def test_the_form_of_musique_is_read(tmp_path: Path) -> None:
     assert read_cases(suite(tmp_path, [MUSIQUE])) == [
-        Case("Who?", (Titled("One.", "A"), Titled("Two.", "B")), ("Bela",))
+        Case("Who?", (PromptPassage("One.", "A"), PromptPassage("Two.", "B")), ("Bela",))
     ]
 
 
 def test_the_form_of_hotpotqa_is_read_and_its_sentences_are_joined_by_one_space(tmp_path: Path) -> None:
     (case,) = read_cases(suite(tmp_path, [HOTPOT]))
-    assert case == Case("Who?", (Titled("One. Two.", "A"), Titled("Three. Four.", "B")), ("Bela",))
+    assert case == Case("Who?", (PromptPassage("One. Two.", "A"), PromptPassage("Three. Four.", "B")), ("Bela",))
 
 
 @pytest.mark.parametrize(
     ("passages", "wanted"),
     [
-        ({"contexts": ["One.", "Two."]}, (Titled("One."), Titled("Two."))),
-        ({"context": ["One."]}, (Titled("One."),)),
-        ({"passages": [["A", "One."]]}, (Titled("One.", "A"),)),
-        ({"paragraphs": [{"title": "A", "paragraph_text": "One."}]}, (Titled("One.", "A"),)),
-        ({"documents": [{"content": "One."}, {"passage": "Two.", "title": None}]}, (Titled("One."), Titled("Two."))),
+        ({"contexts": ["One.", "Two."]}, (PromptPassage("One."), PromptPassage("Two."))),
+        ({"context": ["One."]}, (PromptPassage("One."),)),
+        ({"passages": [["A", "One."]]}, (PromptPassage("One.", "A"),)),
+        ({"paragraphs": [{"title": "A", "paragraph_text": "One."}]}, (PromptPassage("One.", "A"),)),
+        (
+            {"documents": [{"content": "One."}, {"passage": "Two.", "title": None}]},
+            (PromptPassage("One."), PromptPassage("Two.")),
+        ),
         ({"ctxs": []}, ()),
     ],
 )
-def test_passages_come_under_several_names(passages: object, wanted: tuple[Titled, ...], tmp_path: Path) -> None:
+def test_passages_come_under_several_names(passages: object, wanted: tuple[PromptPassage, ...], tmp_path: Path) -> None:
     assert isinstance(passages, dict)
     (case,) = read_cases(suite(tmp_path, [{"query": "Who?", **passages}]))
     assert case == Case("Who?", wanted)

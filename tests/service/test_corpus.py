@@ -6,7 +6,7 @@ import pytest
 
 from service.evaluate.cases import Case, SuiteError
 from service.evaluate.corpus import corpus_cases
-from service.prompts import Titled
+from service.prompts import PromptPassage
 
 TOWNS = {
     "calton.md": "# Calton\n\nCalton builds boats. Its harbour freezes every winter.\n",
@@ -65,7 +65,7 @@ def test_top_k_is_the_number_of_passages_and_a_question_that_nothing_fits_gets_t
     for top_k in (1, 3, 5):
         (every, one, none), _ = corpus_cases(corpus, asked(tmp_path, "heron", "p7", "nobody"), top_k=top_k)
         assert (len(every.passages), len(one.passages)) == (top_k, 1)
-        assert none.passages == tuple(Titled(text, "a") for text in paragraphs[:top_k])
+        assert none.passages == tuple(PromptPassage(text, "a") for text in paragraphs[:top_k])
 
 
 @pytest.mark.parametrize("files", [{}, {"a.txt": " \n\n"}, {"a.pdf": "Bela."}])

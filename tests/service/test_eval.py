@@ -12,15 +12,15 @@ import torch
 from transformers import LlamaConfig, PreTrainedModel
 from typer.testing import CliRunner
 
-from blend.load import Model, adopt
+from blend.load import LoadedModel, adopt
 from service import cli
 from service.evaluate.cases import Case, SuiteError
 from service.evaluate.choice import choose, save
-from service.evaluate.grid import Row, grid, run
-from service.evaluate.point import FULL, Point
-from service.evaluate.probe import Measured, Probe, divergence
+from service.evaluate.grid import ResultRow, grid, run
+from service.evaluate.point import FULL, OperatingPoint
+from service.evaluate.probe import CaseMeasurement, CaseProbe, divergence
 from service.evaluate.score import Interval
-from service.prompts import Laid, Titled, Wording
+from service.prompts import PromptBuilder, PromptPassage, PromptTokens
 from service.settings import load_settings
 from tests.blend import dense
 from tests.blend.families import BASE, build, put
@@ -28,7 +28,11 @@ from tests.blend.tokenizers_made import fresh, made
 
 CASE = Case(
     "Where is it?",
-    (Titled("The fox is in Tokyo.", "One"), Titled("It sleeps for a while."), Titled("print(double(21))")),
+    (
+        PromptPassage("The fox is in Tokyo.", "One"),
+        PromptPassage("It sleeps for a while."),
+        PromptPassage("print(double(21))"),
+    ),
     ("Tokyo",),
     2,
 )
@@ -45,7 +49,7 @@ def native() -> PreTrainedModel:
 
 
 @cache
-def tiny() -> Model:
+def tiny() -> LoadedModel:
     return adopt(put(copy.deepcopy(native())), made("bytes"))
 
 
@@ -57,22 +61,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def measured(*points: Point, case: Case = CASE) -> Measured:
-    probe = Probe(tiny(), answer_tokens=ANSWER_TOKENS)
+def measured(*points: OperatingPoint, case: Case = CASE) -> CaseMeasurement:
+    probe = CaseProbe(tiny(), answer_tokens=ANSWER_TOKENS)
     try:
         return probe.measure(case, points)
     finally:
         probe.close()
 
 
-def laid() -> Laid:
-    return Wording(tiny().tokenizer).lay(CASE.turns)
+def laid() -> PromptTokens:
+    return PromptBuilder(tiny().tokenizer).lay(CASE.turns)
 
 
-def row(**changes: object) -> Row:
+def row(**changes: object) -> ResultRow:
     """A point that loses nothing and gains nothing, but for the changes."""
     flat = Interval(0.0, 0.0)
-    plain = Row(
+    plain = ResultRow(
         *("", "hybrid", 0.15, "q4", 100, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, None, None, 0.0, "equal"),
         *(10.0, 2.0, 300.0, 200.0, 30.0, 100.0, 4.5),
         {"loss": flat, "agreement": flat, "kl": flat},
@@ -87,7 +91,7 @@ def test_full_prefill_answers_as_transformers_does() -> None:
 
 
 def test_divergence_is_what_a_dense_computation_finds() -> None:
-    reuse = Point("reuse", 0.0, "lossless")
+    reuse = OperatingPoint("reuse", 0.0, "lossless")
     got = measured(FULL, reuse).outcomes[reuse]
     prompt = laid()
     ids, chunks = [*prompt.prefix], list[dense.Cached]()
@@ -110,7 +114,7 @@ def test_divergence_is_what_a_dense_computation_finds() -> None:
 
 
 def test_all_tokens_recomputed_is_full_prefill() -> None:
-    point = Point("hybrid", 1.0, "lossless")
+    point = OperatingPoint("hybrid", 1.0, "lossless")
     outcome = measured(FULL, point).outcomes[point]
     assert outcome.agrees
     assert outcome.divergence.kl < 1e-6
@@ -118,7 +122,7 @@ def test_all_tokens_recomputed_is_full_prefill() -> None:
 
 def test_an_answer_that_differs_is_the_points_own() -> None:
     """Several questions, so that some answers differ; each is generated again token by token."""
-    point = Point("reuse", 0.0, "q2")
+    point = OperatingPoint("reuse", 0.0, "q2")
     cases = [replace(CASE, question=f"What is {number} in Tokyo?") for number in range(8)]
     outcomes = [measured(FULL, point, case=case).outcomes for case in cases]
     assert any(not each[point].agrees for each in outcomes)
@@ -126,7 +130,7 @@ def test_an_answer_that_differs_is_the_points_own() -> None:
 
 
 def test_codecs_are_compared_with_lossless_records() -> None:
-    plain, coarse, fine = (Point("reuse", 0.0, codec) for codec in ("lossless", "q2", "q8"))
+    plain, coarse, fine = (OperatingPoint("reuse", 0.0, codec) for codec in ("lossless", "q2", "q8"))
     outcomes = measured(FULL, coarse, fine, plain).outcomes
     costs = [each.kl for each in (outcomes[point].codec for point in (plain, fine, coarse)) if each]
     assert len(costs) == 3 and 0 == costs[0] < costs[1] < costs[2]
@@ -138,7 +142,7 @@ def test_divergence_of_a_distribution_from_itself_is_none() -> None:
 
 
 def test_passages_beyond_the_window_are_left_out_and_counted() -> None:
-    long = replace(CASE, passages=tuple(Titled("while " * 400) for _ in range(12)))
+    long = replace(CASE, passages=tuple(PromptPassage("while " * 400) for _ in range(12)))
     points = grid(["full"], [0.0], codecs=["lossless"])
     result = run(tiny(), [long], points=points, answer_tokens=4, progress=lambda done: None)
     assert 0 < result.dropped < 12
@@ -260,7 +264,7 @@ def asked(*options: str) -> str:
 
 def test_an_empty_passage_holds_nothing_to_capture() -> None:
     points = grid(["full", "reuse"], [0.0], codecs=["lossless"])
-    empty = replace(CASE, passages=(Titled(""), *CASE.passages, Titled("", "Title")))
+    empty = replace(CASE, passages=(PromptPassage(""), *CASE.passages, PromptPassage("", "Title")))
     result = run(
         tiny(), [empty, replace(CASE, passages=())], points=points, answer_tokens=4, progress=lambda done: None
     )

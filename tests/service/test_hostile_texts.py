@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from blend.prompt import Chunk
+from blend.prompt import ChunkSegment
 from tests.blend.tokenizers_made import BRACKETS, TEMPLATE, spellings
 from tests.service.checkpoints import checkpoint
 from tests.service.overhearing import Overheard
@@ -85,7 +85,7 @@ def test_no_control_token_of_a_prompt_comes_from_the_document(
     for each in chunks:
         report = short(client, "What?", chunk_ids=[each["chunk_id"]])["report"]["chunks"]
         assert overheard.control() == wanted
-        assert overheard.segments(Chunk) == [each["text"].strip()]
+        assert overheard.segments(ChunkSegment) == [each["text"].strip()]
         assert [row["source"] for row in report] == ["lmdb" if each["state"] == "stored" else "computed"]
 
 
@@ -115,7 +115,7 @@ def test_it_is_recognised_inside_of_a_chat(
     told = good(client.post("/v1/chat/completions", json=body))["kvweave"]
     assert [each["chunk_id"] for each in told["report"]["chunks"]] == [each["chunk_id"] for each in chunks]
     assert overheard.control() == wanted
-    assert overheard.segments(Chunk) == [each["text"].strip() for each in chunks]
+    assert overheard.segments(ChunkSegment) == [each["text"].strip() for each in chunks]
     assert {each["source"] for each in told["report"]["chunks"] if each["miss_reason"] is None} <= {"lmdb"}
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blend.prompt import Chunk
-from retriever.documents import Document, Part, chunk_id
+from blend.prompt import ChunkSegment
+from retriever.documents import Document, DocumentPart, chunk_id
 from service.access.identity import Role
 from service.demo import PASSAGES, QUESTIONS
 from tests.service.checkpoints import checkpoint
@@ -123,7 +123,9 @@ def ask(request: pytest.FixtureRequest, inside: Inside, keys: dict[str, str]) ->
                 reused = whole["usage"]["prompt_tokens_details"]["cached_tokens"]
         prompt = inside.core.model.wording.tokenizer.decode(overheard.ids())
         assert f"{''.join(each.shown() for each in found)}{question}" in prompt
-        return Heard(answer, reused, told["sources"], told["report"]["chunks"], prompt, overheard.segments(Chunk))
+        return Heard(
+            answer, reused, told["sources"], told["report"]["chunks"], prompt, overheard.segments(ChunkSegment)
+        )
 
     return ask
 
@@ -181,7 +183,7 @@ def test_they_are_kept_nowhere(inside: Inside, ask: Asking) -> None:
 def test_nothing_is_recognised_across_two_documents(inside: Inside, ask: Asking) -> None:
     joined = "The first half of it ends here\0and the second half begins."
     with inside.core.tenants.open("default").catalog.change() as change:
-        change.put([Document("joined", (Part(joined),))], collection="default")
+        change.put([Document("joined", (DocumentPart(joined),))], collection="default")
     first, second = joined.split("\0")
     heard = ask("reader", [Loose((first,), "", " "), Loose((second, CHUNKS[0]), "", " ")])
     assert heard.chunks == [CHUNKS[0]]

@@ -15,8 +15,8 @@ from blend import feed, local
 from blend.capture import Ids
 from blend.context import Context
 from blend.decoder import Decoder
-from blend.fuse import Fused
-from blend.prompt import Layout
+from blend.fuse import FusedPrompt
+from blend.prompt import PromptLayout
 from blend.step import Segment
 from store.record import Record
 from tests.service import serving
@@ -51,7 +51,7 @@ def failing_fuses(error: Exception) -> Generator[None]:
     """Of the greedy request."""
     fuse = local.fuse
 
-    def fuse_or_fail(decoder: Decoder, layout: Layout, *, context: Context, **more: Any) -> Fused:  # noqa: ANN401
+    def fuse_or_fail(decoder: Decoder, layout: PromptLayout, *, context: Context, **more: Any) -> FusedPrompt:  # noqa: ANN401
         if context.capacity > len(layout.ids) + GREEDY - 1:
             raise error
         return fuse(decoder, layout, context=context, **more)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.evaluate.grid import Result, Row
+from service.evaluate.grid import GridResult, ResultRow
 from service.evaluate.page import page
 from service.evaluate.score import Interval
 
 NAN = math.nan
-ROW = Row(
+ROW = ResultRow(
     suite="",
     policy="hybrid",
     ratio=0.15,
@@ -108,8 +108,8 @@ class Reader(HTMLParser):
         return [text for name, text in self.texts if name == tag]
 
 
-def made(rows: Sequence[Row], title: str = "Title", **facts: str) -> str:
-    return page(Result(tuple(rows), cases=20, dropped=3), title=title, facts=facts)
+def made(rows: Sequence[ResultRow], title: str = "Title", **facts: str) -> str:
+    return page(GridResult(tuple(rows), cases=20, dropped=3), title=title, facts=facts)
 
 
 def picture(text: str) -> Element:
@@ -128,7 +128,7 @@ def outside(text: str) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_every_page_is_well_formed_and_every_point_is_in_its_frame(rows: list[Row]) -> None:
+def test_every_page_is_well_formed_and_every_point_is_in_its_frame(rows: list[ResultRow]) -> None:
     text = made(rows, fact="value")
     assert Reader(text).open == []
     assert outside(text) == []
@@ -155,7 +155,7 @@ odd = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(odd, max_size=6))
-def test_odd_numbers_break_nothing(rows: list[Row]) -> None:
+def test_odd_numbers_break_nothing(rows: list[ResultRow]) -> None:
     text = made(rows)
     assert Reader(text).open == []
     assert outside(text) == []
@@ -191,7 +191,7 @@ def test_every_row_is_in_the_table_but_for_those_that_computed_the_same() -> Non
     rows = [replace(row, verdict=("equal", "noise", "worse", "better")[at % 4]) for at, row in enumerate(MANY)]
     head, *lines = Reader(made(rows)).lines
     assert {len(line) for line in lines} == {len(head)} == {23}
-    told: dict[object, Row] = {}
+    told: dict[object, ResultRow] = {}
     for row in rows:
         codec = "" if row.policy == "full" else row.codec
         told.setdefault((row.policy, codec, row.ratio if row.policy in ("heads", "deviation", "hybrid") else 0), row)

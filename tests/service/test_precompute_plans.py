@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from blend.load import Model
+from blend.load import LoadedModel
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filters import EVERYTHING
 from service import cli, composition
@@ -30,7 +30,7 @@ LOG = ["Where does the lynx sleep?", "What does the lynx eat?", "Who saw the gan
 CHECKED = 1  # chunks that each start computes again, to compare them with what is stored
 SMALL, MIDDLE = 130_000, 240_000  # bytes, of about 600,000 that the letters take
 
-_models: dict[str, Model] = {}
+_models: dict[str, LoadedModel] = {}
 _compose_model = composition.compose_model
 
 
@@ -108,7 +108,7 @@ class Near(Place):
                 yield inside
 
 
-def model_of(settings: Settings) -> Model:
+def model_of(settings: Settings) -> LoadedModel:
     """The model that the settings name, loaded once."""
     if settings.model not in _models:
         _models[settings.model] = _compose_model(settings)

@@ -2,20 +2,22 @@
 
 import pytest
 
-from blend.prompt import Chunk, Text
+from blend.prompt import ChunkSegment, TextSegment
 from blend.tokens import Tokenizer
-from service.prompts import Laid, Part, Said, Titled, Wording, question_turns
+from service.prompts import PromptBuilder, PromptPassage, PromptTokens, TurnPart, TurnParts, question_turns
 from tests.blend.tokenizers_made import fresh, made
 
-PASSAGES = (Titled("It is in Tokyo.", "One"), Titled("It sleeps."))
+PASSAGES = (PromptPassage("It is in Tokyo.", "One"), PromptPassage("It sleeps."))
 KINDS = ("bytes", "metaspace-first", "unigram")
 
 
-def laid(tokenizer: Tokenizer, passages: tuple[Titled, ...] = PASSAGES, *, question: str = "Where?") -> Laid:
-    return Wording(tokenizer).lay(question_turns(passages, question=question, system="Be short."))
+def laid(
+    tokenizer: Tokenizer, passages: tuple[PromptPassage, ...] = PASSAGES, *, question: str = "Where?"
+) -> PromptTokens:
+    return PromptBuilder(tokenizer).lay(question_turns(passages, question=question, system="Be short."))
 
 
-def text(tokenizer: Tokenizer, laid: Laid) -> str:
+def text(tokenizer: Tokenizer, laid: PromptTokens) -> str:
     return tokenizer.decode(laid.prompt({}).ids)
 
 
@@ -54,11 +56,11 @@ def test_without_a_passage_the_last_turns_own_text_is_in_the_suffix(kind: str) -
 def test_a_passage_may_stand_in_any_turn_and_an_empty_one_takes_no_place(kind: str) -> None:
     tokenizer = Tokenizer(made(kind))
     said = [
-        Said("user", (Part("Hello. "), Part("It sleeps.", 1), Part("", 2))),
-        Said("assistant", (Part("Indeed."),)),
-        Said("user", (Part("It is in Tokyo.", 0), Part(" Where?"))),
+        TurnParts("user", (TurnPart("Hello. "), TurnPart("It sleeps.", 1), TurnPart("", 2))),
+        TurnParts("assistant", (TurnPart("Indeed."),)),
+        TurnParts("user", (TurnPart("It is in Tokyo.", 0), TurnPart(" Where?"))),
     ]
-    found = Wording(tokenizer).lay(said)
+    found = PromptBuilder(tokenizer).lay(said)
     assert [run.passage for run in found.runs if run.passage is not None] == [1, 0]
     assert found.runs[0].passage == 1 and found.runs[-1].passage == 0
     whole = text(tokenizer, found)
@@ -69,10 +71,10 @@ def test_a_passage_may_stand_in_any_turn_and_an_empty_one_takes_no_place(kind: s
 def test_a_prompt_has_a_chunk_for_each_passage_and_text_between() -> None:
     found = laid(Tokenizer(made("bytes")))
     prompt = found.prompt({})
-    assert [type(each) for each in prompt.segments] == [Chunk, Text, Chunk]
+    assert [type(each) for each in prompt.segments] == [ChunkSegment, TextSegment, ChunkSegment]
     assert [each.ids for each in prompt.segments] == [run.ids for run in found.runs]
     assert (prompt.prefix, prompt.suffix) == (found.prefix, found.suffix)
 
 
 def test_the_gap_is_the_title_line_or_an_empty_one() -> None:
-    assert Titled("x", "One").gap == "\n(One)\n\n" and Titled("x").gap == "\n\n"
+    assert PromptPassage("x", "One").gap == "\n(One)\n\n" and PromptPassage("x").gap == "\n\n"

@@ -11,7 +11,7 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from service.demo import PASSAGES, QUESTIONS
-from service.prompts import Wording, question_turns
+from service.prompts import PromptBuilder, question_turns
 from service.settings import Settings
 from tests.service.checkpoints import DATED, checkpoint
 from tests.service.overhearing import Overheard
@@ -111,7 +111,7 @@ def test_a_question_is_asked_in_the_words_that_eval_measures(inside: Inside, cli
     every = chunk_ids(client, "d0", "d1", "d2", "d3")
     for question in QUESTIONS:
         good(client.post("/v1/query", json={"question": question, "chunk_ids": every, "sampling": {"max_tokens": 1}}))
-        asked = Wording(tokenizer).lay(question_turns(PASSAGES, question=question))
+        asked = PromptBuilder(tokenizer).lay(question_turns(PASSAGES, question=question))
         assert overheard.ids() == [*asked.prompt({}).ids]
 
 

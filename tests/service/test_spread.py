@@ -11,7 +11,7 @@ import pytest
 
 from service.commands.precompute import _remote
 from service.errors import ServiceError
-from service.ingest.capturing import BATCH_CHUNKS, Item, Outcome
+from service.ingest.capturing import BATCH_CHUNKS, CaptureItem, CaptureOutcome
 from service.settings import Settings, SettingsError
 from store.base import Put
 from store.key import CacheKey
@@ -33,7 +33,7 @@ from service.precompute import spread  # noqa: E402  # it needs ray
 def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, address: str, store: str, told: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ServiceError, match=re.escape(told)):
-        spread.spread(Settings(store=store), 0)
+        spread.ray_capture(Settings(store=store), 0)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ class Lossy:
     def __init__(self, loss: float) -> None:
         self.chance = random.Random(3)
         self.loss = loss
-        self._results: dict[int, list[Outcome]] = {}
+        self._results: dict[int, list[CaptureOutcome]] = {}
 
     def remote(self, kind: type) -> Lossy:
         return self
@@ -57,16 +57,16 @@ class Lossy:
         assert wanted["max_restarts"] == wanted["max_task_retries"] == 0
         return Hiring(self)
 
-    def begin(self, batch: Sequence[Item]) -> int:
+    def begin(self, batch: Sequence[CaptureItem]) -> int:
         flight = self.chance.getrandbits(60)
-        self._results[flight] = [Outcome(item, Put.STORED) for item in batch]
+        self._results[flight] = [CaptureOutcome(item, Put.STORED) for item in batch]
         return flight
 
     def wait(self, flights: list[int], *, timeout: float) -> tuple[list[int], list[int]]:
         first = self.chance.choice(flights)
         return [first], [flight for flight in flights if flight != first]
 
-    def get(self, flight: int) -> list[Outcome]:
+    def get(self, flight: int) -> list[CaptureOutcome]:
         outcomes = self._results.pop(flight)
         if self.chance.random() < self.loss:
             raise RayError("a node is gone")
@@ -88,24 +88,26 @@ class Hired:
         self.compute = self
         self._cluster = cluster
 
-    def remote(self, batch: Sequence[Item]) -> int:
+    def remote(self, batch: Sequence[CaptureItem]) -> int:
         return self._cluster.begin(batch)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.5])
 def test_each_chunk_comes_once_whatever_is_lost_and_few_wait(monkeypatch: pytest.MonkeyPatch, loss: float) -> None:
     monkeypatch.setattr(spread, "ray", Lossy(loss))
-    items = [Item(CacheKey("default", f"{number:032x}", "f" * 32, "q4"), (number,) * 40) for number in range(5000)]
+    items = [
+        CaptureItem(CacheKey("default", f"{number:032x}", "f" * 32, "q4"), (number,) * 40) for number in range(5000)
+    ]
     taken = 0
 
-    def coming() -> Iterator[Item]:
+    def coming() -> Iterator[CaptureItem]:
         nonlocal taken
         for item in items:
             taken += 1
             yield item
 
-    seen: list[Item] = []
-    for outcome in spread._computed(None, coming(), form=spread.Shape(3, 1, 0)):  # type: ignore[arg-type]
+    seen: list[CaptureItem] = []
+    for outcome in spread._computed(None, coming(), form=spread.ActorShape(3, 1, 0)):  # type: ignore[arg-type]
         seen.append(outcome.item)
         assert taken - len(seen) <= (3 * (1 + spread.AT_ONCE) + 2) * BATCH_CHUNKS
     assert sorted(each.key.chunk for each in seen) == [each.key.chunk for each in items]
@@ -113,9 +115,9 @@ def test_each_chunk_comes_once_whatever_is_lost_and_few_wait(monkeypatch: pytest
 
 def test_actors_that_are_lost_again_and_again_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spread, "ray", Lossy(1.0))
-    items = [Item(CacheKey("default", "c" * 32, "f" * 32, "q4"), (1, 2))]
+    items = [CaptureItem(CacheKey("default", "c" * 32, "f" * 32, "q4"), (1, 2))]
     with pytest.raises(ServiceError, match="no actor could compute anything"):
-        list(spread._computed(None, items, form=spread.Shape(2, 1, 0)))  # type: ignore[arg-type]
+        list(spread._computed(None, items, form=spread.ActorShape(2, 1, 0)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_actors_that_are_lost_again_and_again_end_it(monkeypatch: pytest.MonkeyP
 def test_actors_are_as_many_and_as_wide_as_fit(
     nodes: list[dict[str, float]], device: str, actors: int, wanted: tuple[int, int, int]
 ) -> None:
-    assert spread.shape(nodes, device, actors=actors) == spread.Shape(*wanted)
+    assert spread.shape(nodes, device, actors=actors) == spread.ActorShape(*wanted)
 
 
 def test_where_none_is_named_one_is_found_here_or_none_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,4 +149,4 @@ def test_where_none_is_named_one_is_found_here_or_none_is_begun(monkeypatch: pyt
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(spread.ray, "init", init)
     with pytest.raises(ServiceError, match="RAY_ADDRESS names"):
-        spread.spread(Settings(store="s3://bucket/prefix"), 0)
+        spread.ray_capture(Settings(store="s3://bucket/prefix"), 0)

@@ -14,7 +14,7 @@ from service.builtin import CHECKPOINT
 from service.evaluate.cases import Case, SuiteError
 from service.evaluate.forms import FORMS
 from service.evaluate.suites import LEVELS, MOST_PASSAGES, Draw, in_forms, multihop, suites, variants
-from service.prompts import SYSTEM, Part, Titled, Wording, question_turns
+from service.prompts import SYSTEM, PromptBuilder, PromptPassage, TurnPart, question_turns
 from service.world.scene import UNKNOWN
 from tests.service.test_world import Aside, read, sentences, understood
 
@@ -71,7 +71,7 @@ def test_a_layout_asks_the_same_of_the_same_passages(form: str) -> None:
     for case, plain in zip(cases(form), cases("titled"), strict=True):
         assert replace(case, form=plain.form) == plain
         shown = [part for turn in case.turns for part in turn.parts if part.passage is not None]
-        assert shown == [Part(passage.text, number) for number, passage in enumerate(plain.passages)]
+        assert shown == [TurnPart(passage.text, number) for number, passage in enumerate(plain.passages)]
         assert case.turns[-1].parts[-1].text.endswith(plain.question)
 
 
@@ -86,13 +86,13 @@ def test_a_layout_asks_the_same_of_the_same_passages(form: str) -> None:
     ],
 )
 def test_what_a_layout_writes(form: str, wanted: str) -> None:
-    case = Case("Who?", (Titled("One.", "A"), Titled("Two.")), form=FORMS[form])
+    case = Case("Who?", (PromptPassage("One.", "A"), PromptPassage("Two.")), form=FORMS[form])
     assert texts(case)[-1] == wanted
     assert (texts(case)[0] == f"{SYSTEM}\n\nOne.\n\nTwo.\n\n") == (form == "system")
 
 
 def test_passages_in_json_are_json() -> None:
-    case = Case("Who?", (Titled("One.", 'The "A"'), Titled("Two.")), form=FORMS["json"])
+    case = Case("Who?", (PromptPassage("One.", 'The "A"'), PromptPassage("Two.")), form=FORMS["json"])
     body, _, asked = texts(case)[-1].partition("\n\n")
     assert json.loads(body) == {"documents": [{"title": 'The "A"', "text": "One."}, {"title": "", "text": "Two."}]}
     assert asked == "Question: Who?"
@@ -139,7 +139,7 @@ def test_a_history_holds_other_questions_with_their_answers() -> None:
 def test_prompts_are_about_as_long_as_they_should_be(tokens: int) -> None:
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(CHECKPOINT))
     drawn = multihop(seed=1, size=30, drawn=Draw(tokens=tokens))
-    found = [Wording(tokenizer).lay(case.turns).tokens for case in drawn]
+    found = [PromptBuilder(tokenizer).lay(case.turns).tokens for case in drawn]
     assert fmean(found) == pytest.approx(tokens, rel=0.15)
     assert max(len(case.passages) for case in drawn) <= MOST_PASSAGES
 
@@ -153,7 +153,7 @@ def test_every_difficulty_form_number_and_length_is_a_suite_of_its_own() -> None
 
 
 def test_a_file_is_asked_in_every_layout() -> None:
-    found = in_forms([Case("Who?", (Titled("One."),))], ["json", "bare"])
+    found = in_forms([Case("Who?", (PromptPassage("One."),))], ["json", "bare"])
     assert [(case.suite, case.form) for case in found] == [("json", FORMS["json"]), ("bare", FORMS["bare"])]
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blend.errors import TokenizerError
-from retriever.catalog.contract.catalog import View
-from retriever.catalog.upload_types import Upload, UploadState
+from retriever.catalog.contract.catalog import CatalogView
+from retriever.catalog.upload_types import QueuedUpload, UploadState
 from retriever.embedding import EmbeddingError, Vectors
 from service import composition
 from service.access.identity import Role
@@ -260,15 +260,15 @@ class Queue:
     """As much of a view as is looked at."""
 
     contents: dict[int, bytes] = field(default_factory=dict)
-    uploads: list[Upload] = field(default_factory=list)
+    uploads: list[QueuedUpload] = field(default_factory=list)
 
     def add(self, collection: str, *, name: str, nbytes: int) -> None:
         number = len(self.contents) + 1
         told = (number, "job", "" if name else f"d{number}", collection, name, UploadState.WAITING)
-        self.uploads.append(Upload(*told, None, 0, 0, 0, 0, "", 0.0, 0.0))
+        self.uploads.append(QueuedUpload(*told, None, 0, 0, 0, 0, "", 0.0, 0.0))
         self.contents[number] = bytes(nbytes)
 
-    def live(self, limit: int) -> list[Upload]:
+    def live(self, limit: int) -> list[QueuedUpload]:
         return self.uploads[:limit]
 
     def content(self, number: int) -> bytes:
@@ -289,7 +289,7 @@ def test_the_oldest_goes_with_small_ones_of_its_collection_until_none_is_left(
     for collection, name, nbytes in given:
         queue.add(collection, name=name, nbytes=nbytes)
     while queue.uploads:
-        group = together.together(cast(View, queue), apart=apart)
+        group = together.grouped(cast(CatalogView, queue), apart=apart)
         assert group[0] is queue.uploads[0] and len(group) <= together.TOGETHER
         assert [each.number for each in group] == sorted({each.number for each in group})
         if len(group) > 1:
@@ -297,7 +297,7 @@ def test_the_oldest_goes_with_small_ones_of_its_collection_until_none_is_left(
             assert sum(len(queue.contents[each.number]) for each in group) <= together.TOGETHER_BYTES
             assert apart.isdisjoint(each.number for each in group)
         queue.uploads = [each for each in queue.uploads if each not in group]
-    assert together.together(cast(View, queue)) == []
+    assert together.grouped(cast(CatalogView, queue)) == []
 
 
 def test_one_tenant_with_many_holds_up_no_other(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

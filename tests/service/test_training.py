@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from blend.tokens import Tokenizer
-from service.builtin.examples import IGNORED, PLAIN, Batch, Examples, Mixture, Row, drawn_form
-from service.builtin.tokenizer import make
+from service.builtin.examples import IGNORED, PLAIN, Batch, ExampleRow, Examples, Mixture, drawn_form
+from service.builtin.tokenizer import make_tokenizer
 from service.builtin.train import PLAINLY, SEED, STAGES, Training
 from service.evaluate.forms import FORMS
-from service.prompts import Said, Titled, Wording
+from service.prompts import PromptBuilder, PromptPassage, TurnParts
 from service.world.scene import UNKNOWN, Scene, draw
 
 EVERYTHING = Mixture(forms=1.0, reversed=0.5, history=0.5, babble=0.5, unknown=0.5)
@@ -21,14 +21,14 @@ EVERYTHING = Mixture(forms=1.0, reversed=0.5, history=0.5, babble=0.5, unknown=0
 
 @cache
 def tokenizer() -> Tokenizer:
-    return Tokenizer(make(seed=SEED, scenes=500))
+    return Tokenizer(make_tokenizer(seed=SEED, scenes=500))
 
 
 def drawn(seed: int, stage: int = -1) -> Scene:
     return draw(Random(seed), STAGES[stage].shapes[0])
 
 
-def row(scene: Scene, *, mixture: Mixture = PLAINLY, seed: int = 2, questions: int = 3) -> Row:
+def row(scene: Scene, *, mixture: Mixture = PLAINLY, seed: int = 2, questions: int = 3) -> ExampleRow:
     return Examples(tokenizer()).row(Random(seed), scene, questions=questions, mixture=mixture)
 
 
@@ -36,7 +36,7 @@ def batch(scene: Scene, *, questions: int) -> Batch:
     return Examples(tokenizer()).batch([row(scene, questions=questions)])
 
 
-def prompts(row: Row) -> list[list[int]]:
+def prompts(row: ExampleRow) -> list[list[int]]:
     """Of each question: the context, the question and its answer."""
     context = [token for token, owner in zip(row.ids, row.owners, strict=True) if owner == 0]
     return [
@@ -48,7 +48,7 @@ def prompts(row: Row) -> list[list[int]]:
 def test_training_writes_prompts_as_the_service_does() -> None:
     for seed in range(5):
         scene = drawn(seed)
-        shown = [Titled(passage.text, passage.title) for passage in scene.passages]
+        shown = [PromptPassage(passage.text, passage.title) for passage in scene.passages]
         found = prompts(row(scene, seed=seed))
         asked = {question.text: question.answer for question in scene.questions}
         written = [
@@ -60,8 +60,8 @@ def test_training_writes_prompts_as_the_service_does() -> None:
         assert all(any(prompt[:-1] == each for each in written) for prompt in found)
 
 
-def _ids(turns: Sequence[Said]) -> list[int]:
-    laid = Wording(tokenizer()).lay(turns)
+def _ids(turns: Sequence[TurnParts]) -> list[int]:
+    laid = PromptBuilder(tokenizer()).lay(turns)
     return [*laid.prefix, *(token for run in laid.runs for token in run.ids), *laid.suffix]
 
 

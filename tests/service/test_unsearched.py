@@ -15,7 +15,7 @@ from service.access.identity import Role
 from service.demo import PASSAGES, QUESTIONS
 from service.ingest import worker
 from service.precompute.corpus import files
-from service.precompute.opened import opened
+from service.precompute.opened import open_workspace
 from service.precompute.work import Precompute
 from tests.retriever.fakes import WordEmbedder
 from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in, wait_for
@@ -157,11 +157,11 @@ def test_precompute_into_it_embeds_nothing(tmp_path: Path, embedder: WordEmbedde
     (corpus / "letter.txt").write_text(LETTER)
     with in_process(settings) as inside, inside.client() as client:
         good(client.put("/v1/collections/foreign", json=OFF))
-    with opened(settings, "default", collection="foreign") as target:
+    with open_workspace(settings, "default", collection="foreign") as target:
         told = Precompute(target).run(files([str(corpus)]), told=lambda tally: None)
     assert (told.documents, told.stored, embedder.seen) == (1, 1, [])
     (corpus / "letter.txt").write_text(LAST)
-    with opened(settings, "default", collection="open") as target:
+    with open_workspace(settings, "default", collection="open") as target:
         Precompute(target).run(files([str(corpus)]), told=lambda tally: None)
     assert embedder.seen == [LAST]
     with in_process(settings) as inside, inside.client() as client:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retriever.catalog.upload_types import Upload
+from retriever.catalog.upload_types import QueuedUpload
 from retriever.catalog.view import SqliteView
 from retriever.documents import Draft
 from retriever.errors import CatalogError
@@ -64,7 +64,7 @@ def test_an_upload_that_comes_while_it_finds_nothing_to_do_is_not_overheard(
     jobs: list[str] = []
     live = SqliteView.live
 
-    def live_and_late(view: SqliteView, limit: int) -> list[Upload]:
+    def live_and_late(view: SqliteView, limit: int) -> list[QueuedUpload]:
         found = live(view, limit)
         if not found and not jobs:
             late = upload_of(Draft(NEW, id="late"), "default")

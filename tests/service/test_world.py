@@ -14,21 +14,21 @@ import pytest
 
 from service.evaluate.suites import KINDS, LEVELS
 from service.world.phrases import ASIDES, NAMINGS, RELATIONS, THINGS, Naming, Relation
-from service.world.scene import NAMED, Question, Scene, Shape, draw
+from service.world.scene import NAMED, Scene, SceneQuestion, SceneShape, draw
 
 SEEDS = range(60)
 SHAPES = {f"level {level}": shape for level, shape in LEVELS.items()}
-SHAPES |= {kind: Shape((2, 4), (1, 3), (1, 3), (kind,), values=0.5) for kind in KINDS}
+SHAPES |= {kind: SceneShape((2, 4), (1, 3), (1, 3), (kind,), values=0.5) for kind in KINDS}
 SHAPES |= {
-    "plain": Shape((1, 4), (1, 4)),
-    "one passage": Shape((1, 1), (1, 6), (2, 2), KINDS),
-    "two passages": Shape((2, 2), (1, 1), (4, 4), KINDS, values=0.5),
-    "only values": Shape((3, 6), (2, 3), (3, 4), KINDS, values=1.0, rare=1.0),
-    "one relation": Shape((2, 5), (1, 3), (1, 4), KINDS, values=0.5, relations=1),
-    "all relations": Shape((4, 8), (2, 6), (2, 6), KINDS, values=0.5, asides=(0, 6), relations=len(RELATIONS)),
-    "fillers": Shape((2, 5), (1, 3), (1, 4), KINDS, values=0.5, fillers=(1, 4)),
-    "restated": Shape((2, 6), (1, 4), (1, 4), KINDS, values=0.5, restated=1.0),
-    "at times restated": Shape((2, 6), (1, 4), (1, 4), KINDS, values=0.5, asides=(0, 2), restated=0.5, rare=0.2),
+    "plain": SceneShape((1, 4), (1, 4)),
+    "one passage": SceneShape((1, 1), (1, 6), (2, 2), KINDS),
+    "two passages": SceneShape((2, 2), (1, 1), (4, 4), KINDS, values=0.5),
+    "only values": SceneShape((3, 6), (2, 3), (3, 4), KINDS, values=1.0, rare=1.0),
+    "one relation": SceneShape((2, 5), (1, 3), (1, 4), KINDS, values=0.5, relations=1),
+    "all relations": SceneShape((4, 8), (2, 6), (2, 6), KINDS, values=0.5, asides=(0, 6), relations=len(RELATIONS)),
+    "fillers": SceneShape((2, 5), (1, 3), (1, 4), KINDS, values=0.5, fillers=(1, 4)),
+    "restated": SceneShape((2, 6), (1, 4), (1, 4), KINDS, values=0.5, restated=1.0),
+    "at times restated": SceneShape((2, 6), (1, 4), (1, 4), KINDS, values=0.5, asides=(0, 2), restated=0.5, rare=0.2),
 }
 PLAIN_WORDS = [name for name, shape in SHAPES.items() if not shape.restated]
 
@@ -209,7 +209,7 @@ def texts(scene: Scene, pages: Sequence[int] | None = None) -> list[str]:
     return [each.text if pages is None or i in pages else "" for i, each in enumerate(scene.passages)]
 
 
-def two_passage_questions(scene: Scene) -> list[Question]:
+def two_passage_questions(scene: Scene) -> list[SceneQuestion]:
     return [question for question in scene.questions if len(question.needs) == 2]
 
 

@@ -1,4 +1,4 @@
-"""The contract of `store.base` as tests. A store's test class inherits it, and tells how to reach behind its back."""
+"""The contract of `store.base` as tests. A store's test class inherits it, and says how to reach behind it."""
 
 import threading
 from abc import abstractmethod

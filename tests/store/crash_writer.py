@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from store.base import BlobStore
-from store.blob import Blob, Frame, Head, Shape, Terms, digest, write_head
+from store.blob import Blob, Frame, Head, StoredShape, Terms, digest, write_head
 from store.key import Scope
 from store.lmdb_store import LmdbStore
 from store.url import open_store
@@ -38,7 +38,7 @@ def bulk(
     count = max(4, -(-nbytes // FRAME_BYTES))
     frames = tuple(noise.randbytes(max(1, nbytes // count)) for _ in range(count))
     table = tuple(Frame(layer, 1, 0, 1, len(data), digest(data)) for layer, data in enumerate(frames))
-    shapes = (Shape(1, 1, 1, 1),) * count
+    shapes = (StoredShape(1, 1, 1, 1),) * count
     named = key(name, tenant=tenant)
     terms = Terms(epoch, precomputed)
     head = Head(named.tenant, named.chunk, named.fingerprint, named.codec, terms, "float32", 1, shapes, table)

@@ -12,7 +12,7 @@ from obstore.store import LocalStore
 from obstore.store import ObjectStore as Bucket
 
 from store.base import BlobStore
-from store.blob import Blob, Frame, Head, Shape, Terms, digest, write_head
+from store.blob import Blob, Frame, Head, StoredShape, Terms, digest, write_head
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey
 from store.url import open_store
@@ -74,7 +74,7 @@ def sized(frame_bytes: Sequence[int]) -> Blob:
         terms=Terms(0, precomputed=True),
         dtype="bfloat16",
         tokens=1,
-        shapes=(Shape(1, 1, 1, 1),) * len(frames),
+        shapes=(StoredShape(1, 1, 1, 1),) * len(frames),
         frames=tuple(Frame(layer, 1, 0, 1, len(data), digest(data)) for layer, data in enumerate(frames)),
     )
     return Blob(head, write_head(head), frames)

@@ -18,7 +18,7 @@ from store.blob import (
     Blob,
     Frame,
     Head,
-    Shape,
+    StoredShape,
     Terms,
     digest,
     head_bytes,
@@ -178,7 +178,7 @@ def test_a_sealed_head_with_a_bottomless_extra_field_is_refused() -> None:
     assert refused(sealed(body)).reason is MissReason.CORRUPT
 
 
-SHAPE = Shape(1, 2, 1, 2)
+SHAPE = StoredShape(1, 2, 1, 2)
 FAR = 2**63
 MANY = MAX_ROWS // 8
 
@@ -188,7 +188,7 @@ class Layout:
     """Shapes and, for every frame, its layer, layers, start and tokens."""
 
     tokens: int
-    shapes: tuple[Shape | None, ...]
+    shapes: tuple[StoredShape | None, ...]
     frames: tuple[tuple[int, int, int, int], ...]
 
 
@@ -218,8 +218,8 @@ BROKEN = {
     "no layer with a cache": Layout(9, (None,), ((0, 1, 0, 9),)),
     "no token": Layout(0, (SHAPE,), ()),
     "minus one token": Layout(-1, (SHAPE,), ((0, 1, 0, -1),)),
-    "no head": Layout(9, (Shape(0, 2, 1, 2),), ((0, 1, 0, 9),)),
-    "minus one dim": Layout(9, (Shape(1, 2, 1, -1),), ((0, 1, 0, 9),)),
+    "no head": Layout(9, (StoredShape(0, 2, 1, 2),), ((0, 1, 0, 9),)),
+    "minus one dim": Layout(9, (StoredShape(1, 2, 1, -1),), ((0, 1, 0, 9),)),
     "an empty frame": Layout(9, (SHAPE,), ((0, 1, 0, 0), (0, 1, 0, 9))),
     "a frame of no layers": Layout(9, (SHAPE,), ((0, 0, 0, 9), (0, 1, 0, 9))),
     "a frame of minus one layers": Layout(9, (SHAPE,), ((0, 1, 0, 9), (1, -1, 0, 9), (0, 1, 0, 9))),
@@ -254,7 +254,7 @@ def test_a_frame_of_negative_length_is_refused() -> None:
         read_head(with_layout(Layout(9, (SHAPE,), ((0, 1, 0, 9),)), nbytes=-1))
 
 
-def one_frame(data: bytes, codec: str = "q4", *, tokens: int = 64, shape: Shape = SHAPE) -> Blob:
+def one_frame(data: bytes, codec: str = "q4", *, tokens: int = 64, shape: StoredShape = SHAPE) -> Blob:
     """A blob whose only frame is any bytes, every digest valid."""
     key = samples.key(codec=codec)
     row = Frame(0, 1, 0, tokens, len(data), digest(data))
@@ -319,12 +319,12 @@ def test_a_frame_that_does_not_unpack_to_its_shapes_is_refused(frame: bytes) -> 
     [
         (2**40, SHAPE),
         (2**63, SHAPE),
-        (1, Shape(2**31, 2**31, 1, 1)),
-        (64, Shape(1, 1, 2**62, 2**62)),
-        (MAX_FRAME_BYTES, Shape(1, 4, 1, 4)),
+        (1, StoredShape(2**31, 2**31, 1, 1)),
+        (64, StoredShape(1, 1, 2**62, 2**62)),
+        (MAX_FRAME_BYTES, StoredShape(1, 4, 1, 4)),
     ],
 )
-def test_a_head_that_claims_a_huge_record_is_refused(tokens: int, shape: Shape, codec: str) -> None:
+def test_a_head_that_claims_a_huge_record_is_refused(tokens: int, shape: StoredShape, codec: str) -> None:
     blob = one_frame(lying(min(tokens, 2**64 - 1), b""), codec, tokens=tokens, shape=shape)
     assert "more than" in str(unreadable(blob))
 

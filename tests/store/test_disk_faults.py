@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from store.base import BlobStore, Put
-from store.budget import Budget
+from store.budget import TierBudget
 from store.errors import BadBlob, StoreDenied, StoreError, StoreFull, StoreUnavailable
 from store.key import Scope
 from store.lmdb_store import LmdbStore
@@ -138,7 +138,7 @@ def test_an_object_that_may_not_be_so_large_is_a_full_disk(tmp_path: Path) -> No
 
 
 def test_a_full_map_with_nothing_to_give_up_is_over_budget(tmp_path: Path) -> None:
-    with LmdbStore(tmp_path, Budget(2_000_000)) as store:
+    with LmdbStore(tmp_path, TierBudget(2_000_000)) as store:
         outcomes = [store.put(bulk(name, BLOB_BYTES, precomputed=True)) for name in range(10)]
         stored = outcomes.count(Put.STORED)
         assert outcomes == [Put.STORED] * stored + [Put.OVER_BUDGET] * (10 - stored)

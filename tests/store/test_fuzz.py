@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zstandard
 
-from store.blob import FORMAT, MAX_HEAD_BYTES, Blob, Frame, Head, Shape, digest, read_head, write_head
+from store.blob import FORMAT, MAX_HEAD_BYTES, Blob, Frame, Head, StoredShape, digest, read_head, write_head
 from store.codec.decode import decode
 from store.codec.encode import encode
 from store.codec.frame import MAX_FRAME_BYTES
@@ -176,7 +176,7 @@ def more_tokens_everywhere(head: Head, draw: random.Random) -> Head:
 def other_shape(head: Head, draw: random.Random) -> Head:
     place = draw.randrange(len(head.shapes) + 1)
     numbers = [draw.choice((1, 2, 3, number(draw, 2))) for _ in range(4)]
-    shape = draw.choice((None, Shape(*numbers)))
+    shape = draw.choice((None, StoredShape(*numbers)))
     shapes = list(head.shapes)
     shapes[place : place + draw.choice((0, 1))] = [shape]
     return msgspec.structs.replace(head, shapes=tuple(shapes))
@@ -298,7 +298,7 @@ def test_a_sealed_claim_of_tokens_allocates_nothing(tokens: int, codec: str) -> 
 
 def test_a_bomb_under_valid_digests_unpacks_to_no_more_than_a_frame_may() -> None:
     for size in (MAX_FRAME_BYTES, MAX_FRAME_BYTES + 4096):
-        shape = Shape(1, 1024, 1, size // 2 - 1024)  # two bytes each, one token
+        shape = StoredShape(1, 1024, 1, size // 2 - 1024)  # two bytes each, one token
         blob = one_frame(ZSTD.compress(bytes(size)), "lossless", tokens=1, shape=shape)
         with_frame = peak_of(lambda blob=blob: survives(bytes(blob)))
         assert with_frame < (5 * MAX_FRAME_BYTES if size == MAX_FRAME_BYTES else 1 << 20)

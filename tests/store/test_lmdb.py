@@ -10,7 +10,7 @@ import lmdb
 import pytest
 
 from store.base import Put
-from store.budget import Budget
+from store.budget import TierBudget
 from store.errors import BadBlob, StoreBusy, StoreClosed
 from store.key import Scope
 from store.lmdb_rows import Rows
@@ -73,7 +73,7 @@ def test_a_file_never_outgrows_its_budget_and_much_of_it_is_usable(
 ) -> None:
     chance = random.Random(1)
     shares: list[float] = []
-    with LmdbStore(tmp_path, Budget(budget)) as store:
+    with LmdbStore(tmp_path, TierBudget(budget)) as store:
         for name in range(400 if sizes[1] < 10_000 else 60):
             assert store.put(bulk(name, chance.randrange(*sizes))) is Put.STORED
             assert store.environment.file_bytes() <= budget
@@ -89,7 +89,7 @@ def test_three_quarters_of_a_larger_budget_are_usable(sizes: tuple[int, int], tm
     budget = 64_000_000
     chance = random.Random(1)
     shares: list[float] = []
-    with LmdbStore(tmp_path, Budget(budget)) as store:
+    with LmdbStore(tmp_path, TierBudget(budget)) as store:
         for name in range(4 * budget // sizes[0] if sizes[0] > 500_000 else 800):
             assert store.put(bulk(name, chance.randrange(*sizes))) is Put.STORED
             if name > 650 or (sizes[0] > 500_000 and name > 100):
@@ -99,7 +99,7 @@ def test_three_quarters_of_a_larger_budget_are_usable(sizes: tuple[int, int], tm
 
 
 def test_a_put_larger_than_the_budget_is_over_budget(tmp_path: Path) -> None:
-    with LmdbStore(tmp_path, Budget(1_000_000)) as store:
+    with LmdbStore(tmp_path, TierBudget(1_000_000)) as store:
         assert store.put(bulk("small", 100_000)) is Put.STORED
         assert store.put(bulk("large", 1_100_000)) is Put.OVER_BUDGET
         assert listed(store) == {"small"}
@@ -107,7 +107,7 @@ def test_a_put_larger_than_the_budget_is_over_budget(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lowest", "outcome"), [(True, Put.OVER_BUDGET), (False, Put.STORED)])
 def test_what_was_precomputed_is_given_up_by_a_cache_alone(tmp_path: Path, *, lowest: bool, outcome: Put) -> None:
-    with LmdbStore(tmp_path, Budget(1_000_000, lowest=lowest)) as store:
+    with LmdbStore(tmp_path, TierBudget(1_000_000, lowest=lowest)) as store:
         outcomes = [store.put(bulk(name, 200_000, precomputed=True)) for name in range(6)]
         assert (outcomes[0], outcomes[-1]) == (Put.STORED, outcome)
         assert ("0" in listed(store)) is lowest
@@ -115,7 +115,7 @@ def test_what_was_precomputed_is_given_up_by_a_cache_alone(tmp_path: Path, *, lo
 
 @pytest.mark.parametrize("lowest", [True, False])
 def test_pins_are_kept_by_every_tier_until_they_are_taken_back(tmp_path: Path, *, lowest: bool) -> None:
-    with LmdbStore(tmp_path, Budget(1_000_000, lowest=lowest)) as store:
+    with LmdbStore(tmp_path, TierBudget(1_000_000, lowest=lowest)) as store:
         store.put(bulk("pinned", 200_000))
         assert store.pin(Scope("acme", "chunk-pinned")) == 1
         for name in range(20):
@@ -128,7 +128,7 @@ def test_pins_are_kept_by_every_tier_until_they_are_taken_back(tmp_path: Path, *
 
 
 def test_fills_make_room_for_what_is_precomputed(tmp_path: Path) -> None:
-    with LmdbStore(tmp_path, Budget(1_000_000)) as store:
+    with LmdbStore(tmp_path, TierBudget(1_000_000)) as store:
         for name in range(6):
             store.put(bulk(f"fill-{name}", 200_000))
         outcomes = [store.put(bulk(name, 200_000, precomputed=True)) for name in range(3)]
@@ -146,7 +146,7 @@ def test_a_small_map_grows_with_what_is_stored(tmp_path: Path) -> None:
 
 
 def test_room_that_a_delete_made_is_there_for_the_next_put(tmp_path: Path) -> None:
-    with LmdbStore(tmp_path, Budget(2_000_000)) as store:
+    with LmdbStore(tmp_path, TierBudget(2_000_000)) as store:
         names = [name for name in range(12) if store.put(bulk(name, 200_000, precomputed=True)) is Put.STORED]
         for again in range(20):
             assert store.discard(key(names[again % len(names)]))
@@ -174,7 +174,7 @@ def test_compacting_gives_bytes_back_and_keeps_every_blob(tmp_path: Path) -> Non
 
 
 def test_a_budget_is_kept_after_compacting(tmp_path: Path) -> None:
-    with LmdbStore(tmp_path, Budget(1_000_000)) as store, LmdbStore(tmp_path, Budget(1_000_000)) as second:
+    with LmdbStore(tmp_path, TierBudget(1_000_000)) as store, LmdbStore(tmp_path, TierBudget(1_000_000)) as second:
         for name in range(10):
             store.put(bulk(name, 150_000))
         store.environment.compact()
@@ -286,5 +286,5 @@ def test_two_stores_on_one_path_share_the_environment(tmp_path: Path) -> None:
 
 
 def test_a_budget_too_small_for_an_empty_store_says_so(tmp_path: Path) -> None:
-    with LmdbStore(tmp_path, Budget(1)) as store:
+    with LmdbStore(tmp_path, TierBudget(1)) as store:
         assert store.put(bulk(1, 9000)) is Put.OVER_BUDGET

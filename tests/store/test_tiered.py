@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from store.base import BlobStore, Found, Put
-from store.behind import Behind
+from store.base import BlobStore, FoundBlob, Put
+from store.behind import BackgroundQueue
 from store.blob import Blob, Buffer, Head
 from store.errors import Miss, MissReason, StoreUnavailable
 from store.key import CacheKey, Scope
@@ -31,7 +31,7 @@ class Slow(MemoryStore):
         self.frames_read = 0
         self.is_down = False
 
-    def _find(self, wanted: CacheKey) -> Found | None:
+    def _find(self, wanted: CacheKey) -> FoundBlob | None:
         if self.is_down:
             raise StoreUnavailable("out of reach")
         self.finds += 1
@@ -45,7 +45,7 @@ class Slow(MemoryStore):
 
 
 class _SlowBlob:
-    def __init__(self, store: Slow, found: Found) -> None:
+    def __init__(self, store: Slow, found: FoundBlob) -> None:
         self._store = store
         self._found = found
         self.raw_head = found.raw_head
@@ -228,7 +228,7 @@ def test_a_full_queue_refuses_and_never_waits() -> None:
     def work() -> None:
         gate.wait()
 
-    behind = Behind("test", limit_bytes=100)
+    behind = BackgroundQueue("test", limit_bytes=100)
     assert behind.submit(1000, work)
     assert not behind.submit(1, work)
     gate.set()
@@ -238,7 +238,7 @@ def test_a_full_queue_refuses_and_never_waits() -> None:
 
 
 def test_a_failing_task_does_not_stop_the_queue() -> None:
-    behind = Behind("test", limit_bytes=100)
+    behind = BackgroundQueue("test", limit_bytes=100)
     done: list[int] = []
     behind.submit(1, lambda: done.append(1 // 0))
     behind.submit(1, lambda: done.append(2))

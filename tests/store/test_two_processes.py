@@ -15,7 +15,7 @@ import pytest
 
 from store.base import Put
 from store.blob import Blob
-from store.budget import Budget
+from store.budget import TierBudget
 from store.errors import BadBlob, StoreBusy
 from store.key import Scope
 from store.lmdb_rows import Rows
@@ -148,7 +148,7 @@ class Worker:
 
 def work(path: Path, number: int, *, steps: int, barrier: Barrier, answer: Connection) -> None:
     """One of the two processes: some steps, then what it sees once both are done."""
-    with LmdbStore(path, Budget(BUDGET)) as store:
+    with LmdbStore(path, TierBudget(BUDGET)) as store:
         worker = Worker(number, store, random.Random(f"{number} {steps}"))
         barrier.wait(60)
         for _ in range(steps):
@@ -183,7 +183,7 @@ def two_at_work(path: Path, steps: int) -> None:
 
 
 def check_after_the_end(path: Path, listed: list[str], *, own: dict[str, int]) -> None:
-    with LmdbStore(path, Budget(BUDGET)) as store:
+    with LmdbStore(path, TierBudget(BUDGET)) as store:
         assert [entry.key.text for entry in store.entries()] == listed
         assert {key(name).text for name in own} <= set(listed)
         reports = [report for _, report in verify(store)]
@@ -241,7 +241,7 @@ wait()
 for name in range(60): store.put(bulk(f"theirs-{name}", 150_000))
 wait(); store.close()
 """
-    with LmdbStore(tmp_path, Budget(2_000_000)) as store, other_process(tmp_path, program) as other:
+    with LmdbStore(tmp_path, TierBudget(2_000_000)) as store, other_process(tmp_path, program) as other:
         assert other.stdin is not None and other.stdout is not None
         other.stdin.write("\n")
         other.stdin.flush()
@@ -262,7 +262,7 @@ def test_discarding_what_is_absent_does_not_hide_what_others_write(tmp_path: Pat
 store = LmdbStore(path, Budget(2_000_000))
 wait(); store.put(bulk("theirs", 900_000)); wait(); store.close()
 """
-    with LmdbStore(tmp_path, Budget(2_000_000)) as store, other_process(tmp_path, program) as other:
+    with LmdbStore(tmp_path, TierBudget(2_000_000)) as store, other_process(tmp_path, program) as other:
         assert other.stdin is not None and other.stdout is not None
         store.put(bulk("mine", 300_000, precomputed=True))
         assert not store.discard(key("nobody's"))
@@ -279,7 +279,7 @@ def test_deletes_succeed_on_a_map_that_is_full(tmp_path: Path) -> None:
 store = LmdbStore(path, Budget(8_000_000))
 with store.open(key("read")).frame(0): wait()
 """
-    with LmdbStore(tmp_path, Budget(8_000_000)) as store:
+    with LmdbStore(tmp_path, TierBudget(8_000_000)) as store:
         store.put(bulk("read", 10_000, precomputed=True))
         with other_process(tmp_path, program):
             full = [store.put(bulk(name, 200_000)) for name in range(100)]

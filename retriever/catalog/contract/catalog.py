@@ -1,6 +1,7 @@
 """What a catalog is: changes and views, each one transaction. Another database behind it passes the same tests.
 
-A `View` sees one committed state, however long it is held; a `Change` is seen by everybody at its end, or by nobody.
+A `CatalogView` sees one committed state, however long it is held; a `CatalogChange` is seen by everybody at its end, or
+by nobody.
 Documents have one id over all collections. A version is staged, and serves later or at once; of one id one serves.
 Only what serves is found, listed and told of. The same text in two documents is one chunk, and goes with the last of
 them. What was put in but is not cut yet waits as an upload. It is live until a state ends it, which nothing undoes; of
@@ -18,19 +19,19 @@ from retriever.catalog.contract.uploads import UploadsChange, UploadsView
 from retriever.catalog.contract.vectors import VectorsChange, VectorsView
 
 
-class View(CollectionsView, DocumentsView, SearchView, VectorsView, UploadsView, StateView, Protocol):
+class CatalogView(CollectionsView, DocumentsView, SearchView, VectorsView, UploadsView, StateView, Protocol):
     """Reads one committed state."""
 
 
-class Change(CollectionsChange, DocumentsChange, VectorsChange, UploadsChange, StateChange, Protocol):
+class CatalogChange(CollectionsChange, DocumentsChange, VectorsChange, UploadsChange, StateChange, Protocol):
     """Changes a catalog in one transaction: all of it happens, or nothing."""
 
 
 class Catalog(Protocol):
     """The catalog of one tenant. Safe for threads; other processes may have the same one open."""
 
-    def view(self) -> AbstractContextManager[View]: ...
-    def change(self) -> AbstractContextManager[Change]: ...
+    def view(self) -> AbstractContextManager[CatalogView]: ...
+    def change(self) -> AbstractContextManager[CatalogChange]: ...
 
     def empty_log(self) -> bool:
         """Overwrite what was deleted wherever a copy of it may be; returns whether that could be done just now."""

@@ -3,35 +3,35 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever.catalog.base import Entry, Passage, Removal
+from retriever.catalog.base import DocumentRow, Passage, Removal
 from retriever.documents import Document, Json
-from retriever.filters import EVERYTHING, Condition
+from retriever.filters import EVERYTHING, FilterCondition
 
 
 class DocumentsView(Protocol):
     """Documents that serve, in one committed state."""
 
-    def document(self, document: str) -> Entry | None: ...
+    def document(self, document: str) -> DocumentRow | None: ...
 
     def serves(self, document: Document, *, collection: str) -> bool:
         """Whether this document serves already, just so, and was not patched since."""
         ...
 
-    def documents(self, allowed: Condition, *, after: str = "", limit: int = 100) -> list[Entry]:
+    def documents(self, allowed: FilterCondition, *, after: str = "", limit: int = 100) -> list[DocumentRow]:
         """The documents that fit, in the order of their ids, from behind `after` on."""
         ...
 
-    def count(self, allowed: Condition) -> int:
+    def count(self, allowed: FilterCondition) -> int:
         """How many documents fit."""
         ...
 
     def passages(
-        self, document: str, *, first: int = 0, limit: int = 1 << 40, allowed: Condition = EVERYTHING
+        self, document: str, *, first: int = 0, limit: int = 1 << 40, allowed: FilterCondition = EVERYTHING
     ) -> list[Passage]:
         """The passages of a document that fit, in its order: those of at most `limit` places from `first` on."""
         ...
 
-    def holding(self, chunks: Sequence[int], allowed: Condition) -> list[Passage]:
+    def holding(self, chunks: Sequence[int], allowed: FilterCondition) -> list[Passage]:
         """The oldest passage that fits of each of these chunks, in the order of `chunks`."""
         ...
 
@@ -69,7 +69,7 @@ class DocumentsChange(Protocol):
         """Drop versions that were staged for no live upload: whoever wanted to serve them was killed."""
         ...
 
-    def patch(self, document: str, *, metadata: Json) -> Entry | None:
+    def patch(self, document: str, *, metadata: Json) -> DocumentRow | None:
         """Lay metadata over a document's; null takes a field away. None where there is no such document."""
         ...
 

@@ -2,29 +2,31 @@
 
 from typing import Protocol
 
-from retriever.catalog.base import Marked, Rows, Worded
-from retriever.filters import EVERYTHING, Condition
+from retriever.catalog.base import MarkedChunks, Rows, WordMatch
+from retriever.filters import EVERYTHING, FilterCondition
 
 
 class SearchView(Protocol):
     """What fits a query or a filter, in one committed state."""
 
-    def lexical(self, query: str, allowed: Condition, *, limit: int, within: Condition = EVERYTHING) -> list[Worded]:
+    def lexical(
+        self, query: str, allowed: FilterCondition, *, limit: int, within: FilterCondition = EVERYTHING
+    ) -> list[WordMatch]:
         """The passages that fit best by BM25, best first, each chunk once.
 
         How rare a word is, and how long a passage, is counted `within`: no score tells of what else there is.
         """
         ...
 
-    def chunks_of(self, allowed: Condition) -> Rows:
+    def chunks_of(self, allowed: FilterCondition) -> Rows:
         """The chunks of the passages that fit, ascending."""
         ...
 
-    def oldest_of(self, allowed: Condition) -> Rows:
+    def oldest_of(self, allowed: FilterCondition) -> Rows:
         """The rows (passage, chunk) for the chunks of what fits, in the order of their oldest passages that fit.
 
         Numbers of chunks tell whether a text was there before, perhaps in what does not fit; this order does not.
         """
         ...
 
-    def marked_after(self, chunk: int) -> Marked: ...
+    def marked_after(self, chunk: int) -> MarkedChunks: ...

@@ -2,13 +2,13 @@
 
 from typing import Protocol
 
-from retriever.catalog.base import Counts, Rows, Standing
+from retriever.catalog.base import CatalogState, Counts, Rows
 
 
 class StateView(Protocol):
     """The state of a whole catalog, in one committed state."""
 
-    def standing(self) -> Standing: ...
+    def standing(self) -> CatalogState: ...
     def counts(self) -> Counts: ...
 
     def removed_after(self, row: int) -> Rows:

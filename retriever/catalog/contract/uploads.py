@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever.catalog.upload_types import Job, NewUpload, Upload
+from retriever.catalog.upload_types import Job, NewUpload, QueuedUpload
 
 
 class UploadsView(Protocol):
@@ -15,11 +15,11 @@ class UploadsView(Protocol):
         """The jobs, newest first, from behind `after` on; none where that is not known."""
         ...
 
-    def uploads(self, job: str, *, after: int = 0, limit: int = 100) -> list[Upload]:
+    def uploads(self, job: str, *, after: int = 0, limit: int = 100) -> list[QueuedUpload]:
         """The uploads of a job in the order of their numbers, from behind `after` on."""
         ...
 
-    def live(self, limit: int) -> list[Upload]:
+    def live(self, limit: int) -> list[QueuedUpload]:
         """The first live uploads, in the order of their numbers."""
         ...
 
@@ -27,7 +27,7 @@ class UploadsView(Protocol):
         """The content of an upload that is live, None of any other."""
         ...
 
-    def upload_of(self, document: str) -> Upload | None:
+    def upload_of(self, document: str) -> QueuedUpload | None:
         """The upload of a document that counts: the last that was accepted."""
         ...
 
@@ -35,7 +35,7 @@ class UploadsView(Protocol):
 class UploadsChange(Protocol):
     """The changes of uploads, as part of one transaction."""
 
-    def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[Upload]:
+    def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[QueuedUpload]:
         """Keep uploads, waiting, in a job that is new or has others already; returns them as they stand then, in order.
 
         Older live uploads of the same documents end as superseded. Raises DocumentError for names that cannot be kept.
@@ -50,7 +50,7 @@ class UploadsChange(Protocol):
         """
         ...
 
-    def advance(self, upload: Upload) -> bool:
+    def advance(self, upload: QueuedUpload) -> bool:
         """Write an upload's state, version, counts and detail. False, and nothing is written, where it is not live.
 
         Its version so far is dropped if another takes its place, and the given one if it ends otherwise than ready;

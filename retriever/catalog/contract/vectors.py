@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever.catalog.base import Embedded, EmbedderEntry, Vectors
+from retriever.catalog.base import EmbeddedChunks, EmbedderEntry, Vectors
 
 
 class VectorsView(Protocol):
     """Vectors, in one committed state."""
 
     def embedders(self) -> list[EmbedderEntry]: ...
-    def embedded_after(self, row: int, *, embedder: str, limit: int) -> Embedded: ...
+    def embedded_after(self, row: int, *, embedder: str, limit: int) -> EmbeddedChunks: ...
 
     def vectors(self, ids: Sequence[str], *, embedder: str) -> dict[str, Vectors]:
         """The vectors of these chunks that are known, by chunk id."""

@@ -9,7 +9,7 @@ from service.api.models.fields import MOST_LISTED, ChunkId, CollectionName, Docu
 CHOSEN = ("document_ids", "chunk_ids", "collection")
 
 
-class Choice(Strict):
+class CacheChoice(Strict):
     """Which chunks: of documents, by their ids, or of a collection."""
 
     model_config = ConfigDict(json_schema_extra=one_of(*CHOSEN))
@@ -25,7 +25,7 @@ class Choice(Strict):
         return self
 
 
-class LookupRequest(Choice):
+class LookupRequest(CacheChoice):
     """Which chunks, and which page of them."""
 
     model_config = ConfigDict(json_schema_extra=one_of(*CHOSEN))

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from service.api.models.fields import WHOLE, ChunkId, CollectionName, Filter, Name, Strict, Text, Title, Whole, one_of
 from service.api.models.search import SourceOut
 from service.pipeline.events import ChunkReport, Report
@@ -37,9 +37,9 @@ class BlendIn(Strict):
     policy: Literal["full", "prefix", "reuse", "heads", "deviation", "hybrid"] | None = None
     ratio: float | None = Field(None, ge=0, le=1, description="The share of cached tokens that are recomputed")
 
-    def over(self, default: Order) -> Order:
+    def over(self, default: BlendOrder) -> BlendOrder:
         """The blending that is asked for, with the default's where this says nothing."""
-        return Order(self.policy or default.policy, default.ratio if self.ratio is None else self.ratio)
+        return BlendOrder(self.policy or default.policy, default.ratio if self.ratio is None else self.ratio)
 
 
 class TextFormat(Strict):

@@ -9,7 +9,7 @@ from typing import IO
 
 from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part
+from retriever.documents import Document, DocumentPart
 from retriever.filters import EVERYTHING
 from service.access.control import Control
 
@@ -27,7 +27,7 @@ def text(name: object) -> str:
 def put(data: Path, tenant: str, *names: str) -> None:
     catalog = SqliteCatalog(catalog_file(data, tenant))
     with catalog.change() as change:
-        documents = [Document(name, (Part(text(name)),), f"Title {name}", {"of": tenant}) for name in names]
+        documents = [Document(name, (DocumentPart(text(name)),), f"Title {name}", {"of": tenant}) for name in names]
         change.put(documents, collection="c")
     catalog.close()
 
@@ -37,7 +37,8 @@ def change_all(catalog: Catalog, number: int) -> None:
     with catalog.change() as change:
         names = ("a", f"m{number:06}", "z")
         change.put(
-            [Document(name, (Part(text((name, number))),), "", {"number": number}) for name in names], collection="c"
+            [Document(name, (DocumentPart(text((name, number))),), "", {"number": number}) for name in names],
+            collection="c",
         )
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from retriever.documents import Json
 from service.access import control as module
 from service.access import schema
-from service.access.control import Control, Quota, Switch
+from service.access.control import BlendingSwitch, Control, Quota
 from service.access.errors import AccessError
 from service.access.identity import Principal, Role
 from service.access.schema import STEPS
@@ -280,18 +280,22 @@ def test_threads_that_open_a_new_file_at_once_all_get_it(tmp_path: Path) -> None
 
 def test_quota_switch_and_fingerprints_are_seen_by_others_and_after_a_restart(data: Path) -> None:
     with closing(opened(data)) as one, closing(opened(data)) as two:
-        assert (two.quota("acme"), two.switch(), two.fingerprints()) == (Quota(), Switch(), {})
+        assert (two.quota("acme"), two.switch(), two.fingerprints()) == (Quota(), BlendingSwitch(), {})
         one.set_quota("acme", Quota(10, None))
-        one.set_switch(Switch(enabled=False))
-        assert (two.quota("acme"), two.switch(), one.switch()) == (Quota(10, None), Switch(enabled=False), two.switch())
-        two.set_switch(Switch(share=0.25))
+        one.set_switch(BlendingSwitch(enabled=False))
+        assert (two.quota("acme"), two.switch(), one.switch()) == (
+            Quota(10, None),
+            BlendingSwitch(enabled=False),
+            two.switch(),
+        )
+        two.set_switch(BlendingSwitch(share=0.25))
         two.remember_fingerprint("f1", {"dtype": "bfloat16"})
         two.remember_fingerprint("f1", {"dtype": "float32"})
-        assert one.switch() == Switch(share=0.25) and one.fingerprints() == {"f1": {"dtype": "float32"}}
+        assert one.switch() == BlendingSwitch(share=0.25) and one.fingerprints() == {"f1": {"dtype": "float32"}}
         one.set_quota("acme", Quota(None, 5))
         assert one.tenants() == ["acme", "default"]
     with closing(opened(data)) as again:
-        assert (again.quota("acme"), again.switch()) == (Quota(None, 5), Switch(share=0.25))
+        assert (again.quota("acme"), again.switch()) == (Quota(None, 5), BlendingSwitch(share=0.25))
         again.create_key("beta", Role.READ)
         assert again.tenants() == ["acme", "beta", "default"]
 
@@ -301,7 +305,7 @@ def test_a_limit_or_a_share_out_of_range_is_refused(control: Control) -> None:
         Quota(chunks=-1)
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(AccessError, match="share"):
-            Switch(share=share)
+            BlendingSwitch(share=share)
     with pytest.raises(AccessError, match="a tenant is named"):
         control.set_quota("../x", Quota())
 

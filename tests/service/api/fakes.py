@@ -6,23 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from retriever.catalog.base import Collection, Passage
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.catalog.upload_types import NewUpload, UploadState
-from retriever.documents import Document, Part
+from retriever.documents import Document, DocumentPart
 from retriever.library import Library
 from retriever.search import Hit, Query, scope
-from service.access.control import Switch
+from service.access.control import BlendingSwitch
 from service.access.identity import Principal, Role
 from service.access.rates import Rates
 from service.core import Core
 from service.ingest.drafts import decode_draft
 from service.ingest.rules import CollectionRules
-from service.pipeline.ask import Ask, Lookup
+from service.pipeline.ask import AnswerRequest, Lookup
 from service.pipeline.events import ChunkReport, Delta, Event, Finished, Fused, Loaded, Report, Retrieved, Source, Usage
 from service.settings import Settings
-from service.shelf import ChunkState, KvState, Shelf
+from service.shelf import ChunkCaches, ChunkState, KvState
 from service.telemetry.metrics import Metrics
 from service.tenants import Tenant
 from store.memory import MemoryStore
@@ -74,15 +74,15 @@ class FakeShelf:
 class FakeControl:
     def __init__(self) -> None:
         self.keys: dict[str, Principal] = {}
-        self._switch = Switch()
+        self._switch = BlendingSwitch()
 
     def identify(self, key: str) -> Principal | None:
         return self.keys.get(key)
 
-    def switch(self) -> Switch:
+    def switch(self) -> BlendingSwitch:
         return self._switch
 
-    def set_switch(self, switch: Switch) -> None:
+    def set_switch(self, switch: BlendingSwitch) -> None:
         self._switch = switch
 
 
@@ -103,7 +103,7 @@ class FakeIngest:
                     continue
                 if new.document:
                     draft = decode_draft(new.content)
-                    parts = draft.parts or (Part(draft.text, start=0),)
+                    parts = draft.parts or (DocumentPart(draft.text, start=0),)
                     change.put([Document(new.document, parts, draft.title, draft.metadata)], collection=new.collection)
                 change.advance(replace(upload, state=UploadState.READY, chunks=1, stored=1))
         return job
@@ -122,7 +122,7 @@ class FakePipeline:
 
     def __init__(self, core: "FakeCore") -> None:
         self._core = core
-        self.asks: list[Ask] = []
+        self.asks: list[AnswerRequest] = []
         self.fault: Exception | None = None
         self.late = False
         self.endless = False
@@ -134,7 +134,7 @@ class FakePipeline:
         query = Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked)
         return self._core.opened(principal.tenant).library.search(query)
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Event]:
+    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]:
         self.asks.append(ask)
         try:
             if self.fault and not self.late:
@@ -166,7 +166,7 @@ class FakeCore:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.settings = settings
-        self.blending = Order(settings.policy, settings.ratio)
+        self.blending = BlendOrder(settings.policy, settings.ratio)
         self.metrics = Metrics()
         self.rates = Rates()
         self.control = FakeControl()
@@ -187,7 +187,7 @@ class FakeCore:
             folder.mkdir(exist_ok=True)
             library = Library(SqliteCatalog(folder / "catalog.sqlite"), folder, reranker=Lengths())
             shelf = self.shelves[name] = FakeShelf()
-            self._tenants[name] = Tenant(name, library, shelf=cast(Shelf, shelf), store=self.store)
+            self._tenants[name] = Tenant(name, library, shelf=cast(ChunkCaches, shelf), store=self.store)
         return self._tenants[name]
 
     def not_ready(self) -> str | None:

@@ -7,13 +7,13 @@ import httpx
 from fastapi import FastAPI, Request
 from openai import AsyncOpenAI
 
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from service.access.identity import Principal, Role
 from service.api.problems import Renderers, install
 from service.errors import Exhausted, Unavailable
 from service.openai.errors import as_openai
-from service.openai.routes import PREFIXES, Core, router
-from service.pipeline.ask import Ask
+from service.openai.routes import PREFIXES, ChatService, router
+from service.pipeline.ask import AnswerRequest
 from service.pipeline.events import (
     ChunkReport,
     Delta,
@@ -62,10 +62,10 @@ class FakePipeline:
     events: Sequence[Event]
     error: Exception | None = None
     error_after: int = 0
-    asked: list[Ask] = field(default_factory=list)
+    asked: list[AnswerRequest] = field(default_factory=list)
     open: int = 0
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Event]:
+    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]:
         self.asked.append(ask)
         self.open += 1
         try:
@@ -110,7 +110,7 @@ class FakeCore:
         self.control = FakeControl()
         self.rates = FakeRates()
         self.model_name = MODEL
-        self.blending = Order("hybrid", 0.15)
+        self.blending = BlendOrder("hybrid", 0.15)
         self.created = 1_760_000_000.5
         self.window = 2048
         self.loading = False
@@ -125,7 +125,7 @@ class FakeCore:
 def app_over(core: FakeCore) -> FastAPI:
     """As the service builds it, as far as these routes are concerned."""
 
-    def core_of(request: Request) -> Core:
+    def core_of(request: Request) -> ChatService:
         return request.app.state.core
 
     app = FastAPI()

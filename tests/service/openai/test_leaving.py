@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from starlette.types import Message
 
-from service.pipeline.ask import Ask
+from service.pipeline.ask import AnswerRequest
 from service.pipeline.events import Delta, Event
 from tests.service.openai.served import KEY, OPENING, FakeCore, FakePipeline, app_over
 
@@ -19,7 +19,7 @@ class EndlessPipeline(FakePipeline):
 
     waits: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Event]:
+    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]:
         self.open += 1
         try:
             for event in self.events:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from service.errors import Invalid
-from service.processors import Bias, Penalties, chained
+from service.processors import LogitBias, Penalties, chained
 
 V = 11
 
@@ -27,14 +27,14 @@ def test_penalties_count_what_the_answer_holds(ids: list[int], frequency: float,
 
 
 def test_a_bias_is_added_to_its_token_alone() -> None:
-    bias = Bias({3: 5.0, 7: -100.0})
+    bias = LogitBias({3: 5.0, 7: -100.0})
     for _ in range(2):
         assert bias([], torch.zeros(V)).tolist() == [0, 0, 0, 5, 0, 0, 0, -100, 0, 0, 0]
 
 
 def test_a_bias_on_a_token_that_is_not_there_is_refused() -> None:
     with pytest.raises(Invalid, match="no token 11, the model has 11") as refusal:
-        Bias({V: 1.0})([], torch.zeros(V))
+        LogitBias({V: 1.0})([], torch.zeros(V))
     assert refusal.value.field == "logit_bias"
 
 
@@ -43,7 +43,7 @@ def test_what_one_forbids_no_other_lifts() -> None:
         del ids
         return torch.where(torch.arange(V) == 2, logits, -torch.inf)
 
-    chain = chained(Bias({5: 100.0}), None, Penalties(frequency=2.0, presence=2.0), only_two)
+    chain = chained(LogitBias({5: 100.0}), None, Penalties(frequency=2.0, presence=2.0), only_two)
     assert chain is not None
     assert chain([2, 2], torch.zeros(V)).argmax() == 2
     assert chain([2, 2], torch.zeros(V)).isfinite().sum() == 1

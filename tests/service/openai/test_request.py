@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from openai.types.chat import completion_create_params
 from pydantic import ValidationError
 
-from blend.fuse import Order
+from blend.fuse import BlendOrder
 from retriever.documents import Json
 from service.errors import Invalid
-from service.openai.asking import MOST_TOKENS, Defaults, to_ask
+from service.openai.asking import MOST_TOKENS, Defaults, to_answer_request
 from service.openai.request import ChatRequest
-from service.pipeline.ask import Ask, Lookup, Loose, Turn
+from service.pipeline.ask import AnswerRequest, Lookup, RequestDocument, Turn
 from tests.service.openai.served import CHUNK, READER, FakeCore, FakePipeline, app_over, http, tale
 
-DEFAULTS = Defaults(Order("hybrid", 0.15), top_k=7)
+DEFAULTS = Defaults(BlendOrder("hybrid", 0.15), top_k=7)
 USER = {"role": "user", "content": "Where?"}
 
 
-def asked(**more: object) -> Ask:
+def asked(**more: object) -> AnswerRequest:
     request = ChatRequest.model_validate({"model": "default", "messages": [USER], **more})
-    return to_ask(request, READER, id="chatcmpl-1", defaults=DEFAULTS)
+    return to_answer_request(request, READER, id="chatcmpl-1", defaults=DEFAULTS)
 
 
 def post(body: object, *, content: bytes | None = None) -> httpx.Response:
@@ -104,12 +104,12 @@ def test_documents_arrive_in_each_of_their_ways() -> None:
         blend={"ratio": 0.5},
         chat_template_kwargs={"enable_thinking": False},
     )
-    assert ask.documents == (Loose("Mira lives in Aveiro.", "Cities", "c"), Loose("Plain."))
+    assert ask.documents == (RequestDocument("Mira lives in Aveiro.", "Cities", "c"), RequestDocument("Plain."))
     assert ask.chunk_ids == (CHUNK,)
     assert ask.lookup == Lookup("Where?", collection="cities", top_k=7)
-    assert ask.blending == Order("hybrid", 0.5)
+    assert ask.blending == BlendOrder("hybrid", 0.5)
     assert ask.template == {"enable_thinking": False}
-    assert asked(blend={"policy": "full"}).blending == Order("full", 0.15)
+    assert asked(blend={"policy": "full"}).blending == BlendOrder("full", 0.15)
     assert asked(blend={}).blending is None
 
 
@@ -236,7 +236,7 @@ def test_what_is_not_foreseen_here_has_openais_form_too() -> None:
 def test_any_values_make_a_question_or_a_refusal(more: dict[str, object]) -> None:
     try:
         request = ChatRequest.model_validate({"model": "default", "messages": [USER], **more})
-        ask = to_ask(request, READER, id="1", defaults=DEFAULTS)
+        ask = to_answer_request(request, READER, id="1", defaults=DEFAULTS)
     except (ValidationError, Invalid):
         return
     assert ask.turns

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.telemetry import logs
-from service.telemetry.logs import Style, fields, guard, note, noting, request_id, setup
+from service.telemetry.logs import Style, fields, guard, note, noting, request_id, setup_logs
 
 log = logging.getLogger("service.test")
 
@@ -33,7 +33,7 @@ def out() -> io.StringIO:
 
 
 def test_a_line_for_machines_has_the_message_the_fields_and_the_request(out: io.StringIO) -> None:
-    setup("info", "json", stream=out)
+    setup_logs("info", "json", stream=out)
     with noting("id-1"):
         log.info("stored", extra=fields(chunks=3, seconds=0.25, tenant="acme", detail=None, level="forged"))
     line = json.loads(out.getvalue())
@@ -48,7 +48,7 @@ def test_a_line_for_machines_has_the_message_the_fields_and_the_request(out: io.
 
 
 def test_a_line_for_people_is_keys_and_values(out: io.StringIO) -> None:
-    setup("info", "text", stream=out)
+    setup_logs("info", "text", stream=out)
     log.info("stored", extra=fields(chunks=3, name="two words", empty="", share=0.123456789))
     time, level, rest = out.getvalue().rstrip("\n").split(" ", 2)
     assert time.endswith("Z") and level == "INFO"
@@ -59,14 +59,14 @@ def test_a_line_for_people_is_keys_and_values(out: io.StringIO) -> None:
 @given(text=st.text(), style=st.sampled_from(["text", "json"]))
 def test_no_text_makes_a_second_line(text: str, style: Style) -> None:
     out = io.StringIO()
-    setup("info", style, stream=out)
+    setup_logs("info", style, stream=out)
     log.info("said %s", text, extra=fields(value=text))
     lines = out.getvalue().splitlines()
     assert len(lines) == 1 and lines[0].isprintable()
 
 
 def test_no_message_of_an_exception_passes_for_a_line(out: io.StringIO) -> None:
-    setup("info", "text", stream=out)
+    setup_logs("info", "text", stream=out)
     try:
         raise ValueError("x\n2026-01-01T00:00:00.000Z INFO request\r\x1b[2J" + "secret " * 100)
     except ValueError as error:
@@ -78,7 +78,7 @@ def test_no_message_of_an_exception_passes_for_a_line(out: io.StringIO) -> None:
 
 
 def test_a_traceback_tells_causes_and_members_of_groups(out: io.StringIO) -> None:
-    setup("info", "json", stream=out)
+    setup_logs("info", "json", stream=out)
     try:
         try:
             raise ExceptionGroup("both", [KeyError("a"), OSError("b")])
@@ -94,13 +94,13 @@ def test_a_traceback_tells_causes_and_members_of_groups(out: io.StringIO) -> Non
 def test_what_an_exception_says_is_told_where_debugging_is(out: io.StringIO) -> None:
     """It may quote what a user wrote."""
     for level in ("info", "debug"):
-        setup(level, "text", stream=out)
+        setup_logs(level, "text", stream=out)
         log.error("unhandled exception", exc_info=ValueError(f"a question under {level}"))
     assert "under info" not in out.getvalue() and "under debug" in out.getvalue()
 
 
 def test_an_exception_that_is_its_own_cause_ends(out: io.StringIO) -> None:
-    setup("info", "text", stream=out)
+    setup_logs("info", "text", stream=out)
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
     log.error("unhandled exception", exc_info=first)
@@ -119,7 +119,7 @@ def test_only_scalars_pass() -> None:
 
 
 def test_numbers_that_json_has_not_are_words(out: io.StringIO) -> None:
-    setup("info", "json", stream=out)
+    setup_logs("info", "json", stream=out)
     log.info("odd", extra=fields(a=float("nan"), b=float("-inf"), c=1.5))
     line = json.loads(out.getvalue())
     assert (line["a"], line["b"], line["c"]) == ("nan", "-inf", 1.5)
@@ -138,7 +138,7 @@ def test_notes_belong_to_their_request() -> None:
 
 
 def test_the_server_speaks_in_our_form_and_its_access_log_is_off(out: io.StringIO) -> None:
-    setup("info", "json", stream=out)
+    setup_logs("info", "json", stream=out)
     logging.getLogger("uvicorn.error").info("Started server process [%d]", 7, extra={"color_message": "\x1b[1m"})
     logging.getLogger("uvicorn.access").info('%s "%s"', "127.0.0.1", "GET /v1/search?q=secret")
     (line,) = out.getvalue().splitlines()
@@ -147,7 +147,7 @@ def test_the_server_speaks_in_our_form_and_its_access_log_is_off(out: io.StringI
 
 
 def test_what_is_told_once_the_server_does_not_tell_again(out: io.StringIO) -> None:
-    setup("info", "text", stream=out)
+    setup_logs("info", "text", stream=out)
     error = ValueError("once")
     logs.tell_once(error)
     logging.getLogger("uvicorn.error").error("Exception in ASGI application\n", exc_info=error)
@@ -157,8 +157,8 @@ def test_what_is_told_once_the_server_does_not_tell_again(out: io.StringIO) -> N
 
 
 def test_others_are_heard_from_warning_on_and_a_second_setup_replaces_the_first(out: io.StringIO) -> None:
-    setup("debug", "text", stream=io.StringIO())
-    setup("info", "text", stream=out)
+    setup_logs("debug", "text", stream=io.StringIO())
+    setup_logs("info", "text", stream=out)
     logging.getLogger("httpx").info("HTTP Request: POST /embed")
     logging.getLogger("httpx").warning("slow")
     log.debug("prompt")
@@ -168,4 +168,4 @@ def test_others_are_heard_from_warning_on_and_a_second_setup_replaces_the_first(
 
 def test_an_unknown_level_is_refused_with_those_that_exist() -> None:
     with pytest.raises(ValueError, match=r"one of .*info.*got 'loud'"):
-        setup("loud", "text")
+        setup_logs("loud", "text")

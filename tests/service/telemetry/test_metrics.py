@@ -12,7 +12,7 @@ from service.reports import ChunkReport, Report, Usage
 from service.telemetry import labels
 from service.telemetry.metrics import Metrics
 from store.errors import Miss, MissReason, StoreError, StoreUnavailable
-from store.upkeep import Usage as Tier
+from store.upkeep import StorageUsage as Tier
 
 REPORT = Report(
     "hybrid",

@@ -82,7 +82,7 @@ def make_app() -> FastAPI:
 
 def test_a_fault_is_written_once_and_answered_with_its_id() -> None:
     out = Told('"message": "request"')
-    logs.setup("info", "json", stream=out)
+    logs.setup_logs("info", "json", stream=out)
     with served(make_app()) as url:
         response = httpx.get(f"{url}/broken")
         assert out.came.wait(WAIT_S)
@@ -96,7 +96,7 @@ def test_a_fault_is_written_once_and_answered_with_its_id() -> None:
 
 def test_a_client_that_leaves_amid_a_stream_is_told_as_gone() -> None:
     out = Told("client_left")
-    logs.setup("info", "json", stream=out)
+    logs.setup_logs("info", "json", stream=out)
     with served(make_app()) as url:
         with httpx.stream("GET", f"{url}/endless") as response:
             assert next(response.iter_raw()) == b"first"

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from service.telemetry.export import signal_url, tracer_over, tracer_to
+from service.telemetry.export import exporting_tracer, signal_url, tracer_over
 from service.telemetry.traces import Tracer, silent
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -138,4 +138,4 @@ def test_a_collector_gets_the_path_of_otlp_and_a_full_url_stays() -> None:
 
 
 def test_a_tracer_to_a_url_closes_where_nothing_was_sent() -> None:
-    tracer_to("http://127.0.0.1:9").close()
+    exporting_tracer("http://127.0.0.1:9").close()
