@@ -21,17 +21,17 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from blend.anatomy import examine
-from blend.attention import kernels
-from blend.capture import VERSION
-from blend.checks import TOKENS, disagreement, refuse_moving_angles, refuse_structure
-from blend.decoder import Decoder
-from blend.digests import architecture_digest, rope_digest, stored_digest, weights_digest
 from blend.errors import TokenizerError, UnsupportedModel
-from blend.fingerprint import Fingerprint
-from blend.gate import find_layers, install, text_config
-from blend.tokens import Tokenizer
-from blend.unpack import DTYPES
+from blend.fuse.capture import VERSION
+from blend.fuse.unpack import DTYPES
+from blend.model.attention import kernels
+from blend.model.decoder import Decoder
+from blend.model.digests import architecture_digest, rope_digest, stored_digest, weights_digest
+from blend.model.fingerprint import Fingerprint
+from blend.model.layer_gate import find_layers, install, text_config
+from blend.model.model_layers import examine
+from blend.model.tokenizer import Tokenizer
+from blend.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_structure
 
 # What a forward pass that was written for something else raises when it meets scattered rows.
 MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)

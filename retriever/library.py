@@ -9,14 +9,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from retriever.catalog.base import EmbedderEntry, Removal, Vectors
 from retriever.catalog.contract.catalog import Catalog, CatalogChange, CatalogView
 from retriever.catalog.contract.vectors import VectorsChange, VectorsView
+from retriever.catalog.types import EmbedderEntry, Removal, Vectors
 from retriever.documents import Document
-from retriever.embedding import Embedder, Reranker
+from retriever.embedders.embedding import Embedder, Reranker
 from retriever.errors import SearchError
-from retriever.filters import EVERYTHING, FilterCondition
-from retriever.inline import Recognised, Recogniser
+from retriever.filter_condition import EVERYTHING, FilterCondition
+from retriever.recognition.recogniser import Recognised, Recogniser
 from retriever.search import Hit, Query, Searcher
 from retriever.vectors import Overtaken, VectorIndex
 

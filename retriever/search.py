@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retriever.catalog.base import Passage, WordMatch
 from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.contract.documents import DocumentsView
+from retriever.catalog.types import Passage, WordMatch
 from retriever.documents import Json
-from retriever.embedding import Embedder, Reranker
+from retriever.embedders.embedding import Embedder, Reranker
 from retriever.errors import SearchError
-from retriever.filters import EVERYTHING, FilterCondition, condition, in_collection, outside
+from retriever.filter_condition import EVERYTHING, FilterCondition, condition, in_collection, outside
 from retriever.vectors import VectorIndex
 
 WINDOW = 10  # hits of each kind that are fused at least; else as many as are asked for

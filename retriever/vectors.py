@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from retriever.catalog.base import CatalogState, EmbeddedChunks, Vectors
 from retriever.catalog.contract.catalog import Catalog, CatalogView
 from retriever.catalog.contract.searching import SearchView
 from retriever.catalog.contract.vectors import VectorsView
+from retriever.catalog.types import CatalogState, EmbeddedChunks, Vectors
 from retriever.errors import RetrieverError
-from retriever.filters import EVERYTHING, FilterCondition
+from retriever.filter_condition import EVERYTHING, FilterCondition
 from retriever.index_file import IndexFile
 from retriever.nearest import LISTS, TRAINED, Allowed, Nearest
 

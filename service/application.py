@@ -7,8 +7,8 @@ from fastapi import FastAPI, Request
 from starlette.types import ASGIApp
 
 from service.api.app import Extension, create_app
-from service.api.state import core_of
-from service.core import Core
+from service.api.core_of import core_of
+from service.app.core import Core
 from service.openai.errors import as_openai
 from service.openai.routes import PREFIXES, router
 from service.telemetry.middleware import TelemetryMiddleware

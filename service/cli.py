@@ -6,15 +6,15 @@ from typing import Annotated
 import typer
 
 from service.commands import pages
-from service.commands.asking import ask, search
+from service.commands.ask import ask, search
 from service.commands.backup import backup, restore
 from service.commands.bench import bench
+from service.commands.console import tell
 from service.commands.demo import demo
+from service.commands.errors import expected, sentence, usage
 from service.commands.evaluate import evaluate
-from service.commands.failing import expected, sentence, usage
 from service.commands.keys import keys
 from service.commands.precompute import precompute
-from service.commands.screen import tell
 from service.commands.serve import serve
 from service.commands.stores import gc, stats, verify
 

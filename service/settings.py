@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from blend.policy import POLICIES
+from blend.fuse.policy import POLICIES
 from store.codec.spec import Spec
 from store.errors import SpecError
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from store.base import BlobAccess, BlobStore
+from store.blob_store import BlobAccess, BlobStore
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey
 from store.upkeep import StoredBlob

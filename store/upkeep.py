@@ -39,7 +39,7 @@ class StorageUsage:
 
 
 class StoreUpkeep(ABC):
-    """The upkeep of a store. The contract in `store.base` holds for it too."""
+    """The upkeep of a store. The contract in `store.blob_store` holds for it too."""
 
     @abstractmethod
     def entries(self, scope: Scope | None = None) -> Iterator[StoredBlob]:

@@ -24,15 +24,15 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from obstore.store import ObjectStore as Bucket
 
-from store.base import BlobStore
-from store.budget import TierBudget
+from store.blob_store import BlobStore
 from store.errors import StoreDenied, UrlError
-from store.lmdb_store import LmdbStore
-from store.memory import MemoryStore
-from store.object_client import ObjectClient
-from store.object_store import ObjectBlobStore
+from store.lmdb.lmdb_store import LmdbStore
+from store.objects.object_client import ObjectClient
+from store.objects.object_store import ObjectBlobStore
 from store.size import parse_size
-from store.tiered import TieredStore
+from store.tiers.budget import TierBudget
+from store.tiers.memory_store import MemoryStore
+from store.tiers.tiered_store import TieredStore
 
 if TYPE_CHECKING:  # these are types alone, the library has no such names when it runs
     from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config

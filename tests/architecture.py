@@ -17,13 +17,13 @@ PRODUCT = ("store", "retriever", "blend", "service", "clients")
 
 DYNAMIC_IMPORTS = ("__import__", "import_module", "importlib.import_module")
 
-DEFERRING = ("service.composition", "service.commands")  # optional extras; help and completion without torch
+DEFERRING = ("service.app.composition", "service.commands")  # optional extras; help and completion without torch
 FILE_LINES, FUNCTION_LINES = 400, 50
 PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 RECORDS = ("store.record", "store.errors")  # what blend may know of store: pure data, no medium
 CONTRACTS = (
-    "store.base",
+    "store.blob_store",
     "store.blob",
     "store.codec",
     "store.key",
@@ -37,22 +37,22 @@ CONTRACTS = (
 IMPORTERS: dict[str, tuple[str, ...]] = {
     "service": ("service", "tests"),
     "retriever": ("retriever", "service", "tests"),
-    "retriever.encoder": ("service.composition", "tests"),
+    "retriever.embedders.encoder": ("service.app.composition", "tests"),
     "blend": ("blend", "service", "tests"),
-    "store": ("store", "service.composition", "tests"),
-    "store.url": ("store", "service.composition", "service.commands", "tests"),
+    "store": ("store", "service.app.composition", "tests"),
+    "store.url": ("store", "service.app.composition", "service.commands", "tests"),
     **dict.fromkeys(RECORDS, ("store", "blend", "service", "tests")),
     **dict.fromkeys(CONTRACTS, ("store", "service", "tests")),
     "tests": ("tests",),
     "faiss": ("retriever", "tests"),
-    **dict.fromkeys(["torch", "transformers"], ("blend", "retriever.encoder", "service", "tests")),
+    **dict.fromkeys(["torch", "transformers"], ("blend", "retriever.embedders.encoder", "service", "tests")),
     **dict.fromkeys(["lmdb", "obstore"], ("store", "tests")),
     **dict.fromkeys(["fastapi", "fastapi_offline", "limits", "llguidance", "starlette"], ("service", "tests")),
     **dict.fromkeys(["opentelemetry", "prometheus_client"], ("service.telemetry", "tests")),
     **dict.fromkeys(["pydantic_settings", "typer", "uvicorn"], ("service", "tests")),
-    "service.telemetry.export": ("service.composition", "tests"),
-    "service.precompute.spread": ("service.commands", "tests"),
-    "ray": ("service.precompute.spread", "tests"),
+    "service.telemetry.export": ("service.app.composition", "tests"),
+    "service.precompute.ray_capture": ("service.commands", "tests"),
+    "ray": ("service.precompute.ray_capture", "tests"),
 }
 
 # What frameworks decide in the clients, by file and function.
@@ -78,35 +78,35 @@ _OF_LLAMA = (
     "retrievers-kvweave/src/llama_index/retrievers/kvweave/base.py:KVWeaveRetriever.__init__",
 )
 
-# Exceptions by rule and place ("store/base.py:Store.put"), each with its reason.
+# Exceptions by rule and place ("store/blob_store.py:Store.put"), each with its reason.
 EXCUSED: dict[str, dict[str, str]] = {
     "broad_handlers": {
         "service/api/query.py:_streamed": "a stream that has begun ends in an error event; what is unforeseen goes on",
-        "service/ingest/worker.py:Ingest._work": "an outermost loop: it goes on, and its log says why",
-        "service/ingest/worker.py:Ingest._run": "an outermost loop: the upload fails, its log says why",
-        "service/openai/render.py:stream": "a stream that has begun ends in an error; what is unforeseen goes on",
-        "service/pipeline/answer.py:Pipeline.answer": "counted, and raised again",
-        "blend/feed.py:RecordLoader._read": "an outermost loop: whoever waits gets the exception",
-        "blend/local.py:LocalEngine._advance": "one request's sampling ends that request alone",
-        "blend/local.py:LocalEngine._run_capture": "whoever asked gets the exception",
-        "blend/local.py:LocalEngine._start": "what one request's fuse raises ends that request alone",
-        "blend/local.py:LocalEngine._work": "an outermost loop: all who wait get the exception",
-        "blend/running.py:QueuedRequest.tell": "a listener's fault must not reach the other requests",
-        "blend/local.py:LocalEngine._step": "an outermost loop: every request in it gets the exception",
-        "store/behind.py:BackgroundQueue._run": "an outermost loop: its log says why",
+        "service/corpus/ingest.py:Ingest._work": "an outermost loop: it goes on, and its log says why",
+        "service/corpus/ingest.py:Ingest._run": "an outermost loop: the upload fails, its log says why",
+        "service/openai/completion.py:stream": "a stream that has begun ends in an error; what is unforeseen goes on",
+        "service/answers/pipeline.py:Pipeline.answer": "counted, and raised again",
+        "blend/fuse/record_loader.py:RecordLoader._read": "an outermost loop: whoever waits gets the exception",
+        "blend/engine/local_engine.py:LocalEngine._advance": "one request's sampling ends that request alone",
+        "blend/engine/local_engine.py:LocalEngine._run_capture": "whoever asked gets the exception",
+        "blend/engine/local_engine.py:LocalEngine._start": "what one request's fuse raises ends that request alone",
+        "blend/engine/local_engine.py:LocalEngine._work": "an outermost loop: all who wait get the exception",
+        "blend/engine/answer_builder.py:QueuedRequest.tell": "a listener's fault must not reach the other requests",
+        "blend/engine/local_engine.py:LocalEngine._step": "an outermost loop: every request in it gets the exception",
+        "store/tiers/background_queue.py:BackgroundQueue._run": "an outermost loop: its log says why",
         "tests/store/test_object_faults.py:outcome.run": "a panic of the client is no Exception, and must not pass",
-        "store/flight.py:SingleFlight.do": "whoever waits gets the same exception as the caller",
+        "store/tiers/single_flight.py:SingleFlight.do": "whoever waits gets the same exception as the caller",
     },
     "long_signatures": {
-        "blend/anatomy.py:LayerProbe.update": "transformers decides",
-        "blend/attention.py:attention_by.attend": "transformers decides",
-        "blend/attention.py:see": "transformers decides",
-        "blend/flex.py:_blocks.sees": "torch decides",
-        "blend/flex.py:_capped.score": "torch decides",
-        "blend/step.py:Step.update": "transformers decides",
-        "service/builtin/attention.py:block_attention": "transformers decides",
-        "service/commands/asking.py:ask": "typer makes an option of every parameter",
-        "service/commands/asking.py:search": "typer makes an option of every parameter",
+        "blend/model/model_layers.py:LayerProbe.update": "transformers decides",
+        "blend/model/attention.py:attention_by.attend": "transformers decides",
+        "blend/model/attention.py:see": "transformers decides",
+        "blend/model/flex_attention.py:_blocks.sees": "torch decides",
+        "blend/model/flex_attention.py:_capped.score": "torch decides",
+        "blend/model/step.py:Step.update": "transformers decides",
+        "service/training/block_attention.py:block_attention": "transformers decides",
+        "service/commands/ask.py:ask": "typer makes an option of every parameter",
+        "service/commands/ask.py:search": "typer makes an option of every parameter",
         "service/commands/bench.py:bench": "typer makes an option of every parameter",
         "service/commands/precompute.py:precompute": "typer makes an option of every parameter",
         "service/commands/evaluate.py:evaluate": "typer makes an option of every parameter",

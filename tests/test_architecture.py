@@ -51,7 +51,7 @@ BROKEN = [
     ("import_directions", "store/a.py", "from blend import fuse"),
     ("import_directions", "retriever/a.py", "import store.record"),
     ("import_directions", "retriever/a.py", "if TYPE_CHECKING:\n  from transformers import AutoModel"),
-    ("import_directions", "retriever/a.py", "from retriever.encoder import Encoder"),
+    ("import_directions", "retriever/a.py", "from retriever.embedders.encoder import Encoder"),
     ("import_directions", "blend/a.py", "from store import lmdb"),
     ("import_directions", "blend/a.py", "from ..service.settings import Settings"),
     ("import_directions", "service/a.py", "def f():\n  from store.lmdb import LmdbStore"),
@@ -78,16 +78,16 @@ BROKEN = [
 OBEYED = [
     ("long_files", "tests/a.py", "x = 1\n" * 400),
     ("long_functions", "tests/a.py", "def f():\n" + "    x = 1\n" * 49),
-    ("import_directions", "retriever/encoder.py", "import torch"),
+    ("import_directions", "retriever/embedders/encoder.py", "import torch"),
     ("import_directions", "blend/a.py", "import torch\nfrom store import record"),
-    ("import_directions", "service/composition.py", "from store.lmdb import LmdbStore"),
-    ("impure_records", "store/lmdb.py", "from store.base import Store"),
+    ("import_directions", "service/app/composition.py", "from store.lmdb import LmdbStore"),
+    ("impure_records", "store/lmdb.py", "from store.blob_store import Store"),
     ("prints", "service/cli.py", "print(1)"),
     ("broad_handlers", "store/a.py", "try: pass\nexcept (KeyError, OSError): pass"),
     ("missing_docstrings", "store/__init__.py", ""),
     ("unfinished_work", "store/a.py", "x = '# " + "TODO'  # done"),
     ("environment_readers", "service/settings.py", "import os\nx = os.environ"),
-    ("deferred_imports", "service/composition.py", "def f(): import json"),
+    ("deferred_imports", "service/app/composition.py", "def f(): import json"),
     ("deferred_imports", "service/commands/a.py", "def f(): import json"),
     ("deferred_imports", "store/a.py", "if TYPE_CHECKING:\n  import json"),
     ("long_signatures", "store/a.py", "class A:\n  def f(self, a, b, *, c, d, e): pass"),
@@ -135,15 +135,15 @@ def test_a_cycle_of_files_is_found_also_through_a_package(importing: str, tmp_pa
 def test_a_cycle_of_folders_is_found_where_no_files_import_each_other(tmp_path: Path) -> None:
     files = {
         "service/errors.py": "",
-        "service/core.py": "import service.api.app",
+        "service/app/core.py": "import service.api.app",
         "service/api/__init__.py": "",
-        "service/api/app.py": "import service.errors, service.ingest.worker",
+        "service/api/app.py": "import service.errors, service.corpus.ingest",
         "service/api/limits.py": "",
-        "service/ingest/worker.py": "from service.api import limits",
+        "service/corpus/ingest.py": "from service.api import limits",
     }
     sources = written(tmp_path, files)
     assert file_cycle(sources) == []
-    assert {"service/api", "service/ingest"} == set(folder_cycle(sources))
+    assert {"service/api", "service/corpus"} == set(folder_cycle(sources))
 
 
 def test_a_machine_path_is_found_and_a_part_of_one_is_not() -> None:

@@ -11,9 +11,9 @@ import typer
 from pydantic import BaseModel, SecretStr
 from typer.core import TyperCommand, TyperGroup
 
+from service.app.composition import compose_core
 from service.application import application
 from service.cli import app as cli
-from service.composition import compose_core
 from service.settings import CONFIG, OF_CLIENTS, Settings, load_settings
 from store.record import Record
 from store.url import open_store

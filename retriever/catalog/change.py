@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from retriever.catalog.base import Collection, DocumentRow, Limit, Removal, SourceFile, Vectors
 from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import LISTED, SAME, check_id, digest_of, dumps, entries, fact, listed, loads
+from retriever.catalog.types import Collection, DocumentRow, Limit, Removal, SourceFile, Vectors
 from retriever.catalog.upload_rows import LIVE
+from retriever.catalog.upload_tables import UploadTables
 from retriever.catalog.upload_types import NewUpload, QueuedUpload
-from retriever.catalog.uploads import UploadTables
 from retriever.documents import Document, DocumentPart, Json
 from retriever.errors import DocumentError, SearchError
-from retriever.filters import facets
-from retriever.marks import marks
+from retriever.filter_condition import facets
+from retriever.recognition.marks import marks
 
 
 class SqliteChange:

@@ -15,11 +15,11 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from retriever.analysis import query_terms, terms
-from retriever.catalog.base import WordMatch
 from retriever.catalog.postings import Places, Postings, weighed
 from retriever.catalog.rows import LISTED, listed, passages
-from retriever.filters import EVERYTHING, FilterCondition
+from retriever.catalog.types import WordMatch
+from retriever.filter_condition import EVERYTHING, FilterCondition
+from retriever.query_terms import query_terms, terms
 
 K1, B = 1.2, 0.75
 ROWS = 250_000  # that the words which choose candidates may have together

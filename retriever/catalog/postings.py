@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from retriever.filters import FilterCondition
+from retriever.filter_condition import FilterCondition
 
 MOST_BYTES = 128 << 20
 COUNTED = 20_000  # rows of a word that are counted; of a more frequent one the number is estimated

@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from retriever import analysis
+from retriever import query_terms
 from retriever.catalog.lexical import body, index
 from retriever.catalog.schema import transaction
 
@@ -20,7 +20,7 @@ def renew(connection: sqlite3.Connection) -> None:
 
 def _is_current(connection: sqlite3.Connection) -> bool:
     [found] = connection.execute("SELECT value FROM facts WHERE name = 'analysis'").fetchone()
-    return found == analysis.VERSION
+    return found == query_terms.VERSION
 
 
 def _index(connection: sqlite3.Connection) -> None:
@@ -34,4 +34,4 @@ def _index(connection: sqlite3.Connection) -> None:
         words += index(connection, [(row, body(title, text)) for row, title, text in found])
         last = found[-1][0]
     connection.execute("UPDATE facts SET value = ? WHERE name = 'words'", (words,))
-    connection.execute("UPDATE facts SET value = ? WHERE name = 'analysis'", (analysis.VERSION,))
+    connection.execute("UPDATE facts SET value = ? WHERE name = 'analysis'", (query_terms.VERSION,))

@@ -5,7 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
-from retriever import analysis
+from retriever import query_terms
 from retriever.errors import CatalogError
 
 # A label is what a filter sees: a document's collection and metadata, or a passage's own.
@@ -117,7 +117,7 @@ def prepare(connection: sqlite3.Connection) -> None:
         for number in range(_version(connection), VERSION):  # another process may have been sooner
             _run(connection, STEPS[number])
             connection.execute(f"PRAGMA user_version = {number + 1}")
-        connection.execute("INSERT OR IGNORE INTO facts VALUES ('analysis', ?)", (analysis.VERSION,))
+        connection.execute("INSERT OR IGNORE INTO facts VALUES ('analysis', ?)", (query_terms.VERSION,))
 
 
 @contextmanager

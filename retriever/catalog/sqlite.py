@@ -12,9 +12,9 @@ from pathlib import Path
 
 from retriever.catalog import schema
 from retriever.catalog.change import SqliteChange
-from retriever.catalog.explained import foreign_sqlite_errors_explained, sqlite_errors_explained
 from retriever.catalog.postings import Postings
 from retriever.catalog.renew import renew
+from retriever.catalog.sqlite_errors import foreign_sqlite_errors_explained, sqlite_errors_explained
 from retriever.catalog.view import SqliteView
 from retriever.errors import CatalogError
 

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retriever.catalog.base import (
+from retriever.catalog.lexical import LexicalSearch, PassageTotals
+from retriever.catalog.postings import Postings
+from retriever.catalog.rows import LISTED, SAME, digest_of, entries, fact, listed, loads, passages
+from retriever.catalog.types import (
     CatalogState,
     Collection,
     Counts,
@@ -21,13 +24,10 @@ from retriever.catalog.base import (
     Vectors,
     WordMatch,
 )
-from retriever.catalog.lexical import LexicalSearch, PassageTotals
-from retriever.catalog.postings import Postings
-from retriever.catalog.rows import LISTED, SAME, digest_of, entries, fact, listed, loads, passages
 from retriever.catalog.upload_rows import LIVE, jobs, uploads
 from retriever.catalog.upload_types import Job, QueuedUpload
 from retriever.documents import Document
-from retriever.filters import EVERYTHING, FilterCondition
+from retriever.filter_condition import EVERYTHING, FilterCondition
 
 
 class SqliteView:

@@ -18,7 +18,7 @@ from itertools import accumulate, islice
 from zlib import crc32
 
 from retriever.chunking.count import Counter, count_all
-from retriever.chunking.structure import Kind, TextPiece, pieces, tear
+from retriever.chunking.pieces import Kind, TextPiece, pieces, tear
 from retriever.documents import DocumentPart, PageStart
 
 _REACH = 0.30  # of the budget: more fills the parts better, less keeps more of them through an edit

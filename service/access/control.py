@@ -16,16 +16,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retriever.catalog.explained import sqlite_errors_explained
 from retriever.catalog.schema import transaction
+from retriever.catalog.sqlite_errors import sqlite_errors_explained
 from retriever.documents import Json
 from retriever.errors import FilterError
-from retriever.filters import condition
+from retriever.filter_condition import condition
 from service.access.errors import AccessError
-from service.access.identity import DEFAULT_TENANT, Principal, Role
+from service.access.keys import check_tenant, digest, id_of, new_key
+from service.access.principal import DEFAULT_TENANT, Principal, Role
 from service.access.private import private_file, private_folder, write_private
 from service.access.schema import prepare
-from service.access.spelling import check_tenant, digest, id_of, new_key
 from service.errors import Unavailable
 
 WAIT_S = 30  # for another process's change

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from service.access.errors import AccessError
-from service.access.moving import finish_move
+from service.access.move import finish_move
 from service.access.private import private_file, private_folder
 
 LOCK = "server.lock"

@@ -8,7 +8,7 @@ from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
-from service.access.identity import Principal
+from service.access.principal import Principal
 from service.errors import Exhausted
 
 WINDOW_S = 60

@@ -24,10 +24,10 @@ from service.access import schema as control_schema
 from service.access.archive import PIECE, ArchiveMember, ArchiveTally, Manifest, members, told_of
 from service.access.errors import AccessError
 from service.access.lock import hold
-from service.access.moving import CATALOG, CONTROL, TENANTS, databases, decide_move, finish_move
+from service.access.move import CATALOG, CONTROL, TENANTS, databases, decide_move, finish_move
 from service.access.private import finish_file, new_private_file
-from store.base import BlobAccess
 from store.blob import Blob
+from store.blob_store import BlobAccess
 from store.errors import BadBlob, StoreError
 from store.key import Scope
 

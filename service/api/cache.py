@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from retriever.catalog.base import Passage
 from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.contract.documents import DocumentsView
+from retriever.catalog.types import Passage
 from service.api.caller import By, Caller, unknown
 from service.api.models.cache import CacheChoice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
 from service.api.models.fields import MOST_LISTED
-from service.shelf import ChunkCaches, ChunkState, KvState
+from service.corpus.chunk_caches import ChunkCaches, ChunkState, KvState
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from retriever.catalog.base import DocumentRow
 from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.contract.documents import DocumentsView
+from retriever.catalog.types import DocumentRow
 from retriever.documents import Json
-from retriever.filters import FilterCondition, fits
+from retriever.filter_condition import FilterCondition, fits
 from retriever.search import scope
-from service.access.identity import Principal
-from service.api.security import principal
-from service.api.state import core_of
+from service.access.principal import Principal
+from service.api.core_of import core_of
+from service.api.guards import principal
+from service.corpus.tenants import Tenant
 from service.errors import Forbidden, NotFound
-from service.tenants import Tenant
 
 if TYPE_CHECKING:
-    from service.core import Core
+    from service.app.core import Core
 
 
 @dataclass(frozen=True, slots=True)

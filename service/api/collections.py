@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from fastapi import Response
 
-from retriever.catalog.base import Collection
 from retriever.catalog.contract.documents import DocumentsView
+from retriever.catalog.types import Collection
 from service.api.caller import By, Caller, unknown
 from service.api.models.collections import CollectionDeleted, CollectionList, CollectionOut, Rules
 from service.api.models.fields import CollectionName
-from service.ingest.rules import CollectionRules
+from service.corpus.collection_rules import CollectionRules
 
 
 def list_collections(by: By) -> CollectionList:

@@ -5,12 +5,13 @@ from typing import Annotated, cast
 
 from fastapi import Query, Response
 
-from retriever.catalog.base import DocumentRow, Passage
 from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.contract.documents import DocumentsView
+from retriever.catalog.types import DocumentRow, Passage
 from retriever.documents import Json
 from retriever.errors import FilterError
 from service.api.caller import By, Caller, unfitting, unknown
+from service.api.guards import parse
 from service.api.models.documents import (
     Accepted,
     ChunkOut,
@@ -28,11 +29,10 @@ from service.api.models.fields import (
     Limit,
     check_metadata,
 )
-from service.api.security import parse
 from service.api.uploads import accept, draft_of, located
+from service.corpus.chunk_caches import ChunkState
+from service.corpus.tenants import Removed
 from service.errors import Invalid
-from service.shelf import ChunkState
-from service.tenants import Removed
 
 After = Annotated[str, Query(max_length=1024, description="What the page before gave as `next`")]
 AfterPlace = Annotated[int, Query(ge=0, lt=2**31, description="What the page before gave as `next`")]

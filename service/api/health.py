@@ -3,8 +3,8 @@
 from fastapi import Request, Response
 
 from service.api.caller import By
-from service.api.models.operations import Health
-from service.api.state import core_of
+from service.api.core_of import core_of
+from service.api.models.stats import Health
 from service.errors import Unavailable
 
 

@@ -3,8 +3,8 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.core_of import core_of
 from service.api.problems import Renderers, failure_of
-from service.api.state import core_of
 from service.errors import Exhausted, ServiceError, TooLarge
 
 PROBES = ("/healthz", "/readyz")  # whoever watches over the service is never turned away

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from fastapi import Request, Response
 from pydantic import BaseModel
 
+from service.answers.answer_request import AnswerRequest
+from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved
+from service.api.answer_request import to_answer_request
 from service.api.caller import By
 from service.api.models.query import (
     FusedEvent,
@@ -19,18 +22,8 @@ from service.api.models.query import (
 )
 from service.api.models.search import SourceOut
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
-from service.api.questions import to_answer_request
+from service.api.rendering import rendered_source, rendered_usage
 from service.api.streams import EventStream, gone, sse, unless_gone
-from service.api.telling import rendered_source, rendered_usage
-from service.pipeline.ask import AnswerRequest
-from service.pipeline.events import (
-    Delta,
-    Event,
-    Finished,
-    Fused,
-    Loaded,
-    Retrieved,
-)
 from service.telemetry.middleware import server_timing
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from fastapi.routing import APIRoute
 
 from service.api import cache, collections, documents, health, jobs, query, search, stats, uploads
+from service.api.guards import Operates, Reads, Uploads, Writes
 from service.api.openapi import ANSWER, PROGRESS, SCRAPE, TO_COLLECTION, TO_DOCUMENT, TO_JOB, Schema
-from service.api.security import Operates, Reads, Uploads, Writes
 
 ONE = "/v1/documents/{document_id:name}"
 COLLECTION = "/v1/collections/{name:name}"

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from retriever.catalog.base import Passage
+from retriever.catalog.types import Passage
 from retriever.search import Hit
+from service.answers.answer_request import Lookup
+from service.api.answer_request import check_length
 from service.api.caller import By, Caller, unknown
 from service.api.models.search import Ranked, RerankAnswer, RerankRequest, SearchAnswer, SearchRequest, SourceOut
-from service.api.questions import check_length
-from service.pipeline.ask import Lookup
 
 
 async def search(by: By, wanted: SearchRequest) -> SearchAnswer:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from service.commands.console import many, size, tell
 from service.commands.options import AsJson
-from service.commands.screen import many, size, tell
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The archive.")]
 

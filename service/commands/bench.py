@@ -14,15 +14,15 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from service.commands.console import console, many, tell
 from service.commands.options import AsJson, listed, settings_with
 from service.commands.options import codecs as complete_codecs
 from service.commands.options import policies as complete_policies
-from service.commands.screen import console, many, tell
 
 if TYPE_CHECKING:
-    from service.measure.asking import TimingRow
-    from service.measure.packing import Packed
-    from service.measure.run import BenchFacts, BenchMeasurement
+    from service.quality.bench import BenchFacts, BenchMeasurement
+    from service.quality.first_token import TimingRow
+    from service.quality.packing import Packed
 
 MB = 1e6
 WIDE = 80  # columns, from which on tables have air
@@ -119,7 +119,7 @@ def bench(
       kvweave bench --model ./my-model --policies reuse,heads
       kvweave bench --store s3://bucket/prefix --json
     """
-    from service.measure.run import BenchPlan, measure
+    from service.quality.bench import BenchPlan, measure
 
     settings = settings_with(model)
     plan = BenchPlan(

@@ -18,12 +18,12 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from service.commands.console import address, console, status
 from service.commands.options import AsJson
-from service.commands.screen import address, console, status
 
 if TYPE_CHECKING:
-    from service.demo.run import Answered
-    from service.precompute.tally import RunProgress
+    from service.demo.demo_answers import Answered
+    from service.precompute.progress import RunProgress
     from service.settings import Settings
 
 WIDE = 80  # columns, from which on tables have air
@@ -46,7 +46,7 @@ def demo(*, as_json: AsJson = False) -> None:
     logging.getLogger().addHandler(logging.NullHandler())  # what goes wrong is told once, as the error
     settings, start = load_settings(), time.perf_counter()
     with status("loading the built-in model") as told:
-        from service.demo.run import answers, demo_settings, ingest, running
+        from service.demo.demo_answers import answers, demo_settings, ingest, running
 
         mine = demo_settings(settings)
         tally = ingest(mine, told=lambda tally: told(f"computing the caches of its documents: {tally.stored}"))
@@ -130,7 +130,7 @@ def _verdict(found: "list[Answered]") -> str:
 
 def _next(settings: "Settings", mine: "Settings") -> None:
     """Prints what to do next. Sentences fit the width; what is to be copied stands in lines of its own, unbroken."""
-    from service.access.moving import ADMIN_KEY
+    from service.access.move import ADMIN_KEY
     from service.settings import PREFIX
 
     screen, command = console(), _command()

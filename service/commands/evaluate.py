@@ -12,14 +12,14 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Column, Table
 
+from service.commands.console import console, many, status, tell
 from service.commands.options import AsJson, codecs, listed, policies, settings_with
-from service.commands.screen import console, many, status, tell
-from service.evaluate import MULTIHOP
+from service.quality import MULTIHOP
 
 if TYPE_CHECKING:
-    from service.evaluate.cases import Case
-    from service.evaluate.choice import PolicyChoice
-    from service.evaluate.grid import GridResult, ResultRow
+    from service.quality.cases import Case
+    from service.quality.grid import GridResult, ResultRow
+    from service.quality.policy_choice import PolicyChoice
     from service.settings import Settings
 
 NARROW = ("suite", "policy", "ratio", "codec", "exact", "F1", "agrees", "loss", "sooner")
@@ -174,9 +174,9 @@ def evaluate(
       kvweave eval --forms all --passages 2,16
       kvweave eval --policies full,hybrid --ratios 0.1,0.2
     """
-    from service.composition import compose_model
-    from service.evaluate.choice import choose
-    from service.evaluate.grid import grid, run
+    from service.app.composition import compose_model
+    from service.quality.grid import grid, run
+    from service.quality.policy_choice import choose
 
     _check_folders(html, save_to)
     points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
@@ -197,7 +197,7 @@ def evaluate(
 
 
 def _write(file: Path, result: "GridResult", *, facts: dict[str, str]) -> None:
-    from service.evaluate.page import page
+    from service.quality.page import page
 
     file.write_text(page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
 
@@ -220,8 +220,8 @@ def _check_folders(*files: Path | None) -> None:
 
 
 def _save(choice: "PolicyChoice", file: Path, *, settings: "Settings", weights: str) -> None:
-    from service.evaluate.choice import save
-    from service.evaluate.point import point_file
+    from service.app.operating_point import point_file
+    from service.quality.policy_choice import save
 
     if file == AUTO:
         file = point_file(settings, weights)
@@ -241,8 +241,8 @@ class _Drawn:
     tokens: str
 
     def cases(self) -> "list[Case]":
-        from service.evaluate.forms import FORMS
-        from service.evaluate.suites import CONTENTS, suites, variants
+        from service.quality.forms import FORMS
+        from service.quality.suites import CONTENTS, suites, variants
 
         forms = [*FORMS, *CONTENTS] if self.forms == ALL else listed(self.forms)
         levels = _counts("--difficulty", self.levels)
@@ -253,10 +253,10 @@ class _Drawn:
 
 def _read(suite: str, corpus: Path | None, *, drawn: _Drawn) -> "list[Case]":
     from service.errors import Invalid
-    from service.evaluate.cases import read_cases
-    from service.evaluate.corpus import corpus_cases
-    from service.evaluate.forms import FORMS
-    from service.evaluate.suites import in_forms
+    from service.quality.cases import read_cases
+    from service.quality.corpus_cases import corpus_cases
+    from service.quality.forms import FORMS
+    from service.quality.suites import in_forms
 
     if drawn.passages or drawn.tokens:
         raise Invalid("--passages and --tokens are of the built-in suite: a file's questions have their own passages")
@@ -316,7 +316,7 @@ def _progress(total: int) -> Generator[Callable[[int], None]]:
 
 
 def _show(result: "GridResult", choice: "PolicyChoice") -> None:
-    from service.evaluate.grid import different
+    from service.quality.grid import different
 
     screen = console()
     rows = [dict(zip(COLUMNS, _cells(row), strict=True)) for row in different(result.rows)]
@@ -342,7 +342,7 @@ def _column(name: str) -> Column:
 
 def _cells(row: "ResultRow") -> tuple[str, ...]:
     """Cells of the table; what a policy does not look at stays empty."""
-    from service.evaluate.grid import FIXED
+    from service.quality.grid import FIXED
 
     def share(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.1f}"

@@ -13,15 +13,15 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from service.access.identity import DEFAULT_TENANT
+from service.access.principal import DEFAULT_TENANT
 from service.commands import pages
+from service.commands.console import console, tell
 from service.commands.options import AsJson, a_role
-from service.commands.screen import console, tell
 
 if TYPE_CHECKING:
     from retriever.documents import Json
     from service.access.control import Control, KeyEntry
-    from service.access.identity import Role
+    from service.access.principal import Role
 
 WIDE = 100  # columns, from which on keys are a table
 
@@ -183,7 +183,7 @@ def quota(
 @contextmanager
 def _control() -> Generator["Control"]:
     from service.access.control import Control
-    from service.access.moving import CONTROL
+    from service.access.move import CONTROL
     from service.settings import load_settings
 
     control = Control(load_settings().data / CONTROL)
@@ -195,7 +195,7 @@ def _control() -> Generator["Control"]:
 
 def _role(name: str) -> "Role":
     from service.access.errors import AccessError
-    from service.access.identity import Role
+    from service.access.principal import Role
 
     try:
         return Role.parse(name)

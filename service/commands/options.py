@@ -23,7 +23,7 @@ def listed(text: str) -> list[str]:
 
 def a_policy() -> list[str]:
     """The names of all policies, loaded only where somebody presses the tabulator."""
-    from blend.policy import POLICIES
+    from blend.fuse.policy import POLICIES
 
     return list(POLICIES)
 

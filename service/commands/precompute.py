@@ -18,16 +18,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from retriever.readers.reading import ReadingProblem
-from service.access.identity import DEFAULT_TENANT
+from service.access.principal import DEFAULT_TENANT
+from service.commands.console import console, lasting, many, size, status, tell
 from service.commands.options import settings_with
-from service.commands.screen import console, lasting, many, size, status, tell
 
 if TYPE_CHECKING:
-    from service.precompute.corpus import CorpusFile
+    from service.precompute.corpus_file import CorpusFile
+    from service.precompute.file_group import Target
     from service.precompute.forecast import Forecast
-    from service.precompute.groups import Target
-    from service.precompute.tally import RunProgress
-    from service.precompute.work import Capture, CapturePlan, Precompute
+    from service.precompute.precompute import Capture, CapturePlan, Precompute
+    from service.precompute.progress import RunProgress
     from service.settings import Settings
 
 P = ParamSpec("P")
@@ -165,9 +165,9 @@ def precompute(
       kvweave precompute docs --budget 9GB --queries log.jsonl
       kvweave precompute ./docs --model Qwen/Qwen3-8B
     """
-    from service.access.spelling import check_tenant
-    from service.precompute.corpus import files
-    from service.precompute.opened import open_workspace
+    from service.access.keys import check_tenant
+    from service.precompute.corpus_file import files
+    from service.precompute.workspace import open_workspace
 
     settings = settings_with(model)
     check_tenant(tenant)
@@ -196,7 +196,7 @@ def _run(
     prune: bool,
     as_json: bool,
 ) -> "RunProgress":
-    from service.precompute.work import Precompute
+    from service.precompute.precompute import Precompute
 
     work = Precompute(target, wanted)
     with _progress(len(found), as_json=as_json) as told:
@@ -208,7 +208,7 @@ def _run(
 
 def _prune(work: "Precompute", found: "Sequence[CorpusFile | ReadingProblem]") -> None:
     """Deletes documents whose files are gone; none where a folder cannot be read, as nobody knows which these are."""
-    from service.precompute.corpus import CorpusFile
+    from service.precompute.corpus_file import CorpusFile
 
     if any(isinstance(each, ReadingProblem) for each in found):
         tell("nothing is pruned, as not all files could be listed: mend what is told and run again", err=True)
@@ -228,9 +228,9 @@ def _refuse_mixed(*, budget: str, queries: Path | None, shard: str, prune: bool,
 
 
 def _plan(budget: str, queries: Path | None, *, shard: str) -> "CapturePlan":
-    from service.precompute.groups import Shard
+    from service.precompute.file_group import Shard
     from service.precompute.need import CacheBudget, read_log
-    from service.precompute.work import CapturePlan
+    from service.precompute.precompute import CapturePlan
     from store.size import parse_size
 
     asked = read_log(queries) if queries else ()
@@ -244,7 +244,7 @@ def _remote(settings: "Settings", actors: int) -> "Capture":
     from service.settings import SettingsError
 
     try:
-        from service.precompute.spread import ray_capture
+        from service.precompute.ray_capture import ray_capture
     except ImportError as error:
         raise SettingsError(f"--executor ray: install the extra `kvweave[ray]` ({error})") from None
     return ray_capture(settings, actors)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.commands.console import address, console
 from service.commands.options import StoreUrl
-from service.commands.screen import address, console
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from service.core import Core
+    from service.app.core import Core
     from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def serve(host: Host = "", *, port: Port = None, store: StoreUrl = "") -> None:
 
 
 def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
-    from service.composition import compose_core
+    from service.app.composition import compose_core
     from service.settings import SettingsError
     from service.telemetry.logs import fields, setup_logs
 
@@ -133,7 +133,7 @@ def _server(core: "Core", settings: "Settings") -> "uvicorn.Server":
 
 def _greet(settings: "Settings", *, port: int) -> None:
     """Says on a terminal where to look, and with what key. A log has no use for it."""
-    from service.access.moving import ADMIN_KEY
+    from service.access.move import ADMIN_KEY
 
     screen = console(stderr=True)
     if not screen.is_terminal:

@@ -9,11 +9,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
+from service.commands.console import console, many, size, status, tell
 from service.commands.options import AsJson, StoreUrl
-from service.commands.screen import console, many, size, status, tell
 
 if TYPE_CHECKING:
-    from store.base import BlobStore
+    from store.blob_store import BlobStore
     from store.scrub import GcReport, ScrubReport
 
 GRACE_HOURS = 24.0  # as `store.scrub` has it

@@ -3,7 +3,7 @@
 `PASSAGES` is another corpus, of four passages, small enough to be put in whole; `QUESTIONS` are about it alone.
 """
 
-from service.prompts import PromptPassage
+from service.model.prompt_builder import PromptPassage
 
 PASSAGES = (
     PromptPassage(

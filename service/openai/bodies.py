@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from service.answers.events import Report
 from service.api.models.search import SourceOut
-from service.pipeline.events import Report
 
 
 class TopLogprob(BaseModel):

@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from blend.errors import PromptError
+from service.api.guards import Handler, Reads
 from service.api.problems import KNOWN, Failure, failure_of, request_id_of
-from service.api.security import Handler, Reads
 from service.errors import Forbidden, Invalid, NotFound, Unauthorized
 from service.openai.bodies import ErrorBody, ErrorDetail
 

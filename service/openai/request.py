@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, cast
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic.config import JsonDict
 
-from blend.template import Option
+from blend.model.template import Option
 from service.api.models.fields import WHOLE, ChunkId, CollectionName, Strict
 from service.api.models.query import BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
 

@@ -10,18 +10,18 @@ from urllib.parse import unquote
 from blake3 import blake3
 from fastapi import APIRouter, Depends, Request, Response
 
-from blend.fuse import BlendOrder
-from service.access.identity import Principal
+from blend.fuse.fuse import BlendOrder
+from service.access.principal import Principal
+from service.answers.answer_request import AnswerRequest
+from service.answers.events import Event
+from service.api.guards import BEARER, principal
 from service.api.problems import request_id_of
-from service.api.security import BEARER, principal
 from service.api.streams import EventStream, gone, unless_gone
-from service.openai.asking import Defaults, to_answer_request
 from service.openai.bodies import ChatCompletion, ErrorBody, Model, ModelList
+from service.openai.completion import Envelope, completion, stream
+from service.openai.defaults import Defaults, to_answer_request
 from service.openai.errors import ModelNotFound, OpenAIRoute
-from service.openai.render import Envelope, completion, stream
 from service.openai.request import ChatRequest
-from service.pipeline.ask import AnswerRequest
-from service.pipeline.events import Event
 from service.telemetry.middleware import server_timing
 
 ALIAS: Final = "default"  # of the one model, whatever its name

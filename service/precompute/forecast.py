@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from retriever.readers.reading import ReadingProblem
-from service.model import Ids, ServedModel
-from service.precompute.corpus import CorpusFile
-from service.precompute.groups import CorpusReader, Target, look
-from service.precompute.tally import RunProgress
+from service.model.served_model import Ids, ServedModel
+from service.precompute.corpus_file import CorpusFile
+from service.precompute.file_group import CorpusReader, Target, look
+from service.precompute.progress import RunProgress
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey

@@ -10,8 +10,8 @@ from typing import cast
 from retriever.library import Library
 from retriever.search import Query, scope
 from service.errors import Invalid
-from store.base import BlobAccess, Put
 from store.blob import Blob
+from store.blob_store import BlobAccess, Put
 from store.key import CacheKey
 
 TEXTS = ("question", "query", "prompt")

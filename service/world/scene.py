@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from random import Random
 
-from service.world.phrases import ASIDES, BOOKS, NAMINGS, RELATIONS, THINGS, Naming, Relation
+from service.world.relations import ASIDES, BOOKS, NAMINGS, RELATIONS, THINGS, Naming, Relation
 from service.world.words import Entity, WordDrawer
 
 UNKNOWN = "unknown"  # the answer where no passage tells

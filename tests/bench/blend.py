@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from blend.fuse import BlendOrder, FuseReport
+from blend.fuse.fuse import BlendOrder, FuseReport
+from blend.fuse.prompt import Prompt
 from blend.load import LoadedModel
-from blend.prompt import Prompt
 from tests.bench.decode import decode, stall
 from tests.bench.model import CHUNK, Corpus, Shape, adopted, best_device, captured, fused, random_model
 

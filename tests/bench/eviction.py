@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from store.eviction import Evictor
+from store.tiers.eviction import Evictor
 
 BUDGETS = (0.01, 0.05, 0.10, 0.25)
 NEVER = 1 << 60

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from store.blob import Blob, Terms
-from store.budget import TierBudget
 from store.codec.decode import packed_group
 from store.codec.encode import encode
 from store.key import CacheKey
-from store.lmdb_store import LmdbStore
+from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
 from store.record import LayerKV, Record, narrow
+from store.tiers.budget import TierBudget
 
 LAYERS, HEADS, TOKENS, DIM = 32, 8, 256, 128
 BLOBS = 12

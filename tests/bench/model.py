@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
 
-from blend.capture import capture
-from blend.fuse import BlendOrder, FusedPrompt, fuse
+from blend.fuse.capture import capture
+from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
+from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
+from blend.fuse.unpack import DTYPES
 from blend.load import LoadedModel, adopt
-from blend.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
-from blend.unpack import DTYPES
 
 CHUNK = 256  # tokens
 PREFIX, QUESTION = 32, 32  # tokens of them; the prefix is not the one of the capture, so that no chunk is exact

@@ -26,12 +26,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.filters import EVERYTHING
-from service.ingest.capturing import CaptureItem, batches
-from service.precompute.corpus import CorpusFile, files
-from service.precompute.groups import CorpusReader, Target, look
-from service.precompute.opened import open_workspace
-from service.precompute.work import Precompute
+from retriever.filter_condition import EVERYTHING
+from service.corpus.chunk_capture import CaptureItem, batches
+from service.precompute.corpus_file import CorpusFile, files
+from service.precompute.file_group import CorpusReader, Target, look
+from service.precompute.precompute import Precompute
+from service.precompute.workspace import open_workspace
 from service.settings import Settings
 from store.reader import BlobReader
 from store.url import open_store

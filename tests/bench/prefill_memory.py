@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from blend.fuse import BlendOrder
+from blend.fuse.fuse import BlendOrder
 from tests.bench.model import Shape, adopted, best_device, captured, fused, random_model
 
 POLICIES = ("hybrid", "full")

@@ -22,10 +22,10 @@ import Stemmer
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
-from retriever.encoder import Encoder
+from retriever.embedders.encoder import Encoder
 from retriever.library import Library
 from retriever.search import Mode, Query
-from service.evaluate.cases import read_cases
+from service.quality.cases import read_cases
 
 Search = Callable[[str, int], Sequence[str]]
 

@@ -31,9 +31,9 @@ import httpx
 import numpy as np
 
 from retriever.documents import chunk_id
-from service.composition import compose_model
-from service.evaluate.cases import Case
-from service.evaluate.suites import multihop
+from service.app.composition import compose_model
+from service.quality.cases import Case
+from service.quality.suites import multihop
 from service.settings import load_settings
 from tests.bench.models import random_model
 

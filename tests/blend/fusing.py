@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blend.capture import capture
-from blend.fuse import BlendOrder, FusedPrompt, fuse
+from blend.fuse.capture import capture
+from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
+from blend.fuse.policy import select
+from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, PromptLayout, TextSegment, lay_out
 from blend.load import LoadedModel
-from blend.policy import select
-from blend.prompt import ChunkSegment, HeldRecord, Prompt, PromptLayout, TextSegment, lay_out
 from tests.blend.dense import Cached, Choice
 
 READERS = ThreadPoolExecutor(2)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from blend import capture as module
-from blend.capture import FEW_ROWS, ROWS, batches, bucket, capture
 from blend.errors import NotFinite, PromptError
+from blend.fuse import capture as module
+from blend.fuse.capture import FEW_ROWS, ROWS, batches, bucket, capture
 from blend.load import LoadedModel, adopt
 from store.record import Record, widen
 from tests.blend import dense

@@ -7,10 +7,10 @@ from threading import Event
 import pytest
 
 from blend import load
-from blend.attention import DENSE, FLEX, NAME
-from blend.fuse import BlendOrder, fuse
+from blend.fuse.fuse import BlendOrder, fuse
+from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt
 from blend.load import adopt
-from blend.prompt import ChunkSegment, HeldRecord, Prompt
+from blend.model.attention import DENSE, FLEX, NAME
 from store.record import LayerKV
 from tests.blend import dense
 from tests.blend.families import draw, native, ours, put, words

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 
-from blend.anatomy import LayerRule
-from blend.capture import capture
+from blend.fuse.capture import capture
 from blend.load import adopt
+from blend.model.model_layers import LayerRule
 from tests.blend import dense
 from tests.blend.families import BASE, FAMILIES, OTHERS, WINDOW, build, draw, native, ours, put, words
 from tests.blend.fusing import Case, chosen, close, fused, off

@@ -14,10 +14,10 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from blend.attention import NAME
-from blend.context import span
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.load import LoadedModel, adopt, load
+from blend.model.attention import NAME
+from blend.model.context import span
 from tests.blend.dense import prefill
 from tests.blend.families import BASE, build, draw, words
 from tests.blend.fusing import close

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from blend.context import Context, span
-from blend.fuse import BlendOrder
+from blend.fuse.fuse import BlendOrder
 from blend.load import LoadedModel
-from blend.step import Segment
+from blend.model.context import Context, span
+from blend.model.step import Segment
 from tests.bench.model import Corpus, Shape, adopted, captured, fused, random_model
 from tests.bench.prefill_memory import RESET, limit_bytes, peak_bytes
 

@@ -17,8 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from blend.engine.sampling import Sampler, Sampling
 from blend.errors import NotFinite, SamplingError
-from blend.sampling import Sampler, Sampling
 
 CPU = torch.device("cpu")
 PROMPT = (3, 1, 4, 1, 5, 900)  # 900 can be read but not predicted

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blend.stops import StopStrings
+from blend.engine.stops import StopStrings
 
 PIECES = st.lists(st.text("ab", max_size=3), max_size=8)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3).map(tuple)

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, decoders, normalizers
 from transformers import CanineTokenizer, GenerationConfig
 
 from blend.errors import TokenizerError
-from blend.tokens import Tokenizer
+from blend.model.tokenizer import Tokenizer
 from tests.blend.tokenizers_made import (
     BYTES,
     KINDS,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blend.unpack import DTYPES, unpack, unpack_into
+from blend.fuse.unpack import DTYPES, unpack, unpack_into
 from store.blob import Terms
 from store.codec.decode import decode_group, packed_group
 from store.codec.encode import encode

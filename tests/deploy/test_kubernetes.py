@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from service.app.composition import compose_core
 from service.application import application
-from service.composition import compose_core
 from service.settings import load_settings
 from tests.deploy.plans import (
     KUBERNETES,

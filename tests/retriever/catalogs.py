@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever.catalog.base import DocumentRow, Removal
 from retriever.catalog.contract.catalog import Catalog, CatalogView
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.catalog.types import DocumentRow, Removal
 from retriever.documents import Document, DocumentPart, Json, chunk_id
-from retriever.filters import EVERYTHING, condition
+from retriever.filter_condition import EVERYTHING, condition
 
 Opened = Callable[[], Catalog]  # the same catalog, as another process opens it
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from random import Random
 
 from retriever import nearest
-from retriever.catalog.base import DocumentRow, Passage
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.catalog.types import DocumentRow, Passage
 from retriever.documents import Document, DocumentPart
-from retriever.filters import EVERYTHING, FilterCondition, condition
+from retriever.filter_condition import EVERYTHING, FilterCondition, condition
 from retriever.library import Library
 from retriever.search import Hit, Query
 from tests.retriever.fakes import WordEmbedder

@@ -10,7 +10,7 @@ import numpy as np
 from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
-from retriever.filters import EVERYTHING, FilterCondition, condition
+from retriever.filter_condition import EVERYTHING, FilterCondition, condition
 from retriever.vectors import VectorIndex
 
 DIM, ALL = 16, 10_000

@@ -5,7 +5,7 @@ import unicodedata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever import analysis
+from retriever import query_terms
 
 UNSPACED = st.text("東京都市海山川日本語カタナひらがกขคงมา서울대한민국中华人𠮷", min_size=1, max_size=12)
 
@@ -17,22 +17,22 @@ UNSPACED = st.text("東京都市海山川日本語カタナひらがกขคง
 def test_any_piece_of_a_run_without_spaces_has_its_terms_in_the_whole(
     before: str, run: str, after: str, around: str
 ) -> None:
-    told = analysis.terms(around.format(before + run + after))
-    for term in analysis.query_terms(run):
+    told = query_terms.terms(around.format(before + run + after))
+    for term in query_terms.query_terms(run):
         assert any(each.startswith(term[:-1]) if term.endswith("*") else each == term for each in told)
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 @settings(deadline=None)
 def test_terms_are_ascii_and_the_same_whatever_stands_beside(one: str, other: str) -> None:
-    terms = analysis.terms(one)
+    terms = query_terms.terms(one)
     assert all(term.isascii() and term.isalnum() for term in terms)
-    assert analysis.terms(f"{one} \n{other}") == [*terms, *analysis.terms(other)]
-    assert analysis.terms(f"{one} é") == [*terms, "e"]
-    assert all(term.rstrip("*").isalnum() for term in analysis.query_terms(one))
+    assert query_terms.terms(f"{one} \n{other}") == [*terms, *query_terms.terms(other)]
+    assert query_terms.terms(f"{one} é") == [*terms, "e"]
+    assert all(term.rstrip("*").isalnum() for term in query_terms.query_terms(one))
 
 
 def test_a_composed_and_a_decomposed_text_are_the_same_words() -> None:
     for text in ("é", "ü", "が", "한", "ệ", "й"):
-        forms = {tuple(analysis.terms(unicodedata.normalize(form, text))) for form in ("NFC", "NFD", "NFKC", "NFKD")}
+        forms = {tuple(query_terms.terms(unicodedata.normalize(form, text))) for form in ("NFC", "NFD", "NFKC", "NFKD")}
         assert len(forms) == 1

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from retriever.catalog.base import Collection, Passage, Removal
 from retriever.catalog.contract.catalog import Catalog
+from retriever.catalog.types import Collection, Passage, Removal
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import DocumentError
-from retriever.filters import EVERYTHING, condition, in_collection
+from retriever.filter_condition import EVERYTHING, condition, in_collection
 from tests.retriever.catalogs import Contract, Sqlite, deleted, document, entry, ids, names, put, served, staged, texts
 
 

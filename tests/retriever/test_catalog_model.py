@@ -13,12 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from retriever import analysis
-from retriever.catalog.base import CatalogState, Collection, Removal
+from retriever import query_terms
 from retriever.catalog.contract.catalog import CatalogChange
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.catalog.types import CatalogState, Collection, Removal
 from retriever.documents import Document, DocumentPart, chunk_id
-from retriever.filters import EVERYTHING, condition, in_collection
+from retriever.filter_condition import EVERYTHING, condition, in_collection
 
 WORDS = ("apple", "pear", "plum", "fig", "東")  # none has a part in another
 TEXTS = ("apple pear", "pear plum", "plum plum apple", "fig", "東京都", "a text without them", "", "apple " * 9)
@@ -323,7 +323,7 @@ class Changes(RuleBasedStateMachine):
             "SELECT p.row, d.title, c.text FROM passages p JOIN documents d ON d.row = p.document "
             "JOIN chunks c ON c.row = p.chunk WHERE d.serving = 1"
         ).fetchall()
-        terms = [(row, analysis.terms(f"{title}\n{text}")) for row, title, text in passages]
+        terms = [(row, query_terms.terms(f"{title}\n{text}")) for row, title, text in passages]
         assert found == {(row, place, term) for row, told in terms for place, term in enumerate(told)}
         facts = dict(connection.execute("SELECT name, value FROM facts"))
         assert (facts["passages"], facts["words"]) == (len(terms), sum(len(told) for _, told in terms))

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from retriever.catalog.base import Counts, Removal
 from retriever.catalog.contract.catalog import Catalog, CatalogChange
+from retriever.catalog.types import Counts, Removal
 from retriever.catalog.upload_types import Job, NewUpload, QueuedUpload, UploadState
 from retriever.documents import chunk_id
 from retriever.errors import DocumentError

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from retriever.catalog.base import Collection
 from retriever.catalog.contract.catalog import Catalog
+from retriever.catalog.types import Collection
 from retriever.documents import chunk_id
 from retriever.errors import CatalogError, SearchError
-from retriever.filters import EVERYTHING, condition, in_collection
+from retriever.filter_condition import EVERYTHING, condition, in_collection
 from tests.retriever.catalogs import (
     Contract,
     Opened,

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from retriever.embedding import Embedder, EmbeddingError, Vector, Vectors, batches, cached
-from retriever.encoder import Encoder
+from retriever.embedders.embedding import Embedder, EmbeddingError, Vector, Vectors, batches, cached
+from retriever.embedders.encoder import Encoder
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz[]:"
@@ -239,7 +239,7 @@ def test_a_name_holds_what_changes_vectors_and_nothing_else(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_a_name_is_the_same_in_another_process(families: dict[str, Path]) -> None:
-    code = "import sys; from retriever.encoder import Encoder; sys.stdout.write(Encoder(sys.argv[1]).name)"
+    code = "import sys; from retriever.embedders.encoder import Encoder; sys.stdout.write(Encoder(sys.argv[1]).name)"
     command = [sys.executable, "-c", code, str(families["bert"])]
     other = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert other == Encoder(families["bert"]).name
@@ -364,7 +364,7 @@ class Counting:
 def test_a_cache_asks_once_and_forgets_the_query_that_was_not_asked_for_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("retriever.embedding.QUERIES", 2)
+    monkeypatch.setattr("retriever.embedders.embedding.QUERIES", 2)
     counting = Counting()
     embedder: Embedder = cached(counting)
     with pytest.raises(EmbeddingError, match="once"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from retriever.catalog import schema
 from retriever.documents import Json
 from retriever.errors import FilterError
-from retriever.filters import (
+from retriever.filter_condition import (
     BROADEST,
     DEEPEST,
     EVERYTHING,

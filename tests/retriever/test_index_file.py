@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.filters import EVERYTHING
+from retriever.filter_condition import EVERYTHING
 from retriever.index_file import IndexFile
 from retriever.nearest import Nearest
 from tests.retriever.indexed import ALL, DIM, agrees, exact, fill, index_in, opened, saved, units

@@ -16,7 +16,7 @@ from retriever import nearest
 from retriever.catalog.lexical import body
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document
-from retriever.filters import EVERYTHING, condition
+from retriever.filter_condition import EVERYTHING, condition
 from retriever.library import Library
 from retriever.search import Mode, Query
 from tests.retriever.fakes import WordEmbedder

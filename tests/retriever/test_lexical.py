@@ -12,11 +12,11 @@ from typing import ClassVar
 import pytest
 
 from retriever.catalog import lexical, postings
-from retriever.catalog.base import WordMatch
 from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.catalog.types import WordMatch
 from retriever.documents import Document, DocumentPart
-from retriever.filters import EVERYTHING, FilterCondition, condition, in_collection
+from retriever.filter_condition import EVERYTHING, FilterCondition, condition, in_collection
 
 # Words that stemming leaves as they are, the first ones far more frequent.
 VOCABULARY = tuple(f"w{number}q" for number in range(400))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.filters import EVERYTHING, in_collection
+from retriever.filter_condition import EVERYTHING, in_collection
 from tests.retriever.test_lexical import corpus, put, queries
 
 

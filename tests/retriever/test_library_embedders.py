@@ -2,11 +2,11 @@
 
 import pytest
 
-from retriever.catalog.base import EmbedderEntry
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.embedding import EmbeddingError
+from retriever.catalog.types import EmbedderEntry
+from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import SearchError
-from retriever.filters import in_collection
+from retriever.filter_condition import in_collection
 from retriever.search import Query
 from tests.retriever.fakes import WordEmbedder
 from tests.retriever.libraries import Made, document, found, some, texts

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever import known as tables
-from retriever import marks as hashing
-from retriever import recognize
-from retriever.known import MarkEntries
-from retriever.marks import MIN_BYTES, Mark, marks
-from retriever.recognize import KnownChunks, Match
+from retriever.recognition import known_chunks
+from retriever.recognition import mark_table as tables
+from retriever.recognition import marks as hashing
+from retriever.recognition.known_chunks import KnownChunks, Match
+from retriever.recognition.mark_table import MarkEntries
+from retriever.recognition.marks import MIN_BYTES, Mark, marks
 from tests.bench.recognize import SHARED, Corpus, entries_of, misfits, planted, prose, repeats
 
 Chunks = Mapping[int, str]
@@ -90,7 +90,7 @@ def test_found_is_what_the_rule_says(scene: tuple[str, Chunks, list[int]], piece
     """However small the pieces are in which it is looked for, and whatever texts are gone meanwhile."""
     prompt, chunks, allowed = scene
     caller = Caller(lambda row: None if row in gone else chunks[row], allowed)
-    with patch.object(recognize, "_PIECE", piece):
+    with patch.object(known_chunks, "_PIECE", piece):
         assert caller.find(KnownChunks(entries(chunks)), prompt) == by_the_rule(chunks, prompt, set(allowed) - gone)
     assert set(caller.asked_text) <= set(allowed)
     assert len(set(caller.asked_text)) == len(caller.asked_text)
@@ -111,7 +111,7 @@ def test_beyond_the_bound_all_found_stands_there_and_nothing_depends_on_the_forb
     scene: tuple[str, Chunks, list[int]], bound: int
 ) -> None:
     prompt, chunks, allowed = scene
-    with patch.object(recognize, "_PIECE", 5), patch.object(recognize, "MOST_PAIRS", bound):
+    with patch.object(known_chunks, "_PIECE", 5), patch.object(known_chunks, "MOST_PAIRS", bound):
         found = find(chunks, prompt, allowed)
         assert found == find({row: chunks[row] for row in allowed}, prompt)
     assert all(prompt[match.start : match.end] == chunks[match.row].strip() for match in found)

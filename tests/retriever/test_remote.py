@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 
-from retriever import remote
-from retriever.embedding import EmbeddingError, Reranker, Vectors
-from retriever.remote import MAX_WAIT_S, Access, RemoteEmbedder, RemoteReranker
+from retriever.embedders import remote
+from retriever.embedders.embedding import EmbeddingError, Reranker, Vectors
+from retriever.embedders.remote import MAX_WAIT_S, Access, RemoteEmbedder, RemoteReranker
 
 DIM = 4
 KEY = "sk-" + "hidden" * 4

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever import analysis
+from retriever import query_terms
 from retriever.catalog import schema
-from retriever.catalog.base import Collection
 from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.catalog.types import Collection
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import CatalogError
-from retriever.filters import EVERYTHING, condition
+from retriever.filter_condition import EVERYTHING, condition
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,9 +140,9 @@ def test_words_are_made_anew_where_their_rules_have_changed(tmp_path: Path, monk
     path = tmp_path / "catalog"
     filled(path)
     before = state(path)
-    terms = analysis.terms
+    terms = query_terms.terms
     with monkeypatch.context() as patch:
-        patch.setattr(analysis, "VERSION", "other")
+        patch.setattr(query_terms, "VERSION", "other")
         patch.setattr("retriever.catalog.lexical.terms", lambda text: [f"z{term}" for term in terms(text)])
         catalog = SqliteCatalog(path)
         with catalog.view() as view:

@@ -12,7 +12,7 @@ from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.catalog.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.documents import Document, DocumentPart, chunk_id
-from retriever.filters import EVERYTHING
+from retriever.filter_condition import EVERYTHING
 from tests.retriever.catalogs import document, ids, put
 from tests.retriever.test_schema import filled, observed, version
 

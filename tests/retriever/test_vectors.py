@@ -13,7 +13,7 @@ import pytest
 from retriever import nearest
 from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.filters import EVERYTHING
+from retriever.filter_condition import EVERYTHING
 from retriever.nearest import Nearest
 from retriever.vectors import Overtaken
 from tests.retriever.indexed import ALL, agrees, damage, fill, index_in, opened, saved, units

@@ -11,11 +11,11 @@ from typing import cast
 import httpx
 import pytest
 
-from blend.local import LocalEngine
-from service.core import Core
+from blend.engine.local_engine import LocalEngine
+from service.app.core import Core
+from service.corpus import ingest
 from service.demo import PASSAGES, QUESTIONS
-from service.ingest import worker
-from store.base import BlobStore
+from store.blob_store import BlobStore
 from store.codec import encode
 from store.key import CacheKey, Scope
 from tests.service.faulty import ENDLESS, FaultyStore, Steps, around, is_sound
@@ -140,8 +140,8 @@ class Demo:
 def demo(folder: Path, **settings: object) -> Generator[Demo]:
     """In this process. Whatever waits there waits no time, and a chunk is several frames."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "PAUSE_S", 0.02)
-        patch.setattr(worker, "IDLE_S", 0.1)
+        patch.setattr(ingest, "PAUSE_S", 0.02)
+        patch.setattr(ingest, "IDLE_S", 0.1)
         patch.setattr(encode, "FRAME_BYTES", 4 << 10)
         made: list[Steps] = []
         with (

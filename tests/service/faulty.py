@@ -12,12 +12,12 @@ from typing import Any, cast
 import httpx
 from torch import Tensor
 
-from blend.engine import EngineRequest, Event
-from blend.local import LocalEngine
-from blend.step import Segment
-from service.core import Core
-from store.base import BlobStore, Put
+from blend.engine.engine import EngineRequest, Event
+from blend.engine.local_engine import LocalEngine
+from blend.model.step import Segment
+from service.app.core import Core
 from store.blob import Blob, Buffer
+from store.blob_store import BlobStore, Put
 from store.errors import Miss, StoreUnavailable
 from store.key import CacheKey
 from store.reader import BlobReader

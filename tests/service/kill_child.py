@@ -11,8 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-import service.application
-import service.composition  # noqa: F401 (loaded before the processes part)
 from service.cli import main
 
 

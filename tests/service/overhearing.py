@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from blend.engine import EngineRequest, Event, Ticket
-from blend.prompt import ChunkSegment, TextSegment
-from service.core import Core
+from blend.engine.engine import EngineRequest, Event, Ticket
+from blend.fuse.prompt import ChunkSegment, TextSegment
+from service.app.core import Core
 
 
 class Overheard:

@@ -21,12 +21,12 @@ import httpx
 import pytest
 import uvicorn
 
-from service import composition
-from service.access.moving import ADMIN_KEY
+from service.access.move import ADMIN_KEY
+from service.app import composition
+from service.app.core import Core
 from service.application import observed
-from service.core import Core
 from service.settings import PREFIX, Settings
-from store.base import BlobStore
+from store.blob_store import BlobStore
 
 WAIT_S = 120  # for what a working service does at once
 TICK_S = 0.02

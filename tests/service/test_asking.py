@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service import cli
-from service.commands import asking
+from service.commands import ask
 from service.demo import PASSAGES, QUESTIONS
 from tests.service.serving import KVWEAVE, Inside, in_process, put_in, settings_in
 
@@ -88,7 +88,7 @@ def test_the_key_of_this_machine_goes_to_no_other(
     inside: Inside, monkeypatch: pytest.MonkeyPatch, url: str, *, is_sent: bool
 ) -> None:
     monkeypatch.setenv("KVWEAVE_DATA", str(inside.core.settings.data))
-    with asking._client(url, "") as client:
+    with ask._client(url, "") as client:
         assert client.headers.get("Authorization", "") == (f"Bearer {inside.key}" if is_sent else "")
 
 

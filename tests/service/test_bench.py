@@ -10,23 +10,23 @@ import pytest
 from transformers import LlamaConfig, PreTrainedConfig
 from typer.testing import CliRunner
 
-from blend import engine
-from blend.engine import EngineRequest, Ready
+from blend.engine import engine
+from blend.engine.answer_builder import QueuedRequest
+from blend.engine.engine import EngineRequest, Ready
+from blend.engine.local_engine import LocalEngine
 from blend.errors import UnsupportedModel
-from blend.fuse import FuseReport
-from blend.local import LocalEngine
-from blend.running import QueuedRequest
+from blend.fuse.fuse import FuseReport
 from service import cli
 from service.errors import Invalid, ServiceError, Unavailable
-from service.measure import borrowed
-from service.measure.asking import TimingRow
-from service.measure.borrowed import TENANT, ScratchStore, TierSpeed
-from service.measure.run import BenchMeasurement, BenchPlan, measure
-from service.measure.worth import worth
+from service.quality import scratch_store
+from service.quality.bench import BenchMeasurement, BenchPlan, measure
+from service.quality.first_token import TimingRow
+from service.quality.scratch_store import TENANT, ScratchStore, TierSpeed
+from service.quality.worth import worth
 from service.settings import Settings
-from store.base import Put
 from store.blob import Blob
-from store.object_store import ObjectBlobStore
+from store.blob_store import Put
+from store.objects.object_store import ObjectBlobStore
 from store.url import open_store
 from tests.blend.families import BASE, FAMILIES, build
 from tests.blend.tokenizers_made import fresh, made
@@ -237,7 +237,7 @@ def test_what_a_killed_run_left_goes_later(settings: Settings, used: str, monkey
         store.put(blob(2))
     run(settings, replace(PLAN, store=used))
     assert kept(used)[1] == before[1] + 2  # it may run still
-    monkeypatch.setattr(borrowed, "STALE_S", -1.0)
+    monkeypatch.setattr(scratch_store, "STALE_S", -1.0)
     run(settings, replace(PLAN, store=used))
     assert kept(used)[1] == before[1] + 1
 

@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from blend.load import LoadedModel
+from service.app.composition import compose_model
 from service.builtin import CHECKPOINT
-from service.composition import compose_model
-from service.evaluate.cases import Case
-from service.evaluate.grid import GridResult, ResultRow, grid, run
-from service.evaluate.suites import KINDS, multihop
-from service.evaluate.suites import passages as shown
+from service.quality.cases import Case
+from service.quality.grid import GridResult, ResultRow, grid, run
+from service.quality.suites import KINDS, multihop
+from service.quality.suites import passages as shown
 from service.settings import load_settings
 from service.world.scene import SceneShape, draw
 

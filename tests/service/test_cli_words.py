@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from service import cli
 from service.access.lock import hold
 from service.commands import serve, stores
-from service.commands.screen import address, lasting, size
+from service.commands.console import address, lasting, size
 from service.settings import PREFIX
 from store.scrub import GRACE_S
 from store.url import open_store

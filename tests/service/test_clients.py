@@ -17,7 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from pydantic import BaseModel, SecretStr
 
-from service.access.identity import Role
+from service.access.principal import Role
 from service.demo import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, in_process, put_in, settings_in
 

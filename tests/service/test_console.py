@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 import pytest
 from fastapi.testclient import TestClient
 
-from blend.policy import POLICIES
+from blend.fuse.policy import POLICIES
 from service.api.console import FOLDER
 from service.application import application
 from service.demo import PASSAGES, QUESTIONS

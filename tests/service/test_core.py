@@ -7,26 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from service import composition
 from service.access.control import Control
 from service.access.lock import hold
+from service.app import composition
+from service.app.composition import compose_core
+from service.app.core import Core
+from service.app.operating_point import operating_point, point_file
 from service.commands.serve import _bound, serve
-from service.composition import compose_core
-from service.core import Core
+from service.corpus.tenants import Tenants
 from service.demo import PASSAGES, QUESTIONS
 from service.errors import ServiceError
-from service.evaluate.point import operating_point, point_file
 from service.settings import SettingsError
 from service.telemetry.logs import FIELDS
 from service.telemetry.traces import silent
-from service.tenants import Tenants
-from store.base import BlobStore
+from store.blob_store import BlobStore
 from store.codec.decode import decode
 from store.codec.encode import encode
 from store.errors import StoreUnavailable
-from store.memory import MemoryStore
 from store.reader import BlobReader
 from store.record import LayerKV, Record
+from store.tiers.memory_store import MemoryStore
 from tests.service.checkpoints import checkpoint
 from tests.service.serving import Inside, Service, ask, good, in_process, put_in, settings_in
 

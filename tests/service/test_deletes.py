@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from service.core import Core
-from service.ingest import capturing, document, worker
-from store.base import BlobStore
+from service.app.core import Core
+from service.corpus import chunk_capture, ingest, ingestion
+from store.blob_store import BlobStore
 from store.key import Scope
 from tests.servers.s3 import S3Server
 from tests.service.serving import WAIT_S, Inside, Json, ask, finished, good, in_process, put_in, settings_in, wait_for
@@ -100,8 +100,8 @@ def running(
 @pytest.fixture
 def client(running: Inside, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     """Nothing is left of the test before. Jobs look after their end as seldom as they may, and compute one by one."""
-    monkeypatch.setattr(document, "PROGRESS_S", 1e9)
-    monkeypatch.setattr(capturing, "BATCH_CHUNKS", 1)
+    monkeypatch.setattr(ingestion, "PROGRESS_S", 1e9)
+    monkeypatch.setattr(chunk_capture, "BATCH_CHUNKS", 1)
     with running.client() as client:
         for each in good(client.get("/v1/documents"))["documents"]:
             assert good(client.delete(f"/v1/documents/{each['id']}"))["done"]
@@ -261,7 +261,7 @@ def test_a_delete_outlives_an_older_file_with_the_same_document(
 
 
 def test_no_byte_of_a_deleted_document_is_left_in_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "IDLE_S", 0.05)
+    monkeypatch.setattr(ingest, "IDLE_S", 0.05)
     with in_process(settings_in(tmp_path)) as inside, inside.client() as client:
         put_in(client, [draft("kept", *OTHERS[:1]), HARMLESS])
         put_in(client, [{**draft("a", TEXT), "title": "Zorbulax", "metadata": {"by": "Pimwick"}}])

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from retriever.readers.files import read_file
 from service import cli
 from service.access.lock import hold
-from service.demo import run
+from service.demo import demo_answers
 from service.demo.examples import CORPUS, EXAMPLES, Example
 from service.settings import PREFIX, Settings
 from tests.service.serving import Json, ask, in_process
@@ -29,7 +29,7 @@ def over(folder: Path, *, columns: int = 120) -> Iterator[None]:
         patch.setenv(f"{PREFIX}DATA", str(folder))
         for name, value in ELSEWHERE.items():
             patch.setenv(PREFIX + name, value)
-        patch.setattr(run, "TIMES", 1)  # times are not looked at
+        patch.setattr(demo_answers, "TIMES", 1)  # times are not looked at
         yield
 
 
@@ -76,7 +76,7 @@ def test_a_second_run_computes_nothing_and_the_users_own_data_is_not_touched(sho
     again = json.loads(demo(folder, "--json").stdout)
     assert shown["corpus"] == {"documents": len(PLACES), "chunks": len(PLACES), "present": 0, "stored": len(PLACES)}
     assert again["corpus"] == {**shown["corpus"], "present": len(PLACES), "stored": 0}
-    assert [path.name for path in folder.iterdir()] == [run.FOLDER]
+    assert [path.name for path in folder.iterdir()] == [demo_answers.FOLDER]
 
 
 @pytest.mark.parametrize("columns", [60, 120])
@@ -85,7 +85,7 @@ def test_the_text_fits_the_terminal_and_leaves_whole_what_is_to_be_copied(column
     result = demo(folder, columns=columns)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "\x1b" not in result.stdout and "…" not in result.stdout
-    own = folder / run.FOLDER
+    own = folder / demo_answers.FOLDER
     copied = [f"   {PREFIX}DATA={own} ", f"   {own / 'admin.key'}", f"   {PREFIX}MODEL=NAME kvweave "]
     whole = [line for line in result.stdout.splitlines() if any(map(line.startswith, copied))]
     assert len(whole) == 5 and f"{PREFIX}MODEL=builtin" in whole[0] and whole[0].endswith(" kvweave serve")
@@ -98,7 +98,7 @@ def test_the_text_fits_the_terminal_and_leaves_whole_what_is_to_be_copied(column
 
 @pytest.mark.usefixtures("shown")
 def test_a_service_over_its_folder_has_the_page_and_gives_the_same_answers(folder: Path) -> None:
-    own = folder / run.FOLDER
+    own = folder / demo_answers.FOLDER
     with in_process(Settings(data=own, store=f"lmdb://{own}/store")) as inside, inside.client() as client:
         assert client.get("/").headers["content-type"].startswith("text/html")
         for example in EXAMPLES:
@@ -109,7 +109,7 @@ def test_a_service_over_its_folder_has_the_page_and_gives_the_same_answers(folde
 @pytest.mark.usefixtures("shown")
 def test_a_wrong_answer_is_shown_and_fails_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Example(EXAMPLES[0].question, "heron", EXAMPLES[0].holds)
-    monkeypatch.setattr(run, "EXAMPLES", [wrong])
+    monkeypatch.setattr(demo_answers, "EXAMPLES", [wrong])
     result = demo(folder)
     assert result.exit_code == 1 and EXAMPLES[0].answer in result.stdout
 
@@ -135,14 +135,14 @@ BROKEN = [
 def test_a_broken_folder_is_one_clear_line(
     spoil: Callable[[Path], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / run.FOLDER
+    own = tmp_path / demo_answers.FOLDER
     spoil(own)
     assert_one_line(tmp_path, capfd)
 
 
 @pytest.mark.usefixtures("shown")
 def test_a_folder_that_a_service_holds_is_one_clear_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with hold(folder / run.FOLDER):
+    with hold(folder / demo_answers.FOLDER):
         assert_one_line(folder, capfd)
 
 
@@ -153,7 +153,9 @@ def assert_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
             cli.main()
     out, err = capfd.readouterr()
     assert raised.value.code == 2
-    assert out == "" and err.startswith("kvweave: ") and err.count("\n") == 1 and str(folder / run.FOLDER) in err
+    assert (
+        out == "" and err.startswith("kvweave: ") and err.count("\n") == 1 and str(folder / demo_answers.FOLDER) in err
+    )
 
 
 def test_the_corpus_is_read_as_one_document_a_file() -> None:

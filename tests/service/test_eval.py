@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from blend.load import LoadedModel, adopt
 from service import cli
-from service.evaluate.cases import Case, SuiteError
-from service.evaluate.choice import choose, save
-from service.evaluate.grid import ResultRow, grid, run
-from service.evaluate.point import FULL, OperatingPoint
-from service.evaluate.probe import CaseMeasurement, CaseProbe, divergence
-from service.evaluate.score import Interval
-from service.prompts import PromptBuilder, PromptPassage, PromptTokens
+from service.app.operating_point import FULL, OperatingPoint
+from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens
+from service.quality.case_probe import CaseMeasurement, CaseProbe, divergence
+from service.quality.cases import Case, SuiteError
+from service.quality.exact_match import Interval
+from service.quality.grid import ResultRow, grid, run
+from service.quality.policy_choice import choose, save
 from service.settings import load_settings
 from tests.blend import dense
 from tests.blend.families import BASE, build, put

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from blend.prompt import ChunkSegment
+from blend.fuse.prompt import ChunkSegment
 from tests.blend.tokenizers_made import BRACKETS, TEMPLATE, spellings
 from tests.service.checkpoints import checkpoint
 from tests.service.overhearing import Overheard

@@ -15,9 +15,9 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message
 
-from blend import local
+from blend.engine import local_engine
+from service.answers import pipeline
 from service.application import observed
-from service.pipeline import answer
 from service.telemetry.middleware import TelemetryMiddleware
 from tests.service import serving
 from tests.service.demo_served import BLENDED, REUSED, Demo, demo
@@ -47,14 +47,14 @@ class Stage:
 @contextmanager
 def in_lookup(running: Demo) -> Generator[Stage]:
     """While its passages are looked up."""
-    stage, gather = Stage(), answer.gather
+    stage, gather = Stage(), pipeline.gather
 
     def held(*arguments: object, **more: object) -> object:
         stage.gate.pass_through()
         return gather(*arguments, **more)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer, "gather", held)
+        patch.setattr(pipeline, "gather", held)
         stage.is_there = stage.gate.reached.is_set
         yield stage
 
@@ -88,14 +88,14 @@ def in_queue(running: Demo) -> Generator[Stage]:
 @contextmanager
 def in_fuse(running: Demo) -> Generator[Stage]:
     """While its prompt is computed."""
-    stage, fuse = Stage(), local.fuse
+    stage, fuse = Stage(), local_engine.fuse
 
     def held(*arguments: object, **more: object) -> object:
         stage.gate.pass_through()
         return fuse(*arguments, **more)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "fuse", held)
+        patch.setattr(local_engine, "fuse", held)
         stage.is_there = stage.gate.reached.is_set
         yield stage
 

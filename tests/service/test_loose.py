@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blend.prompt import ChunkSegment
+from blend.fuse.prompt import ChunkSegment
 from retriever.documents import Document, DocumentPart, chunk_id
-from service.access.identity import Role
+from service.access.principal import Role
 from service.demo import PASSAGES, QUESTIONS
 from tests.service.checkpoints import checkpoint
 from tests.service.overhearing import Overheard

@@ -11,13 +11,14 @@ import httpx
 import pytest
 import torch
 
-from blend import feed, local
-from blend.capture import Ids
-from blend.context import Context
-from blend.decoder import Decoder
-from blend.fuse import FusedPrompt
-from blend.prompt import PromptLayout
-from blend.step import Segment
+from blend.engine import local_engine
+from blend.fuse import record_loader
+from blend.fuse.capture import Ids
+from blend.fuse.fuse import FusedPrompt
+from blend.fuse.prompt import PromptLayout
+from blend.model.context import Context
+from blend.model.decoder import Decoder
+from blend.model.step import Segment
 from store.record import Record
 from tests.service import serving
 from tests.service.demo_served import AS_TEXT, BLENDED, REUSED, Demo, demo
@@ -49,7 +50,7 @@ def exhausted(request: pytest.FixtureRequest) -> Exception:
 @contextmanager
 def failing_fuses(error: Exception) -> Generator[None]:
     """Of the greedy request."""
-    fuse = local.fuse
+    fuse = local_engine.fuse
 
     def fuse_or_fail(decoder: Decoder, layout: PromptLayout, *, context: Context, **more: Any) -> FusedPrompt:  # noqa: ANN401
         if context.capacity > len(layout.ids) + GREEDY - 1:
@@ -57,7 +58,7 @@ def failing_fuses(error: Exception) -> Generator[None]:
         return fuse(decoder, layout, context=context, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "fuse", fuse_or_fail)
+        patch.setattr(local_engine, "fuse", fuse_or_fail)
         yield
 
 
@@ -135,7 +136,7 @@ class TestAFuse:
             raise EXHAUSTED["torch"]
 
         with monkeypatch.context() as patch:
-            patch.setattr(feed, "unpack", unpack)
+            patch.setattr(record_loader, "unpack", unpack)
             check_refused(running.client.post("/v1/query", json=running.body(REUSED)))
             assert running.ask(AS_TEXT).text == running.wanted
         check_alive(running)
@@ -172,7 +173,7 @@ class TestADecodingStep:
 @contextmanager
 def failing_captures(error: Exception, is_too_much: Callable[[Sequence[Ids]], bool]) -> Generator[list[int]]:
     """How many chunks each capture was asked for."""
-    capture, sizes = local.capture, list[int]()
+    capture, sizes = local_engine.capture, list[int]()
 
     def capture_or_fail(decoder: Decoder, prefix: Ids, *, chunks: Sequence[Ids], **more: Any) -> list[Record]:  # noqa: ANN401
         sizes.append(len(chunks))
@@ -181,7 +182,7 @@ def failing_captures(error: Exception, is_too_much: Callable[[Sequence[Ids]], bo
         return capture(decoder, prefix, chunks=chunks, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "capture", capture_or_fail)
+        patch.setattr(local_engine, "capture", capture_or_fail)
         yield sizes
 
 

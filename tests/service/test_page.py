@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.evaluate.grid import GridResult, ResultRow
-from service.evaluate.page import page
-from service.evaluate.score import Interval
+from service.quality.exact_match import Interval
+from service.quality.grid import GridResult, ResultRow
+from service.quality.page import page
 
 NAN = math.nan
 ROW = ResultRow(

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.filters import EVERYTHING
+from retriever.filter_condition import EVERYTHING
 from service.demo import PASSAGES, QUESTIONS
 from service.errors import Invalid
-from service.precompute.corpus import CorpusFile, files
+from service.precompute.corpus_file import CorpusFile, files
 from store.url import open_store
 from tests.service.serving import KVWEAVE, Json, Service, ask, good
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from retriever.catalog.sqlite import SqliteCatalog
-from service.ingest import capturing
-from service.precompute import groups
-from store.lmdb_store import LmdbStore
+from service.corpus import chunk_capture
+from service.precompute import file_group
+from store.lmdb.lmdb_store import LmdbStore
 from tests.service.test_precompute_plans import Killed, Near
 
 FILES = ("a.md", "b.md", "deep/c.txt", "deep/d.txt", "e.json")
@@ -117,9 +117,9 @@ def is_broken(name: str, text: str) -> bool:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many groups and many batches, of few files."""
-    monkeypatch.setattr(capturing, "BATCH_CHUNKS", 2)
-    monkeypatch.setattr(groups, "GROUP_FILES", 2)
-    monkeypatch.setattr(groups, "GROUP_TOKENS", 100)
+    monkeypatch.setattr(chunk_capture, "BATCH_CHUNKS", 2)
+    monkeypatch.setattr(file_group, "GROUP_FILES", 2)
+    monkeypatch.setattr(file_group, "GROUP_TOKENS", 100)
 
 
 def _whatever_was_edited(history: Sequence[Step]) -> None:
@@ -231,7 +231,7 @@ def test_nothing_is_pruned_where_a_folder_cannot_be_listed(tmp_path: Path, monke
 def test_a_row_that_moves_to_another_file_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, new: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(groups, "GROUP_FILES", together)
+    monkeypatch.setattr(file_group, "GROUP_FILES", together)
     place, root = Near(tmp_path), tmp_path / "corpus"
     _rows(root / "one.jsonl", {"stays": "A coin.", "moves": "A lamp."})
     _rows(root / "two.jsonl", {"other": "A river."})
@@ -244,7 +244,7 @@ def test_a_row_that_moves_to_another_file_stays(
 
 
 def test_the_cache_of_a_text_that_moves_to_another_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "GROUP_FILES", 1)
+    monkeypatch.setattr(file_group, "GROUP_FILES", 1)
     place, root = Near(tmp_path), tmp_path / "corpus"
     root.mkdir()
     for edit in ({"a.txt": "A lamp.", "z.txt": "A coin."}, {"a.txt": "A coin.", "b.txt": "A lamp."}):

@@ -13,14 +13,15 @@ import pytest
 
 from blend.load import LoadedModel
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.filters import EVERYTHING
-from service import cli, composition
-from service.ingest import capturing
-from service.model import Ids, ServedModel
+from retriever.filter_condition import EVERYTHING
+from service import cli
+from service.app import composition
+from service.corpus import chunk_capture
+from service.model.served_model import Ids, ServedModel
 from service.settings import Settings
-from store.base import Put
 from store.blob import Blob
-from store.lmdb_store import LmdbStore
+from store.blob_store import Put
+from store.lmdb.lmdb_store import LmdbStore
 from store.url import open_store
 from tests.service.serving import Inside, Json, ask, good, in_process, settings_in
 from tests.service.test_precompute import Place
@@ -155,7 +156,7 @@ def test_a_budget_is_kept_and_every_document_serves(tmp_path: Path, scheme: str)
 def test_a_run_within_a_budget_that_was_killed_goes_on_to_the_same_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capturing, "BATCH_CHUNKS", 2)
+    monkeypatch.setattr(chunk_capture, "BATCH_CHUNKS", 2)
     root, arguments = letters(tmp_path), ("--budget", str(MIDDLE), "--queries", log_of(tmp_path, LOG))
     whole, place = Near(tmp_path / "whole"), Near(tmp_path / "killed")
     whole.run(str(root), *arguments)
@@ -226,7 +227,7 @@ def test_lmdb_with_a_budget_of_its_own_is_a_normal_state(tmp_path: Path) -> None
 
 
 def test_a_full_store_ends_a_run_that_has_a_budget_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capturing, "BATCH_CHUNKS", 1)
+    monkeypatch.setattr(chunk_capture, "BATCH_CHUNKS", 1)
     root, place = letters(tmp_path), Near(tmp_path, store=f"file://{tmp_path}/store?budget={SMALL}")
     done = place.run(str(root), "--budget", "1GB")
     assert done["stored"] == len(place.sizes()) and done["stored"] + done["over_budget"] == len(ANIMALS)

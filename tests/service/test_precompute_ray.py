@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.filters import EVERYTHING
+from retriever.filter_condition import EVERYTHING
 from service.builtin import CHECKPOINT
 from service.settings import PREFIX
-from store.base import BlobStore
 from store.blob import Blob
+from store.blob_store import BlobStore
 from store.codec.decode import decode
 from store.codec.encode import encode
 from store.errors import StoreError

@@ -2,9 +2,9 @@
 
 import pytest
 
-from blend.prompt import ChunkSegment, TextSegment
-from blend.tokens import Tokenizer
-from service.prompts import PromptBuilder, PromptPassage, PromptTokens, TurnPart, TurnParts, question_turns
+from blend.fuse.prompt import ChunkSegment, TextSegment
+from blend.model.tokenizer import Tokenizer
+from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, TurnPart, TurnParts, question_turns
 from tests.blend.tokenizers_made import fresh, made
 
 PASSAGES = (PromptPassage("It is in Tokyo.", "One"), PromptPassage("It sleeps."))

@@ -11,7 +11,7 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from service.demo import PASSAGES, QUESTIONS
-from service.prompts import PromptBuilder, question_turns
+from service.model.prompt_builder import PromptBuilder, question_turns
 from service.settings import Settings
 from tests.service.checkpoints import DATED, checkpoint
 from tests.service.overhearing import Overheard

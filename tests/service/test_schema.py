@@ -20,7 +20,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from service.access.control import Control
-from service.access.identity import DEFAULT_TENANT, Role
+from service.access.principal import DEFAULT_TENANT, Role
 from service.demo import PASSAGES
 from tests.servers.models import model_server
 from tests.service.schema_hooks import CHUNKS, DOCUMENT

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.evaluate.score import Interval, exact_match, f1, interval, verdict, words
+from service.quality.exact_match import Interval, exact_match, f1, interval, verdict, words
 
 
 @pytest.mark.parametrize(

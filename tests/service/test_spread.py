@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from service.commands.precompute import _remote
+from service.corpus.chunk_capture import BATCH_CHUNKS, CaptureItem, CaptureOutcome
 from service.errors import ServiceError
-from service.ingest.capturing import BATCH_CHUNKS, CaptureItem, CaptureOutcome
 from service.settings import Settings, SettingsError
-from store.base import Put
+from store.blob_store import Put
 from store.key import CacheKey
 
 RayError = pytest.importorskip("ray.exceptions", reason="needs the extra kvweave[ray]").RayError
 
-from service.precompute import spread  # noqa: E402  # it needs ray
+from service.precompute import ray_capture  # noqa: E402  # it needs ray
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ from service.precompute import spread  # noqa: E402  # it needs ray
 def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, address: str, store: str, told: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ServiceError, match=re.escape(told)):
-        spread.ray_capture(Settings(store=store), 0)
+        ray_capture.ray_capture(Settings(store=store), 0)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "service.precompute.spread", None)
+    monkeypatch.setitem(sys.modules, "service.precompute.ray_capture", None)
     with pytest.raises(SettingsError, match=re.escape("install the extra `kvweave[ray]`")):
         _remote(Settings(store="mem://"), 0)
 
@@ -94,7 +94,7 @@ class Hired:
 
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.5])
 def test_each_chunk_comes_once_whatever_is_lost_and_few_wait(monkeypatch: pytest.MonkeyPatch, loss: float) -> None:
-    monkeypatch.setattr(spread, "ray", Lossy(loss))
+    monkeypatch.setattr(ray_capture, "ray", Lossy(loss))
     items = [
         CaptureItem(CacheKey("default", f"{number:032x}", "f" * 32, "q4"), (number,) * 40) for number in range(5000)
     ]
@@ -107,17 +107,17 @@ def test_each_chunk_comes_once_whatever_is_lost_and_few_wait(monkeypatch: pytest
             yield item
 
     seen: list[CaptureItem] = []
-    for outcome in spread._computed(None, coming(), form=spread.ActorShape(3, 1, 0)):  # type: ignore[arg-type]
+    for outcome in ray_capture._computed(None, coming(), form=ray_capture.ActorShape(3, 1, 0)):  # type: ignore[arg-type]
         seen.append(outcome.item)
-        assert taken - len(seen) <= (3 * (1 + spread.AT_ONCE) + 2) * BATCH_CHUNKS
+        assert taken - len(seen) <= (3 * (1 + ray_capture.AT_ONCE) + 2) * BATCH_CHUNKS
     assert sorted(each.key.chunk for each in seen) == [each.key.chunk for each in items]
 
 
 def test_actors_that_are_lost_again_and_again_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "ray", Lossy(1.0))
+    monkeypatch.setattr(ray_capture, "ray", Lossy(1.0))
     items = [CaptureItem(CacheKey("default", "c" * 32, "f" * 32, "q4"), (1, 2))]
     with pytest.raises(ServiceError, match="no actor could compute anything"):
-        list(spread._computed(None, items, form=spread.ActorShape(2, 1, 0)))  # type: ignore[arg-type]
+        list(ray_capture._computed(None, items, form=ray_capture.ActorShape(2, 1, 0)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_actors_that_are_lost_again_and_again_end_it(monkeypatch: pytest.MonkeyP
 def test_actors_are_as_many_and_as_wide_as_fit(
     nodes: list[dict[str, float]], device: str, actors: int, wanted: tuple[int, int, int]
 ) -> None:
-    assert spread.shape(nodes, device, actors=actors) == spread.ActorShape(*wanted)
+    assert ray_capture.shape(nodes, device, actors=actors) == ray_capture.ActorShape(*wanted)
 
 
 def test_where_none_is_named_one_is_found_here_or_none_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +147,6 @@ def test_where_none_is_named_one_is_found_here_or_none_is_begun(monkeypatch: pyt
         raise ConnectionError("Could not find any running Ray instance.")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(spread.ray, "init", init)
+    monkeypatch.setattr(ray_capture.ray, "init", init)
     with pytest.raises(ServiceError, match="RAY_ADDRESS names"):
-        spread.ray_capture(Settings(store="s3://bucket/prefix"), 0)
+        ray_capture.ray_capture(Settings(store="s3://bucket/prefix"), 0)

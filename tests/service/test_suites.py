@@ -9,12 +9,12 @@ from statistics import fmean
 import pytest
 from transformers import AutoTokenizer
 
-from blend.tokens import Tokenizer
+from blend.model.tokenizer import Tokenizer
 from service.builtin import CHECKPOINT
-from service.evaluate.cases import Case, SuiteError
-from service.evaluate.forms import FORMS
-from service.evaluate.suites import LEVELS, MOST_PASSAGES, Draw, in_forms, multihop, suites, variants
-from service.prompts import SYSTEM, PromptBuilder, PromptPassage, TurnPart, question_turns
+from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, TurnPart, question_turns
+from service.quality.cases import Case, SuiteError
+from service.quality.forms import FORMS
+from service.quality.suites import LEVELS, MOST_PASSAGES, Draw, in_forms, multihop, suites, variants
 from service.world.scene import UNKNOWN
 from tests.service.test_world import Aside, read, sentences, understood
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from retriever.documents import Json
-from service.access.identity import Role
+from service.access.principal import Role
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
 from tests.service.steps import (
     BEHIND,

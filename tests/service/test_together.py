@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from blend.errors import TokenizerError
 from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.upload_types import QueuedUpload, UploadState
-from retriever.embedding import EmbeddingError, Vectors
-from service import composition
-from service.access.identity import Role
-from service.ingest import capturing, together, worker
-from service.ingest.document import Ingestion
-from service.model import Ids, ServedModel
+from retriever.embedders.embedding import EmbeddingError, Vectors
+from service.access.principal import Role
+from service.app import composition
+from service.corpus import chunk_capture, grouping, ingest
+from service.corpus.ingestion import Ingestion
+from service.model.served_model import Ids, ServedModel
 from store.errors import StoreUnavailable
 from store.key import Scope
 from tests.retriever.fakes import WordEmbedder
@@ -70,8 +70,8 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """Its batches are small, so that a group has several."""
     with pytest.MonkeyPatch.context() as patch:
         faulty(patch)
-        patch.setattr(capturing, "BATCH_CHUNKS", 3)
-        patch.setattr(worker, "PAUSE_S", 0.02)
+        patch.setattr(chunk_capture, "BATCH_CHUNKS", 3)
+        patch.setattr(ingest, "PAUSE_S", 0.02)
         with in_process(settings_in(tmp_path_factory.mktemp("together"))) as inside:
             yield inside
 
@@ -145,9 +145,9 @@ def test_each_of_many_comes_to_the_end_that_it_comes_to_alone(inside: Inside, do
 def check_ends(inside: Inside, given: list[Json]) -> None:
     documents = [{"id": f"d{at}", **each} for at, each in enumerate(given)]
     ends: list[object] = []
-    for limit in (1, together.TOGETHER):
+    for limit in (1, grouping.TOGETHER):
         with pytest.MonkeyPatch.context() as patch, Tenanted(inside) as tenant:
-            patch.setattr(together, "TOGETHER", limit)
+            patch.setattr(grouping, "TOGETHER", limit)
             items = tenant.items(tenant.post(documents))
             ends.append((items, tenant.documents(), tenant.blobs()))
             assert tenant.blobs() <= tenant.chunks()
@@ -289,15 +289,15 @@ def test_the_oldest_goes_with_small_ones_of_its_collection_until_none_is_left(
     for collection, name, nbytes in given:
         queue.add(collection, name=name, nbytes=nbytes)
     while queue.uploads:
-        group = together.grouped(cast(CatalogView, queue), apart=apart)
-        assert group[0] is queue.uploads[0] and len(group) <= together.TOGETHER
+        group = grouping.grouped(cast(CatalogView, queue), apart=apart)
+        assert group[0] is queue.uploads[0] and len(group) <= grouping.TOGETHER
         assert [each.number for each in group] == sorted({each.number for each in group})
         if len(group) > 1:
             assert {(each.collection, each.name) for each in group} == {(group[0].collection, "")}
-            assert sum(len(queue.contents[each.number]) for each in group) <= together.TOGETHER_BYTES
+            assert sum(len(queue.contents[each.number]) for each in group) <= grouping.TOGETHER_BYTES
             assert apart.isdisjoint(each.number for each in group)
         queue.uploads = [each for each in queue.uploads if each not in group]
-    assert together.grouped(cast(CatalogView, queue)) == []
+    assert grouping.grouped(cast(CatalogView, queue)) == []
 
 
 def test_one_tenant_with_many_holds_up_no_other(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,9 +308,9 @@ def test_one_tenant_with_many_holds_up_no_other(inside: Inside, monkeypatch: pyt
             turns.append((self._tenant.name, len(self._live)))
             super().run()
 
-    monkeypatch.setattr(worker, "Ingestion", Noted)
-    monkeypatch.setattr(together, "TOGETHER", 12)
-    monkeypatch.setattr(together, "TOGETHER_BYTES", 4000)
+    monkeypatch.setattr(ingest, "Ingestion", Noted)
+    monkeypatch.setattr(grouping, "TOGETHER", 12)
+    monkeypatch.setattr(grouping, "TOGETHER_BYTES", 4000)
     small = [{"id": f"d{at}", "text": f"{TEXTS[at % 6]} {at}"} for at in range(36)]
     large: Json = {"id": "large", "chunks": [{"text": f"{'word ' * 90}{at}"} for at in range(10)]}
     with Tenanted(inside) as many, Tenanted(inside) as one:

@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from retriever.documents import chunk_id
-from service import composition
-from service.access.identity import Role
+from service.access.principal import Role
+from service.app import composition
+from service.corpus import ingest
 from service.demo import PASSAGES, QUESTIONS
-from service.ingest import worker
-from service.precompute.corpus import files
-from service.precompute.opened import open_workspace
-from service.precompute.work import Precompute
+from service.precompute.corpus_file import files
+from service.precompute.precompute import Precompute
+from service.precompute.workspace import open_workspace
 from tests.retriever.fakes import WordEmbedder
 from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in, wait_for
 
@@ -43,7 +43,7 @@ def embedder(monkeypatch: pytest.MonkeyPatch) -> WordEmbedder:
     """The one that every service here has. It has not long to wait before it looks what is to be embedded."""
     embedder = WordEmbedder()
     monkeypatch.setattr(composition, "_embedder", lambda settings: embedder)  # pyright: ignore[reportUnknownLambdaType]
-    monkeypatch.setattr(worker, "IDLE_S", 0.1)
+    monkeypatch.setattr(ingest, "IDLE_S", 0.1)
     return embedder
 
 

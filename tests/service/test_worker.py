@@ -14,8 +14,8 @@ from retriever.catalog.view import SqliteView
 from retriever.documents import Draft
 from retriever.errors import CatalogError
 from retriever.library import Library
-from service.ingest import capturing
-from service.ingest.drafts import upload_of
+from service.corpus import chunk_capture
+from service.corpus.drafts import upload_of
 from tests.service import serving
 from tests.service.demo_served import NEW, Demo, demo
 from tests.service.faulty import Gate
@@ -80,7 +80,7 @@ def test_an_upload_that_comes_while_it_finds_nothing_to_do_is_not_overheard(
 
 
 def test_it_leaves_a_long_document_to_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capturing, "BATCH_CHUNKS", 1)
+    monkeypatch.setattr(chunk_capture, "BATCH_CHUNKS", 1)
     chunks = [{"text": f"{number} {NEW}"} for number in range(30)]
     held, computed = Gate(), list[int]()
 

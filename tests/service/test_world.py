@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 
-from service.evaluate.suites import KINDS, LEVELS
-from service.world.phrases import ASIDES, NAMINGS, RELATIONS, THINGS, Naming, Relation
+from service.quality.suites import KINDS, LEVELS
+from service.world.relations import ASIDES, NAMINGS, RELATIONS, THINGS, Naming, Relation
 from service.world.scene import NAMED, Scene, SceneQuestion, SceneShape, draw
 
 SEEDS = range(60)

@@ -1,4 +1,4 @@
-"""The contract of `store.base` as tests. A store's test class inherits it, and says how to reach behind it."""
+"""The contract of `store.blob_store` as tests. A store's test class inherits it, and says how to reach behind it."""
 
 import threading
 from abc import abstractmethod
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store.base import BlobStore, Put
 from store.blob import Blob
+from store.blob_store import BlobStore, Put
 from store.codec.decode import decode
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey, Scope

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from store.base import BlobStore
 from store.blob import Blob, Frame, Head, StoredShape, Terms, digest, write_head
+from store.blob_store import BlobStore
 from store.key import Scope
-from store.lmdb_store import LmdbStore
+from store.lmdb.lmdb_store import LmdbStore
 from store.url import open_store
 from tests.store.samples import key
 

@@ -11,8 +11,8 @@ import obstore
 from obstore.store import LocalStore
 from obstore.store import ObjectStore as Bucket
 
-from store.base import BlobStore
 from store.blob import Blob, Frame, Head, StoredShape, Terms, digest, write_head
+from store.blob_store import BlobStore
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey
 from store.url import open_store

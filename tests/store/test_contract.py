@@ -7,12 +7,12 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from store.base import BlobStore
 from store.blob import Blob
+from store.blob_store import BlobStore
 from store.key import CacheKey
-from store.lmdb_store import LmdbStore
-from store.memory import MemoryStore
-from store.tiered import TieredStore
+from store.lmdb.lmdb_store import LmdbStore
+from store.tiers.memory_store import MemoryStore
+from store.tiers.tiered_store import TieredStore
 from store.url import open_store
 from tests.servers.s3 import S3Server
 from tests.store.contract import BlobStoreContract

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from store.base import BlobStore
-from store.lmdb_store import LmdbStore
+from store.blob_store import BlobStore
+from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
 from store.scrub import verify
 from store.url import open_store

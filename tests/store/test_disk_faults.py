@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from store.base import BlobStore, Put
-from store.budget import TierBudget
+from store.blob_store import BlobStore, Put
 from store.errors import BadBlob, StoreDenied, StoreError, StoreFull, StoreUnavailable
 from store.key import Scope
-from store.lmdb_store import LmdbStore
+from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
 from store.scrub import verify
+from store.tiers.budget import TierBudget
 from store.url import open_store
 from tests.store.crash_writer import TENANT, bulk
 from tests.store.samples import key

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.eviction import (
+from store.tiers.eviction import (
     FIRST_INTERVAL,
     INTERVAL_SHARE,
     LEAST_AGE,

@@ -9,13 +9,13 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from store.base import Put
-from store.budget import TierBudget
+from store.blob_store import Put
 from store.errors import BadBlob, StoreBusy, StoreClosed
 from store.key import Scope
-from store.lmdb_rows import Rows
-from store.lmdb_store import LmdbStore
+from store.lmdb.lmdb_store import LmdbStore
+from store.lmdb.rows import Rows
 from store.reader import BlobReader
+from store.tiers.budget import TierBudget
 from tests.store.crash_writer import bulk
 from tests.store.samples import key
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from store.base import Put
 from store.blob import Blob
+from store.blob_store import Put
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from store.url import open_store

@@ -10,11 +10,12 @@ from threading import Event
 
 import pytest
 
-from store import object_client, scrub
-from store.base import BlobStore, Put
+from store import scrub
 from store.blob import Blob, Head, write_head
+from store.blob_store import BlobStore, Put
 from store.errors import BadBlob, MissReason, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 from store.key import CacheKey, Scope
+from store.objects import object_client
 from store.reader import BlobReader
 from store.url import open_store
 from tests.servers.faults import Answer, Fault

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from store.base import BlobStore, Put
+from store.blob_store import BlobStore, Put
 from store.errors import BadBlob, Miss, MissReason, StoreDenied, StoreUnavailable
 from store.key import Scope
 from store.reader import BlobReader

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from store.base import BlobStore, Put
 from store.blob import Blob
+from store.blob_store import BlobStore, Put
 from store.errors import BadBlob
 from store.key import CacheKey, Scope
 from store.reader import BlobReader

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from store.base import BlobStore, FoundBlob, Put
-from store.behind import BackgroundQueue
 from store.blob import Blob, Buffer, Head
+from store.blob_store import BlobStore, FoundBlob, Put
 from store.errors import Miss, MissReason, StoreUnavailable
 from store.key import CacheKey, Scope
-from store.memory import MemoryStore
 from store.reader import BlobReader, Fetch
-from store.tiered import TieredStore
+from store.tiers.background_queue import BackgroundQueue
+from store.tiers.memory_store import MemoryStore
+from store.tiers.tiered_store import TieredStore
 from store.url import open_store
 from tests.store.contract import flipped, stored, why
 from tests.store.samples import blob, key

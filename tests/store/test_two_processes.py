@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from store.base import Put
 from store.blob import Blob
-from store.budget import TierBudget
+from store.blob_store import Put
 from store.errors import BadBlob, StoreBusy
 from store.key import Scope
-from store.lmdb_rows import Rows
-from store.lmdb_store import LmdbStore
+from store.lmdb.lmdb_store import LmdbStore
+from store.lmdb.rows import Rows
 from store.reader import BlobReader
 from store.scrub import verify
+from store.tiers.budget import TierBudget
 from tests.store.crash_writer import TENANT, bulk
 from tests.store.samples import key
 from tests.store.test_lmdb import body_bytes, listed, lmdb_of, opened, totals_match
@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
 import sys
 from pathlib import Path
-from store.budget import Budget
-from store.lmdb_store import LmdbStore
+from store.tiers.budget import Budget
+from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
 from tests.store.crash_writer import bulk
 from tests.store.samples import key

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever.catalog.base import DocumentRow, Passage, Removal
+from retriever.catalog.types import DocumentRow, Passage, Removal
 from retriever.documents import Document, Json
-from retriever.filters import EVERYTHING, FilterCondition
+from retriever.filter_condition import EVERYTHING, FilterCondition
 
 
 class DocumentsView(Protocol):

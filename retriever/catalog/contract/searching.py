@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from retriever.catalog.base import MarkedChunks, Rows, WordMatch
-from retriever.filters import EVERYTHING, FilterCondition
+from retriever.catalog.types import MarkedChunks, Rows, WordMatch
+from retriever.filter_condition import EVERYTHING, FilterCondition
 
 
 class SearchView(Protocol):

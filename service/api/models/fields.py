@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.config import JsonDict
 
 from retriever.documents import Json
-from retriever.filters import condition, facets
+from retriever.filter_condition import condition, facets
 from retriever.readers.jsonl import MAX_DEPTH, MAX_METADATA_BYTES
 
 DEFAULT_COLLECTION = "default"

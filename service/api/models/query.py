@@ -4,10 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from blend.fuse import BlendOrder
+from blend.fuse.fuse import BlendOrder
+from service.answers.events import ChunkReport, Report
 from service.api.models.fields import WHOLE, ChunkId, CollectionName, Filter, Name, Strict, Text, Title, Whole, one_of
 from service.api.models.search import SourceOut
-from service.pipeline.events import ChunkReport, Report
 
 ASKED = ("question", "messages")
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]

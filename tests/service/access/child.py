@@ -13,8 +13,8 @@ from pathlib import Path
 
 from retriever.catalog.sqlite import SqliteCatalog
 from service.access.control import Control
-from service.access.identity import Role
 from service.access.lock import hold
+from service.access.principal import Role
 from tests.service.access.folders import change_all
 
 

@@ -10,7 +10,7 @@ from typing import IO
 from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
-from retriever.filters import EVERYTHING
+from retriever.filter_condition import EVERYTHING
 from service.access.control import Control
 
 ROOT = Path(__file__).resolve().parents[3]

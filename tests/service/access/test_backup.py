@@ -10,14 +10,14 @@ from typing import NoReturn
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.filters import EVERYTHING
+from retriever.filter_condition import EVERYTHING
 from service.access.backup import back_up
 from service.access.control import Quota
 from service.access.errors import AccessError
-from service.access.identity import Role
 from service.access.lock import hold
+from service.access.principal import Role
 from service.access.restore import RestoreReport, restore
-from store.base import BlobStore
+from store.blob_store import BlobStore
 from tests.service.access.folders import (
     catalog_file,
     catalog_name,

@@ -9,10 +9,10 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import chunk_id
 from service.access.archive import writing
 from service.access.backup import BackupReport, back_up
-from service.access.moving import CONTROL
+from service.access.move import CONTROL
 from service.access.restore import RestoreReport, restore
-from store.base import BlobStore, Put
 from store.blob import Blob, Terms
+from store.blob_store import BlobStore, Put
 from store.codec.encode import encode
 from store.key import CacheKey, Scope
 from store.reader import BlobReader

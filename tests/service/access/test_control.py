@@ -19,7 +19,7 @@ from service.access import control as module
 from service.access import schema
 from service.access.control import BlendingSwitch, Control, Quota
 from service.access.errors import AccessError
-from service.access.identity import Principal, Role
+from service.access.principal import Principal, Role
 from service.access.schema import STEPS
 from service.errors import Unavailable
 from tests.service.access.folders import child, opened

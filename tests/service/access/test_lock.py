@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from service.access import moving
+from service.access import move
 from service.access.errors import AccessError
 from service.access.lock import hold
-from service.access.moving import decide_move, finish_move
+from service.access.move import decide_move, finish_move
 from tests.service.access.folders import child, opened, put, told
 
 
@@ -57,7 +57,7 @@ def test_a_move_that_was_killed_anywhere_is_ended_by_whoever_holds_the_folder_ne
 
     decide_move(gathered, data)
     with monkeypatch.context() as patch, suppress(Killed):
-        patch.setattr(moving, "sync_folder", killed)  # called before and behind every file that moves
+        patch.setattr(move, "sync_folder", killed)  # called before and behind every file that moves
         finish_move(data)
     with hold(data):
         assert told(data) == expected

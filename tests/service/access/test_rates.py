@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.access.identity import Principal, Role
+from service.access.principal import Principal, Role
 from service.access.rates import WINDOW_S, Rates
 from service.errors import Exhausted
 

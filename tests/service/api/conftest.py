@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.access.identity import Principal, Role
+from service.access.principal import Principal, Role
 from service.api.app import create_app
 from service.settings import Settings
 from tests.service.api.fakes import FakeCore, as_core, principal

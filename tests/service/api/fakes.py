@@ -6,26 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from blend.fuse import BlendOrder
-from retriever.catalog.base import Collection, Passage
+from blend.fuse.fuse import BlendOrder
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.catalog.types import Collection, Passage
 from retriever.catalog.upload_types import NewUpload, UploadState
 from retriever.documents import Document, DocumentPart
 from retriever.library import Library
 from retriever.search import Hit, Query, scope
 from service.access.control import BlendingSwitch
-from service.access.identity import Principal, Role
+from service.access.principal import Principal, Role
 from service.access.rates import Rates
-from service.core import Core
-from service.ingest.drafts import decode_draft
-from service.ingest.rules import CollectionRules
-from service.pipeline.ask import AnswerRequest, Lookup
-from service.pipeline.events import ChunkReport, Delta, Event, Finished, Fused, Loaded, Report, Retrieved, Source, Usage
+from service.answers.answer_request import AnswerRequest, Lookup
+from service.answers.events import ChunkReport, Delta, Event, Finished, Fused, Loaded, Report, Retrieved, Source, Usage
+from service.app.core import Core
+from service.corpus.chunk_caches import ChunkCaches, ChunkState, KvState
+from service.corpus.collection_rules import CollectionRules
+from service.corpus.drafts import decode_draft
+from service.corpus.tenants import Tenant
 from service.settings import Settings
-from service.shelf import ChunkCaches, ChunkState, KvState
 from service.telemetry.metrics import Metrics
-from service.tenants import Tenant
-from store.memory import MemoryStore
+from store.tiers.memory_store import MemoryStore
 
 USAGE = Usage(prompt=40, completion=2, reused=30, recomputed=4)
 

@@ -7,9 +7,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from retriever.documents import chunk_id
-from service.access.identity import Role
+from service.access.principal import Role
+from service.api.guards import Guarded
 from service.api.routes import ROUTES, Route
-from service.api.security import Guarded
 from service.errors import Exhausted
 from tests.service.api.conftest import KEYS, Clients
 from tests.service.api.fakes import FakeCore

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from retriever.documents import chunk_id
-from service.access.identity import Role
+from service.access.principal import Role
 from tests.service.api.conftest import Clients
 from tests.service.api.fakes import FakeCore
 

@@ -7,8 +7,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.api.app import create_app
+from service.api.guards import Guarded
 from service.api.routes import ROUTES
-from service.api.security import Guarded
 from service.settings import Settings
 from tests.service.api.conftest import KEYS
 from tests.service.api.fakes import FakeCore, as_core

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from starlette.types import Message
 
 from blend.errors import Busy, NotFinite, PromptError
-from blend.policy import POLICIES
+from blend.fuse.policy import POLICIES
 from service.api.models.query import BlendIn
 from service.errors import NotFound
 from store.errors import StoreUnavailable

@@ -7,14 +7,10 @@ import httpx
 from fastapi import FastAPI, Request
 from openai import AsyncOpenAI
 
-from blend.fuse import BlendOrder
-from service.access.identity import Principal, Role
-from service.api.problems import Renderers, install
-from service.errors import Exhausted, Unavailable
-from service.openai.errors import as_openai
-from service.openai.routes import PREFIXES, ChatService, router
-from service.pipeline.ask import AnswerRequest
-from service.pipeline.events import (
+from blend.fuse.fuse import BlendOrder
+from service.access.principal import Principal, Role
+from service.answers.answer_request import AnswerRequest
+from service.answers.events import (
     ChunkReport,
     Delta,
     Event,
@@ -27,6 +23,10 @@ from service.pipeline.events import (
     TopToken,
     Usage,
 )
+from service.api.problems import Renderers, install
+from service.errors import Exhausted, Unavailable
+from service.openai.errors import as_openai
+from service.openai.routes import PREFIXES, ChatService, router
 
 KEY = "kvw_a_secret"
 READER = Principal("acme", Role.READ, "a")

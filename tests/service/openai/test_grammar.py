@@ -8,12 +8,12 @@ import jsonschema
 import pytest
 import torch
 
-from blend.sampling import Sampler, Sampling
-from blend.tokens import Json, Tokenizer
+from blend.engine.sampling import Sampler, Sampling
+from blend.model.tokenizer import Json, Tokenizer
+from service.app.composition import compose_model
 from service.builtin import CHECKPOINT
-from service.composition import compose_model
 from service.errors import Invalid
-from service.grammar import Grammars
+from service.model.grammar import Grammars
 from service.settings import load_settings
 from tests.blend.tokenizers_made import LOSSLESS, made
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 from starlette.types import Message
 
-from service.pipeline.ask import AnswerRequest
-from service.pipeline.events import Delta, Event
+from service.answers.answer_request import AnswerRequest
+from service.answers.events import Delta, Event
 from tests.service.openai.served import KEY, OPENING, FakeCore, FakePipeline, app_over
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from service.errors import Invalid
-from service.processors import LogitBias, Penalties, chained
+from service.model.logit_processors import LogitBias, Penalties, chained
 
 V = 11
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from openai.types.chat import completion_create_params
 from pydantic import ValidationError
 
-from blend.fuse import BlendOrder
+from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
+from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
 from service.errors import Invalid
-from service.openai.asking import MOST_TOKENS, Defaults, to_answer_request
+from service.openai.defaults import MOST_TOKENS, Defaults, to_answer_request
 from service.openai.request import ChatRequest
-from service.pipeline.ask import AnswerRequest, Lookup, RequestDocument, Turn
 from tests.service.openai.served import CHUNK, READER, FakeCore, FakePipeline, app_over, http, tale
 
 DEFAULTS = Defaults(BlendOrder("hybrid", 0.15), top_k=7)
@@ -185,7 +185,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"logit_bias": {"3": 101}}, "logit_bias.3", "less than or equal to 100"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"chunk_ids": ["x"]}, "chunk_ids[0]", "pattern"),
-        ({"blend": {"policy": "best"}}, "blend.policy", "hybrid"),
+        ({"blend": {"policy": "best"}}, "blend.fuse.policy", "hybrid"),
         ({"documents": [{"title": "t"}]}, "documents[0].text", "Missing required"),
         ({"documents": [{"text": ""}]}, "documents[0].text", "at least 1"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing required"),

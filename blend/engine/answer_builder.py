@@ -1,0 +1,103 @@
+"""A request from its submission to its end: first an entry in the queue, then an answer in the making."""
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from blend.engine.detokenize import Detokenizer
+from blend.engine.engine import Done, EngineRequest, Event, Failed, Finish, Token
+from blend.engine.sampling import Sampler
+from blend.engine.stops import StopStrings
+from blend.fuse.prompt import PromptLayout
+from blend.model.context import Context
+from blend.model.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class QueuedRequest:
+    """A request: what was asked and who listens. Ends once. The engine's thread alone calls all but `cancel`."""
+
+    def __init__(
+        self, request: EngineRequest, layout: PromptLayout, *, listen: Callable[[Event], None], capacity: int
+    ) -> None:
+        self.request = request
+        self.layout = layout
+        self.capacity = capacity  # tokens that its context holds at most
+        self.cancelled = False
+        self.over = False
+        self._listen = listen
+        self._born = time.perf_counter()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the request was handed in."""
+        return time.perf_counter() - self._born
+
+    def cancel(self) -> None:
+        """Asks that the request end. May be called from any thread."""
+        self.cancelled = True
+
+    def tell(self, event: Event) -> None:
+        """Hands an event on. Who fails to listen is taken for gone."""
+        if self.over:
+            return
+        self.over = isinstance(event, Done | Failed)
+        try:
+            self._listen(event)
+        except Exception as error:
+            log.warning("a listener failed: its request ends", exc_info=error)
+            self.cancelled = self.over = True
+
+    def end(self, reason: Finish, *, text: str = "", generated: int = 0) -> None:
+        """Ends the request; nothing follows."""
+        self.tell(Done(reason, text, generated, self.age_s))
+
+
+class AnswerBuilder:
+    """An answer in the making: picks tokens, makes text of them, knows when to stop. Knows no other request."""
+
+    def __init__(self, entry: QueuedRequest, context: Context, *, tokenizer: Tokenizer, device: torch.device) -> None:
+        sampling = entry.request.sampling
+        self.entry = entry
+        self.context = context
+        self._generated: list[int] = []
+        self._sampler = Sampler(sampling, entry.layout.ids, device=device)
+        self._stops = StopStrings(sampling.stop)
+        self._text = Detokenizer(tokenizer, hidden=tokenizer.special)
+        self._ends = frozenset[int]() if sampling.ignore_eos else tokenizer.stop_ids
+
+    @property
+    def last(self) -> int:
+        """The token that comes next into the context."""
+        return self._generated[-1]
+
+    @property
+    def slot(self) -> int:
+        """The slot where that token will stand."""
+        return len(self.entry.layout.ids) + len(self._generated) - 1
+
+    def take(self, logits: Tensor) -> None:
+        """Pick the next token from logits (V,), tell, and end where it ends."""
+        picked = self._sampler.pick(logits)
+        self._generated.append(picked.token)
+        if picked.token in self._ends:
+            self.end("stop")
+            return
+        out = self._stops.push(self._text.push(picked.token))
+        self.entry.tell(Token(picked.token, out.text, picked.logprob, picked.top))
+        if out.stopped:
+            self.end("stop")
+        elif len(self._generated) >= self.entry.request.sampling.max_tokens or self.slot + 1 >= self.entry.capacity:
+            self.end("length")
+
+    def end(self, reason: Finish) -> None:
+        """Ends the answer with the text that was held back; half a character is not shown."""
+        text = ""
+        if reason != "cancelled":
+            text = self._stops.push(self._text.finish()).text + self._stops.finish()
+            reason = "stop" if self._stops.stopped else reason
+        self.entry.end(reason, text=text, generated=len(self._generated))

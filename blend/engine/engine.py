@@ -1,0 +1,102 @@
+"""The contract between whoever asks and whoever computes: requests in, events out. Knows no thread and no model."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from blend.engine.sampling import Sampling
+from blend.fuse.fuse import BlendOrder, FuseReport
+from blend.fuse.prompt import Prompt
+from blend.model.fingerprint import Fingerprint
+from store.record import Record
+
+Finish = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One question to the model. How caches are reused for it is its own.
+
+    `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
+    """
+
+    prompt: Prompt
+    sampling: Sampling = field(default_factory=Sampling)
+    order: BlendOrder = field(default_factory=BlendOrder)
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The prompt is in place; the first token follows. `queued_s`: how long it waited for its turn."""
+
+    report: FuseReport
+    queued_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. `text` is what became certain with it: often its own, sometimes none or that of several."""
+
+    id: int
+    text: str
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of an answer. `text` is what was still held back."""
+
+    reason: Finish
+    text: str
+    generated: int
+    seconds: float  # since the request was handed in
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The end by an error that concerns this request alone or the model."""
+
+    error: Exception
+
+
+Event = Ready | Token | Done | Failed
+
+
+class Ticket(Protocol):
+    """The ticket of a request under way."""
+
+    def cancel(self) -> None:
+        """Free the request's place at the next step. It ends in Done with "cancelled"; harmless when it is over."""
+        ...
+
+
+class Engine(Protocol):
+    """Computes prompts and answers. All methods may be called from any thread."""
+
+    def submit(self, request: EngineRequest, listen: Callable[[Event], None]) -> Ticket:
+        """Queue a request. `listen` is called from the engine's thread and must return at once.
+
+        Each request ends in exactly one Done or Failed. Raises PromptError for a prompt that can never be served, and
+        Busy when the queue is full: then nothing was taken.
+        """
+        ...
+
+    def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
+        """Compute records of chunks, whenever no request wants to be served."""
+        ...
+
+    def identify(self, fingerprint: Fingerprint) -> None:
+        """Set the fingerprint: from the next request on, records of another are misses. Its prefix does not matter."""
+        ...
+
+    @property
+    def takes(self) -> bool:
+        """Whether it takes requests, now or with a shorter queue: not behind its end, or an error that ended it."""
+        ...
+
+    def close(self) -> None:
+        """Take no more requests, finish what runs, and return."""
+        ...

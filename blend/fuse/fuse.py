@@ -1,0 +1,272 @@
+"""Fuses a prompt: cached rows from records, chosen rows computed anew, exact attention for each. No queue, no store.
+
+A fuse is a row of stages. Each runs some rows from one layer to the keys and values of another, in pieces of bounded
+size; where a stage ends, deviation from the cache decides which rows the next one still runs. The last layer with keys
+of its own is the end for all rows but the last token's, which alone goes on to the logits.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from blend.errors import NotFinite
+from blend.fuse.policy import DeviationFilter, Selection, select
+from blend.fuse.prompt import ChunkSpan, PromptLayout
+from blend.fuse.record_loader import DamagedRecord, RecordLoader
+from blend.model.context import Context, Slots, scattered
+from blend.model.decoder import Decoder
+from blend.model.step import LayerHooks, LayerRange
+from store.errors import Miss, MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class BlendOrder:
+    """How caches are reused. Orders of one policy and ratio are equal; the rest fits the fuse into an engine's work.
+
+    `between` is called before each layer of each piece of so many rows, so that others may compute meanwhile.
+    """
+
+    policy: str = "hybrid"
+    ratio: float = 0.15
+    piece_rows: int = field(default=1024, repr=False, compare=False)
+    between: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+    def check(self) -> None:
+        """Raise PromptError for a policy or a ratio that does not exist."""
+        select(PromptLayout((), (), ()), policy=self.policy, ratio=self.ratio, keeping=(0,))
+
+
+@dataclass(frozen=True, slots=True)
+class FuseReport:
+    """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens.
+
+    Seconds: `select` and `compute` are the fuse's own; `wait` (for records) and `others` (their steps) are parts of
+    them, and `read` went on beside them. `bytes` of keys and values came out of records. `stages` are the cached slots
+    that each stage behind the check computed; the last of them went through all layers.
+    """
+
+    order: BlendOrder
+    reused: int
+    recomputed: int
+    fresh: int
+    stages: tuple[tuple[int, ...], ...]
+    misses: tuple[tuple[int, Miss], ...]
+    bytes: int
+    seconds: dict[str, float]
+
+    @property
+    def recomputed_slots(self) -> tuple[int, ...]:
+        """The cached slots that were computed through all layers."""
+        return self.stages[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPrompt:
+    """A computed prompt: the context holds all of it, and `logits` (V,) are those of its last token."""
+
+    context: Context
+    logits: Tensor
+    report: FuseReport
+
+
+@dataclass(slots=True)
+class Clock:
+    """Counts seconds by stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """Add the time inside to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@torch.inference_mode()
+def fuse(
+    decoder: Decoder, layout: PromptLayout, *, context: Context, order: BlendOrder, readers: ThreadPoolExecutor
+) -> FusedPrompt:
+    """Compute the layout into the context, but for the slots that are exact there already."""
+    decoder.prepare(len(layout.ids))
+    clock = Clock()
+    moved = 0
+    while True:
+        selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=decoder.anatomy.keeping)
+        work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
+        feed = RecordLoader(decoder, context, wanted=work.wanted, readers=readers)
+        try:
+            logits = work.run(feed)
+        except DamagedRecord as error:
+            layout = layout.without(error.span.chunk, Miss(MissReason.CORRUPT, error.reason))
+            continue
+        finally:
+            feed.close()
+            moved += feed.bytes
+        clock.seconds["read"] = clock.seconds.get("read", 0.0) + feed.read_s
+        clock.seconds["wait"] = clock.seconds.get("wait", 0.0) + feed.waited_s
+        if bool(torch.isfinite(logits).all()):
+            return FusedPrompt(context, logits, work.report(layout, moved))
+        if not selection.layout.spans:
+            raise NotFinite("the model's first logits are not finite: its weights are damaged, or overflow its dtype")
+        layout = layout.as_text(Miss(MissReason.CORRUPT, "not finite"))
+
+
+class _Fuse:
+    """One attempt to fuse. `rows`: a flag for each slot that a stage computes; exact slots are never among them."""
+
+    def __init__(
+        self, decoder: Decoder, selection: Selection, *, context: Context, order: BlendOrder, clock: Clock
+    ) -> None:
+        self._decoder = decoder
+        self._context = context
+        self._order = order
+        self._clock = clock
+        self._selection = selection
+        layout = selection.layout
+        self._ids = torch.tensor(layout.ids, device=decoder.device)
+        self._cached = torch.zeros(len(layout.ids), dtype=torch.bool)
+        self._exact = torch.zeros(len(layout.ids), dtype=torch.bool)
+        self._exact[: context.exact] = True
+        for span in layout.spans:
+            (self._exact if span.exact else self._cached)[span.start : span.stop] = True
+        self._forced = torch.zeros_like(self._cached)
+        self._forced[list(selection.forced)] = True
+        self._feed: RecordLoader | None = None
+        self._stages: list[Tensor] = []
+
+    def wanted(self, layer: int) -> Sequence[ChunkSpan]:
+        """The spans that a layer reads. Before the first filter all rows that are not exact are computed, no others."""
+        layout = self._selection.layout
+        filters = self._selection.filters
+        if filters and layer < filters[0].layer:
+            return [span for span in layout.spans if span.exact]
+        return layout.spans
+
+    def run(self, feed: RecordLoader) -> Tensor:
+        """Computes the prompt; returns the last token's logits."""
+        self._feed = feed
+        rows = ~self._exact
+        start, hidden = 0, None
+        if not self._selection.filters:
+            rows &= ~self._cached | self._forced
+            self._stages.append(rows)
+        for each in self._selection.filters:
+            with self._clock.stage("select"):
+                rows, hidden = self._filter(each, rows, start=start, hidden=hidden)
+            self._stages.append(rows)
+            start = self._decoder.anatomy.resume(each.layer)
+        with self._clock.stage("compute"):
+            return self._finish(rows, start=start, hidden=hidden)
+
+    def _filter(
+        self, to: DeviationFilter, rows: Tensor, *, start: int, hidden: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Runs rows to the filter's layer; the rows that stay, and their hidden states (1, T, E) as they enter it."""
+        keep = self._decoder.anatomy.resume(to.layer)
+        deviation = Deviation(len(rows))
+        pieces: list[tuple[Tensor, Tensor]] = []
+        for slots, entering in self._pieces(rows, hidden):
+            compare = self._comparison(deviation, to.layer, slots=slots)
+            course = LayerRange(start, entering, keep=keep, stop=to.layer)
+            _, kept = self._pass(slots, course, compare=compare)
+            assert kept is not None
+            pieces.append((slots.index, kept))
+        free = rows & self._cached & ~self._forced
+        scores = deviation.scores().masked_fill_(~free, -1.0)
+        staying = rows & ~free
+        staying[scores.topk(min(to.keep, int(free.sum()))).indices] = True
+        chosen = staying.to(self._decoder.device)
+        return staying, torch.cat([kept[:, chosen[index]] for index, kept in pieces], dim=1)
+
+    def _comparison(self, deviation: "Deviation", layer: int, *, slots: Slots) -> Callable[[Tensor, Tensor], None]:
+        cached = self._cached.to(self._decoder.device)[slots.index]
+        places = slots.index[cached]
+
+        def compare(keys: Tensor, values: Tensor) -> None:
+            old = (self._context.keys(layer)[:, places], self._context.values(layer)[:, places])
+            deviation.add(places, fresh=(keys[:, cached], values[:, cached]), old=old)
+
+        return compare
+
+    def _finish(self, rows: Tensor, *, start: int, hidden: Tensor | None) -> Tensor:
+        anatomy = self._decoder.anatomy
+        last = anatomy.keeping[-1]
+        resume = max(start, anatomy.resume(last))
+        kept: Tensor | None = None
+        slots: Slots | None = None
+        for slots, entering in self._pieces(rows, hidden):
+            _, kept = self._pass(slots, LayerRange(start, entering, keep=resume, stop=last))
+        assert slots is not None and kept is not None
+        logits, _ = self._pass(slots.part(len(slots) - 1, len(slots)), LayerRange(resume, kept[:, -1:]))
+        assert logits is not None
+        return logits
+
+    def _pass(
+        self, slots: Slots, course: LayerRange, *, compare: Callable[[Tensor, Tensor], None] | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        watch = LayerHooks(self._before, compare)
+        return self._decoder.prefill(self._context, slots, ids=self._ids[slots.index], course=course, watch=watch)
+
+    def _before(self, layer: int) -> None:
+        assert self._feed is not None
+        with self._clock.stage("others"):
+            self._order.between()
+        self._feed.wait(layer)
+
+    def _pieces(self, rows: Tensor, hidden: Tensor | None) -> Iterator[tuple[Slots, Tensor | None]]:
+        places = _numbers(rows)
+        for start in range(0, len(places), self._order.piece_rows):
+            part = places[start : start + self._order.piece_rows]
+            entering = None if hidden is None else hidden[:, start : start + len(part)]
+            yield scattered(part, device=self._decoder.device), entering
+
+    def report(self, layout: PromptLayout, moved: int) -> FuseReport:
+        """What the fuse did, counted after `run`."""
+        stages = tuple(tuple(_numbers(rows & self._cached)) for rows in self._stages)
+        again = len(stages[-1])
+        reused = int((self._exact | self._cached).sum()) - again
+        seconds = dict(self._clock.seconds)
+        return FuseReport(
+            order=BlendOrder(self._order.policy, self._order.ratio),
+            reused=reused,
+            recomputed=again,
+            fresh=len(layout.ids) - reused - again,
+            stages=stages,
+            misses=layout.misses,
+            bytes=moved,
+            seconds=seconds,
+        )
+
+
+def _numbers(chosen: Tensor) -> list[int]:
+    return cast("list[int]", chosen.nonzero()[:, 0].tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
+class Deviation:
+    """How far fresh keys and values are from the cached ones, in float32, each relative to the layer's scale."""
+
+    def __init__(self, slots: int) -> None:
+        self._off = [torch.zeros(slots), torch.zeros(slots)]
+        self._scale = [torch.zeros(()), torch.zeros(())]
+
+    def add(self, places: Tensor, *, fresh: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
+        """Add the keys and values (H, T, D) of some slots."""
+        for part in range(2):
+            was = old[part].float()
+            self._off[part][places.cpu()] = (fresh[part].float() - was).square().sum((0, 2)).cpu()
+            self._scale[part] += was.square().sum().cpu()
+
+    def scores(self) -> Tensor:
+        """One number for each slot; 0 where nothing was cached."""
+        tiny = torch.finfo(torch.float32).tiny
+        relative = [off / scale.clamp(min=tiny) for off, scale in zip(self._off, self._scale, strict=True)]
+        return relative[0] + relative[1]

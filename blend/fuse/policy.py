@@ -1,0 +1,144 @@
+"""Which cached tokens are recomputed. A policy is a function of the layout; to add one, write it and list it below.
+
+The budget is `ceil(ratio * blended tokens)`. Tokens that stand where they were captured are exact and never chosen.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from blend.errors import PromptError
+from blend.fuse.prompt import ChunkSpan, PromptLayout
+
+HEADS = 8  # one of so many is a chunk's first token: the prefix of a capture holds the sink already
+FIRST_SIGHT = 1  # the first layer whose keys and values know other chunks
+REFERENCES = 2  # the first whose keys and values know what a name from another chunk refers to: that takes two layers
+DEEP = 12  # layers that keep keys, from which on narrowing takes several steps
+NARROWING = ((0, 1.3), (1, 1.15), (3, None))  # (layers behind the check, share of the budget); None: what is left
+SECOND_LOOK = 2  # with fewer layers, so many times the budget is kept for one layer, which shows better what changed
+
+
+@dataclass(frozen=True, slots=True)
+class DeviationFilter:
+    """How many tokens stay at this layer: those that deviate most."""
+
+    layer: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """`layout` has the records in use, `forced` slots are computed in any case, `filters` choose further ones."""
+
+    layout: PromptLayout
+    forced: tuple[int, ...] = ()
+    filters: tuple[DeviationFilter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeBudget:
+    """How many tokens to recompute, of how many, and the layers that keep keys of their own."""
+
+    tokens: int
+    cached: int
+    keeping: Sequence[int]
+
+    def without(self, tokens: int) -> "RecomputeBudget":
+        """What is left of the budget when so many tokens are chosen already."""
+        return RecomputeBudget(self.tokens - tokens, self.cached - tokens, self.keeping)
+
+
+Policy = Callable[[PromptLayout, RecomputeBudget], Selection]
+
+
+def _full(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
+    return Selection(layout.only(()))
+
+
+def _prefix(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
+    return Selection(layout.only([span for span in layout.spans if span.exact]))
+
+
+def _reuse(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
+    return Selection(layout)
+
+
+def _heads(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
+    return Selection(layout, _first_tokens(layout.blended, budget.tokens))
+
+
+def _deviation(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
+    return Selection(layout, (), _narrowing(budget, check=FIRST_SIGHT))
+
+
+def _hybrid(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
+    spans = layout.blended
+    heads = _first_tokens(spans, budget.tokens // HEADS)
+    return Selection(layout, heads, _narrowing(budget.without(len(heads)), check=REFERENCES))
+
+
+POLICIES: dict[str, Policy] = {
+    "full": _full,
+    "prefix": _prefix,
+    "reuse": _reuse,
+    "heads": _heads,
+    "deviation": _deviation,
+    "hybrid": _hybrid,
+}
+
+
+SELECTIVE = ("heads", "deviation", "hybrid")  # those that look at the ratio
+
+
+def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence[int]) -> Selection:
+    """What to reuse and what to recompute. `keeping`: the layers with keys of their own."""
+    if policy not in POLICIES:
+        raise PromptError(f"unknown policy {policy!r}: choose one of {', '.join(POLICIES)}")
+    if not 0 <= ratio <= 1:
+        raise PromptError(f"ratio must be in [0, 1], got {ratio!r}")
+    blended = sum(span.stop - span.start for span in layout.blended)
+    budget = RecomputeBudget(math.ceil(ratio * blended), blended, keeping)
+    if policy in SELECTIVE and budget.tokens == blended:
+        return _prefix(layout, budget)  # all of them: nothing blended is left
+    if len(keeping) == 1:
+        budget = RecomputeBudget(0, blended, keeping)  # its keys depend on the token alone, so cached ones are exact
+    return POLICIES[policy](layout, budget)
+
+
+def _first_tokens(spans: Sequence[ChunkSpan], budget: int) -> tuple[int, ...]:
+    """The same number of each chunk's first tokens, as many as the budget allows, the rest from the first chunks."""
+    if not spans:
+        return ()
+    lengths = [span.stop - span.start for span in spans]
+    head = max(each for each in range(max(lengths) + 1) if sum(min(each, length) for length in lengths) <= budget)
+    left = budget - sum(min(head, length) for length in lengths)
+    slots: list[int] = []
+    for span, length in zip(spans, lengths, strict=True):
+        extra = int(left > 0 and length > head)
+        left -= extra
+        slots += range(span.start, span.start + min(head, length) + extra)
+    return tuple(slots)
+
+
+def _narrowing(budget: RecomputeBudget, *, check: int) -> tuple[DeviationFilter, ...]:
+    """Filters that keep more at first, as early deviation is a rough guess, and fewer later: on average the budget.
+
+    The check is at the `check`-th layer that keeps keys, or at the last.
+    """
+    if budget.tokens == 0:
+        return ()
+    behind = budget.keeping[min(check, len(budget.keeping) - 1) :]
+    if len(behind) < 3:
+        return (DeviationFilter(behind[0], budget.tokens),)
+    if len(budget.keeping) < DEEP:
+        first = min(SECOND_LOOK * budget.tokens, budget.cached)
+        return (DeviationFilter(behind[0], first), DeviationFilter(behind[1], budget.tokens))
+    filters: list[DeviationFilter] = []
+    spent = 0.0
+    for index, (place, wanted) in enumerate(NARROWING):
+        following = NARROWING[index + 1][0] if index + 1 < len(NARROWING) else len(behind)
+        share = (len(behind) - spent) / (len(behind) - place) if wanted is None else wanted
+        share = min(share, budget.cached / budget.tokens)
+        spent += share * (following - place)
+        filters.append(DeviationFilter(behind[place], round(budget.tokens * share)))
+    return tuple(filters)

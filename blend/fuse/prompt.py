@@ -1,0 +1,161 @@
+"""Prompts made of segments, and where each token stands. Knows token ids and where a record comes from, no tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from blend.errors import PromptError
+from blend.model.fingerprint import Fingerprint, prefix_digest
+from store.errors import Miss, MissReason
+from store.record import LayerKV, PackedLayer, Record
+
+
+class RecordSource(Protocol):
+    """One chunk's record, read layer by layer in ascending order, from a thread of the reader's own."""
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint that the record was captured with."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the record covers."""
+        ...
+
+    def layer(self, index: int) -> LayerKV | PackedLayer:
+        """Reads a layer with keys and values of its own. Raises Unreadable, or another OSError, where it cannot."""
+        ...
+
+
+class HeldRecord:
+    """A record in memory, as a source."""
+
+    def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
+        self._record = record
+        self.fingerprint = fingerprint
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the record covers."""
+        return self._record.tokens
+
+    def layer(self, index: int) -> LayerKV:
+        """One layer of the record, which keeps keys and values of its own."""
+        layer = self._record.layers[index]
+        assert layer is not None
+        return layer
+
+
+@dataclass(frozen=True, slots=True)
+class TextSegment:
+    """Tokens that are always computed: titles, separators, documents without a record."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSegment:
+    """A document's tokens, with their record if there is one."""
+
+    ids: tuple[int, ...]
+    source: RecordSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Prefix, then chunks and text between them, then the suffix with the question."""
+
+    prefix: tuple[int, ...]
+    segments: tuple[TextSegment | ChunkSegment, ...]
+    suffix: tuple[int, ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All tokens in order."""
+        middle = [each for segment in self.segments for each in segment.ids]
+        return (*self.prefix, *middle, *self.suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpan:
+    """Where a chunk with a usable record stands. `exact`: right behind the prefix that it was captured behind."""
+
+    chunk: int  # its number among the prompt's chunks
+    start: int
+    stop: int
+    source: RecordSource
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLayout:
+    """A prompt's tokens with the records that may stand in for some. `misses`: why a chunk's record may not."""
+
+    ids: tuple[int, ...]
+    spans: tuple[ChunkSpan, ...]
+    misses: tuple[tuple[int, Miss], ...]
+
+    def only(self, spans: Sequence[ChunkSpan]) -> "PromptLayout":
+        """The layout with these records alone."""
+        return replace(self, spans=tuple(spans))
+
+    def without(self, chunk: int, miss: Miss) -> "PromptLayout":
+        """The layout with one chunk as text, for this reason."""
+        spans = tuple(span for span in self.spans if span.chunk != chunk)
+        return replace(self, spans=spans, misses=(*self.misses, (chunk, miss)))
+
+    def as_text(self, miss: Miss) -> "PromptLayout":
+        """The layout with all chunks as text, for this reason."""
+        misses = tuple((span.chunk, miss) for span in self.spans)
+        return replace(self, spans=(), misses=(*self.misses, *misses))
+
+    @property
+    def blended(self) -> tuple[ChunkSpan, ...]:
+        """The spans whose keys are not exact where they stand."""
+        return tuple(span for span in self.spans if not span.exact)
+
+
+def check_ids(ids: Sequence[int], *, vocabulary: int) -> None:
+    """Raise PromptError for an id that the model has no row for; on an accelerator it would end the process."""
+    strange = next((each for each in ids if not 0 <= each < vocabulary), None)
+    if strange is not None:
+        raise PromptError(
+            f"token id {strange} is not in the model's vocabulary of {vocabulary}: another tokenizer made it"
+        )
+
+
+def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary: int) -> PromptLayout:
+    """Check the prompt and place its segments. `fingerprint` is the model's; its prefix does not matter."""
+    ids = prompt.ids
+    check_ids(ids, vocabulary=vocabulary)
+    if not prompt.suffix:
+        raise PromptError("the question is empty: a prompt needs at least one token behind its documents")
+    if len(ids) > window:
+        raise PromptError(f"the prompt has {len(ids)} tokens, the model's window {window}: leave out chunks")
+    spans: list[ChunkSpan] = []
+    misses: list[tuple[int, Miss]] = []
+    behind = prefix_digest(prompt.prefix)
+    place, number = len(prompt.prefix), 0
+    for index, segment in enumerate(prompt.segments):
+        stop = place + len(segment.ids)
+        if isinstance(segment, ChunkSegment) and segment.ids:
+            reason = _why_not(segment, fingerprint)
+            if reason is None and segment.source is not None:
+                exact = index == 0 and segment.source.fingerprint.prefix == behind
+                spans.append(ChunkSpan(number, place, stop, segment.source, exact))
+            elif reason is not None:
+                misses.append((number, Miss(reason)))
+        number += isinstance(segment, ChunkSegment)
+        place = stop
+    return PromptLayout(ids, tuple(spans), tuple(misses))
+
+
+def _why_not(chunk: ChunkSegment, fingerprint: Fingerprint) -> MissReason | None:
+    if chunk.source is None:
+        return MissReason.ABSENT
+    theirs = chunk.source.fingerprint
+    differing = replace(theirs, prefix=fingerprint.prefix).differs(fingerprint)
+    if differing is not None:
+        return MissReason(differing)
+    return None if chunk.source.tokens == len(chunk.ids) else MissReason.TOKENS

@@ -1,0 +1,223 @@
+"""Attention of scattered rows over their own contexts: an exact mask for each row, no padding, no joint copy.
+
+Registered under one name in both of transformers' registries. The model's own mask code decides what a row may see
+(causal, sliding, chunked); it is asked for the positions that the rows really have.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    causal_mask_function,
+    sdpa_mask,  # pyright: ignore[reportUnknownVariableType]
+)
+
+from blend.errors import UnsupportedModel
+from blend.model.flex_attention import attend_with_flex
+from blend.model.step import ACTIVE, Segment
+
+NAME = "kvweave"
+DENSE = f"{NAME}_dense"  # the same, by the model's own plain attention: it knows soft caps and sinks
+FLEX = f"{NAME}_flex"  # the same, by FlexAttention
+
+ROWS = (64, 256)  # of one block, at least and at most: fewer waste a kernel, more see keys for the last row alone
+DENSE_NUMBERS = 8 << 20  # scores of one block of plain attention
+
+
+Rule = Callable[[int, int, int, int], bool]  # of batch, head, row and key; so transformers types it, tensors it gets
+
+
+@dataclass(slots=True)
+class Visibility:
+    """The rule of one layer type, and the additive masks that were made from it in this pass."""
+
+    rule: Rule
+    by_vmap: bool
+    masks: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a row sees all before it and itself, with nothing else to know."""
+        return self.rule is causal_mask_function
+
+    def mask(self, segment: Segment, start: int, *, stop: int, dtype: torch.dtype) -> Tensor:
+        """The additive mask (T, visible) of the segment's rows `start` to `stop`."""
+        key = (segment.start + start, segment.start + stop)
+        if key not in self.masks:
+            rows = segment.slots.part(start, stop)
+            allowed = sdpa_mask(
+                1,
+                len(rows),
+                rows.last + 1,
+                q_offset=rows.index - torch.arange(len(rows), device=rows.index.device),  # pyright: ignore[reportArgumentType]
+                mask_function=self.rule,
+                allow_is_causal_skip=False,
+                use_vmap=self.by_vmap,
+                device=rows.index.device,
+            )
+            assert allowed is not None
+            mask = torch.zeros(allowed.shape[2:], dtype=dtype, device=allowed.device)
+            self.masks[key] = mask.masked_fill_(~allowed[0, 0], torch.finfo(dtype).min)
+        return self.masks[key]
+
+
+def see(  # noqa: PLR0917  # as transformers calls it
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Rule = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,  # noqa: FBT001, FBT002
+    **kwargs: object,
+) -> Visibility:
+    """The mask function that transformers calls: returns the rule itself, to be asked block by block."""
+    if ACTIVE.get() is None or attention_mask is not None:
+        raise UnsupportedModel(f"the attention {NAME!r} runs inside a step and takes no attention mask of its own")
+    return Visibility(mask_function, use_vmap)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What the model's attention module handed over besides tensors."""
+
+    module: nn.Module
+    scaling: float | None
+    more: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlock:
+    """Query (1, Hq, T, D), keys and values (1, H, S, D), mask (T, S); without one every row sees every key."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None
+
+
+Kernel = Callable[[AttentionCall, AttentionBlock], Tensor]  # to (1, T, Hq, D)
+AttentionFunction = Callable[..., tuple[Tensor, None]]
+
+
+def attention_by(kernel: Kernel) -> AttentionFunction:
+    """An attention function as transformers calls it: query (1, Hq, T, D) to (1, T, Hq, D)."""
+
+    def attend(  # noqa: PLR0917  # as transformers calls it
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Visibility | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: object,
+    ) -> tuple[Tensor, None]:
+        call = AttentionCall(module, scaling, kwargs)
+        return _attend(kernel, call, query=query, seen=(key, value), visibility=attention_mask), None
+
+    return attend
+
+
+def _attend(
+    kernel: Kernel, call: AttentionCall, *, query: Tensor, seen: tuple[Tensor, Tensor], visibility: Visibility | None
+) -> Tensor:
+    step = ACTIVE.get()
+    if step is None or not isinstance(visibility, Visibility):
+        raise UnsupportedModel(f"the attention {NAME!r} runs inside a step and with the masks that it made")
+    parts: list[Tensor] = []
+    for segment, keys, values in step.sources(*seen):
+        rows = query[:, :, segment.start : segment.stop]
+        if kernel is _fused and visibility.is_causal and segment.slots.first == 0 and segment.slots.adjoining:
+            parts.append(_fused_causal(call, AttentionBlock(rows, keys, values, None)))
+            continue
+        size = _rows_of_a_block(kernel, query, segment=segment)
+        for start in range(0, len(segment.slots), size):
+            stop = min(start + size, len(segment.slots))
+            seen_by_last = segment.slots.part(start, stop).last + 1
+            lone = visibility.is_causal and stop - start == 1
+            mask = None if lone else visibility.mask(segment, start, stop=stop, dtype=query.dtype)
+            block = AttentionBlock(rows[:, :, start:stop], keys[:, :, :seen_by_last], values[:, :, :seen_by_last], mask)
+            parts.append(kernel(call, block))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _rows_of_a_block(kernel: Kernel, query: Tensor, *, segment: Segment) -> int:
+    if kernel is _plain:
+        return max(1, DENSE_NUMBERS // (query.shape[1] * segment.visible))
+    rows = len(segment.slots)
+    return rows if query.is_cuda else min(ROWS[1], max(ROWS[0], rows // 4))
+
+
+def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
+    _, heads, rows, dim = block.query.shape
+    if rows > 1:
+        return _grouped(call, block, is_causal=False)
+    # A group's heads become rows, so that each key is read once.
+    packed = block.query.reshape(1, block.keys.shape[1], -1, dim)
+    out = nn.functional.scaled_dot_product_attention(
+        packed, block.keys, block.values, attn_mask=block.mask, scale=call.scaling
+    )
+    return out.reshape(1, 1, heads, -1)
+
+
+def _fused_causal(call: AttentionCall, block: AttentionBlock) -> Tensor:
+    return _grouped(call, block, is_causal=True)
+
+
+def _grouped(call: AttentionCall, block: AttentionBlock, *, is_causal: bool) -> Tensor:
+    query, keys, values, mask = block.query, block.keys, block.values, block.mask
+    _, heads, rows, _ = query.shape
+    if query.is_cuda and mask is not None and heads != keys.shape[1]:
+        # Its kernel that takes a mask knows no groups: groups become heads of a batch, their keys one view.
+        query = query.view(keys.shape[1], -1, rows, query.shape[3])
+        keys, values = (each[0][:, None].expand(-1, query.shape[1], -1, -1) for each in (keys, values))
+    out = nn.functional.scaled_dot_product_attention(
+        query,
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=is_causal,
+        scale=call.scaling,
+        enable_gqa=query.shape[1] != keys.shape[1],
+    )
+    return out.reshape(1, heads, rows, -1).transpose(1, 2)
+
+
+def _plain(call: AttentionCall, block: AttentionBlock) -> Tensor:
+    function = getattr(sys.modules[type(call.module).__module__], "eager_attention_forward", None)
+    if function is None:
+        raise UnsupportedModel(f"{type(call.module).__name__} has no plain attention to fall back on")
+    mask = None if block.mask is None else block.mask[None, None]
+    out: Tensor = function(
+        call.module, block.query, block.keys, block.values, mask, scaling=call.scaling, dropout=0.0, **call.more
+    )[0]
+    return out
+
+
+def _flexible(call: AttentionCall, block: AttentionBlock) -> Tensor:
+    seen = (block.keys, block.values)
+    return attend_with_flex(block.query, seen, mask=block.mask, scaling=call.scaling, more=call.more)
+
+
+KERNELS: dict[str, Kernel] = {NAME: _fused, DENSE: _plain, FLEX: _flexible}
+
+
+def kernels(model: PreTrainedModel) -> list[str]:
+    """The kernels to try, best first; which one computes what the model computes is checked when it is loaded."""
+    if getattr(model, "_supports_sdpa", False):
+        return [NAME, DENSE]
+    if model.device.type == "cuda" and getattr(model, "_supports_flex_attn", False):
+        return [FLEX, DENSE]
+    return [DENSE]
+
+
+for _name, _kernel in KERNELS.items():
+    AttentionInterface.register(_name, attention_by(_kernel))  # pyright: ignore[reportUnknownMemberType]
+    AttentionMaskInterface.register(_name, see)  # pyright: ignore[reportUnknownMemberType]

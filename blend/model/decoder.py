@@ -1,0 +1,107 @@
+"""A model as the rest of blend sees it: passes over rows, buffers, and keys that move between positions."""
+
+from threading import Lock
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from blend.model.context import Context, Slots, token_bytes
+from blend.model.layer_gate import text_config
+from blend.model.model_layers import LayerRule, ModelLayers, angles, run
+from blend.model.rotation import Angles, rotate_into, unrotate
+from blend.model.step import LayerHooks, LayerRange, Segment, Step
+
+TABLE_ROWS = 1024  # positions asked for at once
+UNTURNED = Angles(torch.empty(0, 0), torch.empty(0, 0))  # for layers without positions
+
+
+class Decoder:
+    """Shared by all requests and threads; holds no state of any of them."""
+
+    def __init__(self, model: PreTrainedModel, anatomy: ModelLayers, *, window: int) -> None:
+        self.model = model
+        self.anatomy = anatomy
+        self.window = window
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.vocabulary: int = text_config(model).vocab_size
+        self._tables: dict[int, Angles] = {}
+        self._known = 0  # positions in each table
+        self._growing = Lock()
+
+    @property
+    def token_bytes(self) -> int:
+        """How many bytes one token keeps in a context."""
+        return token_bytes(self.anatomy.shapes, self.dtype)
+
+    def context(self, capacity: int) -> Context:
+        """A context with buffers for that many tokens."""
+        return Context(self.anatomy.shapes, capacity=capacity, dtype=self.dtype, device=self.device)
+
+    def prefill(
+        self,
+        context: Context,
+        slots: Slots,
+        *,
+        ids: Tensor,
+        course: LayerRange | None = None,
+        watch: LayerHooks | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Compute rows of one context: the last row's logits (V,) or None, and the hidden states kept on the way."""
+        step = Step([Segment(context, slots, 0)], course=course, watch=watch, direct=self.anatomy.direct)
+        logits = run(self.model, step, ids=ids)
+        return (None if logits is None else logits[0]), step.kept
+
+    def advance(
+        self, segments: list[Segment], ids: Tensor, *, course: LayerRange | None = None, watch: LayerHooks | None = None
+    ) -> Tensor | None:
+        """One pass for several contexts; logits (rows, V) of all rows, or None where the course stops before them."""
+        step = Step(segments, course=course, watch=watch, direct=self.anatomy.direct)
+        wanted = torch.arange(step.rows, device=self.device)
+        return run(self.model, step, ids=ids, wanted=wanted)
+
+    def place(self, context: Context, layer: int, *, slots: slice, keys: Tensor, values: Tensor) -> None:
+        """Write position-free keys and values (H, T, D) of a layer to their slots, turned as the layer would."""
+        rule = self._rule(layer)
+        turned = self._angles(rule, slots)
+        rotate_into(context.keys(layer)[:, slots], keys, rotation=rule.keys, angles=turned)
+        rotate_into(context.values(layer)[:, slots], values, rotation=rule.values, angles=turned)
+
+    def lift(self, context: Context, layer: int, *, slots: slice) -> tuple[Tensor, Tensor]:
+        """The inverse of `place`: position-free copies of what stands at the slots."""
+        rule = self._rule(layer)
+        turned = self._angles(rule, slots)
+        return (
+            unrotate(context.keys(layer)[:, slots], rule.keys, angles=turned),
+            unrotate(context.values(layer)[:, slots], rule.values, angles=turned),
+        )
+
+    def prepare(self, count: int) -> None:
+        """Have the angles of that many positions ready, before other threads or streams ask for them."""
+        with self._growing:
+            if self._known < count:
+                self._grow(max(TABLE_ROWS, 1 << (count - 1).bit_length()))
+
+    def _angles(self, rule: LayerRule, slots: slice) -> Angles:
+        if not rule.turns:
+            return UNTURNED
+        self.prepare(slots.stop)
+        return self._tables[rule.table].at(slots)
+
+    def _grow(self, count: int) -> None:
+        tables = self.anatomy.tables
+        found: dict[int, list[Angles]] = {table: [] for table in tables}
+        for start in range(0, count if tables else 0, TABLE_ROWS):
+            positions = torch.arange(start, min(start + TABLE_ROWS, count), device=self.device)
+            part = angles(self.model, positions, tables=tables, last=len(self.anatomy.shapes) - 1)
+            for table in tables:
+                found[table].append(part[table])
+        for table, parts in found.items():
+            self._tables[table] = Angles(torch.cat([p.cos for p in parts]), torch.cat([p.sin for p in parts]))
+        self._known = count
+
+    def _rule(self, layer: int) -> LayerRule:
+        rule = self.anatomy.rules[layer]
+        assert rule is not None, f"layer {layer} keeps nothing of its own"
+        return rule

@@ -1,0 +1,176 @@
+"""One forward pass of a model over rows of one or several contexts: the cache object that the model sees.
+
+All state of a pass lives in its `Step`; the model holds none, so passes of other requests may run in other threads,
+or inside this one between two of its layers.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from blend.model.context import Context, Slots
+
+ACTIVE: ContextVar["Step | None"] = ContextVar("active step", default=None)
+
+
+class PassHalted(Exception):
+    """Leaves a forward pass at the layer behind which nobody needs its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows `start` to `stop` of a pass, which belong to one context."""
+
+    context: Context
+    slots: Slots
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The number of the row behind the last."""
+        return self.start + len(self.slots)
+
+    @property
+    def visible(self) -> int:
+        """How many slots its last row may see."""
+        return self.slots.last + 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRange:
+    """Which layers a pass runs: from `start`, entered with `hidden` (1, T, E), to the keys and values of `stop`."""
+
+    start: int = 0
+    hidden: Tensor | None = None
+    keep: int | None = None  # hand back the rows' hidden states as they enter this layer
+    stop: int | None = None  # None: to the logits
+
+
+def _nothing(layer: int) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHooks:
+    """What is called on the way: before each layer, and with the stop layer's fresh keys and values (H, T, D)."""
+
+    before: Callable[[int], None] = _nothing
+    compare: Callable[[Tensor, Tensor], None] | None = None
+
+
+class Step(Cache):
+    """Writes fresh rows to their slots and returns what they may see."""
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        *,
+        course: LayerRange | None = None,
+        watch: LayerHooks | None = None,
+        direct: frozenset[int] = frozenset(),
+    ) -> None:
+        """`direct`: layers whose attention takes the returned keys as they are, and may look them up instead."""
+        super().__init__(layers=[])
+        self.segments = tuple(segments)
+        self.course = course or LayerRange()
+        self.kept: Tensor | None = None
+        self._watch = watch or LayerHooks()
+        self._direct = direct
+        self._returned: dict[int, tuple[int, Tensor]] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many rows the pass has."""
+        return self.segments[-1].stop
+
+    @property
+    def positions(self) -> Tensor:
+        """The position of each row."""
+        parts = [segment.slots.index for segment in self.segments]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def enter(self, layer: int, hidden: Tensor, *, given: object) -> Tensor | None:
+        """Called with what enters each layer, and its position embeddings; returns what shall enter, None to skip."""
+        course = self.course
+        if layer < course.start:
+            return None
+        if layer == course.start and course.hidden is not None:
+            hidden = course.hidden
+        self._watch.before(layer)
+        if layer == course.keep:
+            self.kept = hidden
+        return hidden
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Called by the model's attention with the fresh rows (1, H, T, D), keys already rotated."""
+        stopping = layer_idx == self.course.stop
+        if stopping and self._watch.compare:
+            self._watch.compare(key_states[0], value_states[0])
+        for each in self.segments:
+            rows = slice(each.start, each.stop)
+            each.context.write(layer_idx, each.slots, keys=key_states[0, :, rows], values=value_states[0, :, rows])
+        if stopping:
+            raise PassHalted
+        returned = self._visible(layer_idx, (key_states, value_states))
+        self._returned[id(returned[0])] = (layer_idx, returned[0])
+        return returned
+
+    def _visible(self, layer: int, fresh: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        if len(self.segments) > 1 and layer in self._direct:
+            return fresh  # a token for `layer_of`: nobody reads them
+        keys = [each.context.keys(layer)[None, :, : each.visible] for each in self.segments]
+        values = [each.context.values(layer)[None, :, : each.visible] for each in self.segments]
+        if len(self.segments) == 1:
+            return keys[0], values[0]
+        return torch.cat(keys, dim=2), torch.cat(values, dim=2)
+
+    def layer_of(self, keys: Tensor) -> int | None:
+        """The layer whose `update` returned exactly this object; None where the model made keys out of it."""
+        found = self._returned.get(id(keys))
+        return None if found is None else found[0]
+
+    def sources(self, keys: Tensor, values: Tensor) -> Iterator[tuple[Segment, Tensor, Tensor]]:
+        """Yields for each segment the keys and values (1, H, T, D) that its rows may see."""
+        layer = self.layer_of(keys)
+        start = 0
+        for each in self.segments:
+            stop = start + each.visible
+            if layer is None:
+                yield each, keys[:, :, start:stop], values[:, :, start:stop]
+            else:
+                context = each.context
+                yield each, context.keys(layer)[None, :, : each.visible], context.values(layer)[None, :, : each.visible]
+            start = stop
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Where the first row stands; for scattered rows a vector that makes `arange(rows) + it` their positions."""
+        only = self.segments[0].slots
+        if len(self.segments) == 1 and only.adjoining:
+            return only.first
+        vector: Tensor = self.positions - torch.arange(self.rows, device=only.index.device)
+        return vector  # type: ignore[return-value]  # models add it to an arange, and to nothing else
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """See `get_seq_length`, which it equals."""
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """How many keys a mask would cover, and where they start."""
+        return max(each.visible for each in self.segments), 0
+
+
+@contextmanager
+def active(step: Step) -> Generator[None]:
+    """Make the step known to the attention and the layers that run inside."""
+    token = ACTIVE.set(step)
+    try:
+        yield
+    finally:
+        ACTIVE.reset(token)

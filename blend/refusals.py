@@ -1,0 +1,119 @@
+"""Refuses what cannot work, with the reason, before anything is served or stored. Runs the model; trusts no name."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from blend.errors import UnsupportedModel
+from blend.fuse.capture import capture
+from blend.fuse.fuse import BlendOrder, fuse
+from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, lay_out
+from blend.model.context import scattered, span
+from blend.model.decoder import Decoder
+from blend.model.fingerprint import Fingerprint
+from blend.model.layer_gate import text_config
+from blend.model.model_layers import angles
+from blend.model.step import Segment
+
+TOKENS = 48
+PARTS = (12, 24, 12)  # prefix, chunk, question
+AGAIN = (2, 3, 17, 30, 31, 47)  # rows computed a second time, each at its own place
+AGREES = {torch.float32: 1e-3}  # of the largest logit; half precision is compared as a whole
+AGREES_HALF = 0.2  # experts chosen otherwise by a last bit are a tenth; a wrong mask or rotation is nearer to one
+
+
+def refuse_structure(model: PreTrainedModel) -> None:
+    """Raises UnsupportedModel where a configuration or a class says of itself that it cannot be served."""
+    name = type(model).__name__
+    text = text_config(model)
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(f"{name} is an encoder-decoder: its keys depend on more than the tokens before them")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(f"{name} keeps a recurrent state, not keys and values for each token")
+    kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=text).layers if _is_state(layer)})
+    if kinds:
+        raise UnsupportedModel(f"{name} has linear-attention, convolution or state layers ({', '.join(kinds)})")
+    if getattr(model, "_tp_size", None) or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        raise UnsupportedModel(f"{name} is spread over several devices: load it on one (device='cuda:0')")
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise UnsupportedModel(f"{name} carries an adapter: merge it into the weights first")
+    if _mentions(getattr(text, "rope_parameters", None), "mrope_section"):
+        raise UnsupportedModel(f"{name} has positions of several axes (multi-axis RoPE)")
+    if not getattr(text, "max_position_embeddings", None):
+        raise UnsupportedModel(f"{name} states no window (max_position_embeddings)")
+
+
+def _is_state(layer: object) -> bool:
+    return any("LinearAttention" in kind.__name__ for kind in type(layer).__mro__)
+
+
+def _mentions(value: object, word: str) -> bool:
+    return isinstance(value, dict) and (word in value or any(_mentions(each, word) for each in value.values()))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def refuse_moving_angles(model: PreTrainedModel, decoder: Decoder) -> None:
+    """Refuses angles that depend on how long the prompt is: keys of a short prompt would be wrong in a long one."""
+    tables = decoder.anatomy.tables
+    last = len(decoder.anatomy.shapes) - 1
+    near = torch.arange(8, device=decoder.device)
+    beyond = torch.tensor([4 * decoder.window], device=decoder.device)
+    alone = angles(model, near, tables=tables, last=last)
+    longer = angles(model, torch.cat([near, beyond]), tables=tables, last=last)
+    for table in tables:
+        if not torch.equal(alone[table].cos, longer[table].cos[:8]):
+            raise UnsupportedModel("the RoPE frequencies depend on the prompt's length (dynamic NTK, longrope)")
+
+
+def disagreement(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> str | None:
+    """Where our passes over 48 tokens differ from the model's own logits (T, V), computed densely; None if nowhere."""
+    context = decoder.context(TOKENS + 1)
+    tokens = torch.tensor(ids, device=decoder.device)
+    everything = span(0, TOKENS, device=decoder.device)
+    whole = decoder.advance([Segment(context, everything, 0)], tokens)
+    again = scattered(AGAIN, device=decoder.device)
+    rows = decoder.advance([Segment(context, again, 0)], tokens[again.index])
+    last = [everything.part(place, place + 1) for place in (TOKENS - 2, TOKENS - 1)]
+    lone = [Segment(context, slots, row) for row, slots in enumerate(last)]
+    steps = decoder.advance(lone, tokens[-2:])
+    assert whole is not None and rows is not None and steps is not None
+    found = {
+        "a prefill": _agree(whole, plain),
+        "scattered rows": _agree(rows, plain[again.index]),
+        "decoding": _agree(steps, plain[-2:]),
+        "a chunk behind its prefix": _agree(_exact_hit(decoder, ids)[None], plain[-1:]),
+    }
+    return next((name for name, agrees in found.items() if not agrees), None)
+
+
+def _agree(ours: Tensor, theirs: Tensor) -> bool:
+    a, b = ours.float(), theirs.float()
+    if not bool(torch.isfinite(a).all()):
+        return False
+    limit = AGREES.get(ours.dtype)
+    if limit is not None:
+        return bool((a - b).abs().max() <= limit * b.abs().max())
+    return bool(_size(a - b) <= AGREES_HALF * _size(b))
+
+
+def _size(x: Tensor) -> Tensor:
+    return x.square().sum().sqrt()
+
+
+def _exact_hit(decoder: Decoder, ids: Sequence[int]) -> Tensor:
+    prefix, chunk, question = (tuple(part) for part in _cut(ids))
+    print_ = Fingerprint("", "", "", "", "", "", "")
+    [record] = capture(decoder, prefix, chunks=[chunk])
+    source = HeldRecord(record, print_)
+    prompt = Prompt(prefix, (ChunkSegment(chunk, source),), question)
+    layout = lay_out(prompt, fingerprint=print_, window=decoder.window, vocabulary=decoder.vocabulary)
+    with ThreadPoolExecutor(1) as readers:
+        context = decoder.context(len(layout.ids))
+        return fuse(decoder, layout, context=context, order=BlendOrder("reuse"), readers=readers).logits
+
+
+def _cut(ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    first, second = PARTS[0], PARTS[0] + PARTS[1]
+    return ids[:first], ids[first:second], ids[second:]

@@ -1,0 +1,157 @@
+"""How uploads come into a SQLite catalog and how they end, inside one transaction. Cuts nothing, serves nothing."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+
+from retriever.catalog.rows import LISTED, check_id, listed
+from retriever.catalog.types import Removal
+from retriever.catalog.upload_rows import LIVE, uploads
+from retriever.catalog.upload_types import NewUpload, QueuedUpload, UploadState
+from retriever.errors import DocumentError
+
+_Row = tuple[int, int | None]  # an upload and its version
+
+
+class UploadTables:
+    """The uploads of a `Change`. `drop` drops a version that never served."""
+
+    def __init__(self, connection: sqlite3.Connection, *, drop: Callable[[int], Removal]) -> None:
+        self._connection = connection
+        self._run = connection.execute
+        self._drop = drop
+
+    def accept(self, job: str, new: Sequence[NewUpload]) -> list[QueuedUpload]:
+        number = self._job(job)
+        return self._told([self._accepted(each, number, origin=None) for each in new])
+
+    def expand(self, number: int, new: Sequence[NewUpload]) -> bool:
+        file = self._run(f"SELECT job, origin, version FROM uploads WHERE row = ? AND {LIVE}", (number,)).fetchone()
+        if not file:
+            return False
+        job, origin, version = file
+        nothing = "version = NULL, chunks = 0, stored = 0, over_budget = 0, unsupported = 0"
+        self._run(f"UPDATE uploads SET {nothing} WHERE row = ?", (number,))
+        self._end([(number, None)], UploadState.READY)
+        if version is not None:
+            self._drop(version)
+        for each in new:
+            self._accepted(each, job, origin=origin)
+        return True
+
+    def advance(self, upload: QueuedUpload) -> bool:
+        found = self._run(f"SELECT version FROM uploads WHERE row = ? AND {LIVE}", (upload.number,)).fetchone()
+        if not found:
+            return False
+        detail = upload.detail.encode(errors="replace").decode()  # an error's text may hold anything
+        self._run(
+            "UPDATE uploads SET state = ?, version = ?, chunks = ?, stored = ?, over_budget = ?, unsupported = ?, "
+            "detail = ?, updated = ? WHERE row = ?",
+            (
+                *(upload.state, upload.version, upload.chunks, upload.stored, upload.over_budget, upload.unsupported),
+                *(detail, time.time(), upload.number),
+            ),
+        )
+        if found[0] not in (None, upload.version):
+            self._drop(found[0])
+        if not upload.state.is_live:
+            self._end([(upload.number, upload.version)], upload.state)
+        return True
+
+    def cancel(self, job: str) -> int:
+        live = f"SELECT row, version FROM uploads WHERE job = (SELECT row FROM jobs WHERE id = ?) AND {LIVE}"
+        found = self._run(live, (job,)).fetchall()
+        self._end(found, UploadState.CANCELLED)
+        return len(found)
+
+    def delete(self, documents: Sequence[str]) -> list[Removal]:
+        """Ends the uploads of these documents, now and when a file that waits is read."""
+        files = f"SELECT max(row) FROM uploads INDEXED BY live_files WHERE {LIVE} AND document = ''"
+        [last] = self._run(files).fetchone()
+        if last is None:
+            self._run("DELETE FROM deletions")
+        else:
+            told = [(document, last) for document in documents]
+            self._connection.executemany("INSERT OR REPLACE INTO deletions VALUES (?, ?)", told)
+        return self._end(self._live_of(f"document IN {LISTED}", listed(documents)), UploadState.DELETED)
+
+    def delete_collection(self, name: str) -> list[Removal]:
+        """Ends the uploads of this collection."""
+        live = f"SELECT row, version FROM uploads INDEXED BY live_uploads WHERE {LIVE} AND collection = ?"
+        return self._end(self._run(live, (name,)).fetchall(), UploadState.DELETED)
+
+    def forget(self, before: float) -> int:
+        since = f"SELECT 1 FROM uploads u WHERE u.job = j.row AND ({LIVE} OR u.updated >= ?1)"
+        found = self._run(
+            f"SELECT j.row FROM jobs j WHERE j.created < ?1 AND NOT EXISTS ({since})", (before,)
+        ).fetchall()
+        jobs = listed([row for (row,) in found])
+        self._run(f"DELETE FROM uploads WHERE job IN {LISTED}", (jobs,))
+        self._run(f"DELETE FROM jobs WHERE row IN {LISTED}", (jobs,))
+        return len(found)
+
+    def _job(self, job: str) -> int:
+        try:
+            self._run("INSERT OR IGNORE INTO jobs (id, created) VALUES (?, ?)", (job, time.time()))
+        except UnicodeEncodeError as error:
+            raise DocumentError(f"a job's name has no half characters: got {job[:80]!a}") from error
+        [row] = self._run("SELECT row FROM jobs WHERE id = ?", (job,)).fetchone()
+        return row
+
+    def _accepted(self, upload: NewUpload, job: int, *, origin: int | None) -> int:
+        """Keeps an upload; returns its number. One without an origin is the last that is wanted of its document."""
+        if upload.document:
+            check_id(upload.document)
+        fate = None if origin is None else self._overtaken(upload.document, origin)
+        if upload.document and not fate:
+            self._end(self._live_of("document = ?", upload.document), UploadState.SUPERSEDED)
+        number = self._kept(upload, job, origin=origin)
+        if fate:
+            self._end([(number, None)], fate)
+        return number
+
+    def _overtaken(self, document: str, origin: int) -> UploadState | None:
+        """How an upload ends whose document was put in later, which counts or still may, or was deleted; else None."""
+        later = f"document = ? AND document <> '' AND origin > ? AND ({LIVE} OR state = 'ready')"
+        found = self._run(f"SELECT 1 FROM uploads INDEXED BY uploads_of_document WHERE {later}", (document, origin))
+        if found.fetchone():
+            return UploadState.SUPERSEDED
+        deleted = self._run("SELECT 1 FROM deletions WHERE document = ? AND upload >= ?", (document, origin))
+        return UploadState.DELETED if deleted.fetchone() else None
+
+    def _kept(self, upload: NewUpload, job: int, *, origin: int | None) -> int:
+        now = time.time()
+        told = (upload.document, upload.collection, upload.name, UploadState.WAITING, now, now)
+        try:
+            [number] = self._run(
+                "INSERT INTO uploads (job, origin, document, collection, name, state, created, updated) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING row",
+                (job, origin or 0, *told),
+            ).fetchone()
+        except UnicodeEncodeError as error:
+            name = f"{upload.collection[:80]!a} and {upload.name[:80]!a}"
+            raise DocumentError(f"names of a collection and a file have no half characters: got {name}") from error
+        if origin is None:
+            self._run("UPDATE uploads SET origin = row WHERE row = ?", (number,))
+        self._run("INSERT INTO contents VALUES (?, ?)", (number, upload.content))
+        return number
+
+    def _live_of(self, which: str, value: str) -> list[_Row]:
+        live = f"SELECT row, version FROM uploads INDEXED BY live_uploads_of_document WHERE {LIVE} AND {which}"
+        return self._run(live, (value,)).fetchall()
+
+    def _end(self, found: Sequence[_Row], state: UploadState) -> list[Removal]:
+        """Ends uploads and lets go of their contents, and of what is staged for them unless it is to serve."""
+        rows = listed([row for row, _ in found])
+        is_ready = state is UploadState.READY
+        version = "version" if is_ready else "NULL"
+        self._run(
+            f"UPDATE uploads SET state = ?, version = {version}, updated = ? WHERE row IN {LISTED}",
+            (state, time.time(), rows),
+        )
+        self._run(f"DELETE FROM contents WHERE upload IN {LISTED}", (rows,))
+        return [] if is_ready else [self._drop(version) for _, version in found if version is not None]
+
+    def _told(self, numbers: Sequence[int]) -> list[QueuedUpload]:
+        """The uploads as they stand at the end: one may have ended another."""
+        return uploads(self._connection, f"u.row IN {LISTED} ORDER BY u.row", values=[listed(numbers)])

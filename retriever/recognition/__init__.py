@@ -1,0 +1,1 @@
+"""The text of known chunks found in a prompt, wherever it stands."""

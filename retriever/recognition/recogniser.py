@@ -1,0 +1,61 @@
+"""Recognises a catalog's chunks in a text. Keeps the marks of all chunks in memory and catches up with the catalog."""
+
+import threading
+from copy import copy
+from dataclasses import dataclass
+
+from retriever.catalog.contract.catalog import CatalogView
+from retriever.catalog.types import CatalogState, Passage
+from retriever.filter_condition import FilterCondition
+from retriever.recognition.known_chunks import KnownChunks
+from retriever.recognition.mark_table import MarkEntries
+from retriever.vectors import Overtaken
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """The text of a chunk, without outer white space, stands from `start` to `end`, in characters."""
+
+    start: int
+    end: int
+    passage: Passage
+
+
+class Recogniser:
+    """Recognises the chunks of one catalog. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._known = KnownChunks()
+        self._seen: CatalogState | None = None
+
+    def find(self, view: CatalogView, text: str, *, allowed: FilterCondition) -> list[Recognised]:
+        """Chunks of documents that serve and fit, in the order of the text. Raises Overtaken."""
+        with self._guard:
+            self._catch_up(view, view.standing())
+            known = copy(self._known)  # as it is now, whatever a search with a later view adds to it
+        holding: dict[int, Passage] = {}
+
+        def fitting(rows: list[int]) -> set[int]:
+            holding.update({passage.chunk: passage for passage in view.holding(rows, allowed)})
+            return holding.keys() & set(rows)
+
+        found = known.find(text, texts=view.texts, allowed=lambda rows: fitting(list(rows)))
+        return [Recognised(match.start, match.end, holding[match.row]) for match in found]
+
+    def _catch_up(self, view: CatalogView, standing: CatalogState) -> None:
+        seen = self._seen
+        if seen is None or seen.catalog != standing.catalog:
+            self._known, seen = KnownChunks(), CatalogState(standing.catalog, 0, 0, 0, 0)
+        if seen.chunks > standing.chunks or seen.removed > standing.removed:
+            raise Overtaken("another search has seen a later state of the catalog")
+        marked = view.marked_after(seen.chunks)
+        entries = MarkEntries.columns(rows=marked.chunks, heads=marked.heads, tails=marked.tails, nbytes=marked.nbytes)
+        removed = view.removed_after(seen.removed)
+        if not len(self._known):
+            self._known = KnownChunks(entries)
+        elif len(entries):
+            self._known.add(entries)
+        if len(removed):
+            self._known.remove(removed.tolist())
+        self._seen = standing

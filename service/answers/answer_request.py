@@ -1,0 +1,63 @@
+"""What is asked, resolved from whatever interface it came by. Knows no HTTP and no model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from blend.engine.sampling import Sampling
+from blend.fuse.fuse import BlendOrder
+from blend.model.template import Option
+from retriever.documents import Json
+from retriever.search import Mode
+from service.access.principal import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a chat."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDocument:
+    """A document that came with the request. It is read for this answer and kept nowhere."""
+
+    text: str
+    title: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What to search for. `neighbors`: so many chunks before and behind each hit come along."""
+
+    query: str
+    collection: str = ""
+    where: Json | None = None
+    top_k: int = 5
+    neighbors: int = 0
+    mode: Mode | None = None
+    rerank: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """One request for an answer. The last turn is the user's.
+
+    `asks`: the last turn is a question about the passages and is framed as one; else it stands as it is written.
+    `inline`: chunks are recognised wherever their text stands in the turns, as they always are in `documents`.
+    """
+
+    principal: Principal
+    turns: tuple[Turn, ...]
+    lookup: Lookup | None = None
+    chunk_ids: tuple[str, ...] = ()
+    documents: tuple[RequestDocument, ...] = ()
+    blending: BlendOrder | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    grammar: Json | None = None  # a JSON schema that the answer obeys; {} is any JSON object
+    asks: bool = False
+    inline: bool = False
+    template: Mapping[str, Option] = field(default_factory=dict[str, Option])
+    id: str = ""

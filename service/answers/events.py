@@ -1,0 +1,75 @@
+"""What an answer tells on its way, in this order: retrieved, loaded, fused, deltas, finished. Knows no interface.
+
+Whatever goes wrong is raised by the stream instead of the next event: a `ServiceError`.
+"""
+
+from dataclasses import dataclass
+
+from blend.engine.engine import Finish
+from retriever.catalog.types import Passage
+from service.reports import ChunkReport, Report, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A passage that the answer may rest on. `passage`: None for a document that came with the request."""
+
+    chunk_id: str
+    document_id: str
+    title: str
+    text: str
+    score: float
+    passage: Passage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """The sources in the order of the prompt."""
+
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Which chunks have keys and values; `tokens` and `recomputed` are not known yet."""
+
+    chunks: tuple[ChunkReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The prompt is in place; the first token follows."""
+
+    usage: Usage
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class TopToken:
+    """A token that could have stood there."""
+
+    text: str
+    raw: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One generated token. `text` is what became certain with it, often its own, sometimes none."""
+
+    text: str
+    token: TopToken | None = None  # where log probabilities are asked for
+    top: tuple[TopToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end. `text` is what was still held back."""
+
+    reason: Finish
+    text: str
+    usage: Usage
+    report: Report
+
+
+Event = Retrieved | Loaded | Fused | Delta | Finished

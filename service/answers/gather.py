@@ -1,0 +1,231 @@
+"""What goes into a prompt: finds passages and puts them where they belong. Computes nothing of the model."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from retriever.catalog.contract.documents import DocumentsView
+from retriever.catalog.types import Passage
+from retriever.filter_condition import FilterCondition
+from retriever.search import MOST, Hit, Query, in_prompt_order, scope, with_neighbors
+from service.answers.answer_request import AnswerRequest, Lookup, Turn
+from service.answers.events import Source
+from service.corpus.tenants import Tenant
+from service.errors import Invalid, NotFound
+from service.model.prompt_builder import ASK, SYSTEM, PromptPassage, TurnPart, TurnParts
+
+RERANKED = 4  # times as many as are wanted are reranked
+_BETWEEN = "\0"  # texts that are searched together: hardly a chunk holds one
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredPassage:
+    """A passage of the prompt. `found`: a search brought it, so it may be left out where there is no room."""
+
+    passage: Passage
+    score: float
+    found: bool
+
+    @property
+    def titled(self) -> PromptPassage:
+        """The passage as it stands in a prompt."""
+        return PromptPassage(self.passage.text.strip(), self.passage.title)
+
+    @property
+    def source(self) -> Source:
+        """The passage as an answer names it."""
+        passage = self.passage
+        return Source(passage.id, passage.document, passage.title, passage.text, self.score, passage)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPlace:
+    """Where a passage stands: from `start` to `end` of the text with this number, a turn's or a loose document's."""
+
+    number: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The passages of a prompt by their numbers: those before the question, those inside of turns, and those inside
+    of the documents that came with the request."""
+
+    ask: AnswerRequest
+    system: str
+    entries: tuple[GatheredPassage, ...]
+    inside: tuple[tuple[TextPlace, GatheredPassage], ...] = ()
+    loose: tuple[tuple[TextPlace, GatheredPassage], ...] = ()
+
+    @property
+    def all(self) -> tuple[GatheredPassage, ...]:
+        """All passages by number."""
+        return (*self.entries, *(entry for _, entry in (*self.inside, *self.loose)))
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Each stretch of the prompt once: what came with the request is named as it came, not by what stands in it."""
+        shown = (*self.entries, *(entry for _, entry in self.inside))
+        return (*(entry.source for entry in shown), *self._loose_sources())
+
+    def _loose_sources(self) -> Iterator[Source]:
+        """The loose documents; with a chunk's id where one is a chunk from its first letter to its last."""
+        whole = {
+            place.number: entry.passage.id
+            for place, entry in self.loose
+            if place.end - place.start == len(self.ask.documents[place.number].text.strip())
+        }
+        for number, each in enumerate(self.ask.documents):
+            yield Source(whole.get(number, ""), each.id, each.title, each.text, 0.0)
+
+    def turns(self, *, without: frozenset[int] = frozenset()) -> list[TurnParts]:
+        """The chat, with the passages in their places."""
+        said = [self._said(number, turn) for number, turn in enumerate(self.ask.turns)]
+        asked = said[-1]
+        ahead = [
+            part
+            for number, entry in enumerate(self.entries)
+            if number not in without
+            for part in (TurnPart(entry.titled.text, number), TurnPart(entry.titled.gap))
+        ]
+        ahead += self._loose_parts()
+        last = TurnParts(asked.role, (*ahead, *(_framed(asked.parts) if self.ask.asks else asked.parts)))
+        first = [TurnParts("system", (TurnPart(self.system),))] if self.system else []
+        return [*first, *said[:-1], last]
+
+    def _said(self, number: int, turn: Turn) -> TurnParts:
+        """A turn cut where passages stand in it."""
+        places = self._places(self.inside, first=len(self.entries))
+        parts = tuple(_cut(turn.text, places.get(number, [])))
+        return TurnParts("system" if turn.role == "developer" else turn.role, parts)
+
+    def _loose_parts(self) -> Iterator[TurnPart]:
+        """The documents that came with the request, cut where passages stand in them."""
+        places = self._places(self.loose, first=len(self.entries) + len(self.inside))
+        for number, each in enumerate(self.ask.documents):
+            titled = PromptPassage(each.text.strip(), each.title)
+            yield from _cut(titled.text + titled.gap, places.get(number, []))
+
+    def _places(
+        self, found: Sequence[tuple[TextPlace, GatheredPassage]], *, first: int
+    ) -> dict[int, list[tuple[TextPlace, int]]]:
+        """The places of passages by the numbers of the texts, each with its passage's number."""
+        places: dict[int, list[tuple[TextPlace, int]]] = {}
+        for at, (place, _) in enumerate(found, start=first):
+            places.setdefault(place.number, []).append((place, at))
+        return places
+
+
+def _cut(text: str, places: Sequence[tuple[TextPlace, int]]) -> Iterator[TurnPart]:
+    """The parts of a text, cut where passages stand in it, with their numbers; none is empty."""
+    end = 0
+    for place, passage in places:
+        if place.start > end:
+            yield TurnPart(text[end : place.start])
+        yield TurnPart(text[place.start : place.end], passage)
+        end = place.end
+    if end < len(text):
+        yield TurnPart(text[end:])
+
+
+def _framed(parts: tuple[TurnPart, ...]) -> tuple[TurnPart, ...]:
+    """The parts as a question: `ASK` is in one part with its first words, as parts are tokenized apart."""
+    if not parts or parts[0].passage is not None:
+        return (TurnPart(ASK), *parts)
+    return (TurnPart(ASK + parts[0].text), *parts[1:])
+
+
+def gather(tenant: Tenant, ask: AnswerRequest) -> Gathered:
+    """All that the request brings, names, or asks to look up. No passage is seen that its key may not see."""
+    named = [GatheredPassage(passage, 0.0, found=False) for passage in _named(tenant, ask)]
+    known = {entry.passage.id for entry in named}
+    hits = in_prompt_order(look_up(tenant, ask.lookup, ask=ask)) if ask.lookup else []
+    found = [GatheredPassage(hit.passage, hit.score, found=True) for hit in hits if hit.passage.id not in known]
+    entries = (*named, *found)
+    inside = _recognised(tenant, ask, texts=[turn.text for turn in ask.turns]) if ask.inline else ()
+    loose = _recognised(tenant, ask, texts=[each.text.strip() for each in ask.documents])
+    return Gathered(ask, _system(tenant, ask, entries=entries), entries, tuple(inside), tuple(loose))
+
+
+def look_up(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> list[Hit]:
+    """The hits, best first, each before its neighbors. Raises Invalid for a collection that is kept without search."""
+    allowed = _searched(tenant, lookup, ask=ask)
+    hits = tenant.library.search(_query_of(lookup, ask=ask, allowed=allowed))
+    if lookup.neighbors and hits:
+        with tenant.catalog.view() as view:
+            hits = with_neighbors(view, hits, before=lookup.neighbors, after=lookup.neighbors, allowed=allowed)
+        hits = sorted(hits, key=lambda hit: -hit.score)
+    return hits
+
+
+def allowed_by(ask: AnswerRequest) -> FilterCondition:
+    """What the key of the request may see."""
+    return scope(bound=ask.principal.bound)
+
+
+def _searched(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> FilterCondition:
+    """What the request wants to be looked through, within what its key may see."""
+    name, bound = lookup.collection, ask.principal.bound
+    with tenant.catalog.view() as view:
+        hidden = view.unsearched()
+        if name in hidden and _sees(view, name, ask=ask):
+            raise Invalid(
+                f'the collection {name!r} is kept without search: put "search": true into its rules '
+                "(PUT /v1/collections/{name}), or name chunk_ids",
+                field="collection",
+            )
+    return scope(collection=name, where=lookup.where, bound=bound, without=hidden)
+
+
+def _query_of(lookup: Lookup, *, ask: AnswerRequest, allowed: FilterCondition) -> Query:
+    """What the library is asked."""
+    reranked = min(RERANKED * lookup.top_k, MOST) if lookup.rerank else 0
+    return Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked, bound=allowed_by(ask))
+
+
+def _sees(view: DocumentsView, collection: str, *, ask: AnswerRequest) -> bool:
+    """Whether the collection is there for the key: with a filter, if it holds something for it."""
+    bound = ask.principal.bound
+    return bound is None or view.count(scope(collection=collection, bound=bound)) > 0
+
+
+def _named(tenant: Tenant, ask: AnswerRequest) -> Sequence[Passage]:
+    """The chunks that the request names by their ids, in its order."""
+    if not ask.chunk_ids:
+        return ()
+    with tenant.catalog.view() as view:
+        rows = view.rows_of(ask.chunk_ids)
+        held = view.holding(list(rows.values()), allowed_by(ask))
+    by_id: Mapping[str, Passage] = {passage.id: passage for passage in held}
+    missing = [chunk for chunk in ask.chunk_ids if chunk not in by_id]
+    if missing:
+        raise NotFound(f"no chunk {missing[0]!r} is known: ask POST /v1/search for the ids of chunks")
+    return [by_id[chunk] for chunk in dict.fromkeys(ask.chunk_ids)]
+
+
+def _recognised(
+    tenant: Tenant, ask: AnswerRequest, *, texts: Sequence[str]
+) -> Iterator[tuple[TextPlace, GatheredPassage]]:
+    """Chunks whose text stands in these: found by one search, as the work on a search is bounded, not their number."""
+    if not any(text.strip() for text in texts):
+        return
+    starts = list(accumulate((len(text) + len(_BETWEEN) for text in texts), initial=0))
+    for each in tenant.library.recognise(_BETWEEN.join(texts), allowed=allowed_by(ask)):
+        number = bisect_right(starts, each.start) - 1
+        place = TextPlace(number, each.start - starts[number], each.end - starts[number])
+        if place.end <= len(texts[number]):  # a chunk may hold what stands between texts, too
+            yield place, GatheredPassage(each.passage, 0.0, found=False)
+
+
+def _system(tenant: Tenant, ask: AnswerRequest, *, entries: Sequence[GatheredPassage]) -> str:
+    """The system prompt that stands before all turns: none, where they have their own or it is a plain chat."""
+    if not ask.asks or any(turn.role in ("system", "developer") for turn in ask.turns):
+        return ""
+    name = ask.lookup.collection if ask.lookup else ""
+    name = name or (entries[0].passage.collection if entries else "")
+    with tenant.catalog.view() as view:
+        collection = view.collection(name) if name and _sees(view, name, ask=ask) else None
+    system = collection.rules.get("system") if collection else None
+    return SYSTEM if system is None else str(system)

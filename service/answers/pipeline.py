@@ -1,0 +1,304 @@
+"""The one pipeline: retrieve, fetch, fuse, decode, as a stream of events. Every interface renders this stream.
+
+Each request is a task of its own: while one is looked up and fetched, others are computed.
+"""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import torch
+
+from blend.engine.engine import Done, Engine, EngineRequest, Failed, Finish, Ready, Ticket, Token
+from blend.engine.engine import Event as EngineEvent
+from blend.fuse.fuse import BlendOrder, FuseReport
+from retriever.search import Hit
+from service.access.principal import Principal
+from service.answers.answer_request import AnswerRequest, Lookup, Turn
+from service.answers.events import Delta, Event, Finished, Fused, Loaded, Report, Retrieved, TopToken, Usage
+from service.answers.gather import Gathered, gather, look_up
+from service.answers.plan import EnginePlan, FittedPrompt, fit, usage_of
+from service.corpus.chunk_caches import OpenedBlob
+from service.corpus.ingest import Ingest
+from service.corpus.tenants import Tenant, Tenants
+from service.errors import Exhausted, ServiceError, Unavailable
+from service.model.grammar import Grammars
+from service.model.logit_processors import chained
+from service.settings import Settings
+from service.telemetry.logs import note, note_timings
+from service.telemetry.metrics import Metrics
+from service.telemetry.traces import Tracer
+from store.errors import Miss
+
+LOOKUPS = 8  # threads that search and tokenize
+FETCHES = 16  # threads that open blobs
+RETRY_S = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Timings:
+    """Milliseconds by stage, as a client sees them."""
+
+    start: float = field(default_factory=time.perf_counter)
+    ms: dict[str, float] = field(default_factory=dict[str, float])
+
+    def since_start(self) -> float:
+        return 1000 * (time.perf_counter() - self.start)
+
+
+class _Flight:
+    """A request that may be given up at any time, also while it is handed in."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ticket: Ticket | None = None
+        self._over = False
+
+    def begin(self, engine: Engine, request: EngineRequest, *, listen: Callable[[EngineEvent], None]) -> None:
+        with self._lock:
+            if not self._over:
+                self._ticket = engine.submit(request, listen)
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._over = True
+            if self._ticket is not None:
+                self._ticket.cancel()
+
+
+class Pipeline:
+    """The pipeline of one service. Its methods are called in one event loop."""
+
+    def __init__(
+        self, tenants: Tenants, ingest: Ingest, *, settings: Settings, metrics: Metrics, tracer: Tracer
+    ) -> None:
+        self._tenants = tenants
+        self._model = tenants.model
+        self._ingest = ingest
+        self._settings = settings
+        self._metrics = metrics
+        self._tracer = tracer
+        self._grammars = Grammars(self._model.wording.tokenizer, self._model.vocabulary)
+        self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup")
+        self._fetches = ThreadPoolExecutor(FETCHES, "kvweave-fetch")
+        self._flying = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are not over."""
+        return self._flying
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._lookups.shutdown(cancel_futures=True)
+        self._fetches.shutdown(cancel_futures=True)
+
+    async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
+        """Retrieval alone, best first."""
+        tenant = self._tenants.open(principal.tenant)
+        ask = AnswerRequest(principal, (Turn("user", lookup.query),), lookup)
+        return await self._in_thread(lambda: look_up(tenant, lookup, ask=ask))
+
+    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]:
+        """All events of one answer. Closing it frees the request's place; each error is raised once, and counted."""
+        if self._flying >= self._settings.max_requests:
+            raise Exhausted(
+                f"{self._flying} requests are being answered already: try again in a moment", retry_after_s=RETRY_S
+            )
+        self._flying += 1
+        flight, name = _Flight(), ask.principal.tenant
+        try:
+            async with aclosing(self._events(ask, flight)) as events:
+                async for event in events:
+                    yield event
+        except (GeneratorExit, asyncio.CancelledError):
+            self._metrics.failed(name, error="ClientGone")
+            raise
+        except Exception as error:
+            self._metrics.failed(name, error=type(error).__name__)
+            raise
+        finally:
+            self._flying -= 1
+            flight.give_up()
+
+    async def _events(self, ask: AnswerRequest, flight: _Flight) -> AsyncGenerator[Event]:
+        timings = _Timings()
+        tenant = self._tenants.open(ask.principal.tenant)
+        blending, forced = self._blending(ask)
+        with self._tracer.span("retrieve"):
+            gathered, opening = await self._in_thread(lambda: self._gather(tenant, ask, blending=blending))
+        timings.ms["retrieve"] = timings.since_start()
+        yield Retrieved(gathered.sources)
+        begun = timings.since_start()
+        with self._tracer.span("fetch"):
+            fitted, opened = await self._in_thread(lambda: self._fetched(gathered, opening))
+        plan = EnginePlan(gathered, fitted, blending, opened, forced)
+        timings.ms["fetch"] = timings.since_start() - begun
+        yield Loaded(plan.loaded())
+        told: asyncio.Queue[EngineEvent] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def listen(event: EngineEvent) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, event)
+
+        submitted = timings.since_start()
+        await self._in_thread(lambda: flight.begin(self._model.engine, self._request(ask, plan), listen=listen))
+        async with aclosing(self._told(told, _RequestProgress(ask, plan, tenant, timings, submitted))) as events:
+            async for event in events:
+                yield event
+
+    def _gather(
+        self, tenant: Tenant, ask: AnswerRequest, *, blending: BlendOrder
+    ) -> "tuple[Gathered, list[Future[OpenedBlob | Miss]]]":
+        """The passages of the prompt, with their blobs on their way."""
+        gathered = gather(tenant, ask)
+        if blending.policy == "full":
+            return gathered, []
+        passages = [entry.passage for entry in gathered.all]
+        return gathered, tenant.shelf.open(passages, pool=self._fetches)
+
+    def _fetched(
+        self, gathered: Gathered, opening: "Sequence[Future[OpenedBlob | Miss]]"
+    ) -> tuple[FittedPrompt, dict[int, OpenedBlob | Miss]]:
+        """The prompt in tokens, made while the blobs are opened."""
+        fitted = fit(self._model.wording, gathered, window=self._model.window)
+        return fitted, {number: each.result() for number, each in enumerate(opening)}
+
+    async def _told(self, told: "asyncio.Queue[EngineEvent]", course: "_RequestProgress") -> AsyncGenerator[Event]:
+        generated = 0
+        span = self._tracer.span("fuse")
+        try:
+            while True:
+                event = await told.get()
+                match event:
+                    case Ready(report=report, queued_s=queued_s):
+                        fused = course.ready(report, queued_s)
+                        self._mend(course)
+                        span.set(prompt_tokens=fused.usage.prompt, reused_tokens=fused.usage.reused)
+                        span.end()
+                        span = self._tracer.span("decode")
+                        yield fused
+                    case Token():
+                        generated += 1
+                        if generated == 1:
+                            course.timings.ms["first_token"] = course.timings.since_start()
+                        yield self._delta(event, wanted=course.ask.sampling.logprobs is not None)
+                    case Done(reason=reason, text=text, generated=count):
+                        finished = course.done(reason, text, generated=count)
+                        self._account(course.ask, finished)
+                        yield finished
+                        return
+                    case Failed(error=error):
+                        raise _explained(error)
+        finally:
+            span.end()
+
+    def _blending(self, ask: AnswerRequest) -> tuple[BlendOrder, bool]:
+        """The blending of this request, and whether an operator decided it."""
+        wanted, switch = ask.blending or self._model.blending, self._tenants.control.switch()
+        share = self._settings.share if switch.share is None else switch.share
+        if wanted.policy != "full" and (not switch.enabled or random.random() >= share):
+            return BlendOrder("full", 0.0), True
+        return wanted, False
+
+    def _request(self, ask: AnswerRequest, plan: EnginePlan) -> EngineRequest:
+        grammar = None if ask.grammar is None else self._grammars.processor(ask.grammar)
+        sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
+        principal = ask.principal
+        return EngineRequest(
+            plan.fitted.laid.prompt(plan.sources),
+            sampling,
+            plan.blending,
+            owner=f"{principal.tenant} {principal.bound!r}",  # of one filter all may know what the others asked
+        )
+
+    def _mend(self, course: "_RequestProgress") -> None:
+        assert course.fused is not None
+        missing, damaged = course.plan.to_mend(course.fused)
+        if missing:
+            self._ingest.fill(course.tenant, [entry.passage for entry in missing])
+        if damaged:
+            self._ingest.fill(course.tenant, [entry.passage for entry in damaged], damaged=True)
+
+    def _delta(self, token: Token, *, wanted: bool) -> Delta:
+        if not wanted:
+            return Delta(token.text)
+        top = tuple(self._top(each, logprob) for each, logprob in token.top)
+        return Delta(token.text, self._top(token.id, token.logprob or 0.0), top)
+
+    def _top(self, token: int, logprob: float) -> TopToken:
+        raw = self._model.wording.tokenizer.token_bytes(token)
+        return TopToken(raw.decode("utf-8", "replace"), raw, logprob)
+
+    def _account(self, ask: AnswerRequest, finished: Finished) -> None:
+        usage, report = finished.usage, finished.report
+        self._metrics.answered(ask.principal.tenant, usage=usage, report=report, reason=finished.reason)
+        note(
+            policy=report.policy,
+            prompt_tokens=usage.prompt,
+            completion_tokens=usage.completion,
+            reused_tokens=usage.reused,
+            recomputed_tokens=usage.recomputed,
+            finish=finished.reason,
+        )
+        note_timings(report.timings_ms)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._lookups, work)
+
+
+@dataclass(slots=True)
+class _RequestProgress:
+    """One request on its way through the engine."""
+
+    ask: AnswerRequest
+    plan: EnginePlan
+    tenant: Tenant
+    timings: _Timings
+    submitted: float
+    fused: FuseReport | None = None
+    ready_at: float = 0.0
+
+    def ready(self, report: FuseReport, queued_s: float) -> Fused:
+        self.fused = report
+        self.ready_at = self.timings.since_start()
+        waited = 1000 * report.seconds.get("wait", 0.0)
+        self.timings.ms["queue"] = 1000 * queued_s
+        self.timings.ms["unpack"] = waited
+        self.timings.ms["fuse"] = max(0.0, self.ready_at - self.submitted - 1000 * queued_s - waited)
+        return Fused(usage_of(report), self._report(report))
+
+    def done(self, reason: Finish, text: str, *, generated: int) -> Finished:
+        total = self.timings.since_start()
+        if self.fused is None:  # given up before it was its turn
+            return Finished(reason, text, Usage(self.plan.fitted.laid.tokens), Report(*self._policy(), (), (), {}))
+        self.timings.ms["decode"] = total - self.ready_at
+        self.timings.ms["total"] = total
+        return Finished(reason, text, usage_of(self.fused, generated), self._report(self.fused))
+
+    def _policy(self) -> tuple[str, float]:
+        return self.plan.blending.policy, self.plan.blending.ratio
+
+    def _report(self, fused: FuseReport) -> Report:
+        ms = {name: round(value, 3) for name, value in self.timings.ms.items()}
+        return Report(*self._policy(), self.plan.chunks(fused), self.plan.dropped, ms)
+
+
+def _explained(error: Exception) -> Exception:
+    """What the engine's failure means for whoever asked."""
+    if isinstance(error, ServiceError):
+        return error
+    is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if is_memory or "out of memory" in str(error) or "can't allocate memory" in str(error):
+        return Unavailable(
+            "the model ran out of memory for this prompt: ask for fewer chunks or tokens, or lower kv_bytes"
+        )
+    return error

@@ -1,0 +1,123 @@
+"""Turns gathered passages into what the engine is asked: tokens, records, what had to stay out. Decides no policy."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from blend.fuse.fuse import BlendOrder, FuseReport
+from blend.fuse.prompt import RecordSource
+from service.answers.gather import Gathered, GatheredPassage
+from service.corpus.chunk_caches import OpenedBlob, mends
+from service.model.prompt_builder import PromptBuilder, PromptTokens
+from service.reports import ChunkReport, Usage
+from store.errors import Miss, MissReason
+
+COMPUTED = "computed"
+ANSWER = 0.5  # of the window is kept free for the answer at most
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPrompt:
+    """A prompt that leaves room for its answer. `dropped`: numbers of passages that it had no room for."""
+
+    laid: PromptTokens
+    dropped: frozenset[int] = frozenset()
+
+
+def fit(wording: PromptBuilder, gathered: Gathered, *, window: int) -> FittedPrompt:
+    """Drops what a search found, the lowest score first, until the prompt and its answer fit the model's window."""
+    ask = gathered.ask
+    laid = wording.lay(gathered.turns(), options=ask.template)
+    over = laid.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))
+    if over <= 0:
+        return FittedPrompt(laid)
+    found = [number for number, entry in enumerate(gathered.entries) if entry.found]
+    dropped: set[int] = set()
+    for number in sorted(found, key=lambda number: (gathered.entries[number].score, -number)):
+        if over <= 0:
+            break
+        titled = gathered.entries[number].titled
+        over -= len(wording.ids(titled.text)) + len(wording.tokenizer.encode_text(titled.gap))
+        dropped.add(number)
+    out = frozenset(dropped)
+    return FittedPrompt(wording.lay(gathered.turns(without=out), options=ask.template), out)
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """What is asked of the engine. `opened` by the passages' numbers; `forced`: somebody switched blending off."""
+
+    gathered: Gathered
+    fitted: FittedPrompt
+    blending: BlendOrder
+    opened: Mapping[int, OpenedBlob | Miss]
+    forced: bool = False
+
+    @property
+    def shown(self) -> list[tuple[int, GatheredPassage]]:
+        """The passages of the prompt, in its order."""
+        every = self.gathered.all
+        return [(run.passage, every[run.passage]) for run in self.fitted.laid.runs if run.passage is not None]
+
+    @property
+    def sources(self) -> dict[int, RecordSource]:
+        """The records that there are, by the numbers of their passages."""
+        return {number: each.source for number, each in self.opened.items() if isinstance(each, OpenedBlob)}
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The ids of the chunks that had no room."""
+        return tuple(self.gathered.entries[number].passage.id for number in sorted(self.fitted.dropped))
+
+    def loaded(self) -> tuple[ChunkReport, ...]:
+        """The report of each chunk before anything is fused."""
+        return tuple(self._report(number, entry, tokens=0) for number, entry in self.shown)
+
+    def chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
+        """The report of each chunk after the fuse: what became of it."""
+        misses = dict(report.misses)
+        slots, every = report.recomputed_slots, self.gathered.all
+        found: list[ChunkReport] = []
+        place, order = len(self.fitted.laid.prefix), 0
+        for run in self.fitted.laid.runs:
+            stop = place + len(run.ids)
+            if run.passage is not None:
+                again = bisect_left(slots, stop) - bisect_left(slots, place)
+                miss = misses.get(order)
+                found.append(self._report(run.passage, every[run.passage], tokens=len(run.ids), again=again, miss=miss))
+                order += 1
+            place = stop
+        return tuple(found)
+
+    def _report(
+        self, number: int, entry: GatheredPassage, *, tokens: int, again: int = 0, miss: Miss | None = None
+    ) -> ChunkReport:
+        chunk, opened = entry.passage.id, self.opened.get(number)
+        if isinstance(opened, OpenedBlob) and miss is None:
+            return ChunkReport(chunk, opened.tier, None, tokens, again, opened.nbytes)
+        match opened:
+            case None:  # nobody asked for it
+                why = Miss(MissReason.CONTROLLER) if self.forced else None
+            case Miss():
+                why = opened
+            case OpenedBlob():
+                why = Miss(opened.source.failure) if opened.source.failure else miss
+        return ChunkReport(chunk, COMPUTED, why, tokens, 0, 0)
+
+    def to_mend(self, report: FuseReport) -> tuple[list[GatheredPassage], list[GatheredPassage]]:
+        """Passages whose records are missing, and those whose records turned out to be damaged."""
+        every = self.gathered.all
+        missing = [every[number] for number, each in self.opened.items() if isinstance(each, Miss) and mends(each)]
+        order = [number for number, _ in self.shown]
+        damaged = [
+            every[order[at]]
+            for at, _ in report.misses
+            if isinstance(each := self.opened.get(order[at]), OpenedBlob) and each.source.failure is MissReason.CORRUPT
+        ]
+        return missing, damaged
+
+
+def usage_of(report: FuseReport, completion: int = 0) -> Usage:
+    """What an answer took, in tokens."""
+    prompt = report.reused + report.recomputed + report.fresh
+    return Usage(prompt, completion, report.reused, report.recomputed)

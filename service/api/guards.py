@@ -1,0 +1,177 @@
+"""Who asks: the key of a request, its role and its rate, decided before the body is read. Knows no endpoint."""
+
+import json
+import re
+from collections.abc import Callable, Coroutine
+from typing import ClassVar, cast
+
+from fastapi import Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.access.principal import OPEN, Principal, Role
+from service.api.core_of import core_of
+from service.api.problems import Renderers, failure_of
+from service.errors import Forbidden, Unauthorized, WrongMedia
+from service.telemetry.logs import note
+
+BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key, as `kvweave keys create` made it")
+SMALL = 1 << 16  # bytes of a body that are parsed at once, and not in a thread
+LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_WITH_BODY = ("POST", "PUT", "PATCH")
+_JSON = ("application/json",)
+
+Handler = Callable[[Request], Coroutine[object, object, Response]]
+
+
+def principal(request: Request) -> Principal:
+    """Who asks; found out once for each request. Raises Unauthorized, and Exhausted for a key that asks too often."""
+    known = cast(Principal | None, getattr(request.state, "principal", None))
+    if known is None:
+        known = _identified(request)
+        core_of(request.app).rates.take(known)
+        request.state.principal = known
+        note(tenant=known.tenant, key=known.key_id)
+    return known
+
+
+def _identified(request: Request) -> Principal:
+    core = core_of(request.app)
+    if not core.settings.auth:
+        return OPEN
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthorized("send a key in the header `Authorization: Bearer <key>`")
+    found = core.control.identify(key.strip())
+    if found is None:
+        raise Unauthorized("the key is not known, or it was revoked: `kvweave keys create` makes one")
+    return found
+
+
+class Guarded(APIRoute):
+    """A route for those who have a key of its role. The body is read after that is sure, and not on the event loop."""
+
+    role: ClassVar[Role] = Role.READ
+    operators: ClassVar[bool] = False
+    media: ClassVar[tuple[str, ...]] = _JSON
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            self.admit(await run_in_threadpool(principal, request))
+            parsed = Parsed(request.scope, request.receive)
+            if request.method in _WITH_BODY:
+                self.expect(request.headers)
+            if request.method in _WITH_BODY and self.media == _JSON:
+                await parsed.json()  # the framework would hide what is wrong with it
+            return await handle(parsed)
+
+        return guarded
+
+    def admit(self, who: Principal) -> None:
+        """Raise Forbidden for a key that may not come in here."""
+        who.need(self.role)
+        if self.operators and not who.is_operator:
+            raise Forbidden("this needs an operator's key: of role admin, of the tenant default, without a filter")
+
+    def expect(self, headers: Headers) -> None:
+        """Raise WrongMedia for a body of another kind than is taken here."""
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in self.media:
+            raise WrongMedia(f"send {' or '.join(self.media)}, not {kind[:80] or 'a body without a Content-Type'}")
+
+
+class Reads(Guarded):
+    """A route for every key."""
+
+
+class Writes(Guarded):
+    """A route for keys that may change what the tenant has."""
+
+    role = Role.WRITE
+
+
+class Uploads(Writes):
+    """A route for such keys that takes files, too."""
+
+    media = ("application/json", "multipart/form-data")
+
+
+class Operates(Guarded):
+    """A route for those who run the service."""
+
+    role = Role.ADMIN
+    operators = True
+
+
+class Parsed(Request):
+    """A request whose JSON is parsed once and strictly: no NaN, no half characters, no large body on the event loop."""
+
+    _parsed: tuple[object] | None = None
+
+    async def json(self) -> object:
+        """See `Request.json`. Raises RequestValidationError."""
+        if self._parsed is None:
+            body = await self.body()
+            self._parsed = (parse(body) if len(body) <= SMALL else await run_in_threadpool(parse, body),)
+        return self._parsed[0]
+
+
+def parse(text: bytes, *, field: str = "body") -> object:
+    """What a JSON text says. Raises RequestValidationError for what cannot be read."""
+    try:
+        found = cast(object, json.loads(text, parse_constant=_refuse))
+        if _HALF.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _not_json("a text has half a character, which no UTF-8 can say: take it out", field) from None
+    except UnicodeDecodeError:
+        raise _not_json("this is not UTF-8", field) from None
+    except json.JSONDecodeError as error:
+        raise _not_json(f"this is not JSON: {error.msg} at character {error.pos}", field) from None
+    except (ValueError, RecursionError) as error:
+        raise _not_json(f"this cannot be read: {error}", field) from None
+    return found
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number that JSON knows")
+
+
+def _not_json(message: str, field: str) -> RequestValidationError:
+    return RequestValidationError([{"type": "json_invalid", "loc": (field,), "msg": message, "input": None}])
+
+
+class KnownHosts:
+    """Where no keys are asked for, a page of a foreign site must not reach the service through a name of its own."""
+
+    def __init__(self, app: ASGIApp, *, renderers: Renderers) -> None:
+        self._app = app
+        self._renderers = renderers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._is_known(scope):
+            error = Forbidden("without keys the service answers to localhost alone: call it so, or switch keys on")
+            await self._renderers.respond(scope, failure_of(error))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_known(self, scope: Scope) -> bool:
+        settings = core_of(scope["app"]).settings
+        if settings.auth:
+            return True
+        bound = f"[{settings.host}]" if ":" in settings.host else settings.host
+        return host_of(Headers(scope=scope).get("host", "")) in {*LOCAL, bound.lower()}
+
+
+def host_of(header: str) -> str:
+    """The host in a `Host` header, without the port."""
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::\d*)?", header.strip().lower())
+    return found[1] if found else ""

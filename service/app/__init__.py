@@ -1,0 +1,1 @@
+"""The core that every interface serves, and where its classes are chosen."""

@@ -1,0 +1,142 @@
+"""The composition root: the one place that chooses concrete classes."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+from blend.engine.local_engine import EngineLimits, LocalEngine
+from blend.fuse.fuse import BlendOrder
+from blend.load import LoadedModel, load
+from retriever.catalog.sqlite import SqliteCatalog
+from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
+from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
+from retriever.library import Library
+from service.access.control import Control
+from service.app.core import Core
+from service.app.operating_point import operating_point
+from service.builtin import CHECKPOINT
+from service.corpus.tenants import TENANTS, Tenants
+from service.model.checked_model import checked_model
+from service.model.prompt_builder import PromptBuilder
+from service.model.served_model import ServedModel
+from service.settings import Settings, SettingsError
+from service.telemetry.traces import Tracer, silent
+from store.blob_store import BlobStore
+from store.url import open_store
+
+DIGESTS = "digests.json"
+
+
+def compose_store(settings: Settings) -> BlobStore:
+    """The store that the settings name."""
+    return open_store(settings.store)
+
+
+def compose_model(settings: Settings) -> LoadedModel:
+    """The model that the settings name; `builtin` is the one that comes with kvweave."""
+    name = settings.model
+    if name == "builtin":
+        name = str(CHECKPOINT)
+        logging.disable_progress_bar()  # it is there in no time
+    digests = settings.data / DIGESTS if settings.data.is_dir() else None
+    return load(
+        name, device=None if settings.device == "auto" else settings.device, dtype=settings.dtype, digests=digests
+    )
+
+
+def compose_core(settings: Settings) -> Core:
+    """A running service. Raises what stops a start at once; what the model says comes later."""
+    return Core(
+        settings,
+        store=lambda: compose_store(settings),
+        load=lambda store, control: compose_tenants(settings, store, control=control),
+        tracer=_tracer(settings),
+    )
+
+
+def compose_tenants(settings: Settings, store: BlobStore, *, control: Control) -> Tenants:
+    """What there is to work in once the model is there, which takes a while."""
+    library = _library(settings)
+    with ExitStack() as stack:
+        loaded = compose_served(settings)
+        stack.callback(loaded.engine.close)
+        model = checked_model(loaded, settings.data / TENANTS, library=library, store=store)
+        stack.pop_all()
+    return Tenants(settings.data, model, store=store, control=control, library=library)
+
+
+def compose_served(settings: Settings) -> ServedModel:
+    """The model with an engine around it. Whoever asks for it closes the engine."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    model = compose_model(settings)
+    point = operating_point(settings, model.fingerprint.weights)
+    engine = LocalEngine(
+        model.decoder,
+        model.tokenizer,
+        fingerprint=model.fingerprint,
+        limits=EngineLimits(kv_bytes=settings.kv_bytes, waiting=settings.max_requests),
+    )
+    return ServedModel(
+        *(engine, PromptBuilder(model.tokenizer), model.fingerprint),
+        codec=point.codec,
+        blending=BlendOrder(point.policy, point.ratio),
+        window=model.decoder.window,
+        vocabulary=model.decoder.vocabulary,
+    )
+
+
+def _library(settings: Settings) -> Callable[[Path], Library]:
+    """What opens the library in a tenant's folder."""
+    embedder, reranker = _embedder(settings), _reranker(settings)
+
+    def library(folder: Path) -> Library:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        catalog = SqliteCatalog(folder / "catalog.sqlite")
+        return Library(catalog, folder, embedders=[embedder] if embedder else [], reranker=reranker)
+
+    return library
+
+
+def _embedder(settings: Settings) -> Embedder | None:
+    name = settings.embedder
+    if not name:
+        return None
+    if name.startswith(("http://", "https://")):
+        url, model = _split(name, "embedder")
+        return cached(RemoteEmbedder(Access(url, settings.embedder_key.get_secret_value()), model))
+    try:
+        from retriever.embedders.encoder import Encoder
+    except ImportError as error:
+        raise EmbeddingError(f"the encoder {name!r} cannot be loaded: {error}") from error
+    return cached(Encoder(name, device=settings.device))
+
+
+def _reranker(settings: Settings) -> Reranker | None:
+    if not settings.reranker:
+        return None
+    url, _, model = settings.reranker.partition("#")
+    return RemoteReranker(Access(url, settings.reranker_key.get_secret_value()), model)
+
+
+def _split(name: str, what: str) -> tuple[str, str]:
+    url, _, model = name.partition("#")
+    if not model:
+        raise SettingsError(f"{what}: {url!r} is asked for a model by name: write {url}#NAME")
+    return url, model
+
+
+def _tracer(settings: Settings) -> Tracer:
+    if not settings.traces:
+        return silent()
+    try:
+        from service.telemetry.export import exporting_tracer
+    except ImportError:
+        raise SettingsError("traces: install the extra `kvweave[traces]` to send traces") from None
+    try:
+        return exporting_tracer(settings.traces)
+    except ValueError as error:
+        raise SettingsError(f"traces: {error}") from None

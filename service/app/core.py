@@ -1,0 +1,193 @@
+"""A running service: what it is made of, from its first moment to its last. Names no concrete class of store or model.
+
+What is quick to open is open at once; the model loads behind, and until it is there everything else is Unavailable.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+
+from blend.errors import BlendError
+from blend.fuse.fuse import BlendOrder
+from blend.model.fingerprint import Fingerprint
+from retriever.errors import RetrieverError
+from service.access.control import Control
+from service.access.lock import hold
+from service.access.move import ADMIN_KEY
+from service.access.principal import Principal
+from service.access.rates import Rates
+from service.answers.pipeline import Pipeline
+from service.corpus.ingest import Ingest
+from service.corpus.tenants import Tenant, Tenants
+from service.errors import Unavailable
+from service.model.served_model import ServedModel
+from service.settings import Settings, SettingsError
+from service.telemetry.logs import fields
+from service.telemetry.metrics import Metrics
+from service.telemetry.traces import Tracer
+from store.blob_store import BlobStore
+from store.errors import StoreError
+from store.key import Scope
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT = 10_000  # blobs of a tenant, to find out whether any is of this model
+
+_START_ERRORS = (BlendError, RetrieverError, SettingsError, StoreError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Working:
+    tenants: Tenants
+    ingest: Ingest
+    pipeline: Pipeline
+
+
+class Core:
+    """Everything that endpoints call. Opening it raises what stops a start; `close` takes back all that it began."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        store: Callable[[], BlobStore],
+        load: Callable[[BlobStore, Control], Tenants],
+        tracer: Tracer,
+    ) -> None:
+        """Opens what is quick to open, and calls `load`, which takes long, in a thread."""
+        self.settings = settings
+        self.metrics = Metrics()
+        self.rates = Rates()
+        self.tracer = tracer
+        self.model_name = settings.model
+        self.created = time.time()
+        self.failed = threading.Event()  # the model did not load: `not_ready` says why
+        self._problem = "the model is loading: ask again in a moment"
+        self._working: _Working | None = None
+        with ExitStack() as stack:
+            stack.enter_context(hold(settings.data))
+            self.control = Control(settings.data / "control.sqlite")
+            stack.callback(self.control.close)
+            if settings.auth:
+                self.control.ensure_admin(settings.data / ADMIN_KEY)
+            self.store = store()
+            stack.callback(self.store.close)
+            stack.callback(tracer.close)
+            self._stack = stack.pop_all()
+        self._watch()
+        self._loading = threading.Thread(target=self._load, args=[load], name="kvweave-load", daemon=True)
+        self._loading.start()
+
+    @property
+    def ingest(self) -> Ingest:
+        """The worker on uploads. Raises Unavailable while the model loads."""
+        return self._ready().ingest
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline that answers. Raises Unavailable while the model loads."""
+        return self._ready().pipeline
+
+    @property
+    def tenants(self) -> Tenants:
+        """All tenants. Raises Unavailable while the model loads."""
+        return self._ready().tenants
+
+    @property
+    def model(self) -> ServedModel:
+        """The model that is served. Raises Unavailable while it loads."""
+        return self._ready().tenants.model
+
+    @property
+    def blending(self) -> BlendOrder:
+        """The blending of a request that asks for nothing else. Raises Unavailable while the model loads."""
+        return self.model.blending
+
+    @property
+    def window(self) -> int:
+        """How many tokens a prompt and its answer have together at most."""
+        return self.model.window
+
+    def tenant(self, principal: Principal) -> Tenant:
+        """The tenant of whoever asks."""
+        return self.tenants.open(principal.tenant)
+
+    def not_ready(self) -> str | None:
+        """The reason why it cannot serve, or None."""
+        if self._working is None:
+            return self._problem
+        if not self._working.tenants.model.engine.takes:
+            return "the engine has stopped, the log says why: start the service again"
+        try:
+            self.store.tenants()
+        except StoreError as error:
+            return str(error)
+        return None
+
+    def wait(self) -> None:
+        """Returns when the model is there, or will not be."""
+        self._loading.join()
+
+    def close(self) -> None:
+        """Finish what runs, and let go of everything. What waits in ingest goes on at the next start."""
+        self._loading.join()
+        self._stack.close()
+
+    def _ready(self) -> _Working:
+        if self._working is None:
+            raise Unavailable(self._problem)
+        return self._working
+
+    def _load(self, load: Callable[[BlobStore, Control], Tenants]) -> None:
+        try:
+            self._begin(load(self.store, self.control))
+        except _START_ERRORS as error:
+            self._problem = str(error)
+            log.error("the service cannot start", extra=fields(reason=str(error)))
+            self.failed.set()
+
+    def _begin(self, tenants: Tenants) -> None:
+        self._stack.callback(tenants.close)
+        ingest = Ingest(tenants, metrics=self.metrics, chunk_tokens=self.settings.chunk_tokens)
+        self._stack.callback(ingest.close)
+        pipeline = Pipeline(tenants, ingest, settings=self.settings, metrics=self.metrics, tracer=self.tracer)
+        self._stack.callback(pipeline.close)
+        self.metrics.watch(
+            "requests_in_flight", "Requests for answers that are not over.", read=lambda: pipeline.in_flight
+        )
+        self.metrics.watch(
+            "fills_waiting", "Missing chunks that wait to be computed.", read=lambda: ingest.waiting_fills
+        )
+        self._working = _Working(tenants, ingest, pipeline)
+        ingest.start()
+        model = tenants.model
+        log.info("ready", extra=fields(model=self.model_name, window=model.window, codec=model.codec))
+        self._compare(model)
+
+    def _watch(self) -> None:
+        self.metrics.watch_store(self.store.usage)
+        self.metrics.watch("ready", "Is the model loaded?", read=lambda: self._working is not None)
+
+    def _compare(self, model: ServedModel) -> None:
+        """Warn where a tenant's blobs are all of other models or settings: every chunk will be computed again."""
+        known = {digest: Fingerprint.from_dict(fields) for digest, fields in self.control.fingerprints().items()}
+        mine = {digest for digest, each in known.items() if model.fingerprint.behind(()).differs(_bare(each)) is None}
+        try:
+            for tenant in self.store.tenants():
+                found = {entry.key.fingerprint for entry in islice(self.store.entries(Scope(tenant)), LOOKED_AT)}
+                if found and not found & mine:
+                    others = [known[digest] for digest in found if digest in known]
+                    field = model.fingerprint.behind(()).differs(_bare(others[0])) if others else "an unknown field"
+                    log.warning(
+                        "the store holds only chunks of another fingerprint", extra=fields(tenant=tenant, differs=field)
+                    )
+        except StoreError as error:
+            log.warning("the store could not be looked through", extra=fields(reason=str(error)))
+
+
+def _bare(fingerprint: Fingerprint) -> Fingerprint:
+    return fingerprint.behind(())

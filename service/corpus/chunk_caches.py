@@ -1,0 +1,204 @@
+"""The stored keys and values of one tenant's chunks: which are there, which are not and why. Computes none."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from enum import StrEnum
+from threading import Lock
+
+from blend.model.fingerprint import Fingerprint
+from retriever.catalog.contract.catalog import Catalog
+from retriever.catalog.types import Passage
+from service.access.control import Control
+from service.model.blob_source import BlobSource
+from service.model.served_model import Ids, ServedModel
+from store.blob_store import BlobStore
+from store.errors import Miss, MissReason, StoreError
+from store.key import CacheKey, Scope
+from store.reader import BlobReader
+
+_SEEN = 100_000  # blobs that are remembered to have been there
+
+_TIERS = {"object": "s3"}  # what reports call a medium
+_IN_VAIN = {MissReason.UNSUPPORTED, MissReason.PENDING, MissReason.OVER_BUDGET, MissReason.UNAVAILABLE}
+
+
+class KvState(StrEnum):
+    """The state of a chunk's keys and values."""
+
+    STORED = "stored"
+    PENDING = MissReason.PENDING
+    OVER_BUDGET = MissReason.OVER_BUDGET
+    UNSUPPORTED = MissReason.UNSUPPORTED
+    ABSENT = MissReason.ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkState:
+    """A chunk's state, with `nbytes` and `tier` of the nearest blob, where there is one."""
+
+    chunk_id: str
+    state: KvState
+    nbytes: int = 0
+    tier: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePrefix:
+    """What a collection's chunks are captured behind, and what identifies a record that was."""
+
+    prefix: Ids
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBlob:
+    """A blob that is there, as a source for a prompt."""
+
+    source: BlobSource
+    tier: str
+    nbytes: int
+
+
+class ChunkCaches:
+    """The caches of one tenant's chunks. Safe for threads. `control` remembers the fingerprints that ever were."""
+
+    def __init__(
+        self, tenant: str, catalog: Catalog, *, store: BlobStore, model: ServedModel, control: Control
+    ) -> None:
+        self.model = model
+        self._tenant = tenant
+        self._catalog = catalog
+        self._store = store
+        self._control = control
+        self._remembered: set[str] = set()
+        self._lock = Lock()
+        self._seen: OrderedDict[CacheKey, None] = OrderedDict()
+
+    def behind(self, collections: Iterable[str]) -> dict[str, CapturePrefix]:
+        """What the chunks of each collection are behind. A prefix that this model lacks is rendered, once for ever."""
+        model = self.model.fingerprint.digest
+        names = set(collections)
+        with self._catalog.view() as view:
+            found = {name: view.prefix(name, model=model) for name in names}
+            rules = {name: view.collection(name) for name, ids in found.items() if ids is None}
+        for name, collection in rules.items():
+            with self._catalog.change() as change:
+                fresh = self.model.prefix(collection.rules if collection else {})
+                found[name] = change.keep_prefix(name, model=model, ids=fresh) if collection else fresh
+        return {name: self._behind(ids) for name, ids in found.items() if ids is not None}
+
+    def _behind(self, prefix: Ids) -> CapturePrefix:
+        fingerprint = self.model.fingerprint.behind(prefix)
+        if fingerprint.digest not in self._remembered:
+            self._control.remember_fingerprint(fingerprint.digest, fingerprint.to_dict())
+            self._remembered.add(fingerprint.digest)
+        return CapturePrefix(prefix, fingerprint)
+
+    def key(self, chunk: str, behind: CapturePrefix) -> CacheKey:
+        """The key of a chunk's blob."""
+        return CacheKey(self._tenant, chunk, behind.fingerprint.digest, self.model.codec)
+
+    def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[OpenedBlob | Miss]]":
+        """Begins to open the passages' blobs, in their order. A store that does not answer makes them missing, too."""
+        behind = self.behind(passage.collection for passage in passages)
+        return [pool.submit(self._open, passage, behind[passage.collection]) for passage in passages]
+
+    def _open(self, passage: Passage, behind: CapturePrefix) -> OpenedBlob | Miss:
+        key = self.key(passage.id, behind)
+        try:
+            found = self._store.open(key)
+            if isinstance(found, Miss):
+                return self._why(passage, key, behind=behind, miss=found)
+        except StoreError as error:
+            return Miss(MissReason.UNAVAILABLE, type(error).__name__)
+        self.saw(key)
+        return OpenedBlob(BlobSource(found, behind.fingerprint), tier_of(found), _nbytes(found))
+
+    def saw(self, key: CacheKey) -> None:
+        """Remember that a blob was there."""
+        with self._lock:
+            self._seen[key] = None
+            self._seen.move_to_end(key)
+            if len(self._seen) > _SEEN:
+                self._seen.popitem(last=False)
+
+    def _why(self, passage: Passage, key: CacheKey, *, behind: CapturePrefix, miss: Miss) -> Miss:
+        if miss.reason is not MissReason.ABSENT:
+            return Miss(miss.reason)
+        with self._catalog.view() as view:
+            upload = view.upload_of(passage.document)
+            limit = view.limit(passage.collection, model=behind.fingerprint.digest)
+        if self.model.ids(passage.text) is None:
+            return Miss(MissReason.UNSUPPORTED)
+        if upload and upload.state.is_live:
+            return Miss(MissReason.PENDING)
+        if upload and upload.over_budget:
+            return Miss(MissReason.OVER_BUDGET)
+        if key in self._seen:
+            return Miss(MissReason.EVICTED)
+        if limit and not upload:  # a file of a corpus
+            return Miss(MissReason.OVER_BUDGET)
+        return Miss(self._differing(passage.id, behind.fingerprint) or MissReason.ABSENT)
+
+    def _differing(self, chunk: str, wanted: Fingerprint) -> MissReason | None:
+        """The field in which a blob that is there differs, where only such are there."""
+        others = self._control.fingerprints()
+        if not others.keys() - {wanted.digest}:
+            return None
+        for entry in self._store.entries(Scope(self._tenant, chunk)):
+            if entry.key.fingerprint == wanted.digest:
+                return MissReason.CODEC
+            if entry.key.fingerprint in others:
+                field = wanted.differs(Fingerprint.from_dict(others[entry.key.fingerprint]))
+                return MissReason(field) if field else None
+        return None
+
+    def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
+        """The state of each passage, by chunk id. Raises StoreError where the store does not answer."""
+        behind = self.behind(passage.collection for passage in passages)
+        return {passage.id: self._state(passage, behind[passage.collection]) for passage in passages}
+
+    def _state(self, passage: Passage, behind: CapturePrefix) -> ChunkState:
+        key = self.key(passage.id, behind)
+        found = self._store.open(key)
+        if isinstance(found, BlobReader):
+            return ChunkState(passage.id, KvState.STORED, _nbytes(found), tier_of(found))
+        reason = self._why(passage, key, behind=behind, miss=found).reason
+        known = {state.value: state for state in KvState}
+        return ChunkState(passage.id, known.get(reason.value, KvState.ABSENT))
+
+    def prefetch(self, passages: Sequence[Passage]) -> int:
+        """Asks that the passages' blobs be near. Returns how many fetches began."""
+        behind = self.behind(passage.collection for passage in passages)
+        return self._store.prefetch([self.key(passage.id, behind[passage.collection]) for passage in passages])
+
+    def pin(self, chunks: Sequence[str]) -> int:
+        """Keeps the chunks' blobs from eviction. Returns how many there are."""
+        return sum(self._store.pin(Scope(self._tenant, chunk)) for chunk in dict.fromkeys(chunks))
+
+    def unpin(self, chunks: Sequence[str]) -> int:
+        """Takes the chunks' pins back. Returns how many blobs there are."""
+        return sum(self._store.unpin(Scope(self._tenant, chunk)) for chunk in dict.fromkeys(chunks))
+
+    def evict(self, chunks: Sequence[str]) -> int:
+        """Forgets the chunks' blobs, which may be computed again at once. Returns how many were there."""
+        keys = [
+            entry.key for chunk in dict.fromkeys(chunks) for entry in self._store.entries(Scope(self._tenant, chunk))
+        ]
+        return sum(self._store.discard(key) for key in keys)
+
+
+def mends(miss: Miss) -> bool:
+    """Would computing the chunk anew help?"""
+    return miss.reason not in _IN_VAIN
+
+
+def tier_of(reader: BlobReader) -> str:
+    """The medium that answered, as reports call it."""
+    return _TIERS.get(reader.source, reader.source)
+
+
+def _nbytes(reader: BlobReader) -> int:
+    return len(reader.raw_head) + reader.head.body_bytes

@@ -1,0 +1,288 @@
+"""The thread that works on all tenants' uploads, a document or a few small ones each in turn, and fills what queries
+found missing."""
+
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from threading import Condition, Thread
+
+from blend.errors import Busy, TokenizerError
+from retriever.catalog.types import Collection, Passage
+from retriever.catalog.upload_types import NewUpload, QueuedUpload
+from retriever.embedders.embedding import EmbeddingError
+from retriever.errors import CatalogError
+from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
+from service.corpus.collection_rules import CollectionRules
+from service.corpus.grouping import grouped
+from service.corpus.ingestion import Ingestion
+from service.corpus.tenants import Tenant, Tenants
+from service.errors import Exhausted
+from service.telemetry.logs import fields
+from service.telemetry.metrics import Metrics
+from store.blob_store import Put
+from store.errors import Miss, StoreError
+
+log = logging.getLogger(__name__)
+
+FILLS = 4096  # chunks that wait to be filled; more are let go, and asked for again by the next query
+FILL_BATCH = 16
+PAUSE_S = 5.0  # before what failed for a reason that may pass is tried again
+IDLE_S = 60.0  # without work before it is looked what can be tidied
+BUSY_S = 600.0  # between two such looks of a service that never rests
+EMBEDDED = 64  # chunks at a time, where the embedder changed
+KEPT_S = 7 * 86_400.0  # how long ended jobs, deletions and damaged blobs are kept
+
+_PASSING = (StoreError, CatalogError, EmbeddingError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fill:
+    tenant: Tenant
+    passage: Passage
+    damaged: bool
+
+
+class Ingest:
+    """Accepts uploads and works on them until `close`; what is not done then goes on after the next start."""
+
+    def __init__(self, tenants: Tenants, *, metrics: Metrics, chunk_tokens: int) -> None:
+        self._tenants = tenants
+        self._metrics = metrics
+        self._chunk_tokens = chunk_tokens
+        self._changed = Condition()
+        self._busy: OrderedDict[str, None] = OrderedDict()
+        self._fills: OrderedDict[tuple[str, str, str], _Fill] = OrderedDict()
+        self._apart: set[tuple[str, int]] = set()  # uploads among which one went wrong: each is tried alone
+        self._closing = False
+        self._tidied = time.monotonic()
+        self._thread = Thread(target=self._work, name="kvweave-ingest", daemon=True)
+
+    def start(self) -> None:
+        """Go on with what was accepted before."""
+        for name in self._tenants.names():
+            self._busy[name] = None
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the batch at hand."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def accept(self, tenant: Tenant, uploads: Sequence[NewUpload], *, owner: str = "") -> str:
+        """Keeps uploads for good, to work on them soon. Returns their job's id. Raises Exhausted beyond the quota."""
+        job = f"job-{owner}-{secrets.token_hex(16)}" if owner else f"job-{secrets.token_hex(16)}"
+        self._check_quota(tenant, uploads)
+        with tenant.catalog.change() as change:
+            change.accept(job, uploads)
+        self._wake(tenant)
+        return job
+
+    def cancel(self, tenant: Tenant, job: str) -> bool:
+        """Ends what of a job is not done. Returns whether there was such a job."""
+        with tenant.catalog.view() as view:
+            known = view.job(job) is not None
+        if known:
+            with tenant.catalog.change() as change:
+                change.cancel(job)
+            tenant.sweep(1.0)
+        return known
+
+    def put_collection(self, tenant: Tenant, name: str, *, rules: CollectionRules) -> None:
+        """Makes a collection, or changes how its next documents are cut. Its prefix is rendered the first time only."""
+        ids = self._tenants.model.prefix(rules.to_json())
+        with tenant.catalog.change() as change:
+            change.put_collection(Collection(name, rules.to_json()))
+            change.keep_prefix(name, model=self._tenants.model.fingerprint.digest, ids=ids)
+
+    def fill(self, tenant: Tenant, passages: Sequence[Passage], *, damaged: bool = False) -> None:
+        """Computes the caches of passages when there is time, in the place of damaged ones too. Promises nothing."""
+        with self._changed:
+            for passage in passages:
+                if len(self._fills) < FILLS:
+                    self._fills[tenant.name, passage.collection, passage.id] = _Fill(tenant, passage, damaged)
+            self._changed.notify()
+
+    @property
+    def waiting_fills(self) -> int:
+        """How many chunks wait to be filled."""
+        return len(self._fills)
+
+    def _check_quota(self, tenant: Tenant, uploads: Sequence[NewUpload]) -> None:
+        quota = self._tenants.control.quota(tenant.name)
+        if quota.documents is None and quota.chunks is None:
+            return
+        with tenant.catalog.view() as view:
+            counts = view.counts()
+            fresh = sum(not upload.document or view.document(upload.document) is None for upload in uploads)
+        for what, has, most in (
+            ("documents", counts.documents + fresh, quota.documents),
+            ("chunks", counts.chunks + fresh, quota.chunks),
+        ):
+            if most is not None and fresh and has > most:
+                raise Exhausted(
+                    f"the quota of tenant {tenant.name!r} is {most} {what}, this would be more: delete some, "
+                    "or have the quota raised",  # how many there are is not for a key with a filter to know
+                    retry_after_s=60,
+                )
+
+    def _wake(self, tenant: Tenant) -> None:
+        with self._changed:
+            self._busy[tenant.name] = None
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while not self._closing:
+            try:
+                self._work_or_rest()
+            except Exception as error:
+                log.error("ingest goes on after a failure", exc_info=error)
+                self._pause("something failed that nobody foresaw", error)
+
+    def _work_or_rest(self) -> None:
+        if self._turn():
+            if time.monotonic() - self._tidied > BUSY_S:
+                self._tidy()
+            return
+        with self._changed:
+            if self._busy or self._fills or self._closing:
+                return
+            woken = self._changed.wait(IDLE_S)
+        if not woken:
+            self._tidy()
+
+    def _turn(self) -> bool:
+        """Works on a document of the next tenant, or a few small ones, and a batch of fills; whether there was any."""
+        with self._changed:
+            name = next(iter(self._busy), None)
+            if name is not None:
+                del self._busy[name]  # before it is looked at: whoever wakes it meanwhile is not overheard
+        if name is not None:
+            self._take(name)
+        return self._fill() or name is not None
+
+    def _take(self, name: str) -> None:
+        """Works on uploads of a tenant, which is then the last in the row, also where it failed."""
+        more = True
+        try:
+            more = self._upload(self._tenants.open(name))
+        except CatalogError as error:
+            self._pause(f"the catalog of {name} does not answer", error)
+        finally:
+            if more:
+                with self._changed:
+                    self._busy[name] = None
+
+    def _upload(self, tenant: Tenant) -> bool:
+        """Works on a tenant's next uploads. Returns whether there may be more."""
+        with tenant.catalog.view() as view:
+            uploads = grouped(view, apart={number for name, number in self._apart if name == tenant.name})
+        if uploads:
+            self._run(tenant, uploads)
+        else:
+            self._apart = {each for each in self._apart if each[0] != tenant.name}
+        return bool(uploads)
+
+    def _run(self, tenant: Tenant, uploads: Sequence[QueuedUpload]) -> None:
+        ingestion = Ingestion(
+            tenant,
+            uploads,
+            metrics=self._metrics,
+            chunk_tokens=self._chunk_tokens,
+            stops=lambda: self._closing,
+        )
+        names = {(tenant.name, upload.number) for upload in uploads}
+        try:
+            ingestion.run()
+            self._apart -= names
+        except Busy:  # the engine is closing, and so are we
+            self._pause("the engine takes nothing more", None)
+        except EmbeddingError as error:
+            if error.temporary:
+                ingestion.wait(str(error))
+                self._pause("the embedder does not answer", error)
+            elif len(uploads) > 1:
+                self._apart |= names
+            else:
+                ingestion.fail(str(error))
+        except StoreError as error:
+            ingestion.wait(str(error))
+            self._pause("the store does not answer", error)
+        except CatalogError:
+            raise
+        except Exception as error:
+            if len(uploads) > 1:  # nobody knows whose fault it is
+                log.warning("uploads are worked on one by one", extra=fields(reason=type(error).__name__))
+                self._apart |= names
+                return
+            log.error("an upload failed", exc_info=error, extra=fields(upload=uploads[0].number))
+            ingestion.fail(f"kvweave could not work on it: {type(error).__name__}; its log says more")
+
+    def _pause(self, what: str, error: Exception | None) -> None:
+        log.warning("ingest waits", extra=fields(what=what, reason=type(error).__name__ if error else ""))
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, PAUSE_S)
+
+    def _fill(self) -> bool:
+        """Fills a batch; whether there was one. A chunk waits until its turn is over, and is not asked for twice."""
+        with self._changed:
+            fills = dict(islice(self._fills.items(), FILL_BATCH))
+        groups: dict[tuple[str, str], list[_Fill]] = {}
+        for fill in fills.values():
+            groups.setdefault((fill.tenant.name, fill.passage.collection), []).append(fill)
+        try:
+            for group in groups.values():
+                try:
+                    self._fill_group(group[0].tenant, group)
+                except (*_PASSING, Busy, TokenizerError) as error:
+                    log.warning("missing chunks were not filled", extra=fields(reason=type(error).__name__))
+        finally:
+            with self._changed:
+                for key in fills:
+                    del self._fills[key]
+        return bool(fills)
+
+    def _fill_group(self, tenant: Tenant, fills: Sequence[_Fill]) -> None:
+        """Fills chunks of one collection; not those that are gone from the catalog when their computing begins."""
+        shelf, collection = tenant.shelf, fills[0].passage.collection
+        behind = shelf.behind([collection])[collection]
+        items: list[CaptureItem] = []
+        for fill in fills:
+            ids, key = self._tenants.model.ids(fill.passage.text), shelf.key(fill.passage.id, behind)
+            if ids is not None and (fill.damaged or isinstance(self._tenants.store.open(key), Miss)):
+                items.append(CaptureItem(key, ids))
+
+        def wanted(batch: Sequence[CaptureItem]) -> Sequence[CaptureItem]:
+            with tenant.catalog.view() as view:
+                known = view.rows_of([item.key.chunk for item in batch])
+            return [item for item in batch if item.key.chunk in known]
+
+        capturing = ChunkCapture(self._tenants.model, self._tenants.store, purpose=Purpose.FILL, wanted=wanted)
+        for outcome in capturing.run(behind.prefix, items):
+            if outcome.put in (Put.STORED, Put.PRESENT):
+                shelf.saw(outcome.item.key)
+
+    def _tidy(self) -> None:
+        """Does what needs doing now and then."""
+        self._tidied, old = time.monotonic(), time.time() - KEPT_S
+        for tenant in list(self._tenants.opened()):
+            try:
+                tenant.sweep(1.0)
+                self._tenants.store.trim(tenant.name, old)
+                with tenant.catalog.change() as change:
+                    change.forget_uploads(old)
+                while not (self._busy or self._fills or self._closing) and tenant.library.advance(EMBEDDED):
+                    pass
+                tenant.library.maintain()
+            except _PASSING as error:
+                log.warning("tidying waits", extra=fields(tenant=tenant.name, reason=type(error).__name__))
+        try:
+            self._tenants.store.forget_quarantined(old)
+        except StoreError as error:
+            log.warning("tidying waits", extra=fields(reason=str(error)))

@@ -1,0 +1,269 @@
+"""Uploads from their bytes to documents that serve with all their caches. Each step may be done again."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from blend.errors import TokenizerError
+from retriever.catalog.contract.uploads import UploadsChange
+from retriever.catalog.types import Collection
+from retriever.catalog.upload_types import QueuedUpload, UploadState
+from retriever.documents import Document
+from retriever.errors import DocumentError
+from retriever.readers.files import read
+from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
+from service.corpus.collection_rules import CollectionRules
+from service.corpus.drafts import cut_draft, decode_draft, named, upload_of
+from service.corpus.grouping import TOGETHER
+from service.corpus.tenants import Tenant
+from service.model.served_model import Ids
+from service.telemetry.logs import fields
+from service.telemetry.metrics import Metrics
+from store.blob_store import Put
+from store.reader import BlobReader
+
+PROGRESS_S = 0.5  # between two marks of how far an upload came
+
+log = logging.getLogger(__name__)
+
+
+class _Ended(Exception):
+    """All uploads were deleted, cancelled or overtaken meanwhile, or the service stops: then they stay as they are."""
+
+
+class Ingestion:
+    """The work on one upload, or on several of one collection; of these each ends by itself, and a file is alone.
+
+    `chunk_tokens` are for a new collection. `stops`: whether the service is to end, and the uploads to go on after
+    its next start.
+    """
+
+    def __init__(
+        self,
+        tenant: Tenant,
+        uploads: Sequence[QueuedUpload],
+        *,
+        metrics: Metrics,
+        chunk_tokens: int,
+        stops: Callable[[], bool],
+    ) -> None:
+        self._tenant = tenant
+        self._metrics = metrics
+        self._chunk_tokens = chunk_tokens
+        self._stops = stops
+        self._collection = uploads[0].collection
+        self._live = {upload.number: upload for upload in uploads}  # as far as they came; none whose end is known
+        self._full: set[int] = set()  # those for which the store's budget is used up
+        self._owners: dict[str, list[int]] = {}  # of each chunk that is missing
+        self._marked = 0.0
+
+    def run(self) -> None:
+        """Works on the uploads to their ends, whatever these are. Raises what may pass: StoreError, CatalogError,
+        a temporary EmbeddingError; and of several uploads whatever else one of them may be at fault for.
+        """
+        with self._tenant.catalog.view() as view:
+            found = {number: view.content(number) for number in self._live}
+        contents = {number: content for number, content in found.items() if content is not None}
+        try:
+            self._keep(contents.keys())
+            first = next(iter(self._live.values()))
+            if first.name:
+                self._expand(first, contents[first.number])
+            else:
+                self._ingest(contents)
+        except _Ended:
+            return
+        except (DocumentError, TokenizerError) as error:
+            if len(self._live) > 1:
+                raise
+            self.fail(str(error))
+
+    def fail(self, reason: str) -> None:
+        """Ends all uploads as failed, for good."""
+        for upload in [*self._live.values()]:
+            self._fail(upload, reason)
+
+    def wait(self, reason: str) -> None:
+        """Notes in the catalog why the uploads do not go on just now."""
+        with self._tenant.catalog.change() as change:
+            for upload in self._live.values():
+                change.advance(replace(upload, detail=reason))
+
+    def _fail(self, upload: QueuedUpload, reason: str) -> None:
+        del self._live[upload.number]
+        failed = replace(upload, state=UploadState.FAILED, version=None, detail=reason)
+        with self._tenant.catalog.change() as change:
+            if change.advance(failed):
+                self._metrics.uploaded(self._tenant.name, state=failed.state.value)
+        self._tenant.sweep(1.0)
+
+    def _expand(self, upload: QueuedUpload, content: bytes) -> None:
+        """Turns a file into its documents. What of it cannot be read is told beside those that can."""
+        reading = read(upload.name, content)
+        problems = "; ".join(f"{problem.place}: {problem.reason}" for problem in reading.problems)
+        drafts = named(reading.drafts, upload.name)
+        if not drafts:
+            self.fail(problems or f"{upload.name} holds no text")
+            return
+        with self._tenant.catalog.change() as change:
+            if change.advance(replace(upload, detail=problems)):
+                change.expand(upload.number, [upload_of(draft, upload.collection) for draft in drafts])
+        self._metrics.uploaded(self._tenant.name, state=UploadState.READY.value)
+
+    def _ingest(self, contents: Mapping[int, bytes]) -> None:
+        documents = dict(self._cut(contents))
+        self._keep(documents)
+        with self._tenant.catalog.view() as view:
+            serving = {number for number, each in documents.items() if view.serves(each, collection=self._collection)}
+        for number in serving:  # the same was put in before
+            self._live[number] = replace(self._live[number], state=UploadState.COMPUTING)
+        fresh = [number for number in documents if number not in serving and self._live[number].version is None]
+        self._stage({number: documents[number] for number in fresh})
+        self._compute({number: document for number, document in documents.items() if number in self._live})
+        self._serve()
+
+    def _cut(self, contents: Mapping[int, bytes]) -> Iterator[tuple[int, Document]]:
+        """Yields the documents that can be cut; the uploads of the others fail."""
+        rules, count = self._rules(), self._tenant.model.counted
+        for number, content in contents.items():
+            upload = self._live[number]
+            try:
+                yield number, cut_draft(decode_draft(content), upload.document, tokens=rules.chunk_tokens, count=count)
+            except (DocumentError, TokenizerError) as error:
+                self._fail(upload, str(error))
+
+    def _rules(self) -> CollectionRules:
+        """The rules of the collection, which is made where it is not there."""
+        with self._tenant.catalog.view() as view:
+            found = view.collection(self._collection)
+        if found is None:
+            fresh = CollectionRules(self._chunk_tokens)
+            with self._tenant.catalog.change() as change:
+                change.put_collection(Collection(self._collection, fresh.to_json()))
+            return fresh
+        return CollectionRules.from_json(found.rules)
+
+    def _stage(self, documents: Mapping[int, Document]) -> None:
+        """Stages the documents whose uploads are live still."""
+
+        def claim(change: UploadsChange, versions: Sequence[int]) -> list[int]:
+            claimed: list[int] = []
+            for version, (number, document) in zip(versions, documents.items(), strict=True):
+                upload = replace(self._live[number], state=UploadState.COMPUTING, version=version, detail="")
+                upload = replace(upload, chunks=len(_chunks(document)))
+                if change.advance(upload):
+                    claimed.append(version)
+                    self._live[number] = upload
+                else:
+                    del self._live[number]
+            return claimed
+
+        if documents:
+            self._tenant.library.stage_all([*documents.values()], collection=self._collection, claim=claim)
+            self._keep(self._live)
+
+    def _compute(self, documents: Mapping[int, Document]) -> None:
+        """Computes all chunks whose blobs are not there. Where the budget is used up, the others are left."""
+        tenant, shelf = self._tenant, self._tenant.shelf
+        behind = shelf.behind([self._collection])[self._collection]
+        texts = {part.id: part.text for document in documents.values() for part in document.parts}
+        known = {chunk: tenant.model.ids(text) for chunk, text in texts.items()}
+        items = [CaptureItem(shelf.key(chunk, behind), ids) for chunk, ids in known.items() if ids is not None]
+        missing = [item for item in items if not isinstance(tenant.store.open(item.key), BlobReader)]
+        self._owners = {item.key.chunk: [] for item in missing}
+        for number, document in documents.items():
+            chunks = _chunks(document)
+            lacking = [chunk for chunk in chunks if chunk in self._owners]
+            for chunk in lacking:
+                self._owners[chunk].append(number)
+            unsupported = sum(known[chunk] is None for chunk in chunks)
+            counts = {"stored": len(chunks) - unsupported - len(lacking), "unsupported": unsupported, "over_budget": 0}
+            self._live[number] = replace(self._live[number], chunks=len(chunks), **counts)
+        self._mark()
+        self._capture(behind.prefix, missing)
+        tenant.store.flush()
+
+    def _capture(self, prefix: Ids, missing: Sequence[CaptureItem]) -> None:
+        start = time.perf_counter()
+        capturing = ChunkCapture(self._tenant.model, self._tenant.store, purpose=Purpose.JOB, wanted=self._wanted)
+        for outcome in capturing.run(prefix, missing):
+            end = time.perf_counter()
+            self._metrics.captured(
+                self._tenant.name,
+                chunks=1,
+                tokens=len(outcome.item.ids),
+                nbytes=outcome.nbytes,
+                seconds=end - start,
+            )
+            start = end
+            self._count(outcome)
+            if self._full.issuperset(self._live):
+                return
+            self._mark()
+            if self._stops():
+                raise _Ended
+
+    def _count(self, outcome: CaptureOutcome) -> None:
+        """Counts what became of a chunk, for all uploads that hold it."""
+        owners = [number for number in self._owners[outcome.item.key.chunk] if number in self._live]
+        is_stored = outcome.put in (Put.STORED, Put.PRESENT)
+        if is_stored:
+            self._tenant.shelf.saw(outcome.item.key)
+        elif outcome.put is Put.OVER_BUDGET:
+            self._full.update(owners)
+        elif outcome.put is None:
+            log.warning("a chunk cannot be computed", extra=fields(reason=outcome.reason.partition(":")[0]))
+        for number in owners:
+            upload = self._live[number]
+            stored, unsupported = upload.stored + is_stored, upload.unsupported + (outcome.put is None)
+            left = upload.chunks - stored - unsupported if number in self._full else 0
+            self._live[number] = replace(upload, stored=stored, unsupported=unsupported, over_budget=left)
+
+    def _wanted(self, batch: Sequence[CaptureItem]) -> Sequence[CaptureItem]:
+        """The chunks that live uploads want: whoever ends one later makes the store drop what is computed for it."""
+        with self._tenant.catalog.view() as view:
+            self._keep({upload.number for upload in view.live(TOGETHER)})  # they are the oldest that there are
+        wanting = self._live.keys() - self._full
+        return [item for item in batch if not wanting.isdisjoint(self._owners[item.key.chunk])]
+
+    def _mark(self) -> None:
+        """Keeps how far the uploads came, now and then. Raises _Ended where nobody wants any more of it."""
+        if time.monotonic() - self._marked > PROGRESS_S:
+            with self._tenant.catalog.change() as change:
+                live = {number for number, upload in self._live.items() if change.advance(upload)}
+            self._keep(live)
+            self._marked = time.monotonic()
+
+    def _keep(self, live: Iterable[int]) -> None:
+        """Goes on with these uploads alone. Raises _Ended where there is none."""
+        kept = set(live)
+        self._live = {number: upload for number, upload in self._live.items() if number in kept}
+        if not self._live:
+            raise _Ended
+
+    def _serve(self) -> None:
+        """Makes all documents serve whose uploads are live still, at once."""
+        ready = [replace(upload, state=UploadState.READY, detail=_summary(upload)) for upload in self._live.values()]
+        with self._tenant.catalog.change() as change:
+            ready = [upload for upload in ready if change.advance(upload)]
+            for upload in ready:
+                if upload.version is not None:
+                    change.serve(upload.version)
+        for upload in ready:
+            self._metrics.uploaded(self._tenant.name, state=upload.state.value)
+        self._tenant.sweep(1.0)
+
+
+def _summary(upload: QueuedUpload) -> str:
+    """What a person should know of an upload."""
+    told: list[str] = []
+    if upload.over_budget:
+        told.append(f"{upload.stored} of {upload.chunks} chunks are stored: the store's budget is used up")
+    if upload.unsupported:
+        told.append(f"{upload.unsupported} of {upload.chunks} chunks are served as text only")
+    return "; ".join(told)
+
+
+def _chunks(document: Document) -> set[str]:
+    return {part.id for part in document.parts}

@@ -1,0 +1,152 @@
+"""A tenant's documents, their caches and the model of these: what is worked in. Knows no requests and no jobs."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from retriever.catalog.contract.catalog import Catalog
+from retriever.catalog.types import Removal
+from retriever.library import Library
+from service.access.control import Control
+from service.corpus.chunk_caches import ChunkCaches
+from service.model.served_model import ServedModel
+from service.telemetry.logs import fields
+from store.blob_store import BlobStore
+from store.errors import StoreError
+from store.key import Scope
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 10.0  # how long a delete waits for the caches to go; the rest goes behind its back
+_SWEPT = 256  # chunks between two marks of how far it came
+TENANTS = "tenants"  # the folder of their catalogs
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Ids of chunks that left with what was deleted. `done`: every tier answers that their caches are absent.
+
+    `kept` are held by other documents.
+    """
+
+    chunks: tuple[str, ...]
+    kept: tuple[str, ...]
+    done: bool
+
+
+class Tenant:
+    """A tenant's catalog, library and store, and the model that computes what is stored. Safe for threads.
+
+    A delete reaches all of them together.
+    """
+
+    def __init__(self, name: str, library: Library, *, shelf: ChunkCaches, store: BlobStore) -> None:
+        self.name = name
+        self.library = library
+        self.shelf = shelf
+        self.store = store
+        self._sweeping = Lock()
+
+    @property
+    def catalog(self) -> Catalog:
+        """The library's catalog."""
+        return self.library.catalog
+
+    @property
+    def model(self) -> ServedModel:
+        """The model whose records the shelf knows."""
+        return self.shelf.model
+
+    def delete(self, documents: Sequence[str]) -> Removed:
+        """Deletes all versions of documents, what waits to be cut too; then the caches that nothing else needs."""
+        with self.catalog.change() as change:
+            removal = change.delete(documents)
+        return self._removed(removal)
+
+    def delete_collection(self, name: str) -> Removed:
+        """Deletes a collection with all its documents."""
+        with self.catalog.change() as change:
+            removal = change.delete_collection(name)
+        return self._removed(removal)
+
+    def _removed(self, removal: Removal) -> Removed:
+        return Removed(removal.gone, removal.kept, self.sweep(SWEEP_S))
+
+    def sweep(self, limit_s: float) -> bool:
+        """Deletes the caches of chunks that are gone. Returns whether none is left; anybody finds the rest again."""
+        end = time.monotonic() + limit_s
+        with self._sweeping:
+            while time.monotonic() < end:
+                with self.catalog.view() as view:
+                    removed = view.standing().removed
+                    rows = view.unswept(_SWEPT)
+                if not self._forget(rows, until=end):
+                    return False
+                with self.catalog.change() as change:
+                    change.swept(rows[-1][0] if rows else removed)
+                if len(rows) < _SWEPT:
+                    return True
+            return False
+
+    def _forget(self, rows: Sequence[tuple[int, str]], *, until: float) -> bool:
+        """Deletes the blobs of these chunks. Returns whether all went. A kill in between costs that some go twice."""
+        for _, chunk in rows:
+            if time.monotonic() > until:
+                return False
+            try:
+                self.store.delete(Scope(self.name, chunk))
+            except StoreError as error:
+                log.warning("caches of deleted chunks could not be removed yet", extra=fields(reason=str(error)))
+                return False
+        return True
+
+
+class Tenants:
+    """All tenants of a service, and their one model. A tenant is opened once, and made when it is first asked for."""
+
+    def __init__(
+        self,
+        data: Path,
+        model: ServedModel,
+        *,
+        store: BlobStore,
+        control: Control,
+        library: Callable[[Path], Library],
+    ) -> None:
+        self.model = model
+        self.store = store
+        self.control = control
+        self._folder = data / TENANTS
+        self._library = library
+        self._open: dict[str, Tenant] = {}
+        self._lock = Lock()
+
+    def open(self, name: str) -> Tenant:
+        """The tenant of this name. Names are checked where keys are made."""
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = self._made(name)
+            return self._open[name]
+
+    def _made(self, name: str) -> Tenant:
+        library = self._library(self._folder / name)
+        shelf = ChunkCaches(name, library.catalog, store=self.store, model=self.model, control=self.control)
+        return Tenant(name, library, shelf=shelf, store=self.store)
+
+    def names(self) -> list[str]:
+        """The names of tenants that have a catalog."""
+        return sorted(path.parent.name for path in self._folder.glob("*/catalog.sqlite"))
+
+    def opened(self) -> Iterator[Tenant]:
+        """The tenants that are in use."""
+        with self._lock:
+            yield from list(self._open.values())
+
+    def close(self) -> None:
+        """Let go of all catalogs, and of the model."""
+        for tenant in self.opened():
+            tenant.catalog.close()
+        self.model.engine.close()

@@ -1,0 +1,1 @@
+"""What is made of a loaded model: prompts, grammars, logit processors, checked records."""

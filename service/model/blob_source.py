@@ -1,0 +1,54 @@
+"""A stored blob as a source of keys and values: what the model's side asks for, layer by layer, out of a reader."""
+
+from blend.errors import UnreadableRecord
+from blend.model.fingerprint import Fingerprint
+from store.codec.decode import decode_group, packed_group
+from store.codec.spec import Spec
+from store.errors import BadBlob, MissReason, StoreError
+from store.reader import BlobReader
+from store.record import LayerKV, PackedLayer
+
+
+class BlobSource:
+    """One chunk's record in a store. One thread reads it, in ascending order of layers; each group is read once."""
+
+    def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
+        self.fingerprint = fingerprint
+        self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
+        self.nbytes = len(reader.raw_head)  # read so far
+        self._reader = reader
+        self._packed = Spec.parse(reader.head.codec).bits is not None
+        groups = reader.head.groups
+        first = [reader.head.frames[numbers.start] for numbers in groups]
+        self._group_of = {
+            layer: group
+            for group, frame in enumerate(first)
+            for layer in range(frame.layer, frame.layer + frame.layers)
+        }
+        self._start_of = [frame.layer for frame in first]
+        self._group: int = -1
+        self._layers: list[LayerKV | None] | list[PackedLayer | None] = []
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the chunk has, as the blob's head says."""
+        return self._reader.head.tokens
+
+    def layer(self, index: int) -> LayerKV | PackedLayer:
+        """A layer's keys and values. Raises Unreadable for a damaged frame, and where the medium does not answer."""
+        group = self._group_of[index]
+        if group != self._group:
+            try:
+                self._layers = (packed_group if self._packed else decode_group)(self._reader, group)
+            except BadBlob as error:
+                self.failure = error.reason
+                raise UnreadableRecord(str(error)) from error
+            except StoreError as error:
+                self.failure = MissReason.UNAVAILABLE
+                raise UnreadableRecord(str(error)) from error
+            self._group = group
+            head = self._reader.head
+            self.nbytes += sum(head.frames[number].nbytes for number in head.groups[group])
+        layer = self._layers[index - self._start_of[group]]
+        assert layer is not None, f"layer {index} keeps nothing of its own"
+        return layer

@@ -1,0 +1,116 @@
+"""Whether what is stored is still what the model computes: another version of a library may compute something else.
+
+A fingerprint names what should decide a record. Here one record is computed again and compared, before any is used.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from blend.errors import BlendError
+from blend.model.fingerprint import Fingerprint
+from retriever.catalog.contract.catalog import Catalog
+from retriever.catalog.types import Passage
+from retriever.filter_condition import EVERYTHING
+from retriever.library import Library
+from service.model.served_model import ServedModel
+from service.telemetry.logs import fields
+from store.blob import Terms
+from store.blob_store import BlobAccess
+from store.codec.decode import decode
+from store.codec.encode import encode
+from store.errors import StoreError
+from store.key import CacheKey
+from store.reader import BlobReader, read
+from store.record import Record, widen
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT = 20  # chunks of a tenant, to find one that is stored
+ROUNDING = 0.02  # of the numbers' size: what another device, or another order of adding, may make of them
+MOST = 100  # fingerprints that were retired
+
+
+def checked_model(
+    model: ServedModel, folder: Path, *, library: Callable[[Path], Library], store: BlobAccess
+) -> ServedModel:
+    """The model, with another fingerprint where what a tenant below the folder has stored is not what it computes."""
+    for path in sorted(folder.glob("*/catalog.sqlite")):
+        with closing(library(path.parent).catalog) as catalog:
+            found = _trusted(model, path.parent.name, catalog=catalog, store=store)
+        model = replace(model, fingerprint=found)
+    model.engine.identify(model.fingerprint)
+    return model
+
+
+def _trusted(model: ServedModel, tenant: str, *, catalog: Catalog, store: BlobAccess) -> Fingerprint:
+    """The model's fingerprint, or one that nothing is stored under yet, where a stored record is not the model's."""
+    first = tried = model.fingerprint
+    for number in range(1, MOST):
+        if _agrees(replace(model, fingerprint=tried), tenant, catalog=catalog, store=store):
+            break
+        log.error(
+            "a stored record is not what the model computes: its fingerprint is retired, all is computed again",
+            extra=fields(tenant=tenant, fingerprint=tried.digest),
+        )
+        tried = retired(first, number)
+    return tried
+
+
+def retired(first: Fingerprint, number: int) -> Fingerprint:
+    """What takes the place of a model's own fingerprint when so many before it are not to be used any more."""
+    return replace(first, capture=f"{first.capture}.{number}")
+
+
+def _agrees(model: ServedModel, tenant: str, *, catalog: Catalog, store: BlobAccess) -> bool:
+    """Is what is stored the model's? Where nothing is stored, or nothing can be compared, nothing is wrong."""
+    try:
+        for passage, prefix in _some(model, catalog):
+            ids = model.ids(passage.text)
+            key = CacheKey(tenant, passage.id, model.fingerprint.behind(prefix).digest, model.codec)
+            found = store.open(key) if ids else None
+            if ids and isinstance(found, BlobReader):
+                [record] = model.capture(prefix, [ids]).result()
+                return _close(found, record, key=key)
+    except (BlendError, StoreError) as error:
+        log.warning("no stored record could be compared", extra=fields(tenant=tenant, reason=type(error).__name__))
+    return True
+
+
+def _some(model: ServedModel, catalog: Catalog) -> Iterator[tuple[Passage, tuple[int, ...]]]:
+    """Passages of collections that the model has captured."""
+    with catalog.view() as view:
+        rows = view.rows_of(view.chunk_ids("", LOOKED_AT))
+        passages = view.holding(list(rows.values()), EVERYTHING)
+        prefixes = {each.collection: view.prefix(each.collection, model=model.fingerprint.digest) for each in passages}
+    for passage in passages:
+        prefix = prefixes[passage.collection]
+        if prefix is not None:
+            yield passage, prefix
+
+
+def _close(stored: BlobReader, record: Record, *, key: CacheKey) -> bool:
+    """Is the stored record as near as its codec keeps records: within twice what packing costs, and rounding?"""
+    blob = encode(record, key, terms=Terms(0, precomputed=False))
+    packed = decode(read(blob))
+    kept = decode(stored)
+    if kept.tokens != record.tokens:
+        return False
+    return _distance(kept, packed) <= 2 * _distance(packed, record) + ROUNDING
+
+
+def _distance(one: Record, other: Record) -> float:
+    """The difference as a root mean square, relative to the size of the numbers; the worst of the layers."""
+    worst = 0.0
+    for a, b in zip(one.layers, other.layers, strict=True):
+        if a is None or b is None:
+            continue
+        for x, y in ((a.keys, b.keys), (a.values, b.values)):
+            wide, reference = widen(x, one.dtype).astype(np.float64), widen(y, other.dtype).astype(np.float64)
+            size = float(np.square(reference).mean()) or 1.0
+            worst = max(worst, float(np.square(wide - reference).mean() / size) ** 0.5)
+    return worst

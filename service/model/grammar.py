@@ -1,0 +1,132 @@
+"""Answers that obey a JSON schema: forbids every token that would break it. Knows no request and no model."""
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blend.engine.sampling import LogitsProcessor
+from blend.model.tokenizer import Tokenizer
+from retriever.documents import Json
+from service.errors import Invalid
+
+ANY_OBJECT: Final[Json] = {"type": "object"}
+FIELD = "response_format"
+
+
+class Grammars:
+    """Grammars over one model's tokens; `vocabulary` is how many logits it gives. Any thread may ask.
+
+    The first grammar prepares the vocabulary, which takes a second for a large one; each further one about a
+    millisecond. None is kept: nobody can tell by the time it takes whether another asked for the same schema.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._prepared: _Vocabulary | None = None
+
+    def processor(self, schema: Json) -> LogitsProcessor:
+        """The processor for one answer that obeys the schema; {}: any JSON object. Raises `Invalid` with the reason."""
+        vocabulary = self._vocabulary_of_model()
+        matcher = LLMatcher(vocabulary.tokens, _source(schema or ANY_OBJECT), log_level=0)
+        constraint = Constraint(matcher, vocabulary)
+        constraint.allowed()  # some schemas turn out to fit nothing only here
+        return constraint
+
+    def _vocabulary_of_model(self) -> "_Vocabulary":
+        with self._lock:
+            if self._prepared is None:
+                self._prepared = _Vocabulary(self._tokenizer, self._vocabulary)
+            return self._prepared
+
+
+class Constraint:
+    """One answer's way through its grammar. When nothing more fits, only the end does."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: "_Vocabulary") -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._read = 0
+
+    def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
+        """See `LogitsProcessor`."""
+        self._follow(ids[self._read :])
+        self._read = len(ids)
+        allowed = torch.as_tensor(self.allowed(), device=logits.device)
+        return logits.masked_fill_(~allowed, -torch.inf)
+
+    def _follow(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            if not self._matcher.is_stopped():
+                self._matcher.consume_token(token)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Which tokens may come next, (V,). Raises `Invalid` where none can."""
+        self._check()
+        if self._matcher.is_stopped():
+            return self._vocabulary.ends
+        packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        bits = np.unpackbits(packed, count=len(self._vocabulary.usable), bitorder="little")
+        allowed = bits.view(np.bool_) & self._vocabulary.usable
+        if not allowed.any():
+            raise Invalid("the model has no token for what the JSON schema wants next", field=FIELD)
+        return allowed
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            told = self._matcher.get_error().partition("\n<")[0]  # what follows is the library's own state
+            reason = " ".join(told.split()) if " " in told else "nothing fits it"
+            raise Invalid(f"the JSON schema cannot be followed: {reason}", field=FIELD)
+
+
+class _Vocabulary:
+    """What the model can write, and what ends an answer. Control tokens are never a part of one."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        ends = sorted(token for token in tokenizer.stop_ids if token < size)
+        if not ends:
+            raise Invalid("the model has no token that ends an answer: leave out the JSON schema", field=FIELD)
+        control = sorted(token for token in {*tokenizer.control, *ends} if token < size)
+        pieces = [tokenizer.token_bytes(token) for token in range(size)]  # empty for an id that no text becomes
+        spelled = _Spelled(tokenizer, tokens=pieces, special_token_ids=control, eos_token_id=ends[0])
+        self.tokens = LLTokenizer(TokenizerWrapper(spelled), n_vocab=size, eos_token=ends)
+        self.ends = np.zeros(size, np.bool_)
+        self.ends[ends] = True
+        self.usable = np.array([len(piece) > 0 for piece in pieces], np.bool_)
+        self.usable[control] = False
+        self.usable |= self.ends
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelled:
+    """A tokenizer as llguidance wants one. Its own reading of tokenizer.json gets Unigram and Metaspace wrong."""
+
+    tokenizer: Tokenizer
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_id: int
+    bos_token_id: int | None = None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self.tokenizer.encode_text(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+
+
+def _source(schema: Json) -> str:
+    """The schema's grammar. White space is not free: a model unsure of what follows would write it without end."""
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps(schema),
+            overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+        )
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"the JSON schema cannot be followed: {error}", field=FIELD) from None

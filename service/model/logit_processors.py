@@ -1,0 +1,69 @@
+"""What a request makes likelier or less likely, as OpenAI defines it. Knows no grammar and no interface."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from blend.engine.sampling import LogitsProcessor
+from service.errors import Invalid
+
+
+class Penalties:
+    """Makes less likely what the answer holds already: by `frequency` for each time, by `presence` once."""
+
+    def __init__(self, *, frequency: float, presence: float) -> None:
+        self._frequency = frequency
+        self._presence = presence
+        self._counts: Tensor | None = None  # (V,), of the ids read so far
+        self._read = 0
+
+    def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
+        """See `LogitsProcessor`."""
+        if self._counts is None:
+            self._counts = torch.zeros_like(logits)
+        fresh = torch.tensor(ids[self._read :], dtype=torch.int64, device=logits.device)
+        self._counts.index_add_(0, fresh, torch.ones_like(fresh, dtype=logits.dtype))
+        self._read = len(ids)
+        return logits - self._frequency * self._counts - self._presence * (self._counts > 0)
+
+
+class LogitBias:
+    """Adds to the logits of some tokens."""
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        self._biases = dict(biases)
+        self._placed: tuple[Tensor, Tensor] | None = None  # ids and what is added, on the logits' device
+
+    def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
+        """See `LogitsProcessor`."""
+        if self._placed is None:
+            self._placed = self._place(logits)
+        return logits.index_add(0, *self._placed)
+
+    def _place(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        strange = [token for token in self._biases if not 0 <= token < len(logits)]
+        if strange:
+            reason = f"there is no token {strange[0]}, the model has {len(logits)}: leave it out of logit_bias"
+            raise Invalid(reason, field="logit_bias")
+        ids = torch.tensor([*self._biases], dtype=torch.int64, device=logits.device)
+        return ids, torch.tensor([*self._biases.values()], dtype=logits.dtype, device=logits.device)
+
+
+class ProcessorChain:
+    """Several processors, each behind the one before."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
+        self._processors = tuple(processors)
+
+    def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
+        """See `LogitsProcessor`."""
+        for processor in self._processors:
+            logits = processor(ids, logits)
+        return logits
+
+
+def chained(*processors: LogitsProcessor | None) -> LogitsProcessor | None:
+    """All given processors as one, in this order; None for none. A grammar goes last: nothing lifts what it forbids."""
+    given = [processor for processor in processors if processor is not None]
+    return ProcessorChain(given) if len(given) > 1 else given[0] if given else None

@@ -1,0 +1,186 @@
+"""Where everything stands in a prompt: turns of a chat, passages, questions. Knows templates, no caches and no search.
+
+A prompt is laid out of turns, a turn of parts. What stands before the first passage is the prefix, what stands behind
+the last one is the suffix. Of a question the order is fixed: the template's head, the passages with a gap behind each,
+the question, the template's tail.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
+
+from blend.errors import TokenizerError
+from blend.fuse.prompt import ChunkSegment, Prompt, RecordSource, TextSegment
+from blend.model import template
+from blend.model.template import ChatMessage, Option
+from blend.model.tokenizer import Tokenizer
+
+SYSTEM = "Answer the question from the documents."
+ASK = "Question: "
+
+_REMEMBERED = 4096  # texts whose ids are kept: of passages and of templates
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPassage:
+    """A passage in a prompt. Its title follows it, so that the first passage stands right behind the prefix."""
+
+    text: str
+    title: str = ""
+
+    @property
+    def gap(self) -> str:
+        return f"\n({self.title})\n\n" if self.title else "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPart:
+    """A stretch of a turn. `passage`: its number among the passages of the prompt; None for other text."""
+
+    text: str
+    passage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnParts:
+    """A turn of a chat."""
+
+    role: str
+    parts: tuple[TurnPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Token ids that stand together: of a passage, or of what is between passages."""
+
+    ids: Ids
+    passage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """A prompt as token ids. The first and the last of `runs` are passages, if there are any."""
+
+    prefix: Ids
+    runs: tuple[TokenRun, ...]
+    suffix: Ids
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the whole prompt has."""
+        return len(self.prefix) + sum(len(run.ids) for run in self.runs) + len(self.suffix)
+
+    def prompt(self, sources: Mapping[int, RecordSource]) -> Prompt:
+        """The prompt for the engine, with the records that there are."""
+        segments = [
+            TextSegment(run.ids) if run.passage is None else ChunkSegment(run.ids, sources.get(run.passage))
+            for run in self.runs
+        ]
+        return Prompt(self.prefix, tuple(segments), self.suffix)
+
+
+class PromptBuilder:
+    """Turns into token ids, with those of passages and templates remembered. Safe for threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.ids = lru_cache(_REMEMBERED)(self._text_ids)  # of a passage
+        self._of_template = lru_cache(_REMEMBERED)(self._template_ids)
+        self._opening = lru_cache(_REMEMBERED)(self._opening_ids)
+
+    def says(self, text: str) -> bool:
+        """Do the token ids of a text say all of it?"""
+        return self.tokenizer.round_trips(text, self.ids(text))
+
+    def lay(self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None) -> PromptTokens:
+        """The prompt of a chat, ready for the answer. Without a passage, the last turn's own text is in the suffix."""
+        rows = list(self.rows(turns, options=options))
+        places = [at for at, (_, part) in enumerate(rows) if part and part.passage is not None]
+        if not places:
+            last = max((at for at, (_, part) in enumerate(rows) if part), default=len(rows) - 1)  # all may be empty
+            return PromptTokens(_joined(ids for ids, _ in rows[:last]), (), _joined(ids for ids, _ in rows[last:]))
+        first, last = places[0], places[-1] + 1
+        runs = (TokenRun(ids, part.passage if part else None) for ids, part in rows[first:last])
+        prefix, suffix = (_joined(ids for ids, _ in each) for each in (rows[:first], rows[last:]))
+        return PromptTokens(prefix, tuple(run for run in runs if run.ids), suffix)
+
+    def rows(
+        self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None
+    ) -> Iterator[tuple[Ids, TurnPart | None]]:
+        """Ids in order, with the part that they are of; None for those of the template.
+
+        Where the template knows no system role, the system prompt is the user's first words; without a template all
+        is plain text.
+        """
+        if not cast(object, self.tokenizer.source.chat_template):  # pyright: ignore[reportUnknownMemberType]
+            yield from self._plain(turns)
+            return
+        try:
+            pieces = template.render(self.tokenizer, _messages(turns), options=options)
+        except TokenizerError:
+            merged = _merged(turns)
+            if merged == turns:
+                raise
+            turns = merged
+            pieces = template.render(self.tokenizer, _messages(turns), options=options)
+        for number, piece in enumerate(pieces):
+            if piece.place is None:
+                yield (self._of_template if number else self._opening)(piece.text), None
+            else:
+                part = turns[piece.place.message].parts[piece.place.part]
+                yield self._part_ids(part), part
+
+    def _plain(self, turns: Sequence[TurnParts]) -> Iterator[tuple[Ids, TurnPart | None]]:
+        yield tuple(self.tokenizer.encode_opening("")), None
+        for turn in turns:
+            asked = turn.role == "user"
+            for part in turn.parts:
+                yield self._part_ids(part), part
+            yield self._of_template("\nAnswer:" if asked else "\n\n"), None
+
+    def _part_ids(self, part: TurnPart) -> Ids:
+        return self._text_ids(part.text) if part.passage is None else self.ids(part.text)
+
+    def _text_ids(self, text: str) -> Ids:
+        return tuple(self.tokenizer.encode_text(text))
+
+    def _template_ids(self, text: str) -> Ids:
+        return tuple(self.tokenizer.encode_template(text))
+
+    def _opening_ids(self, text: str) -> Ids:
+        return tuple(self.tokenizer.encode_opening(text))
+
+
+def question_turns(
+    passages: Sequence[PromptPassage], *, question: str, system: str = SYSTEM, before: Sequence[TurnParts] = ()
+) -> list[TurnParts]:
+    """A question about passages, behind what was said before."""
+    head = TurnParts("system", (TurnPart(system),))
+    return [head, *before, TurnParts("user", (*passage_parts(passages), TurnPart(ASK + question)))]
+
+
+def passage_parts(passages: Sequence[PromptPassage]) -> tuple[TurnPart, ...]:
+    """The parts of passages, each with the gap behind it."""
+    return tuple(
+        part for number, each in enumerate(passages) for part in (TurnPart(each.text, number), TurnPart(each.gap))
+    )
+
+
+def _messages(turns: Sequence[TurnParts]) -> list[ChatMessage]:
+    return [ChatMessage(turn.role, tuple(part.text for part in turn.parts)) for turn in turns]
+
+
+def _merged(turns: Sequence[TurnParts]) -> list[TurnParts]:
+    """The turns, where the first is the system's, with that as the beginning of the user's first one."""
+    at = next((at for at, turn in enumerate(turns) if turn.role == "user"), None)
+    if not turns or turns[0].role not in ("system", "developer") or at is None:
+        return [*turns]
+    user = TurnParts("user", (*turns[0].parts, TurnPart("\n\n"), *turns[at].parts))
+    return [*turns[1:at], user, *turns[at + 1 :]]
+
+
+def _joined(pieces: Iterable[Ids]) -> Ids:
+    return tuple(token for piece in pieces for token in piece)

@@ -1,0 +1,51 @@
+"""What a loaded model brings: its engine, its tokenizer, what identifies it, how its records are packed and reused."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from blend.engine.engine import Engine
+from blend.fuse.fuse import BlendOrder
+from blend.model.fingerprint import Fingerprint
+from retriever.documents import Json
+from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, question_turns
+from store.record import Record
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that is loaded, and how it is used. The fingerprint's prefix is empty.
+
+    `blending`: what a request gets that asks for nothing else.
+    """
+
+    engine: Engine
+    wording: PromptBuilder
+    fingerprint: Fingerprint
+    codec: str
+    blending: BlendOrder
+    window: int
+    vocabulary: int
+
+    def prefix(self, rules: Json) -> Ids:
+        """What the chunks of a collection with these rules are captured behind, as it is rendered today."""
+        system = rules.get("system")
+        turns = question_turns([PromptPassage("")], question="", system=SYSTEM if system is None else str(system))
+        return self.wording.lay(turns).prefix
+
+    def ids(self, text: str) -> Ids | None:
+        """The token ids of a chunk; None for one that can be served as text only."""
+        stripped = text.strip()
+        if not stripped or not self.wording.says(stripped):
+            return None
+        return self.wording.ids(stripped)
+
+    def counted(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each text has, as a chunker counts them."""
+        return [len(self.wording.tokenizer.encode_text(text)) for text in texts]
+
+    def capture(self, prefix: Ids, chunks: Sequence[Ids]) -> Future[list[Record]]:
+        """See `Engine.capture`."""
+        return self.engine.capture(prefix, chunks)

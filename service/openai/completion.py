@@ -1,0 +1,206 @@
+"""Renders events as what OpenAI's clients read: one answer, or chunks of it as server-sent events. Knows no request."""
+
+import logging
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from blend.engine.engine import Finish
+from service.answers.events import Delta, Event, Finished, Retrieved, Source, TopToken, Usage
+from service.api.rendering import rendered_source
+from service.errors import Unavailable
+from service.openai.bodies import (
+    AnswerMessage,
+    CachedTokens,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Choice,
+    ChunkChoice,
+    CompletionUsage,
+    Extra,
+    Logprobs,
+    MessageDelta,
+    TokenLogprob,
+    TopLogprob,
+)
+from service.openai.errors import FORESEEN, error_body
+
+SURE: Final = b""  # what a stream yields first: from here on there is an answer
+END: Final = b"data: [DONE]\n\n"
+LEAST: Final = -9999.0  # JSON has no infinity
+
+log = logging.getLogger(__name__)
+
+Reason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every part of an answer says."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+async def completion(events: AsyncGenerator[Event], envelope: Envelope) -> ChatCompletion:
+    """The whole answer."""
+    sources: tuple[Source, ...] = ()
+    deltas: list[Delta] = []
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case Retrieved():
+                    sources = event.sources
+                case Delta():
+                    deltas.append(event)
+                case Finished():
+                    return _completion(envelope, deltas, finished=event, sources=sources)
+                case _:
+                    pass
+    raise AssertionError("the events ended without the last of them")
+
+
+async def stream(events: AsyncGenerator[Event], envelope: Envelope, *, with_usage: bool) -> AsyncGenerator[bytes]:
+    """Yields `SURE` when there is a first token, then server-sent events.
+
+    Errors before are raised; one that comes later is the last event, and what nobody foresaw is raised besides.
+    """
+    chunks = Chunks(envelope, with_usage=with_usage)
+    begun = False
+    async with aclosing(events):
+        try:
+            async for event in events:
+                if not begun and isinstance(event, Delta | Finished):
+                    begun = True
+                    yield SURE
+                    yield _line(chunks.opening())
+                for chunk in chunks.of(event):
+                    yield _line(chunk)
+        except Exception as error:
+            if not begun:
+                raise
+            yield f"data: {error_body(error).model_dump_json()}\n\n".encode()
+            if not isinstance(error, FORESEEN):
+                raise
+            log.warning("an answer ended early", extra={"reason": type(error).__name__})
+            return
+    yield END
+
+
+class Chunks:
+    """The chunks of one answer."""
+
+    def __init__(self, envelope: Envelope, *, with_usage: bool) -> None:
+        self._envelope = envelope
+        self._with_usage = with_usage
+        self._sources: tuple[Source, ...] = ()
+
+    def opening(self) -> ChatCompletionChunk:
+        """The first chunk, which says who speaks."""
+        return self._chunk(MessageDelta(role="assistant", content=""))
+
+    def of(self, event: Event) -> Iterator[ChatCompletionChunk]:
+        """The chunks that an event adds, often none."""
+        match event:
+            case Retrieved():
+                self._sources = event.sources
+            case Delta():
+                if event.text or event.token:
+                    yield self._chunk(MessageDelta(content=event.text), logprobs=_logprobs([event]))
+            case Finished():
+                yield from self._ending(event)
+            case _:
+                pass
+
+    def _ending(self, finished: Finished) -> Iterator[ChatCompletionChunk]:
+        reason = _reason(finished.reason)
+        if finished.text:
+            yield self._chunk(MessageDelta(content=finished.text))
+        last = self._chunk(MessageDelta(), reason=reason)
+        if self._with_usage:
+            yield last
+            last = self._bare([])
+            last.usage = usage_of(finished.usage)
+        last.kvweave = _extra(finished, self._sources)
+        yield last
+
+    def _chunk(
+        self, delta: MessageDelta, *, logprobs: Logprobs | None = None, reason: Reason | None = None
+    ) -> ChatCompletionChunk:
+        return self._bare([ChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=reason)])
+
+    def _bare(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
+        each = self._envelope
+        chunk = ChatCompletionChunk(
+            id=each.id,
+            object="chat.completion.chunk",
+            created=each.created,
+            model=each.model,
+            system_fingerprint=each.fingerprint,
+            choices=choices,
+        )
+        if self._with_usage:
+            chunk.usage = None  # said, and not left out
+        return chunk
+
+
+def usage_of(usage: Usage) -> CompletionUsage:
+    """What an answer took, as OpenAI counts."""
+    return CompletionUsage(
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        total_tokens=usage.prompt + usage.completion,
+        prompt_tokens_details=CachedTokens(cached_tokens=usage.reused),
+    )
+
+
+def _completion(
+    envelope: Envelope, deltas: list[Delta], *, finished: Finished, sources: tuple[Source, ...]
+) -> ChatCompletion:
+    text = "".join(delta.text for delta in deltas) + finished.text
+    choice = Choice(
+        message=AnswerMessage(content=text), logprobs=_logprobs(deltas), finish_reason=_reason(finished.reason)
+    )
+    return ChatCompletion(
+        id=envelope.id,
+        created=envelope.created,
+        model=envelope.model,
+        system_fingerprint=envelope.fingerprint,
+        choices=[choice],
+        usage=usage_of(finished.usage),
+        kvweave=_extra(finished, sources),
+    )
+
+
+def _extra(finished: Finished, sources: tuple[Source, ...]) -> Extra:
+    return Extra(
+        report=finished.report,
+        sources=[rendered_source(each) for each in sources],
+        recomputed_tokens=finished.usage.recomputed,
+    )
+
+
+def _reason(reason: Finish) -> Reason:
+    if reason == "cancelled":
+        raise Unavailable("the answer was cut off, the service is stopping: ask again")
+    return reason
+
+
+def _logprobs(deltas: list[Delta]) -> Logprobs | None:
+    content = [
+        TokenLogprob(**_top(delta.token).model_dump(), top_logprobs=[_top(each) for each in delta.top])
+        for delta in deltas
+        if delta.token
+    ]
+    return Logprobs(content=content, refusal=None) if content else None
+
+
+def _top(token: TopToken) -> TopLogprob:
+    return TopLogprob(token=token.text, logprob=max(token.logprob, LEAST), bytes=list(token.raw))
+
+
+def _line(chunk: ChatCompletionChunk) -> bytes:
+    return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()

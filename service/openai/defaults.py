@@ -1,0 +1,94 @@
+"""Turns OpenAI's body into what the pipeline is asked. Knows no HTTP and no answer."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from blend.engine.sampling import LogitsProcessor, Sampling
+from blend.fuse.fuse import BlendOrder
+from retriever.documents import Json
+from service.access.principal import Principal
+from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
+from service.api.models.query import ObjectFormat, SchemaFormat
+from service.errors import Invalid
+from service.model.logit_processors import LogitBias, Penalties, chained
+from service.openai.request import ChatRequest
+
+MOST_TOKENS: Final = 2048  # of an answer whose request does not say: so much memory is set aside for it
+SMALLEST: Final = 1e-9  # the likeliest token alone
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds where a request says nothing."""
+
+    blending: BlendOrder
+    top_k: int
+
+
+def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, defaults: Defaults) -> AnswerRequest:
+    """What the request wants. Raises `Invalid` for what does not go together."""
+    return AnswerRequest(
+        principal=principal,
+        turns=tuple(Turn("system" if each.role == "developer" else each.role, each.text) for each in request.messages),
+        lookup=_lookup(request, top_k=defaults.top_k),
+        chunk_ids=tuple(request.chunk_ids or ()),
+        documents=tuple(RequestDocument(each.text, each.title, each.id) for each in request.documents or ()),
+        blending=_blending(request, defaults.blending),
+        sampling=_sampling(request),
+        grammar=_grammar(request),
+        asks=False,
+        inline=True,
+        template=request.chat_template_kwargs or {},
+        id=id,
+    )
+
+
+def _lookup(request: ChatRequest, *, top_k: int) -> Lookup | None:
+    last = request.messages[-1]
+    if (request.collection or request.chunk_ids or request.documents) and last.role != "user":
+        raise Invalid(f"the last message is the user's, where documents are read; got {last.role!r}", field="messages")
+    if request.collection is None:
+        return None
+    return Lookup(last.text, collection=request.collection, top_k=top_k)
+
+
+def _blending(request: ChatRequest, default: BlendOrder) -> BlendOrder | None:
+    wanted = request.blend
+    if wanted is None or (wanted.policy is None and wanted.ratio is None):
+        return None
+    return wanted.over(default)
+
+
+def _sampling(request: ChatRequest) -> Sampling:
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    return Sampling(
+        max_tokens=request.max_completion_tokens or request.max_tokens or MOST_TOKENS,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else max(request.top_p, SMALLEST),
+        seed=request.seed,
+        stop=tuple(stop or ()),
+        logprobs=_logprobs(request),
+        processor=_processor(request),
+    )
+
+
+def _logprobs(request: ChatRequest) -> int | None:
+    if request.top_logprobs and not request.logprobs:
+        raise Invalid("top_logprobs needs logprobs: true", field="top_logprobs")
+    return request.top_logprobs or 0 if request.logprobs else None
+
+
+def _processor(request: ChatRequest) -> LogitsProcessor | None:
+    frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
+    biases = {int(token): bias for token, bias in (request.logit_bias or {}).items()}
+    return chained(
+        LogitBias(biases) if biases else None,
+        Penalties(frequency=frequency, presence=presence) if frequency or presence else None,
+    )
+
+
+def _grammar(request: ChatRequest) -> Json | None:
+    wanted = request.response_format
+    if isinstance(wanted, SchemaFormat):
+        return wanted.json_schema.schema_
+    return {} if isinstance(wanted, ObjectFormat) else None

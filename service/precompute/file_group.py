@@ -1,0 +1,199 @@
+"""What is missing or changed of a corpus, read and cut, in groups that go together. Computes and stores nothing."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from blend.errors import TokenizerError
+from retriever.catalog.types import Limit, SourceFile
+from retriever.documents import Document
+from retriever.errors import DocumentError
+from retriever.readers.reading import ReadingProblem
+from service.corpus.chunk_caches import CapturePrefix
+from service.corpus.collection_rules import CollectionRules
+from service.corpus.drafts import cut_draft
+from service.corpus.tenants import Tenant
+from service.errors import Invalid
+from service.model.served_model import Ids
+from service.precompute.corpus_file import CorpusFile, FileDocuments, read_in
+from service.precompute.progress import RunProgress
+from store.key import Scope
+
+GROUP_TOKENS = 16_384  # to compute, between two transactions
+GROUP_FILES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The collection that a corpus goes into. `url` names the store, and says its budgets."""
+
+    tenant: Tenant
+    collection: str
+    rules: CollectionRules
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of several equal shares of all chunks; which, their ids tell."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """The share that a text such as `0/4` to `3/4` names. Raises Invalid for another text."""
+        number, _, of = text.partition("/")
+        if number.isdecimal() and of.isdecimal() and int(number) < int(of):
+            return cls(int(number), int(of))
+        raise Invalid(f"--shard takes a share such as 0/4, the first of four, up to 3/4; got {text!r}")
+
+    def holds(self, chunk: str) -> bool:
+        """Is the chunk of this share?"""
+        return int(chunk[:8], 16) % self.of == self.number
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusState:
+    """What there is before a run. `stored`: the bytes of each chunk that the collection's model has there."""
+
+    behind: CapturePrefix
+    stored: dict[str, int]
+    limit: Limit | None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all that is stored."""
+        return sum(self.stored.values())
+
+
+def look(target: Target) -> CorpusState:
+    """The standing as the catalog and the store tell it now."""
+    behind = target.tenant.shelf.behind([target.collection])[target.collection]
+    digest = behind.fingerprint.digest
+    stored = {
+        entry.key.chunk: entry.nbytes
+        for entry in target.tenant.store.entries(Scope(target.tenant.name))
+        if (entry.key.fingerprint, entry.key.codec) == (digest, target.tenant.model.codec)
+    }
+    with target.tenant.catalog.view() as view:
+        return CorpusState(behind, stored, view.limit(target.collection, model=digest))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file that was read again. One that is not `whole` has documents that could not be read."""
+
+    file: CorpusFile
+    documents: list[Document]
+    whole: bool
+
+
+@dataclass(slots=True)
+class FileGroup:
+    """Files that go together. `chunks` are to be computed; `waiting` counts those that are not yet."""
+
+    fresh: list[ReadFile] = field(default_factory=list[ReadFile])
+    chunks: dict[str, Ids] = field(default_factory=dict[str, Ids])
+    tally: RunProgress = field(default_factory=RunProgress)
+    versions: list[int] = field(default_factory=list[int])
+    staged: set[str] = field(default_factory=set[str])
+    waiting: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return sum(map(len, self.chunks.values())) >= GROUP_TOKENS or self.tally.files >= GROUP_FILES
+
+
+class CorpusReader:
+    """Reads for one run. `seen`: all chunks that came by, in the corpus's order, and whether they are to be computed.
+
+    `settled`: what is missing of files that did not change is over budget, and is not asked for again.
+    """
+
+    def __init__(
+        self, target: Target, standing: CorpusState, *, shard: Shard | None = None, settled: bool = False
+    ) -> None:
+        self.seen: dict[str, bool] = {}
+        self._target = target
+        self._standing = standing
+        self._shard = shard
+        self._settled = settled
+
+    def groups(self, found: Iterable[CorpusFile | ReadingProblem]) -> Iterator[FileGroup]:
+        """Yields the groups of the corpus; the last may be empty."""
+        with self._target.tenant.catalog.view() as view:
+            known = view.sources(self._target.collection)
+        group, start = FileGroup(), time.perf_counter()
+        for each in found:
+            if isinstance(each, ReadingProblem):
+                group.tally.problems.append(each)
+                continue
+            group.tally.files += 1
+            if not self._add_known(group, each, source=known.get(each.name)):
+                self._add_fresh(group, each)
+            if group.is_full:
+                group.tally.spend("read and cut", time.perf_counter() - start)
+                yield group
+                group, start = FileGroup(), time.perf_counter()
+        group.tally.spend("read and cut", time.perf_counter() - start)
+        yield group
+
+    def _add_known(self, group: FileGroup, file: CorpusFile, *, source: SourceFile | None) -> bool:
+        """Adds a file's chunks and returns True if it is as it was when its documents came to serve, and these do."""
+        if source is None or source.signature != signature(file, self._target.rules):
+            return False
+        with self._target.tenant.catalog.view() as view:
+            found = [view.document(document) for document in source.documents]
+            if not all(entry and entry.collection == self._target.collection for entry in found):
+                return False
+            group.tally.unchanged += 1
+            for passage in (each for document in source.documents for each in view.passages(document)):
+                self._add(group, passage.id, text=passage.text, settled=self._settled)
+        return True
+
+    def _add_fresh(self, group: FileGroup, file: CorpusFile) -> None:
+        read = read_in(file)
+        problems = list(read.problems)
+        documents = list(self._cut(read, problems))
+        group.tally.problems += problems
+        if documents or not problems:
+            group.fresh.append(ReadFile(file, documents, whole=not problems))
+        for document in documents:
+            for part in document.parts:
+                self._add(group, part.id, text=part.text, settled=False)
+
+    def _cut(self, read: FileDocuments, problems: list[ReadingProblem]) -> Iterator[Document]:
+        target = self._target
+        for draft in read.drafts:
+            try:
+                document = cut_draft(
+                    draft, draft.id, tokens=target.rules.chunk_tokens, count=target.tenant.model.counted
+                )
+                for part in document.parts:
+                    target.tenant.model.ids(part.text)
+            except (DocumentError, TokenizerError) as error:
+                problems.append(ReadingProblem(draft.id, str(error)))
+            else:
+                yield document
+
+    def _add(self, group: FileGroup, chunk: str, *, text: str, settled: bool) -> None:
+        if chunk in self.seen or (self._shard and not self._shard.holds(chunk)):
+            return
+        self.seen[chunk] = False
+        group.tally.chunks += 1
+        if chunk in self._standing.stored:
+            group.tally.present += 1
+        elif (ids := self._target.tenant.model.ids(text)) is None:
+            group.tally.unsupported += 1
+        elif settled:
+            group.tally.over_budget += 1
+        else:
+            self.seen[chunk] = True
+            group.chunks[chunk] = ids
+            group.waiting += 1
+
+
+def signature(file: CorpusFile, rules: CollectionRules) -> str:
+    """What tells whether a file must be read and cut again."""
+    return f"{file.signature} {rules.chunk_tokens}"

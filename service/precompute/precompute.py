@@ -1,0 +1,320 @@
+"""Works through a corpus: what comes next is read and cut while chunks are computed. Prints nothing."""
+
+import json
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from blake3 import blake3
+
+from retriever.catalog.types import Collection, Limit, SourceFile
+from retriever.documents import Document
+from retriever.readers.reading import ReadingProblem
+from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
+from service.model.served_model import Ids
+from service.precompute.corpus_file import CorpusFile
+from service.precompute.file_group import CorpusReader, CorpusState, FileGroup, Shard, Target, look, signature
+from service.precompute.need import BudgetedStore, CacheBudget, needs
+from service.precompute.progress import RunProgress
+from store.blob_store import Put
+
+RANKED = 256  # chunks whose texts are looked up together
+SWEEP_S = 60.0  # what is left then is swept by the next run
+
+Told = Callable[[RunProgress], None]
+Capture = Callable[[Ids, Iterable[CaptureItem]], Iterator[CaptureOutcome]]  # in any order
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePlan:
+    """Which chunks are computed, and where: `capture` in the place of this process. A shard makes no catalog."""
+
+    budget: CacheBudget | None = None
+    shard: Shard | None = None
+    capture: Capture | None = None
+    top_k: int = 5
+
+
+class Precompute:
+    """Works through the corpus of one collection. May be stopped anywhere, and run again."""
+
+    def __init__(self, target: Target, plan: CapturePlan = CapturePlan()) -> None:
+        self.tally = RunProgress()
+        self._target = target
+        self._plan = plan
+
+    def run(self, found: Iterable[CorpusFile | ReadingProblem], *, told: Told) -> RunProgress:
+        """Works on all files; `told` is called meanwhile. Raises StoreError and CatalogError; what was done is kept."""
+        self._begin()
+        standing = look(self._target)
+        terms = self._terms()
+        limit = standing.limit
+        settled = limit is not None and limit.terms == terms and self._held(standing) >= limit.nbytes
+        reader = CorpusReader(self._target, standing, shard=self._plan.shard, settled=settled)
+        run = _Run(self._target, self._plan, standing=standing, tally=self.tally, told=told)
+        with ThreadPoolExecutor(1, "kvweave-read") as pool:
+            groups = _ahead(reader.groups(found), pool)
+            if self._plan.budget is None:
+                run.compute_all(groups)
+            else:
+                run.compute_needed(groups, self._plan.budget, seen=reader.seen)
+        self._target.tenant.store.flush()
+        if self._plan.shard is None:
+            self._remember(standing, terms)
+            self._sweep()
+        return self.tally
+
+    def prune(self, names: Iterable[str]) -> None:
+        """Delete the documents of files that are remembered and not among these names."""
+        target, kept = self._target, set(names)
+        with target.tenant.catalog.view() as view:
+            known = view.sources(target.collection)
+        held = {document for name, source in known.items() if name in kept for document in source.documents}
+        for name, source in known.items():
+            if name not in kept:
+                gone = _in_collection(target, [document for document in source.documents if document not in held])
+                target.tenant.delete(gone)
+                with target.tenant.catalog.change() as change:
+                    change.forget_source(target.collection, name)
+                self.tally.removed += len(gone)
+
+    def _begin(self) -> None:
+        """Makes the collection where it is not there."""
+        target = self._target
+        with target.tenant.catalog.view() as view:
+            if view.collection(target.collection) is not None:
+                return
+        with target.tenant.catalog.change() as change:
+            change.put_collection(Collection(target.collection, target.rules.to_json()))
+
+    def _sweep(self) -> None:
+        """What runs that were killed left behind goes, and the caches of all that is gone.
+
+        Not earlier: until all files are read, any of them may bring a text back whose cache is there.
+        """
+        with self._target.tenant.catalog.change() as change:
+            change.drop_orphans()
+        self._target.tenant.sweep(SWEEP_S)
+
+    def _terms(self) -> str:
+        """What limits this run, in words that tell whether another run might come further."""
+        plan, store = self._plan, blake3(self._target.url.encode()).hexdigest(16)
+        if plan.budget is None:
+            return json.dumps([store])
+        asked = blake3("\0".join(plan.budget.questions).encode()).hexdigest(16)
+        return json.dumps([store, plan.budget.nbytes, plan.top_k, asked])
+
+    def _held(self, standing: CorpusState) -> int:
+        """Bytes of all that stands in the way: where it falls below what it was, there is room again."""
+        if self._plan.budget is not None:
+            return standing.nbytes
+        return sum(entry.nbytes for entry in self._target.tenant.store.entries())
+
+    def _remember(self, standing: CorpusState, terms: str) -> None:
+        """Why not all is stored, so that the next run need not try."""
+        limit = Limit(terms, self._held(look(self._target))) if self.tally.over_budget else None
+        if limit != standing.limit:
+            with self._target.tenant.catalog.change() as change:
+                change.put_limit(self._target.collection, limit, model=standing.behind.fingerprint.digest)
+
+
+class _Run:
+    """One run, from the first group to the last outcome."""
+
+    def __init__(
+        self, target: Target, plan: CapturePlan, *, standing: CorpusState, tally: RunProgress, told: Told
+    ) -> None:
+        self._target = target
+        self._plan = plan
+        self._standing = standing
+        self._tally = tally
+        self._told = told
+        self._owner: dict[str, FileGroup] = {}
+        self._is_full = False
+        with target.tenant.catalog.view() as view:
+            self._known = view.sources(target.collection)  # nobody else changes them meanwhile
+
+    def compute_all(self, groups: Iterable[FileGroup]) -> None:
+        """Each group serves when all its chunks are stored, or cannot be."""
+        self._take(self._asked(groups), sink=self._target.tenant.store)
+
+    def compute_needed(self, groups: Iterable[FileGroup], budget: CacheBudget, *, seen: Mapping[str, bool]) -> None:
+        """All groups serve first; then what the questions need most is computed, until the budget is used up."""
+        tally, target, stored = self._tally, self._target, self._standing.stored
+        for group in groups:
+            self._open(group)
+            self._leave(group)
+            self._close(group)
+        if not any(seen.values()):
+            return
+        with self._timed("rank"):
+            need = needs(
+                target.tenant.library, budget.questions, collection=target.collection, top_k=self._plan.top_k
+            )  # fmt: skip
+        ranked = sorted(seen, key=lambda chunk: -need[chunk])
+        there = [
+            (target.tenant.shelf.key(chunk, self._standing.behind), stored[chunk])
+            for chunk in ranked
+            if chunk in stored
+        ]
+
+        def room() -> int:
+            return budget.nbytes - sum(nbytes for chunk, nbytes in look(target).stored.items() if chunk in seen)
+
+        sink = BudgetedStore(target.tenant.store, room, spare=there, need=need)
+        wanted = self._texts([chunk for chunk in ranked if seen[chunk]], sink)
+        self._take(wanted, sink=sink)
+        tally.dropped, tally.present = sink.dropped, tally.present - sink.dropped
+        tally.over_budget = tally.chunks - tally.present - tally.stored - tally.unsupported
+
+    def _take(self, items: Iterable[CaptureItem], *, sink: Sink) -> None:
+        capturing = ChunkCapture(self._target.tenant.model, sink, purpose=Purpose.JOB)
+        capture = self._plan.capture or capturing.run
+        start = time.perf_counter() - self._tally.seconds.get("index", 0.0)
+        for outcome in capture(self._standing.behind.prefix, items):
+            if self._plan.capture is None:
+                self._tally.seconds |= asdict(capturing.spent)
+            else:  # what is not spent on indexing here is waited for
+                self._tally.seconds["compute"] = time.perf_counter() - start - self._tally.seconds.get("index", 0.0)
+            self._count(outcome)
+            self._told(self._tally)
+
+    def _asked(self, groups: Iterable[FileGroup]) -> Iterator[CaptureItem]:
+        """The chunks of each group in turn. A group that waits for none serves at once."""
+        shelf, behind = self._target.tenant.shelf, self._standing.behind
+        for group in groups:
+            self._open(group)
+            if self._is_full:
+                self._leave(group)
+            self._owner |= dict.fromkeys(group.chunks, group)
+            if not group.waiting:
+                self._close(group)
+            yield from (CaptureItem(shelf.key(chunk, behind), ids) for chunk, ids in group.chunks.items())
+
+    def _texts(self, chunks: Sequence[str], sink: BudgetedStore) -> Iterator[CaptureItem]:
+        """Yields chunks with their token ids, as long as there is room."""
+        target, behind = self._target, self._standing.behind
+        for start in range(0, len(chunks), RANKED):
+            with target.tenant.catalog.view() as view:
+                rows = view.rows_of(chunks[start : start + RANKED])
+                texts = view.texts(list(rows.values()))
+            for chunk in chunks[start : start + RANKED]:
+                if sink.is_full:
+                    return
+                ids = target.tenant.model.ids(texts[rows[chunk]]) if chunk in rows else None
+                if ids is not None:  # somebody may have deleted it meanwhile
+                    yield CaptureItem(target.tenant.shelf.key(chunk, behind), ids)
+
+    def _count(self, outcome: CaptureOutcome) -> None:
+        tally, chunk = self._tally, outcome.item.key.chunk
+        match outcome.put:
+            case Put.STORED | Put.PRESENT:
+                tally.stored += 1
+                tally.tokens += len(outcome.item.ids)
+                tally.nbytes += outcome.nbytes
+                tally.raw_bytes += outcome.raw_bytes
+            case Put.OVER_BUDGET:
+                self._is_full = True
+                tally.over_budget += 1
+            case Put.DELETED:
+                tally.problems.append(
+                    ReadingProblem(chunk, "it was deleted again and again while it was computed: run again")
+                )
+            case None:
+                tally.unsupported += 1
+                tally.problems.append(ReadingProblem(chunk, outcome.reason))
+        group = self._owner.pop(chunk, None)
+        if group is not None:
+            group.waiting -= 1
+            if not group.waiting:
+                self._close(group)
+
+    def _leave(self, group: FileGroup) -> None:
+        """Counts a group's chunks as over budget."""
+        self._tally.over_budget += len(group.chunks)
+        group.chunks.clear()
+        group.waiting = 0
+
+    def _open(self, group: FileGroup) -> None:
+        """Keeps and indexes a group's documents, to serve later: those that do not serve already, just so."""
+        self._tally.add(group.tally)
+        if self._plan.shard is not None:
+            return
+        with self._timed("index"):
+            self._stage(group, [document for fresh in group.fresh for document in fresh.documents])
+        self._told(self._tally)
+
+    def _stage(self, group: FileGroup, documents: Iterable[Document]) -> None:
+        target = self._target
+        with target.tenant.catalog.view() as view:
+            fresh = [each for each in documents if not view.serves(each, collection=target.collection)]
+        if fresh:
+            group.versions += target.tenant.library.stage_all(fresh, collection=target.collection)
+            group.staged |= {each.id for each in fresh}
+
+    def _close(self, group: FileGroup) -> None:
+        """Makes a group's documents serve, in one transaction with the memory of files: a known file's do serve."""
+        target = self._target
+        if self._plan.shard is not None or not group.fresh:
+            return
+        with self._timed("index"):
+            fresh = [document for fresh in group.fresh for document in fresh.documents]
+            self._stage(group, [each for each in fresh if each.id not in group.staged])  # that another file let go
+            sources, dropped = self._sources(group)
+            with target.tenant.catalog.change() as change:
+                for version in group.versions:
+                    change.serve(version)
+                for name, source in sources.items():
+                    change.put_source(target.collection, name, source=source)
+                if dropped:
+                    change.delete(dropped)
+        self._tally.removed += len(dropped)
+        self._tally.documents += len(group.versions)
+        self._told(self._tally)
+
+    def _sources(self, group: FileGroup) -> tuple[dict[str, SourceFile], list[str]]:
+        """What is remembered of a group's files, and the documents that no file has any more.
+
+        What could not be read of a file stays as it was, and the file is read again by the next run.
+        """
+        sources: dict[str, SourceFile] = {}
+        left: list[str] = []
+        for fresh in group.fresh:
+            ids = tuple(document.id for document in fresh.documents)
+            before = self._known.get(fresh.file.name)
+            others = tuple(each for each in (before.documents if before else ()) if each not in ids)
+            if fresh.whole:
+                sources[fresh.file.name] = SourceFile(signature(fresh.file, self._target.rules), ids)
+                left += others
+            else:
+                sources[fresh.file.name] = SourceFile("", (*ids, *others))
+        self._known |= sources
+        if not left:
+            return sources, []
+        held = {document for source in self._known.values() for document in source.documents}
+        return sources, _in_collection(self._target, [each for each in dict.fromkeys(left) if each not in held])
+
+    @contextmanager
+    def _timed(self, stage: str) -> Generator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._tally.spend(stage, time.perf_counter() - start)
+
+
+def _in_collection(target: Target, documents: Iterable[str]) -> list[str]:
+    """The documents that are in the collection: a corpus that was put into another one took its documents there."""
+    with target.tenant.catalog.view() as view:
+        found = [view.document(document) for document in documents]
+    return [entry.id for entry in found if entry and entry.collection == target.collection]
+
+
+def _ahead(groups: Iterator[FileGroup], pool: Executor) -> Iterator[FileGroup]:
+    """Yields the groups; the next is read while one is worked on."""
+    coming = pool.submit(next, groups, None)
+    while (group := coming.result()) is not None:
+        coming = pool.submit(next, groups, None)
+        yield group

@@ -1,0 +1,167 @@
+"""Questions with the passages of their prompts, as they are found in a user's file. Knows no model."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+from service.errors import ServiceError
+from service.model.prompt_builder import PromptPassage, TurnParts
+from service.quality.forms import Form
+
+Json = dict[str, object]
+
+TEXTS = ("text", "content", "paragraph_text", "passage")
+LISTS = ("ctxs", "passages", "paragraphs", "contexts", "context", "documents")
+
+
+class SuiteError(ServiceError, ValueError):
+    """A suite that cannot be used; the message names the place and what is wanted there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question. No `answers`: only agreement can be measured. `needs`: how many passages answer it, if known.
+
+    `form`: how its prompt is laid out, behind the turns `before`. `suite`: what it is counted with.
+    """
+
+    question: str
+    passages: tuple[PromptPassage, ...]
+    answers: tuple[str, ...] = ()
+    needs: int | None = None
+    form: Form = field(default_factory=Form)
+    before: tuple[TurnParts, ...] = ()
+    suite: str = ""
+
+    @property
+    def turns(self) -> list[TurnParts]:
+        """The turns of the case's prompt."""
+        return self.form.turns(self.passages, question=self.question, before=self.before)
+
+
+def read_cases(path: Path) -> list[Case]:
+    """A JSON list, an object that holds one, or JSON lines: each with a question, passages and, if known, answers."""
+    entries = _placed(read_text(path), path)
+    return _some([replace(_asked(entry, place), passages=_shown(entry, place)) for place, entry in entries], path)
+
+
+def read_questions(path: Path) -> list[Case]:
+    """The questions of such a file without passages, or of a text with one in each line."""
+    text = read_text(path)
+    if path.suffix.startswith(".json") or text.lstrip().startswith(("{", "[")):
+        return _some([_asked(entry, place) for place, entry in _placed(text, path)], path)
+    return _some([Case(line.strip(), ()) for line in text.split("\n") if line.strip()], path)
+
+
+def read_text(path: Path) -> str:
+    """What a user's file holds."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise SuiteError(f"{path}, line {line} cannot be read: save the file as UTF-8 ({error.reason})") from error
+    except (OSError, ValueError) as error:
+        raise SuiteError(f"{str(path)!r} cannot be read: name a file that exists ({error})") from error
+
+
+def _some(cases: list[Case], path: Path) -> list[Case]:
+    if not cases:
+        raise SuiteError(f"the suite {str(path)!r} holds no questions")
+    return cases
+
+
+def _placed(text: str, path: Path) -> Iterator[tuple[str, Json]]:
+    for number, entry in enumerate(_entries(text, path), 1):
+        yield f"{path}, entry {number}", entry
+
+
+def _entries(text: str, path: Path) -> Iterator[Json]:
+    try:
+        whole = cast(object, json.loads(text))
+    except json.JSONDecodeError as error:
+        if text.lstrip().startswith("["):
+            raise SuiteError(f"{path}, line {error.lineno} is no JSON: {error}") from error
+        yield from _lines(text, path)
+        return
+    if isinstance(whole, dict):
+        found = cast(Json, whole)
+        lists = [cast(object, value) for value in found.values() if isinstance(value, list)]
+        whole = [found] if "question" in found or "query" in found or len(lists) != 1 else lists[0]
+    if not isinstance(whole, list):
+        raise SuiteError(f"{path} holds no list of questions")
+    for number, entry in enumerate(cast(list[object], whole), 1):
+        yield _object(entry, place=f"{path}, entry {number}")
+
+
+def _lines(text: str, path: Path) -> Iterator[Json]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield _object(json.loads(line), place=f"{path}, line {number}")
+            except json.JSONDecodeError as error:
+                raise SuiteError(f"{path}, line {number} is no JSON: {error}") from error
+
+
+def _object(entry: object, *, place: str) -> Json:
+    if not isinstance(entry, dict):
+        raise SuiteError(f"{place}: an object with a question is wanted, got {type(entry).__name__}")
+    return cast(Json, entry)
+
+
+def _asked(entry: Json, place: str) -> Case:
+    question = entry.get("question", entry.get("query"))
+    if not isinstance(question, str) or not question.strip():
+        raise SuiteError(f"{place}: 'question' must be a text, got {question!r}")
+    return Case(question, (), _answers(entry, place=place))
+
+
+def _shown(entry: Json, place: str) -> tuple[PromptPassage, ...]:
+    name = next((name for name in LISTS if name in entry), None)
+    if name is None:
+        raise SuiteError(f"{place}: no passages; give them as {LISTS[0]!r}: [{{title, text}}], or name a corpus")
+    given = entry[name]
+    if not isinstance(given, list):
+        raise SuiteError(f"{place}: {name!r} must be a list, got {type(given).__name__}")
+    return tuple(_passage(each, place=f"{place}, {name}[{i}]") for i, each in enumerate(cast(list[object], given)))
+
+
+def _passage(given: object, *, place: str) -> PromptPassage:
+    found = _titled(given)
+    if found is None:
+        raise SuiteError(f"{place}: a text, or an object with 'text', is wanted, got {str(given)[:60]!r}")
+    return found
+
+
+def _titled(given: object) -> PromptPassage | None:
+    """A passage out of a text, a pair of a title and its sentences, or an object; None for anything else."""
+    match given:
+        case str():
+            return PromptPassage(given)
+        case [str() as title, str() as text]:
+            return PromptPassage(text, title)
+        case [str() as title, list()] if (sentences := _texts(cast(list[object], given)[1])) is not None:
+            return PromptPassage(" ".join(sentence.strip() for sentence in sentences), title)
+        case dict():
+            found = cast(Json, given)
+            text = next((text for name in TEXTS if isinstance(text := found.get(name), str)), None)
+            return None if text is None else PromptPassage(text, str(found.get("title") or ""))
+        case _:
+            return None
+
+
+def _answers(entry: Json, *, place: str) -> tuple[str, ...]:
+    given = entry.get("answers", entry.get("answer"))
+    found = [given] if isinstance(given, str) else [] if given is None else _texts(given)
+    if found is None:
+        raise SuiteError(f"{place}: 'answers' must be a list of texts, got {given!r}")
+    return tuple(found)
+
+
+def _texts(given: object) -> list[str] | None:
+    """The texts of a list; None for what is something else than a list of texts."""
+    if not isinstance(given, list):
+        return None
+    texts = [each for each in cast(list[object], given) if isinstance(each, str)]
+    return texts if len(texts) == len(cast(list[object], given)) else None

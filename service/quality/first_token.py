@@ -1,0 +1,131 @@
+"""The time to the first token of prompts of stored chunks, through the engine that serves. Knows no options."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+
+from blend.engine.engine import EngineRequest
+from blend.engine.sampling import Sampling
+from blend.fuse.fuse import BlendOrder
+from blend.model.fingerprint import Fingerprint
+from service.answers.pipeline import FETCHES
+from service.app.operating_point import FULL, OperatingPoint
+from service.corpus.chunk_capture import CaptureItem
+from service.errors import Unavailable
+from service.model.blob_source import BlobSource
+from service.model.prompt_builder import PromptPassage, PromptTokens, question_turns
+from service.model.served_model import ServedModel
+from service.quality.scratch_store import ScratchStore
+from service.quality.timed import Timed, timed
+
+QUESTION = "What do the documents say?"
+ONE = Sampling(max_tokens=1, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TimingRow:
+    """One policy on one prompt: medians of times, `sooner` of how many times sooner than full prefill in its round.
+
+    `reused` and `recomputed` as the engine reports them; the rest of the prompt is fresh in any case. `nbytes` were
+    read of blobs, from `tiers`; where that alone takes as long as full prefill, the store reads `needed_bytes_per_s`.
+    """
+
+    chunks: int
+    prompt_tokens: int
+    policy: str
+    ratio: float
+    first_token_s: float
+    sooner: float
+    reused: int
+    recomputed: int
+    nbytes: int
+    needed_bytes_per_s: float
+    tiers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    timed: Timed
+    nbytes: int
+    tiers: tuple[str, ...]
+
+
+class FirstTokenTimer:
+    """Sends prompts of chunks that are stored, one at a time."""
+
+    def __init__(
+        self,
+        press: ServedModel,
+        part: ScratchStore,
+        *,
+        fingerprint: Fingerprint,
+        chunks: Sequence[PromptPassage],
+        items: Sequence[CaptureItem],
+    ) -> None:
+        self._press = press
+        self._part = part
+        self._fingerprint = fingerprint
+        self._chunks = chunks
+        self._items = items
+        self._opening = ThreadPoolExecutor(FETCHES, "kvweave-bench")
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._opening.shutdown()
+
+    def rows(
+        self, chunks: int, points: Sequence[OperatingPoint], *, repeats: int, told: Callable[[], None]
+    ) -> list[TimingRow]:
+        """Sends one prompt of so many chunks, every way in turn, round by round; one round before them warms up.
+
+        Full prefill is among the ways. `told` is called before each round.
+        """
+        laid = lay(self._press, self._chunks[:chunks])
+        found: dict[OperatingPoint, list[_Asked]] = {point: [] for point in points}
+        for number in range(repeats + 1):
+            told()
+            turn = number % len(points)  # none is always the first
+            asked = {point: self._ask(laid, point, chunks=chunks) for point in (*points[turn:], *points[:turn])}
+            for point in points if number else ():
+                found[point].append(asked[point])
+            self._part.settle()
+        return [_row(point, found[point], full=found[FULL], laid=laid, chunks=chunks) for point in points]
+
+    def _ask(self, laid: PromptTokens, point: OperatingPoint, *, chunks: int) -> _Asked:
+        """Asks one prompt. The clock starts before the blobs are opened, as it does for whoever waits."""
+        start = time.perf_counter()
+        readers = list(self._opening.map(self._part.open, () if point == FULL else self._items[:chunks]))
+        sources = [BlobSource(reader, self._fingerprint) for reader in readers]
+        request = EngineRequest(laid.prompt(dict(enumerate(sources))), ONE, BlendOrder(point.policy, point.ratio))
+        found = timed(self._press.engine, request, since=start)
+        missed = next((reason for _, reason in found.report.misses), None) if sources else None
+        if missed:
+            raise Unavailable(f"a chunk that was stored could not be used ({missed}): look at it with kvweave verify")
+        tiers = tuple(sorted({reader.source for reader in readers}))
+        return _Asked(found, sum(each.nbytes for each in sources), tiers)
+
+
+def lay(press: ServedModel, chunks: Sequence[PromptPassage]) -> PromptTokens:
+    """The prompt of these chunks."""
+    return press.wording.lay(question_turns(chunks, question=QUESTION))
+
+
+def _row(
+    point: OperatingPoint, found: Sequence[_Asked], *, full: Sequence[_Asked], laid: PromptTokens, chunks: int
+) -> TimingRow:
+    last = found[-1]
+    return TimingRow(
+        chunks=chunks,
+        prompt_tokens=laid.tokens,
+        policy=point.policy,
+        ratio=point.ratio,
+        first_token_s=median(each.timed.seconds for each in found),
+        sooner=median(a.timed.seconds / b.timed.seconds for a, b in zip(full, found, strict=True)),
+        reused=last.timed.report.reused,
+        recomputed=last.timed.report.recomputed,
+        nbytes=last.nbytes,
+        needed_bytes_per_s=last.nbytes / median(each.timed.seconds for each in full),
+        tiers=last.tiers,
+    )

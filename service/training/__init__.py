@@ -1,0 +1,1 @@
+"""The training of the built-in model. Nothing that serves imports it."""

@@ -1,0 +1,1 @@
+"""Blobs in one LMDB folder."""

@@ -1,0 +1,94 @@
+"""The ledger of an LMDB tier that several processes write. Follows the file by its transaction numbers."""
+
+import threading
+
+import lmdb
+
+from store.lmdb.rows import BlobRow, Rows
+from store.tiers.budget import Ledger, TierBudget
+
+_REST = ""  # the ledger's entry for all that is no blob; no key is empty
+_UNKNOWN = (-1, -1)
+
+
+class SharedLedger:
+    """A `Ledger` that is read anew when another process has written. Does nothing where there is no budget."""
+
+    def __init__(self, rows: Rows, budget: TierBudget) -> None:
+        self._rows = rows
+        self._lowest = budget.lowest
+        self._idle = budget.total is None and budget.per_tenant is None
+        self._ledger = Ledger(budget)
+        self._lock = threading.Lock()
+        self._seen = _UNKNOWN  # the last transaction whose changes the ledger knows, and of which file
+
+    def evictable(self, row: BlobRow) -> bool:
+        """Whether a blob may be given up for room."""
+        return not (row.pinned or (row.precomputed and self._lowest))
+
+    def used(self, key: str) -> None:
+        """Note a hit of a blob."""
+        if not self._idle:
+            with self._lock:
+                self._ledger.used(key)
+
+    def victims(self, txn: lmdb.Transaction, key: str, *, nbytes: int, more: int) -> list[str] | None:
+        """The keys to give up so that so many bytes fit under this key, and `more` anywhere; None where none help."""
+        if self._idle:
+            return []
+        with self._lock:
+            self._catch_up(txn)
+            self._ledger.removed(_REST)
+            rest = max(0, self._rows.used_bytes(txn) - self._ledger.total)
+            self._ledger.add(_REST, rest + more, tokens=0, evictable=False)
+            return self._ledger.victims(key, nbytes)
+
+    def changed(self, txn: lmdb.Transaction, key: str, *, row: BlobRow | None, evicted: bool = False) -> None:
+        """Note what this transaction writes; say `aborted` or `stale` should it fail."""
+        if self._idle:
+            return
+        with self._lock:
+            self._catch_up(txn)
+            self._note(key, row, evicted=evicted)
+            self._seen = self._rows.version(txn)
+
+    def passed(self, txn: lmdb.Transaction) -> None:
+        """Note a transaction that writes, but no blob. One that writes nothing leaves its number to the next."""
+        with self._lock:
+            if self._is_known(txn):
+                self._seen = self._rows.version(txn)
+
+    def aborted(self, txn: lmdb.Transaction) -> None:
+        """Note that this transaction will come to nothing."""
+        with self._lock:
+            if self._seen == self._rows.version(txn):
+                self._seen = _UNKNOWN
+
+    def stale(self) -> None:
+        """Trust nothing: a transaction failed while it was committed."""
+        with self._lock:
+            self._seen = _UNKNOWN
+
+    def _note(self, key: str, row: BlobRow | None, *, evicted: bool) -> None:
+        if row is not None:
+            self._ledger.add(key, row.nbytes, tokens=row.tokens, evictable=self.evictable(row))
+        elif evicted:
+            self._ledger.evicted(key)
+        else:
+            self._ledger.removed(key)
+
+    def _catch_up(self, txn: lmdb.Transaction) -> None:
+        if self._is_known(txn):
+            return
+        there = {raw.decode(): row for raw, row in self._rows.scan(txn)}
+        for key in self._ledger.keys() - there.keys():
+            self._ledger.removed(key)
+        for key, row in there.items():
+            if not self._ledger.matches(key, row.nbytes, evictable=self.evictable(row)):
+                self._note(key, row, evicted=False)
+        generation, number = self._rows.version(txn)
+        self._seen = generation, number - 1
+
+    def _is_known(self, txn: lmdb.Transaction) -> bool:
+        generation, number = self._rows.version(txn)
+        return self._seen in ((generation, number - 1), (generation, number))

@@ -1,0 +1,1 @@
+"""Blobs in object storage: S3, GCS, Azure, or a folder."""

@@ -1,0 +1,98 @@
+"""Reads one blob from object storage in at most four requests, and hands its frames out as they arrive."""
+
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Lock
+
+from store.blob import Buffer, Head, head_bytes
+from store.errors import BadBlob, MissReason, StoreClosed
+from store.objects.object_client import ObjectClient, ObjectPart
+from store.reader import Fetch
+
+FIRST = range(1 << 20)  # the head, and all of a small blob
+RANGES = 3  # more requests for the rest of a blob, if each is worth it
+_RANGE_BYTES = 1 << 20
+
+
+class ObjectBlob:
+    """An object that holds a blob, opened by its first bytes."""
+
+    def __init__(self, client: ObjectClient, path: str, *, first: ObjectPart, pool: ThreadPoolExecutor) -> None:
+        self._client = client
+        self._path = path
+        self._first = first
+        self._pool = pool
+        self._ranges = RANGES
+        self._spans: list[range] = []
+        self._lock = Lock()
+        self._futures: list[tuple[range, Future[ObjectPart | None]]] | None = None
+        self.raw_head = self._read_head()
+
+    def _read_head(self) -> bytes:
+        try:
+            length = head_bytes(self._first.data)
+        except BadBlob:
+            return bytes(self._first.data[:64])  # whoever parses it will say what is wrong
+        if length > len(self._first.data) and length <= self._first.whole:
+            more = self._client.read(self._path, range(length))
+            self._ranges -= 1
+            if more is not None:
+                self._first = more
+        return bytes(self._first.data[:length])
+
+    def frames(self, head: Head) -> Fetch:
+        """Fetches frames out of ranges that are fetched together, at the first frame that needs one."""
+        if len(self.raw_head) + head.body_bytes != self._first.whole:
+            raise BadBlob(MissReason.CORRUPT, f"the object has {self._first.whole} bytes, its head promises others")
+        self._spans = offsets(head, len(self.raw_head))
+        return self._fetch
+
+    @contextmanager
+    def _fetch(self, number: int) -> Generator[Buffer]:
+        """Waits for one frame and yields it."""
+        span = self._spans[number]
+        if span.stop <= len(self._first.data):
+            yield self._first.data[span.start : span.stop]
+            return
+        where, future = next(row for row in self._rest() if row[0].start <= span.start and span.stop <= row[0].stop)
+        piece = future.result()
+        if piece is None:
+            raise BadBlob(MissReason.ABSENT, "the object went away while it was read")
+        yield piece.data[span.start - where.start : span.stop - where.start]
+
+    def _rest(self) -> list[tuple[range, Future[ObjectPart | None]]]:
+        with self._lock:
+            if self._futures is None:
+                spans = [span for span in self._spans if span.stop > len(self._first.data)]
+                self._futures = [(where, self._begin(where)) for where in coalesce(spans, self._ranges)]
+            return self._futures
+
+    def _begin(self, where: range) -> Future[ObjectPart | None]:
+        try:
+            return self._pool.submit(self._client.read, self._path, where)
+        except RuntimeError:
+            raise StoreClosed("the store was closed while a blob was read from it") from None
+
+
+def offsets(head: Head, start: int) -> list[range]:
+    """Where each frame lies in the blob."""
+    spans: list[range] = []
+    for frame in head.frames:
+        spans.append(range(start, start + frame.nbytes))
+        start += frame.nbytes
+    return spans
+
+
+def coalesce(spans: list[range], limit: int = RANGES) -> list[range]:
+    """Joins adjoining spans into at most `limit` ranges of about equal size; no span is torn."""
+    if not spans:
+        return []
+    share = max(_RANGE_BYTES, -(-(spans[-1].stop - spans[0].start) // limit))
+    ranges: list[range] = []
+    for span in spans:
+        if ranges and (len(ranges) == limit or ranges[-1].stop - ranges[-1].start < share):
+            ranges[-1] = range(ranges[-1].start, span.stop)
+        else:
+            ranges.append(span)
+    return ranges

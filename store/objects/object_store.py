@@ -1,0 +1,309 @@
+"""Blobs in object storage: S3, GCS, Azure, or a folder. Shared by machines; durable when `put` returns.
+
+blobs/<key>            the blob
+fills/<key>            empty: the blob is a fill at query time and may be evicted
+pins/<key>             empty: the blob was a fill and is pinned
+deletions/<tenant>/<n> the scope of the tenant's deletion n, and a mark; made by create-if-absent: numbers are unique
+burying/<tenant>/<n>   the scope, while the deletion has not come to all of its blobs
+quarantine/<key>       a blob that did not verify
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
+
+from store.blob import Blob, Head, read_head
+from store.blob_store import BlobStore, Put
+from store.errors import BadBlob, KeyFormatError, StoreUnavailable
+from store.key import CacheKey, Scope, quote, unquote
+from store.objects.listed_ledger import ListedLedger
+from store.objects.object_blob import FIRST, ObjectBlob
+from store.objects.object_client import Listed, ObjectClient
+from store.tiers.budget import TierBudget
+from store.upkeep import Deletion, StorageUsage, StoredBlob
+
+_SKEW_S = 5.0  # a listing shows whole seconds, and the clocks of a server's nodes differ
+_THREADS = 16
+_PUTTING = 16  # blobs at once: each waits for several answers
+_HEAD = range(1 << 16)  # nearly every head
+_BATCH = 1000  # what one request deletes
+_EPOCH_DIGITS = 20
+
+
+class ObjectBlobStore(BlobStore):
+    """See `store.blob_store`. The numbers of deletions and the absence of doubles rest on create-if-absent alone."""
+
+    name = "object"
+
+    def __init__(self, client: ObjectClient, budget: TierBudget | None = None) -> None:
+        self._client = client
+        self._budget = budget or TierBudget()
+        self._ledger = ListedLedger(client, self._budget)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="object")
+        self._putting = ThreadPoolExecutor(_PUTTING, thread_name_prefix="object-put")  # puts read heads with the other
+
+    def _find(self, key: CacheKey) -> ObjectBlob | None:
+        path = f"blobs/{key.text}"
+        first = self._client.read(path, FIRST)
+        if first is None:
+            return None
+        self._ledger.used(key.text)
+        return ObjectBlob(self._client, path, first=first, pool=self._pool)
+
+    def put(self, blob: Blob) -> Put:
+        key, terms = blob.head.key, blob.head.terms
+        refused = self._make_room(blob)
+        if refused is not None:
+            return refused
+        if self._client.create(f"blobs/{key.text}", bytes(blob)):
+            return self._stored(blob, fill=not terms.precomputed)
+        if self._is_killed(key, self._deletions("burying", key.tenant)):
+            return self.replace(blob)
+        killers = self._killers(blob)
+        if killers:  # what is there may be this very blob: its create went through, the answer was lost
+            if self._is_killed(key, killers):
+                self._remove([key.text])
+            return Put.DELETED
+        if terms.precomputed:
+            self._keep(blob)
+        return Put.PRESENT
+
+    def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
+        if self._budget.total is not None or self._budget.per_tenant is not None:
+            return [self.put(blob) for blob in blobs]  # each must see the room that the one before took
+        return list(self._putting.map(self.put, blobs))
+
+    def replace(self, blob: Blob) -> Put:
+        if self._killers(blob):
+            return Put.DELETED
+        refused = self._make_room(blob)
+        if refused is not None:
+            return refused
+        fill = not (blob.head.terms.precomputed or self._is_kept(blob.head.key.text))
+        self._client.write(f"blobs/{blob.head.key.text}", bytes(blob))
+        return self._stored(blob, fill=fill)
+
+    def _is_kept(self, key: str) -> bool:
+        """Whether a blob is there that bears no marker."""
+        there = self._client.head(f"blobs/{key}") is not None
+        return there and not any(self._client.head(f"{kind}/{key}") for kind in ("fills", "pins"))
+
+    def _stored(self, blob: Blob, *, fill: bool) -> Put:
+        """Completes a put: a delete that came after the computing began either finds the blob, or is found here."""
+        key = blob.head.key.text
+        killers = self._killers(blob)
+        if killers:
+            if self._is_killed(blob.head.key, killers):
+                self._remove([key])
+            return Put.DELETED
+        if not fill:
+            self._keep(blob)
+            return Put.STORED
+        pinned = self._client.head(f"pins/{key}") is not None
+        if not pinned:
+            self._client.write(f"fills/{key}", b"")
+        self._ledger.added(key, blob.nbytes, evictable=not pinned)
+        return Put.STORED
+
+    def _killers(self, blob: Blob) -> list[Deletion]:
+        key, epoch = blob.head.key, blob.head.terms.epoch
+        return [deletion for deletion in self.deletions(key.tenant, epoch) if deletion.kills(key, epoch)]
+
+    def _keep(self, blob: Blob) -> None:
+        """Takes the markers of a blob away: precomputed blobs bear none."""
+        key = blob.head.key.text
+        self._client.delete([f"fills/{key}", f"pins/{key}"])
+        self._ledger.added(key, blob.nbytes, evictable=False)
+
+    def _make_room(self, blob: Blob) -> Put | None:
+        key = blob.head.key.text
+        while (victims := self._ledger.victims(key, blob.nbytes)) is not None:
+            leaving = [victim for victim in victims if not self._must_stay(victim)]
+            for victim in leaving:
+                self._remove([victim], evicted=True)
+            if leaving == victims:
+                return None
+        return None if self._client.head(f"blobs/{key}") is not None else Put.OVER_BUDGET
+
+    def _must_stay(self, key: str) -> bool:
+        """Whether another machine promoted or pinned it since the listing, or a killed eviction left its marker."""
+        head = self._head(key)
+        if head is not None and head.terms.precomputed:
+            self._client.delete([f"fills/{key}"])
+        elif self._client.head(f"fills/{key}") is not None:
+            return False
+        there = self._client.head(f"blobs/{key}")
+        if there is None:
+            return False
+        self._ledger.added(key, there.nbytes, evictable=False)
+        return True
+
+    def _remove(self, keys: list[str], *, evicted: bool = False) -> None:
+        """Deletes blobs first and their markers then: a marker without a blob harms nobody."""
+        self._client.delete(f"blobs/{key}" for key in keys)
+        self._client.delete(f"{kind}/{key}" for key in keys for kind in ("fills", "pins"))
+        for key in keys:
+            self._ledger.removed(key, evicted=evicted)
+
+    def _head(self, key: str) -> Head | None:
+        """The head of a stored blob, None where it is absent or not sound."""
+        path = f"blobs/{key}"
+        first = self._client.read(path, _HEAD)
+        try:
+            return (
+                None
+                if first is None
+                else read_head(ObjectBlob(self._client, path, first=first, pool=self._pool).raw_head)
+            )
+        except BadBlob:
+            return None
+
+    def _is_killed(self, key: CacheKey, deletions: list[Deletion]) -> bool:
+        """Whether one of these deletions kills the blob that is there."""
+        killers = [deletion for deletion in deletions if key in deletion.scope]
+        head = self._head(key.text) if killers else None
+        return head is not None and any(deletion.kills(key, head.terms.epoch) for deletion in killers)
+
+    def discard(self, key: CacheKey) -> bool:
+        there = self._client.head(f"blobs/{key.text}") is not None
+        self._remove([key.text])
+        return there
+
+    def quarantine(self, key: CacheKey) -> bool:
+        moved = self._client.copy(f"blobs/{key.text}", f"quarantine/{key.text}")
+        if moved:
+            self._remove([key.text])
+        return moved
+
+    def forget_quarantined(self, before: float) -> int:
+        old = [row.path for row in self._client.listing("quarantine") if row.modified < before]
+        self._client.delete(old)
+        return len(old)
+
+    def epoch(self, tenant: str) -> int:
+        return max((self._number(row) for row in self._client.listing(f"deletions/{quote(tenant)}")), default=0)
+
+    def deletions(self, tenant: str, after: int = 0) -> list[Deletion]:
+        return self._deletions("deletions", tenant, after=after)
+
+    def _deletions(self, kind: str, tenant: str, *, after: int = 0) -> list[Deletion]:
+        folder = f"{kind}/{quote(tenant)}"
+        rows = list(self._client.listing(folder, _numbered(folder, after)))
+        pieces = [(row, self._client.read(row.path, FIRST)) for row in rows]
+        return [self._deletion(row, bytes(piece.data)) for row, piece in pieces if piece is not None]
+
+    def _deletion(self, row: Listed, text: bytes) -> Deletion:
+        try:
+            return Deletion(self._number(row), Scope.parse(text.decode().partition("\n")[0]))
+        except ValueError:
+            raise self._not_ours(row) from None
+
+    def _number(self, row: Listed) -> int:
+        try:
+            return int(row.path.rpartition("/")[2])
+        except ValueError:
+            raise self._not_ours(row) from None
+
+    def _not_ours(self, row: Listed) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._client.label}: {row.path} is no deletion that this store wrote: remove it")
+
+    def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
+        number = self._log(scope, epoch)
+        self._client.write(_numbered(f"burying/{quote(scope.tenant)}", number), scope.text.encode())
+        self._client.delete(row.path for row in self._rows("quarantine", scope))
+        self._bury(Deletion(number, scope))
+        return number
+
+    def _log(self, scope: Scope, epoch: int | None) -> int:
+        if epoch is not None:
+            self._client.write(_numbered(f"deletions/{quote(scope.tenant)}", epoch), scope.text.encode())
+            return epoch
+        text = f"{scope.text}\n{uuid4().hex}".encode()  # no two are alike: after a lost answer we know our own
+        number = self.epoch(scope.tenant) + 1
+        while not self._client.create(path := _numbered(f"deletions/{quote(scope.tenant)}", number), text):
+            there = self._client.read(path, FIRST)
+            if there is not None and bytes(there.data) == text:
+                break
+            number += 1
+        return number
+
+    def _bury(self, deletion: Deletion) -> None:
+        """Removes what a deletion kills: what was stored well before it was begun before it; of the rest heads tell."""
+        tenant = deletion.scope.tenant
+        logged = self._client.head(_numbered(f"deletions/{quote(tenant)}", deletion.epoch))
+        surely_before = logged.modified - _SKEW_S if logged else 0.0
+        dead: list[str] = []
+        for row in self._rows("blobs", deletion.scope):
+            key = row.path.removeprefix("blobs/")
+            head = None if row.modified < surely_before else self._head(key)
+            if head is None or head.terms.epoch < deletion.epoch:
+                dead.append(key)
+            if len(dead) == _BATCH:  # soon after they were looked at: a put may replace a dead blob meanwhile
+                self._remove(dead)
+                dead = []
+        self._remove(dead)
+        self._client.delete([_numbered(f"burying/{quote(tenant)}", deletion.epoch)])
+
+    def finish_deletes(self) -> None:
+        """Finishes every deletion that is still known: a put that was killed before its check left no mark."""
+        for tenant in self.tenants():
+            for deletion in {*self._deletions("burying", tenant), *self.deletions(tenant)}:
+                self._bury(deletion)
+
+    def _rows(self, kind: str, scope: Scope | None) -> Iterator[Listed]:
+        """All objects of a kind, or those of a scope, in key order."""
+        if scope is None:
+            return self._client.listing(kind)
+        path = f"{kind}/{scope.text}"
+        rows = self._client.listing(path.rpartition("/")[0])
+        return rows if scope.codec is None else (row for row in rows if row.path == path)
+
+    def trim(self, tenant: str, before: float) -> int:
+        rows = list(self._client.listing(f"deletions/{quote(tenant)}"))
+        old = [row.path for row in rows[:-1] if row.modified < before]
+        self._client.delete(old)
+        return len(old)
+
+    def entries(self, scope: Scope | None = None) -> Iterator[StoredBlob]:
+        for row in self._rows("blobs", scope):
+            try:
+                yield StoredBlob(CacheKey.parse(row.path.removeprefix("blobs/")), row.nbytes, row.modified)
+            except KeyFormatError:  # named by `strays`
+                continue
+
+    def strays(self) -> Iterator[str]:
+        for row in self._client.listing("blobs"):
+            try:
+                CacheKey.parse(row.path.removeprefix("blobs/"))
+            except KeyFormatError:
+                yield row.path
+
+    def tenants(self) -> list[str]:
+        return sorted({unquote(part) for kind in ("blobs", "deletions") for part in self._client.folders(kind)})
+
+    def pin(self, scope: Scope) -> int:
+        return self._move_markers(scope, source="fills", target="pins")
+
+    def unpin(self, scope: Scope) -> int:
+        return self._move_markers(scope, source="pins", target="fills")
+
+    def _move_markers(self, scope: Scope, *, source: str, target: str) -> int:
+        there = {row.path.removeprefix("blobs/"): row.nbytes for row in self._rows("blobs", scope)}
+        marked = {row.path.removeprefix(f"{source}/") for row in self._rows(source, scope)} & set(there)
+        for key in marked:
+            self._client.write(f"{target}/{key}", b"")
+            self._ledger.added(key, there[key], evictable=target == "fills")
+        self._client.delete(f"{source}/{key}" for key in marked)
+        return len(there)
+
+    def usage(self) -> list[StorageUsage]:
+        sizes = [row.nbytes for row in self._client.listing("blobs")]
+        return [StorageUsage(self.name, len(sizes), sum(sizes), self._budget.total)]
+
+    def close(self) -> None:
+        self._putting.shutdown()
+        self._pool.shutdown()
+
+
+def _numbered(folder: str, number: int) -> str:
+    return f"{folder}/{number:0{_EPOCH_DIGITS}d}"

@@ -1,0 +1,1 @@
+"""Several stores as one, and what a tier with a budget keeps."""

@@ -1,0 +1,109 @@
+"""Who is kept when a tier is full: bytes per tier and per tenant, and which blobs may go. Knows no medium.
+
+Keys are their texts here: a ledger of a large tier is read from the medium's own listing.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from store.tiers.eviction import Evictor
+
+
+@dataclass(frozen=True, slots=True)
+class TierBudget:
+    """Bytes of the medium that a tier may take, in all and for each tenant; None is no limit."""
+
+    total: int | None = None
+    per_tenant: int | None = None
+    lowest: bool = True  # a lowest tier keeps what was precomputed; a cache tier may give up all but pins
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    nbytes: int
+    evictable: bool
+
+
+class Ledger:
+    """What a tier holds, in its medium's bytes. Thread safety is the tier's."""
+
+    def __init__(self, budget: TierBudget) -> None:
+        self._budget = budget
+        self.total = 0
+        self._by_tenant: defaultdict[str, int] = defaultdict(int)
+        self._kept: dict[str, _Kept] = {}
+        self._everyone: Evictor[str] = Evictor()
+        # A tenant at its limit gives up its own: asking `everyone` for them would walk past all others.
+        self._own: defaultdict[str, Evictor[str]] = defaultdict(Evictor)
+
+    def keys(self) -> set[str]:
+        """The keys of all blobs."""
+        return set(self._kept)
+
+    def matches(self, key: str, nbytes: int, *, evictable: bool) -> bool:
+        """Whether the ledger has the blob with just this size, and just as evictable."""
+        return self._kept.get(key) == _Kept(nbytes, evictable)
+
+    def add(self, key: str, nbytes: int, *, tokens: int, evictable: bool) -> None:
+        """Note a blob, new or changed; a miss of it costs the recomputing of its tokens."""
+        self._subtract(key)
+        self._kept[key] = _Kept(nbytes, evictable)
+        self.total += nbytes
+        self._by_tenant[tenant_of(key)] += nbytes
+        for evictor in self._evictors(key):
+            if evictable:
+                evictor.inserted(key, nbytes, cost=float(tokens))
+            else:
+                evictor.removed(key)
+
+    def used(self, key: str) -> None:
+        """Note a hit of a blob."""
+        for evictor in self._evictors(key):
+            evictor.used(key)
+
+    def removed(self, key: str) -> None:
+        """Note that a blob was deleted: nothing of it is remembered."""
+        self._subtract(key)
+        for evictor in self._evictors(key):
+            evictor.removed(key)
+
+    def evicted(self, key: str) -> None:
+        """Note that a blob was given up for room."""
+        self._subtract(key)
+        for evictor in self._evictors(key):
+            evictor.evicted(key)
+
+    def victims(self, key: str, nbytes: int) -> list[str] | None:
+        """The keys to give up so that so many more bytes fit under this key; None where even that is not enough."""
+        tenant = tenant_of(key)
+        own = _excess(self._budget.per_tenant, self._by_tenant[tenant] + nbytes)
+        overall = _excess(self._budget.total, self.total + nbytes)
+        chosen = self._own[tenant].victims(own) if own else []
+        if self._freed(chosen) < overall:
+            mine = set(chosen)
+            chosen += self._everyone.victims(overall - self._freed(chosen), lambda other: other not in mine)
+        freed_own = self._freed([victim for victim in chosen if tenant_of(victim) == tenant])
+        return chosen if freed_own >= own and self._freed(chosen) >= overall else None
+
+    def _evictors(self, key: str) -> tuple[Evictor[str], ...]:
+        if self._budget.per_tenant is None:
+            return (self._everyone,)
+        return self._everyone, self._own[tenant_of(key)]
+
+    def _freed(self, keys: list[str]) -> int:
+        return sum(self._kept[key].nbytes for key in keys)
+
+    def _subtract(self, key: str) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self.total -= kept.nbytes
+            self._by_tenant[tenant_of(key)] -= kept.nbytes
+
+
+def _excess(limit: int | None, nbytes: int) -> int:
+    return 0 if limit is None else max(0, nbytes - limit)
+
+
+def tenant_of(key: str) -> str:
+    """The tenant's part of a key's text, as spelled there."""
+    return key.partition("/")[0]

@@ -1,0 +1,295 @@
+"""Several stores as one: small and near first, the lowest last. The lowest is the truth, the others are caches of it.
+
+A hit below the top is copied upwards behind the reader's back, so that the next one is nearer. Concurrent misses above
+share one read below. A frame that does not verify in a cache is read from the tier below, and the cache forgets
+the blob.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+from store.blob import Blob, Buffer, Head, verified
+from store.blob_store import BlobStore, Put
+from store.errors import BadBlob, Miss, MissReason, StoreError
+from store.key import CacheKey, Scope
+from store.reader import BlobReader
+from store.tiers.background_queue import BackgroundQueue
+from store.tiers.single_flight import SingleFlight
+from store.upkeep import Deletion, StorageUsage, StoredBlob
+
+log = logging.getLogger(__name__)
+
+_HEALING = (MissReason.CORRUPT, MissReason.FOREIGN)  # what a cache tier had better forget
+PREFETCH_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Lower:
+    """A reader of some tier, to be copied into the tiers above it."""
+
+    reader: BlobReader
+    tier: int
+
+
+class TieredStore(BlobStore):
+    """See `store.blob_store`. `sync_s` bounds how long a cache may serve what another machine has deleted."""
+
+    name = "tiered"
+
+    def __init__(self, tiers: Sequence[BlobStore], sync_s: float = 0.0) -> None:
+        self._tiers = list(tiers)
+        self._sync_s = sync_s
+        self._opening: SingleFlight[tuple[CacheKey, int], _Lower | Miss] = SingleFlight()
+        self._moving = Lock()  # held while a blob is put into the caches, and while blobs are taken out of all tiers
+        self._takings = 0  # a reader that was opened before one of them is not copied, nor shared, after it
+        self._lock = Lock()  # of the dict below
+        self._rising: dict[CacheKey, _Lower] = {}  # open readers whose copies are on their way up
+        self._copying = BackgroundQueue("tiered-copies", PREFETCH_BYTES)
+        self._synced: dict[str, tuple[float, int]] = {}  # when a tenant's deletions were read, and up to which
+
+    @property
+    def lowest(self) -> BlobStore:
+        """The tier that is the truth."""
+        return self._tiers[-1]
+
+    @property
+    def tiers(self) -> Sequence[BlobStore]:
+        """All tiers, nearest first."""
+        return tuple(self._tiers)
+
+    def open(self, key: CacheKey) -> BlobReader | Miss:
+        self._learn_deletions(key.tenant)
+        near = self._open_from(key, 0, stop=1)
+        if isinstance(near, _Lower):
+            return self._guarded(near)
+        with self._lock:
+            rising = self._rising.get(key)
+        below = rising or self._open_once(key)
+        if isinstance(below, _Lower):
+            return self._guarded(below)
+        return near if below.reason is MissReason.ABSENT else below
+
+    def _open_once(self, key: CacheKey) -> _Lower | Miss:
+        """Opens a blob below the top; callers that come meanwhile share the answer."""
+        takings = self._takings
+
+        def open_below() -> _Lower | Miss:
+            found = self._open_from(key, 1, stop=len(self._tiers))
+            if isinstance(found, _Lower):
+                self._raise(key, found, takings=takings)
+            return found
+
+        return self._opening.do((key, takings), open_below)
+
+    def _open_from(self, key: CacheKey, first: int, *, stop: int) -> _Lower | Miss:
+        miss = Miss(MissReason.ABSENT)
+        for tier in range(first, min(stop, len(self._tiers))):
+            answer = self._ask(tier, key)
+            if isinstance(answer, BlobReader):
+                return _Lower(answer, tier)
+            if answer.reason in _HEALING and tier < len(self._tiers) - 1:
+                self._tiers[tier].discard(key)
+            if answer.reason is not MissReason.ABSENT:
+                miss = answer
+        return miss
+
+    def _ask(self, tier: int, key: CacheKey) -> BlobReader | Miss:
+        try:
+            return self._tiers[tier].open(key)
+        except StoreError as error:
+            if tier == len(self._tiers) - 1:
+                raise
+            log.warning("a cache tier does not answer", extra={"tier": self._tiers[tier].name, "error": str(error)})
+            return Miss(MissReason.ABSENT, str(error))
+
+    def _raise(self, key: CacheKey, found: _Lower, *, takings: int) -> None:
+        """Copy a blob into all tiers above the one that has it; readers that come meanwhile share the read."""
+        with self._lock:  # whoever takes counts first and looks into the dict after that
+            if self._takings != takings:
+                return
+            self._rising[key] = found
+
+        def copy() -> None:
+            try:
+                blob = found.reader.blob()
+                with self._moving:
+                    if self._is_rising(key, found):
+                        self._put_above(blob, found.tier)
+            except BadBlob:
+                return  # whoever reads it learns so too
+            finally:
+                self._arrived(key, found)
+
+        if not self._copying.submit(found.reader.head.body_bytes, copy):
+            self._arrived(key, found)
+
+    def _is_rising(self, key: CacheKey, found: _Lower) -> bool:
+        with self._lock:
+            return self._rising.get(key) is found
+
+    def _arrived(self, key: CacheKey, found: _Lower) -> None:
+        with self._lock:
+            if self._rising.get(key) is found:
+                del self._rising[key]
+
+    def _put_above(self, blob: Blob, tier: int) -> None:
+        for above in reversed(self._tiers[:tier]):
+            above.put(blob)
+
+    @contextmanager
+    def _taking(self, goes: Callable[[CacheKey, Head], bool]) -> Generator[None]:
+        """Copies nothing upwards inside the block, nor later what `goes` and was opened before."""
+        with self._moving:
+            self._takings += 1
+            with self._lock:
+                for key, rising in list(self._rising.items()):
+                    if goes(key, rising.reader.head):
+                        del self._rising[key]
+            yield
+
+    def _guarded(self, found: _Lower) -> BlobReader:
+        """A reader that turns to the tiers below when a frame of a cache fails."""
+        reader, tier = found.reader, found.tier
+        if tier == len(self._tiers) - 1:
+            return reader
+
+        @contextmanager
+        def fetch(number: int) -> Generator[Buffer]:
+            with ExitStack() as stack:
+                try:
+                    data = stack.enter_context(reader.frame(number))
+                except BadBlob as bad:
+                    if bad.reason in _HEALING:
+                        self._tiers[tier].discard(reader.head.key)
+                    data = stack.enter_context(self._same_frame(found, number, bad=bad))
+                yield data
+
+        return BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source)
+
+    @contextmanager
+    def _same_frame(self, found: _Lower, number: int, *, bad: BadBlob) -> Generator[Buffer]:
+        below = self._open_from(found.reader.head.key, found.tier + 1, stop=len(self._tiers))
+        # Frames of a blob that was packed another time, by another release, need not match.
+        if isinstance(below, Miss) or below.reader.raw_head != found.reader.raw_head:
+            raise bad
+        with self._guarded(below).frame(number) as data:
+            yield verified(data, found.reader.head, number=number)
+
+    def prefetch(self, keys: Iterable[CacheKey]) -> int:
+        begun = 0
+        for key in keys:
+            self._learn_deletions(key.tenant)
+            if len(self._tiers) > 1 and isinstance(self._tiers[0].open(key), Miss):
+                begun += isinstance(self._open_once(key), _Lower)
+        return begun
+
+    def put(self, blob: Blob) -> Put:
+        return self.lowest.put(blob)
+
+    def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
+        return self.lowest.put_all(blobs)
+
+    def replace(self, blob: Blob) -> Put:
+        with self._taking(lambda key, _: key == blob.head.key):
+            outcome = self.lowest.replace(blob)
+            for tier in self._tiers[:-1]:
+                tier.discard(blob.head.key)
+            return outcome
+
+    def flush(self) -> None:
+        self._copying.wait()  # a copy that failed is a slower hit, nothing that was promised
+
+    def epoch(self, tenant: str) -> int:
+        return self.lowest.epoch(tenant)
+
+    def deletions(self, tenant: str, after: int = 0) -> list[Deletion]:
+        return self.lowest.deletions(tenant, after)
+
+    def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
+        number = self.lowest.delete(scope, epoch=epoch)
+        self._bury_copies(Deletion(number, scope))
+        self._copying.wait()
+        return number
+
+    def _bury_copies(self, deletion: Deletion) -> None:
+        with self._taking(lambda key, head: deletion.kills(key, head.terms.epoch)):
+            for tier in self._tiers[:-1]:
+                tier.delete(deletion.scope, epoch=deletion.epoch)
+
+    def _learn_deletions(self, tenant: str) -> None:
+        """Applies to the caches here the deletions that another process or machine told the lowest tier."""
+        if len(self._tiers) == 1:
+            return
+        now = time.monotonic()
+        try:
+            at, known = self._synced.get(tenant) or (-math.inf, self._known_deletions(tenant))
+            if now - at < self._sync_s:
+                return
+            news = self.lowest.deletions(tenant, known)
+        except StoreError:
+            return  # the lowest cannot be asked; what the caches have stands until it can
+        for deletion in news:
+            if any(tier.epoch(tenant) < deletion.epoch for tier in self._tiers[:-1]):
+                self._bury_copies(deletion)
+        self._synced[tenant] = (now, max([known, *(deletion.epoch for deletion in news)]))
+
+    def _known_deletions(self, tenant: str) -> int:
+        """The epoch that caches know deletions up to: one that holds nothing of the tenant needs no history."""
+        epochs = [tier.epoch(tenant) for tier in self._tiers[:-1] if tenant in tier.tenants()]
+        return min(epochs) if epochs else self.lowest.epoch(tenant)
+
+    def finish_deletes(self) -> None:
+        for tier in self._tiers:
+            tier.finish_deletes()
+
+    def compact(self) -> int:
+        return sum(tier.compact() for tier in self._tiers)
+
+    def trim(self, tenant: str, before: float) -> int:
+        return max([tier.trim(tenant, before) for tier in self._tiers], default=0)
+
+    def discard(self, key: CacheKey) -> bool:
+        with self._taking(lambda other, _: other == key):
+            return sum(tier.discard(key) for tier in reversed(self._tiers)) > 0
+
+    def quarantine(self, key: CacheKey) -> bool:
+        """Moves the lowest tier's blob out of reach. The caches forget theirs: copies are not worth a look."""
+        with self._taking(lambda other, _: other == key):
+            moved = self.lowest.quarantine(key)
+            copies = sum(tier.discard(key) for tier in self._tiers[:-1])
+            return moved or copies > 0
+
+    def forget_quarantined(self, before: float) -> int:
+        return sum(tier.forget_quarantined(before) for tier in self._tiers)
+
+    def entries(self, scope: Scope | None = None) -> Iterator[StoredBlob]:
+        return self.lowest.entries(scope)
+
+    def strays(self) -> Iterator[str]:
+        for tier in self._tiers:
+            yield from tier.strays()
+
+    def tenants(self) -> list[str]:
+        return sorted({tenant for tier in self._tiers for tenant in tier.tenants()})
+
+    def pin(self, scope: Scope) -> int:
+        return max(tier.pin(scope) for tier in self._tiers)
+
+    def unpin(self, scope: Scope) -> int:
+        return max(tier.unpin(scope) for tier in self._tiers)
+
+    def usage(self) -> list[StorageUsage]:
+        return [row for tier in self._tiers for row in tier.usage()]
+
+    def close(self) -> None:
+        self._copying.close()
+        for tier in self._tiers:
+            tier.close()
+
+    def _find(self, key: CacheKey) -> None:
+        raise AssertionError("a tiered store opens its tiers")
