@@ -56,8 +56,8 @@ def _mentions(value: object, word: str) -> bool:
 
 def refuse_moving_angles(model: PreTrainedModel, decoder: Decoder) -> None:
     """Refuses angles that depend on how long the prompt is: keys of a short prompt would be wrong in a long one."""
-    tables = decoder.anatomy.tables
-    last = len(decoder.anatomy.shapes) - 1
+    tables = decoder.model_layers.tables
+    last = len(decoder.model_layers.shapes) - 1
     near = torch.arange(8, device=decoder.device)
     beyond = torch.tensor([4 * decoder.window], device=decoder.device)
     alone = angles(model, near, tables=tables, last=last)

@@ -82,7 +82,7 @@ class _Capture:
         self._decoder = decoder
         self._rows = rows
         self._watch = LayerHooks(lambda layer: between())
-        self._course = LayerRange(stop=decoder.anatomy.keeping[-1])
+        self._course = LayerRange(stop=decoder.model_layers.keeping[-1])
 
     def prefix(self, ids: tuple[int, ...], prefixes: Prefixes) -> Context:
         """The context of a capture prefix, computed by itself, in passes of the same shape."""
@@ -113,12 +113,12 @@ class _Capture:
         slots = span(start, start + size, device=self._decoder.device)
         segments = [Segment(context, slots, row * size) for row, context in enumerate(contexts)]
         flat = padded.flatten().to(self._decoder.device)
-        self._decoder.advance(segments, flat, course=self._course, watch=self._watch)
+        self._decoder.advance(segments, flat, layers=self._course, hooks=self._watch)
 
 
 def _lift(decoder: Decoder, context: Context, *, slots: slice) -> Record:
     dtype, layers = _name(decoder.dtype), list[LayerKV | None]()
-    for layer, shape in enumerate(decoder.anatomy.shapes):
+    for layer, shape in enumerate(decoder.model_layers.shapes):
         if shape is None:
             layers.append(None)
             continue

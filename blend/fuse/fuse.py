@@ -100,19 +100,19 @@ def fuse(
     clock = Clock()
     moved = 0
     while True:
-        selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=decoder.anatomy.keeping)
+        selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=decoder.model_layers.keeping)
         work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
-        feed = RecordLoader(decoder, context, wanted=work.wanted, readers=readers)
+        loader = RecordLoader(decoder, context, wanted=work.wanted, readers=readers)
         try:
-            logits = work.run(feed)
+            logits = work.run(loader)
         except DamagedRecord as error:
             layout = layout.without(error.span.chunk, Miss(MissReason.CORRUPT, error.reason))
             continue
         finally:
-            feed.close()
-            moved += feed.bytes
-        clock.seconds["read"] = clock.seconds.get("read", 0.0) + feed.read_s
-        clock.seconds["wait"] = clock.seconds.get("wait", 0.0) + feed.waited_s
+            loader.close()
+            moved += loader.bytes
+        clock.seconds["read"] = clock.seconds.get("read", 0.0) + loader.read_s
+        clock.seconds["wait"] = clock.seconds.get("wait", 0.0) + loader.waited_s
         if bool(torch.isfinite(logits).all()):
             return FusedPrompt(context, logits, work.report(layout, moved))
         if not selection.layout.spans:
@@ -151,9 +151,9 @@ class _Fuse:
             return [span for span in layout.spans if span.exact]
         return layout.spans
 
-    def run(self, feed: RecordLoader) -> Tensor:
+    def run(self, loader: RecordLoader) -> Tensor:
         """Computes the prompt; returns the last token's logits."""
-        self._feed = feed
+        self._feed = loader
         rows = ~self._exact
         start, hidden = 0, None
         if not self._selection.filters:
@@ -163,7 +163,7 @@ class _Fuse:
             with self._clock.stage("select"):
                 rows, hidden = self._filter(each, rows, start=start, hidden=hidden)
             self._stages.append(rows)
-            start = self._decoder.anatomy.resume(each.layer)
+            start = self._decoder.model_layers.resume(each.layer)
         with self._clock.stage("compute"):
             return self._finish(rows, start=start, hidden=hidden)
 
@@ -171,13 +171,13 @@ class _Fuse:
         self, to: DeviationFilter, rows: Tensor, *, start: int, hidden: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Runs rows to the filter's layer; the rows that stay, and their hidden states (1, T, E) as they enter it."""
-        keep = self._decoder.anatomy.resume(to.layer)
+        keep = self._decoder.model_layers.resume(to.layer)
         deviation = Deviation(len(rows))
         pieces: list[tuple[Tensor, Tensor]] = []
         for slots, entering in self._pieces(rows, hidden):
             compare = self._comparison(deviation, to.layer, slots=slots)
-            course = LayerRange(start, entering, keep=keep, stop=to.layer)
-            _, kept = self._pass(slots, course, compare=compare)
+            layers = LayerRange(start, entering, keep=keep, stop=to.layer)
+            _, kept = self._pass(slots, layers, compare=compare)
             assert kept is not None
             pieces.append((slots.index, kept))
         free = rows & self._cached & ~self._forced
@@ -198,9 +198,9 @@ class _Fuse:
         return compare
 
     def _finish(self, rows: Tensor, *, start: int, hidden: Tensor | None) -> Tensor:
-        anatomy = self._decoder.anatomy
-        last = anatomy.keeping[-1]
-        resume = max(start, anatomy.resume(last))
+        model_layers = self._decoder.model_layers
+        last = model_layers.keeping[-1]
+        resume = max(start, model_layers.resume(last))
         kept: Tensor | None = None
         slots: Slots | None = None
         for slots, entering in self._pieces(rows, hidden):
@@ -211,10 +211,10 @@ class _Fuse:
         return logits
 
     def _pass(
-        self, slots: Slots, course: LayerRange, *, compare: Callable[[Tensor, Tensor], None] | None = None
+        self, slots: Slots, layers: LayerRange, *, compare: Callable[[Tensor, Tensor], None] | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        watch = LayerHooks(self._before, compare)
-        return self._decoder.prefill(self._context, slots, ids=self._ids[slots.index], course=course, watch=watch)
+        hooks = LayerHooks(self._before, compare)
+        return self._decoder.prefill(self._context, slots, ids=self._ids[slots.index], layers=layers, hooks=hooks)
 
     def _before(self, layer: int) -> None:
         assert self._feed is not None

@@ -46,7 +46,7 @@ class RecordLoader:
         self._wanted = wanted
         self._stopped = Event()
         self._layers: dict[int, Future[torch.Event | None]] = {
-            layer: Future() for layer in decoder.anatomy.keeping if wanted(layer)
+            layer: Future() for layer in decoder.model_layers.keeping if wanted(layer)
         }
         self._stream = torch.cuda.Stream(decoder.device) if decoder.device.type == "cuda" else None
         if self._stream:
@@ -98,7 +98,7 @@ class RecordLoader:
             keys, values = unpack(stored, dtype=decoder.dtype, device=decoder.device)
         except OSError as error:  # Unreadable among them: whatever a medium does, the text is at hand
             raise DamagedRecord(span, str(error)) from error
-        shape = decoder.anatomy.shapes[layer]
+        shape = decoder.model_layers.shapes[layer]
         assert shape is not None
         tokens = span.stop - span.start
         if keys.shape != (shape.key_heads, tokens, shape.key_dim) or values.shape != (

@@ -19,9 +19,9 @@ UNTURNED = Angles(torch.empty(0, 0), torch.empty(0, 0))  # for layers without po
 class Decoder:
     """Shared by all requests and threads; holds no state of any of them."""
 
-    def __init__(self, model: PreTrainedModel, anatomy: ModelLayers, *, window: int) -> None:
+    def __init__(self, model: PreTrainedModel, model_layers: ModelLayers, *, window: int) -> None:
         self.model = model
-        self.anatomy = anatomy
+        self.model_layers = model_layers
         self.window = window
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -33,11 +33,11 @@ class Decoder:
     @property
     def token_bytes(self) -> int:
         """How many bytes one token keeps in a context."""
-        return token_bytes(self.anatomy.shapes, self.dtype)
+        return token_bytes(self.model_layers.shapes, self.dtype)
 
     def context(self, capacity: int) -> Context:
         """A context with buffers for that many tokens."""
-        return Context(self.anatomy.shapes, capacity=capacity, dtype=self.dtype, device=self.device)
+        return Context(self.model_layers.shapes, capacity=capacity, dtype=self.dtype, device=self.device)
 
     def prefill(
         self,
@@ -45,19 +45,19 @@ class Decoder:
         slots: Slots,
         *,
         ids: Tensor,
-        course: LayerRange | None = None,
-        watch: LayerHooks | None = None,
+        layers: LayerRange | None = None,
+        hooks: LayerHooks | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Compute rows of one context: the last row's logits (V,) or None, and the hidden states kept on the way."""
-        step = Step([Segment(context, slots, 0)], course=course, watch=watch, direct=self.anatomy.direct)
+        step = Step([Segment(context, slots, 0)], layers=layers, hooks=hooks, direct=self.model_layers.direct)
         logits = run(self.model, step, ids=ids)
         return (None if logits is None else logits[0]), step.kept
 
     def advance(
-        self, segments: list[Segment], ids: Tensor, *, course: LayerRange | None = None, watch: LayerHooks | None = None
+        self, segments: list[Segment], ids: Tensor, *, layers: LayerRange | None = None, hooks: LayerHooks | None = None
     ) -> Tensor | None:
         """One pass for several contexts; logits (rows, V) of all rows, or None where the course stops before them."""
-        step = Step(segments, course=course, watch=watch, direct=self.anatomy.direct)
+        step = Step(segments, layers=layers, hooks=hooks, direct=self.model_layers.direct)
         wanted = torch.arange(step.rows, device=self.device)
         return run(self.model, step, ids=ids, wanted=wanted)
 
@@ -90,11 +90,11 @@ class Decoder:
         return self._tables[rule.table].at(slots)
 
     def _grow(self, count: int) -> None:
-        tables = self.anatomy.tables
+        tables = self.model_layers.tables
         found: dict[int, list[Angles]] = {table: [] for table in tables}
         for start in range(0, count if tables else 0, TABLE_ROWS):
             positions = torch.arange(start, min(start + TABLE_ROWS, count), device=self.device)
-            part = angles(self.model, positions, tables=tables, last=len(self.anatomy.shapes) - 1)
+            part = angles(self.model, positions, tables=tables, last=len(self.model_layers.shapes) - 1)
             for table in tables:
                 found[table].append(part[table])
         for table, parts in found.items():
@@ -102,6 +102,6 @@ class Decoder:
         self._known = count
 
     def _rule(self, layer: int) -> LayerRule:
-        rule = self.anatomy.rules[layer]
+        rule = self.model_layers.rules[layer]
         assert rule is not None, f"layer {layer} keeps nothing of its own"
         return rule

@@ -70,16 +70,16 @@ class Step(Cache):
         self,
         segments: Sequence[Segment],
         *,
-        course: LayerRange | None = None,
-        watch: LayerHooks | None = None,
+        layers: LayerRange | None = None,
+        hooks: LayerHooks | None = None,
         direct: frozenset[int] = frozenset(),
     ) -> None:
         """`direct`: layers whose attention takes the returned keys as they are, and may look them up instead."""
         super().__init__(layers=[])
         self.segments = tuple(segments)
-        self.course = course or LayerRange()
+        self.layers = layers or LayerRange()
         self.kept: Tensor | None = None
-        self._watch = watch or LayerHooks()
+        self._watch = hooks or LayerHooks()
         self._direct = direct
         self._returned: dict[int, tuple[int, Tensor]] = {}
 
@@ -96,13 +96,13 @@ class Step(Cache):
 
     def enter(self, layer: int, hidden: Tensor, *, given: object) -> Tensor | None:
         """Called with what enters each layer, and its position embeddings; returns what shall enter, None to skip."""
-        course = self.course
-        if layer < course.start:
+        layers = self.layers
+        if layer < layers.start:
             return None
-        if layer == course.start and course.hidden is not None:
-            hidden = course.hidden
+        if layer == layers.start and layers.hidden is not None:
+            hidden = layers.hidden
         self._watch.before(layer)
-        if layer == course.keep:
+        if layer == layers.keep:
             self.kept = hidden
         return hidden
 
@@ -110,7 +110,7 @@ class Step(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention with the fresh rows (1, H, T, D), keys already rotated."""
-        stopping = layer_idx == self.course.stop
+        stopping = layer_idx == self.layers.stop
         if stopping and self._watch.compare:
             self._watch.compare(key_states[0], value_states[0])
         for each in self.segments:

@@ -86,7 +86,7 @@ class Pipeline:
         self._settings = settings
         self._metrics = metrics
         self._tracer = tracer
-        self._grammars = Grammars(self._model.wording.tokenizer, self._model.vocabulary)
+        self._grammars = Grammars(self._model.prompt_builder.tokenizer, self._model.vocabulary)
         self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup")
         self._fetches = ThreadPoolExecutor(FETCHES, "kvweave-fetch")
         self._flying = 0
@@ -163,13 +163,13 @@ class Pipeline:
         if blending.policy == "full":
             return gathered, []
         passages = [entry.passage for entry in gathered.all]
-        return gathered, tenant.shelf.open(passages, pool=self._fetches)
+        return gathered, tenant.caches.open(passages, pool=self._fetches)
 
     def _fetched(
         self, gathered: Gathered, opening: "Sequence[Future[OpenedBlob | Miss]]"
     ) -> tuple[FittedPrompt, dict[int, OpenedBlob | Miss]]:
         """The prompt in tokens, made while the blobs are opened."""
-        fitted = fit(self._model.wording, gathered, window=self._model.window)
+        fitted = fit(self._model.prompt_builder, gathered, window=self._model.window)
         return fitted, {number: each.result() for number, each in enumerate(opening)}
 
     async def _told(self, told: "asyncio.Queue[EngineEvent]", course: "_RequestProgress") -> AsyncGenerator[Event]:
@@ -214,7 +214,7 @@ class Pipeline:
         sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
         principal = ask.principal
         return EngineRequest(
-            plan.fitted.laid.prompt(plan.sources),
+            plan.fitted.prompt_tokens.prompt(plan.sources),
             sampling,
             plan.blending,
             owner=f"{principal.tenant} {principal.bound!r}",  # of one filter all may know what the others asked
@@ -235,7 +235,7 @@ class Pipeline:
         return Delta(token.text, self._top(token.id, token.logprob or 0.0), top)
 
     def _top(self, token: int, logprob: float) -> TopToken:
-        raw = self._model.wording.tokenizer.token_bytes(token)
+        raw = self._model.prompt_builder.tokenizer.token_bytes(token)
         return TopToken(raw.decode("utf-8", "replace"), raw, logprob)
 
     def _account(self, ask: AnswerRequest, finished: Finished) -> None:
@@ -279,7 +279,9 @@ class _RequestProgress:
     def done(self, reason: Finish, text: str, *, generated: int) -> Finished:
         total = self.timings.since_start()
         if self.fused is None:  # given up before it was its turn
-            return Finished(reason, text, Usage(self.plan.fitted.laid.tokens), Report(*self._policy(), (), (), {}))
+            return Finished(
+                reason, text, Usage(self.plan.fitted.prompt_tokens.tokens), Report(*self._policy(), (), (), {})
+            )
         self.timings.ms["decode"] = total - self.ready_at
         self.timings.ms["total"] = total
         return Finished(reason, text, usage_of(self.fused, generated), self._report(self.fused))

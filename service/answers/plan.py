@@ -20,27 +20,27 @@ ANSWER = 0.5  # of the window is kept free for the answer at most
 class FittedPrompt:
     """A prompt that leaves room for its answer. `dropped`: numbers of passages that it had no room for."""
 
-    laid: PromptTokens
+    prompt_tokens: PromptTokens
     dropped: frozenset[int] = frozenset()
 
 
-def fit(wording: PromptBuilder, gathered: Gathered, *, window: int) -> FittedPrompt:
+def fit(prompt_builder: PromptBuilder, gathered: Gathered, *, window: int) -> FittedPrompt:
     """Drops what a search found, the lowest score first, until the prompt and its answer fit the model's window."""
     ask = gathered.ask
-    laid = wording.lay(gathered.turns(), options=ask.template)
-    over = laid.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))
+    prompt_tokens = prompt_builder.lay(gathered.turns(), options=ask.template)
+    over = prompt_tokens.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))
     if over <= 0:
-        return FittedPrompt(laid)
+        return FittedPrompt(prompt_tokens)
     found = [number for number, entry in enumerate(gathered.entries) if entry.found]
     dropped: set[int] = set()
     for number in sorted(found, key=lambda number: (gathered.entries[number].score, -number)):
         if over <= 0:
             break
         titled = gathered.entries[number].titled
-        over -= len(wording.ids(titled.text)) + len(wording.tokenizer.encode_text(titled.gap))
+        over -= len(prompt_builder.ids(titled.text)) + len(prompt_builder.tokenizer.encode_text(titled.gap))
         dropped.add(number)
     out = frozenset(dropped)
-    return FittedPrompt(wording.lay(gathered.turns(without=out), options=ask.template), out)
+    return FittedPrompt(prompt_builder.lay(gathered.turns(without=out), options=ask.template), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class EnginePlan:
     def shown(self) -> list[tuple[int, GatheredPassage]]:
         """The passages of the prompt, in its order."""
         every = self.gathered.all
-        return [(run.passage, every[run.passage]) for run in self.fitted.laid.runs if run.passage is not None]
+        return [(run.passage, every[run.passage]) for run in self.fitted.prompt_tokens.runs if run.passage is not None]
 
     @property
     def sources(self) -> dict[int, RecordSource]:
@@ -78,8 +78,8 @@ class EnginePlan:
         misses = dict(report.misses)
         slots, every = report.recomputed_slots, self.gathered.all
         found: list[ChunkReport] = []
-        place, order = len(self.fitted.laid.prefix), 0
-        for run in self.fitted.laid.runs:
+        place, order = len(self.fitted.prompt_tokens.prefix), 0
+        for run in self.fitted.prompt_tokens.runs:
             stop = place + len(run.ids)
             if run.passage is not None:
                 again = bisect_left(slots, stop) - bisect_left(slots, place)

@@ -24,7 +24,7 @@ class PassagePage:
 def lookup(by: By, wanted: LookupRequest) -> LookupAnswer:
     """What is stored, chunk by chunk."""
     page = _page(by, wanted, after=wanted.after, limit=wanted.limit)
-    states = by.tenant.shelf.states(page.passages)
+    states = by.tenant.caches.states(page.passages)
     return LookupAnswer(
         chunks=[_shown(states[passage.id]) for passage in page.passages], unknown=page.unknown, next=page.following
     )
@@ -32,22 +32,22 @@ def lookup(by: By, wanted: LookupRequest) -> LookupAnswer:
 
 def prefetch(by: By, wanted: CacheChoice) -> Touched:
     """Ask that the caches of these chunks be near. `blobs`: fetches that began."""
-    return _touched(by, wanted, touch=lambda shelf, passages: shelf.prefetch(passages))
+    return _touched(by, wanted, touch=lambda caches, passages: caches.prefetch(passages))
 
 
 def pin(by: By, wanted: CacheChoice) -> Touched:
     """Keep the caches of these chunks from eviction."""
-    return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.pin(chunks)))
+    return _touched(by, wanted, touch=_all_blobs(by, lambda caches, chunks: caches.pin(chunks)))
 
 
 def unpin(by: By, wanted: CacheChoice) -> Touched:
     """Take the pins of these chunks back."""
-    return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.unpin(chunks)))
+    return _touched(by, wanted, touch=_all_blobs(by, lambda caches, chunks: caches.unpin(chunks)))
 
 
 def evict(by: By, wanted: CacheChoice) -> Touched:
     """Forget what is stored of these chunks. It is computed again when it is needed."""
-    return _touched(by, wanted, touch=_all_blobs(by, lambda shelf, chunks: shelf.evict(chunks)))
+    return _touched(by, wanted, touch=_all_blobs(by, lambda caches, chunks: caches.evict(chunks)))
 
 
 def _all_blobs(
@@ -55,9 +55,9 @@ def _all_blobs(
 ) -> Callable[[ChunkCaches, Sequence[Passage]], int]:
     """Touches the chunks' blobs of all collections. A key with a filter is told only of those that it can look up."""
 
-    def touched(shelf: ChunkCaches, passages: Sequence[Passage]) -> int:
-        stored = sum(each.state is KvState.STORED for each in shelf.states(passages).values()) if by.is_bound else 0
-        blobs = touch(shelf, [each.id for each in passages])
+    def touched(caches: ChunkCaches, passages: Sequence[Passage]) -> int:
+        stored = sum(each.state is KvState.STORED for each in caches.states(passages).values()) if by.is_bound else 0
+        blobs = touch(caches, [each.id for each in passages])
         return stored if by.is_bound else blobs
 
     return touched
@@ -68,7 +68,7 @@ def _touched(by: Caller, wanted: CacheChoice, *, touch: Callable[[ChunkCaches, S
     unknown_ids: list[str] = []
     for page in _pages(by, wanted):
         chunks += len(page.passages)
-        blobs += touch(by.tenant.shelf, page.passages)
+        blobs += touch(by.tenant.caches, page.passages)
         unknown_ids = unknown_ids or page.unknown
     return Touched(chunks=chunks, blobs=blobs, unknown=unknown_ids)
 

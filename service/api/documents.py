@@ -104,7 +104,7 @@ def list_chunks(by: By, document_id: DocumentId, *, after: AfterPlace = 0, limit
             found = numbered[after : after + limit]
         else:
             count, found = entry.parts, view.passages(document_id, first=after, limit=limit)
-    states = tenant.shelf.states(found)
+    states = tenant.caches.states(found)
     following = after + limit
     return ChunkPage(
         chunks=[_chunk(passage, states[passage.id]) for passage in found],

@@ -57,11 +57,11 @@ def _tiers(by: Caller) -> list[TierUsage]:
 
 def _bytes_per_token(by: Caller) -> float | None:
     """The stored bytes a token, from some of the stored chunks, spread over all; None where none is stored."""
-    shelf = by.tenant.shelf
+    caches = by.tenant.caches
     with by.tenant.catalog.view() as view:
         chunks: list[int] = view.chunks_of(by.allowed()).tolist()
         passages = view.holding(chunks[:: max(1, len(chunks) // SAMPLE)][:SAMPLE], by.allowed())
-    states = shelf.states(passages)
-    stored = [(states[each.id].nbytes, len(shelf.model.ids(each.text) or ())) for each in passages]
+    states = caches.states(passages)
+    stored = [(states[each.id].nbytes, len(caches.model.ids(each.text) or ())) for each in passages]
     stored = [(nbytes, tokens) for nbytes, tokens in stored if nbytes and tokens]
     return sum(nbytes for nbytes, _ in stored) / sum(tokens for _, tokens in stored) if stored else None

@@ -133,7 +133,7 @@ def bench(
     )
     typer.echo(f"loading {settings.model}", err=True)
     with _ended_in_order(), _progress(plan.steps) as told:
-        found = measure(settings, plan, told=told)
+        found = measure(settings, plan, on_progress=told)
     for problem in found.problems:
         tell(f"not read: {problem.place}: {problem.reason}", err=True)
     if as_json:

@@ -49,21 +49,28 @@ def demo(*, as_json: AsJson = False) -> None:
         from service.demo.demo_answers import answers, demo_settings, ingest, running
 
         mine = demo_settings(settings)
-        tally = ingest(mine, told=lambda tally: told(f"computing the caches of its documents: {tally.stored}"))
+        progress = ingest(
+            mine, on_progress=lambda progress: told(f"computing the caches of its documents: {progress.stored}")
+        )
         told("asking")
         with running(mine) as core:
             found = list(answers(core))
     seconds = time.perf_counter() - start
     if as_json:
-        typer.echo(json.dumps(_machine(tally, found, data=mine.data, seconds=seconds), indent=2))
+        typer.echo(json.dumps(_machine(progress, found, data=mine.data, seconds=seconds), indent=2))
     else:
-        _show(tally, found, seconds=seconds)
+        _show(progress, found, seconds=seconds)
         _next(settings, mine)
     raise typer.Exit(0 if all(each.is_right for each in found) else 1)
 
 
-def _machine(tally: "RunProgress", found: "list[Answered]", *, data: Path, seconds: float) -> dict[str, object]:
-    corpus = {"documents": tally.files, "chunks": tally.chunks, "present": tally.present, "stored": tally.stored}
+def _machine(progress: "RunProgress", found: "list[Answered]", *, data: Path, seconds: float) -> dict[str, object]:
+    corpus = {
+        "documents": progress.files,
+        "chunks": progress.chunks,
+        "present": progress.present,
+        "stored": progress.stored,
+    }
     answers = [
         {
             **asdict(each.example),
@@ -76,10 +83,12 @@ def _machine(tally: "RunProgress", found: "list[Answered]", *, data: Path, secon
     return {"data": str(data), "corpus": corpus, "answers": answers, "seconds": seconds}
 
 
-def _show(tally: "RunProgress", found: "list[Answered]", *, seconds: float) -> None:
+def _show(progress: "RunProgress", found: "list[Answered]", *, seconds: float) -> None:
     screen = console()
-    computed = f"{tally.stored} computed and stored now" if tally.stored else "all were computed and stored before"
-    screen.print(f"{tally.files} documents, {tally.chunks} chunks: {computed}. {seconds:.1f} s in all.")
+    computed = (
+        f"{progress.stored} computed and stored now" if progress.stored else "all were computed and stored before"
+    )
+    screen.print(f"{progress.files} documents, {progress.chunks} chunks: {computed}. {seconds:.1f} s in all.")
     for number, each in enumerate(found, start=1):
         screen.print(Text(f"\n{number}. {each.example.question}", style="bold"))
         screen.print(Text(f"   {each.rows[-1].answer}\n", style="bold green" if each.is_right else "bold red"))

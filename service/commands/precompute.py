@@ -183,9 +183,9 @@ def precompute(
             target = stack.enter_context(opening)
         if dry_run:
             raise typer.Exit(_foretell(target, found, price_per_tb=price_per_tb, as_json=as_json))
-        tally = _run(target, wanted, found=found, prune=prune, as_json=as_json)
-    _show(tally, seconds=time.perf_counter() - start, as_json=as_json)
-    raise typer.Exit(1 if tally.problems else 0)
+        progress = _run(target, wanted, found=found, prune=prune, as_json=as_json)
+    _show(progress, seconds=time.perf_counter() - start, as_json=as_json)
+    raise typer.Exit(1 if progress.problems else 0)
 
 
 def _run(
@@ -200,10 +200,10 @@ def _run(
 
     work = Precompute(target, wanted)
     with _progress(len(found), as_json=as_json) as told:
-        tally = work.run(found, told=told)
+        progress = work.run(found, on_progress=told)
     if prune:
         _prune(work, found)
-    return tally
+    return progress
 
 
 def _prune(work: "Precompute", found: "Sequence[CorpusFile | ReadingProblem]") -> None:
@@ -256,12 +256,12 @@ def _progress(total: int, *, as_json: bool) -> Generator[Callable[["RunProgress"
     screen = console(stderr=True)
     last = time.monotonic()
 
-    def line(tally: "RunProgress") -> None:
+    def line(progress: "RunProgress") -> None:
         nonlocal last
         if time.monotonic() - last >= LINE_S:
             last = time.monotonic()
-            told = {"event": "progress", **_told(tally), "of_files": total}
-            typer.echo(json.dumps(told) if as_json else _sentence(tally, total), err=not as_json)
+            told = {"event": "progress", **_told(progress), "of_files": total}
+            typer.echo(json.dumps(told) if as_json else _sentence(progress, total), err=not as_json)
 
     if as_json or not screen.is_terminal:
         yield line
@@ -277,9 +277,9 @@ def _progress(total: int, *, as_json: bool) -> Generator[Callable[["RunProgress"
     task = bar.add_task("", total=total)
     with Live(bar, console=screen, refresh_per_second=4) as live:
 
-        def show(tally: "RunProgress") -> None:
-            bar.update(task, completed=tally.files)
-            live.update(Group(bar, Text(_short(tally))))
+        def show(progress: "RunProgress") -> None:
+            bar.update(task, completed=progress.files)
+            live.update(Group(bar, Text(_short(progress))))
 
         yield show
 
@@ -315,46 +315,46 @@ def _show_forecast(told: "Forecast", *, price_per_tb: float) -> None:
     tell(f"Reuse pays where the store reads {size(told.pays_from)} a second or more.")
 
 
-def _short(tally: "RunProgress") -> str:
-    return f"{many(tally.stored, 'chunk')}, {_speed(tally)}" if tally.stored else "nothing computed yet"
+def _short(progress: "RunProgress") -> str:
+    return f"{many(progress.stored, 'chunk')}, {_speed(progress)}" if progress.stored else "nothing computed yet"
 
 
-def _speed(tally: "RunProgress") -> str:
-    spent = sum(tally.seconds.get(stage, 0.0) for stage in COMPUTING)
-    ratio = tally.raw_bytes / tally.nbytes if tally.nbytes else 0.0
-    rate = tally.tokens / spent if spent else 0.0
-    return f"{rate:,.0f} tokens/s, {size(tally.nbytes)}, {ratio:.1f}x smaller"
+def _speed(progress: "RunProgress") -> str:
+    spent = sum(progress.seconds.get(stage, 0.0) for stage in COMPUTING)
+    ratio = progress.raw_bytes / progress.nbytes if progress.nbytes else 0.0
+    rate = progress.tokens / spent if spent else 0.0
+    return f"{rate:,.0f} tokens/s, {size(progress.nbytes)}, {ratio:.1f}x smaller"
 
 
-def _sentence(tally: "RunProgress", total: int) -> str:
-    return f"{tally.files:,} of {total:,} files: {_short(tally)}"
+def _sentence(progress: "RunProgress", total: int) -> str:
+    return f"{progress.files:,} of {total:,} files: {_short(progress)}"
 
 
-def _told(tally: "RunProgress") -> dict[str, object]:
-    return {**asdict(tally), "problems": [asdict(each) for each in tally.problems]}
+def _told(progress: "RunProgress") -> dict[str, object]:
+    return {**asdict(progress), "problems": [asdict(each) for each in progress.problems]}
 
 
-def _show(tally: "RunProgress", *, seconds: float, as_json: bool) -> None:
+def _show(progress: "RunProgress", *, seconds: float, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"event": "done", **_told(tally), "wall_s": seconds}))
+        typer.echo(json.dumps({"event": "done", **_told(progress), "wall_s": seconds}))
         return
-    for each in tally.problems:
+    for each in progress.problems:
         tell(f"failed: {each.place}: {each.reason}", err=True)
-    tell(f"{many(tally.files, 'file')}, {tally.unchanged:,} of them unchanged")
-    tell(f"{many(tally.documents, 'document')} put in, {tally.removed:,} removed")
+    tell(f"{many(progress.files, 'file')}, {progress.unchanged:,} of them unchanged")
+    tell(f"{many(progress.documents, 'document')} put in, {progress.removed:,} removed")
     others = {
-        "were there": tally.present,
-        "as text only": tally.unsupported,
-        "over budget": tally.over_budget,
+        "were there": progress.present,
+        "as text only": progress.unsupported,
+        "over budget": progress.over_budget,
     }
     beside = "".join(f", {count:,} {what}" for what, count in others.items() if count)
-    tell(f"{many(tally.chunks, 'chunk')}: {tally.stored:,} computed{beside}")
-    if tally.dropped:
-        tell(f"{many(tally.dropped, 'stored chunk')} that fewer questions need made room")
-    if tally.stored:
-        tell(_speed(tally))
-    apart = {stage: spent for stage, spent in tally.seconds.items() if stage != BESIDE}
+    tell(f"{many(progress.chunks, 'chunk')}: {progress.stored:,} computed{beside}")
+    if progress.dropped:
+        tell(f"{many(progress.dropped, 'stored chunk')} that fewer questions need made room")
+    if progress.stored:
+        tell(_speed(progress))
+    apart = {stage: spent for stage, spent in progress.seconds.items() if stage != BESIDE}
     stages = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in apart.items())
-    tell(f"{seconds:.1f} s in all: {stages}; beside it, {BESIDE} {tally.seconds.get(BESIDE, 0.0):.1f} s")
-    if tally.problems:
-        tell(f"{len(tally.problems):,} failed, as told above: mend them and run again", err=True)
+    tell(f"{seconds:.1f} s in all: {stages}; beside it, {BESIDE} {progress.seconds.get(BESIDE, 0.0):.1f} s")
+    if progress.problems:
+        tell(f"{len(progress.problems):,} failed, as told above: mend them and run again", err=True)

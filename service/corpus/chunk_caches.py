@@ -76,7 +76,7 @@ class ChunkCaches:
         self._lock = Lock()
         self._seen: OrderedDict[CacheKey, None] = OrderedDict()
 
-    def behind(self, collections: Iterable[str]) -> dict[str, CapturePrefix]:
+    def capture_prefixes(self, collections: Iterable[str]) -> dict[str, CapturePrefix]:
         """What the chunks of each collection are behind. A prefix that this model lacks is rendered, once for ever."""
         model = self.model.fingerprint.digest
         names = set(collections)
@@ -96,25 +96,25 @@ class ChunkCaches:
             self._remembered.add(fingerprint.digest)
         return CapturePrefix(prefix, fingerprint)
 
-    def key(self, chunk: str, behind: CapturePrefix) -> CacheKey:
+    def key(self, chunk: str, capture_prefix: CapturePrefix) -> CacheKey:
         """The key of a chunk's blob."""
-        return CacheKey(self._tenant, chunk, behind.fingerprint.digest, self.model.codec)
+        return CacheKey(self._tenant, chunk, capture_prefix.fingerprint.digest, self.model.codec)
 
     def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[OpenedBlob | Miss]]":
         """Begins to open the passages' blobs, in their order. A store that does not answer makes them missing, too."""
-        behind = self.behind(passage.collection for passage in passages)
-        return [pool.submit(self._open, passage, behind[passage.collection]) for passage in passages]
+        capture_prefix = self.capture_prefixes(passage.collection for passage in passages)
+        return [pool.submit(self._open, passage, capture_prefix[passage.collection]) for passage in passages]
 
-    def _open(self, passage: Passage, behind: CapturePrefix) -> OpenedBlob | Miss:
-        key = self.key(passage.id, behind)
+    def _open(self, passage: Passage, capture_prefix: CapturePrefix) -> OpenedBlob | Miss:
+        key = self.key(passage.id, capture_prefix)
         try:
             found = self._store.open(key)
             if isinstance(found, Miss):
-                return self._why(passage, key, behind=behind, miss=found)
+                return self._why(passage, key, capture_prefix=capture_prefix, miss=found)
         except StoreError as error:
             return Miss(MissReason.UNAVAILABLE, type(error).__name__)
         self.saw(key)
-        return OpenedBlob(BlobSource(found, behind.fingerprint), tier_of(found), _nbytes(found))
+        return OpenedBlob(BlobSource(found, capture_prefix.fingerprint), tier_of(found), _nbytes(found))
 
     def saw(self, key: CacheKey) -> None:
         """Remember that a blob was there."""
@@ -124,12 +124,12 @@ class ChunkCaches:
             if len(self._seen) > _SEEN:
                 self._seen.popitem(last=False)
 
-    def _why(self, passage: Passage, key: CacheKey, *, behind: CapturePrefix, miss: Miss) -> Miss:
+    def _why(self, passage: Passage, key: CacheKey, *, capture_prefix: CapturePrefix, miss: Miss) -> Miss:
         if miss.reason is not MissReason.ABSENT:
             return Miss(miss.reason)
         with self._catalog.view() as view:
             upload = view.upload_of(passage.document)
-            limit = view.limit(passage.collection, model=behind.fingerprint.digest)
+            limit = view.limit(passage.collection, model=capture_prefix.fingerprint.digest)
         if self.model.ids(passage.text) is None:
             return Miss(MissReason.UNSUPPORTED)
         if upload and upload.state.is_live:
@@ -140,7 +140,7 @@ class ChunkCaches:
             return Miss(MissReason.EVICTED)
         if limit and not upload:  # a file of a corpus
             return Miss(MissReason.OVER_BUDGET)
-        return Miss(self._differing(passage.id, behind.fingerprint) or MissReason.ABSENT)
+        return Miss(self._differing(passage.id, capture_prefix.fingerprint) or MissReason.ABSENT)
 
     def _differing(self, chunk: str, wanted: Fingerprint) -> MissReason | None:
         """The field in which a blob that is there differs, where only such are there."""
@@ -157,22 +157,22 @@ class ChunkCaches:
 
     def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
         """The state of each passage, by chunk id. Raises StoreError where the store does not answer."""
-        behind = self.behind(passage.collection for passage in passages)
-        return {passage.id: self._state(passage, behind[passage.collection]) for passage in passages}
+        capture_prefix = self.capture_prefixes(passage.collection for passage in passages)
+        return {passage.id: self._state(passage, capture_prefix[passage.collection]) for passage in passages}
 
-    def _state(self, passage: Passage, behind: CapturePrefix) -> ChunkState:
-        key = self.key(passage.id, behind)
+    def _state(self, passage: Passage, capture_prefix: CapturePrefix) -> ChunkState:
+        key = self.key(passage.id, capture_prefix)
         found = self._store.open(key)
         if isinstance(found, BlobReader):
             return ChunkState(passage.id, KvState.STORED, _nbytes(found), tier_of(found))
-        reason = self._why(passage, key, behind=behind, miss=found).reason
+        reason = self._why(passage, key, capture_prefix=capture_prefix, miss=found).reason
         known = {state.value: state for state in KvState}
         return ChunkState(passage.id, known.get(reason.value, KvState.ABSENT))
 
     def prefetch(self, passages: Sequence[Passage]) -> int:
         """Asks that the passages' blobs be near. Returns how many fetches began."""
-        behind = self.behind(passage.collection for passage in passages)
-        return self._store.prefetch([self.key(passage.id, behind[passage.collection]) for passage in passages])
+        capture_prefix = self.capture_prefixes(passage.collection for passage in passages)
+        return self._store.prefetch([self.key(passage.id, capture_prefix[passage.collection]) for passage in passages])
 
     def pin(self, chunks: Sequence[str]) -> int:
         """Keeps the chunks' blobs from eviction. Returns how many there are."""

@@ -250,11 +250,11 @@ class Ingest:
 
     def _fill_group(self, tenant: Tenant, fills: Sequence[_Fill]) -> None:
         """Fills chunks of one collection; not those that are gone from the catalog when their computing begins."""
-        shelf, collection = tenant.shelf, fills[0].passage.collection
-        behind = shelf.behind([collection])[collection]
+        caches, collection = tenant.caches, fills[0].passage.collection
+        capture_prefix = caches.capture_prefixes([collection])[collection]
         items: list[CaptureItem] = []
         for fill in fills:
-            ids, key = self._tenants.model.ids(fill.passage.text), shelf.key(fill.passage.id, behind)
+            ids, key = self._tenants.model.ids(fill.passage.text), caches.key(fill.passage.id, capture_prefix)
             if ids is not None and (fill.damaged or isinstance(self._tenants.store.open(key), Miss)):
                 items.append(CaptureItem(key, ids))
 
@@ -264,9 +264,9 @@ class Ingest:
             return [item for item in batch if item.key.chunk in known]
 
         capturing = ChunkCapture(self._tenants.model, self._tenants.store, purpose=Purpose.FILL, wanted=wanted)
-        for outcome in capturing.run(behind.prefix, items):
+        for outcome in capturing.run(capture_prefix.prefix, items):
             if outcome.put in (Put.STORED, Put.PRESENT):
-                shelf.saw(outcome.item.key)
+                caches.saw(outcome.item.key)
 
     def _tidy(self) -> None:
         """Does what needs doing now and then."""

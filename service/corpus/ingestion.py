@@ -165,11 +165,11 @@ class Ingestion:
 
     def _compute(self, documents: Mapping[int, Document]) -> None:
         """Computes all chunks whose blobs are not there. Where the budget is used up, the others are left."""
-        tenant, shelf = self._tenant, self._tenant.shelf
-        behind = shelf.behind([self._collection])[self._collection]
+        tenant, caches = self._tenant, self._tenant.caches
+        capture_prefix = caches.capture_prefixes([self._collection])[self._collection]
         texts = {part.id: part.text for document in documents.values() for part in document.parts}
         known = {chunk: tenant.model.ids(text) for chunk, text in texts.items()}
-        items = [CaptureItem(shelf.key(chunk, behind), ids) for chunk, ids in known.items() if ids is not None]
+        items = [CaptureItem(caches.key(chunk, capture_prefix), ids) for chunk, ids in known.items() if ids is not None]
         missing = [item for item in items if not isinstance(tenant.store.open(item.key), BlobReader)]
         self._owners = {item.key.chunk: [] for item in missing}
         for number, document in documents.items():
@@ -181,7 +181,7 @@ class Ingestion:
             counts = {"stored": len(chunks) - unsupported - len(lacking), "unsupported": unsupported, "over_budget": 0}
             self._live[number] = replace(self._live[number], chunks=len(chunks), **counts)
         self._mark()
-        self._capture(behind.prefix, missing)
+        self._capture(capture_prefix.prefix, missing)
         tenant.store.flush()
 
     def _capture(self, prefix: Ids, missing: Sequence[CaptureItem]) -> None:
@@ -209,7 +209,7 @@ class Ingestion:
         owners = [number for number in self._owners[outcome.item.key.chunk] if number in self._live]
         is_stored = outcome.put in (Put.STORED, Put.PRESENT)
         if is_stored:
-            self._tenant.shelf.saw(outcome.item.key)
+            self._tenant.caches.saw(outcome.item.key)
         elif outcome.put is Put.OVER_BUDGET:
             self._full.update(owners)
         elif outcome.put is None:

@@ -43,10 +43,10 @@ class Tenant:
     A delete reaches all of them together.
     """
 
-    def __init__(self, name: str, library: Library, *, shelf: ChunkCaches, store: BlobStore) -> None:
+    def __init__(self, name: str, library: Library, *, caches: ChunkCaches, store: BlobStore) -> None:
         self.name = name
         self.library = library
-        self.shelf = shelf
+        self.caches = caches
         self.store = store
         self._sweeping = Lock()
 
@@ -58,7 +58,7 @@ class Tenant:
     @property
     def model(self) -> ServedModel:
         """The model whose records the shelf knows."""
-        return self.shelf.model
+        return self.caches.model
 
     def delete(self, documents: Sequence[str]) -> Removed:
         """Deletes all versions of documents, what waits to be cut too; then the caches that nothing else needs."""
@@ -133,8 +133,8 @@ class Tenants:
 
     def _made(self, name: str) -> Tenant:
         library = self._library(self._folder / name)
-        shelf = ChunkCaches(name, library.catalog, store=self.store, model=self.model, control=self.control)
-        return Tenant(name, library, shelf=shelf, store=self.store)
+        caches = ChunkCaches(name, library.catalog, store=self.store, model=self.model, control=self.control)
+        return Tenant(name, library, caches=caches, store=self.store)
 
     def names(self) -> list[str]:
         """The names of tenants that have a catalog."""

@@ -82,11 +82,11 @@ def demo_settings(settings: Settings) -> Settings:
     )
 
 
-def ingest(settings: Settings, *, told: Callable[[RunProgress], None]) -> RunProgress:
+def ingest(settings: Settings, *, on_progress: Callable[[RunProgress], None]) -> RunProgress:
     """Puts in the corpus, or what is missing of it."""
     try:
         with open_workspace(settings, DEFAULT_TENANT) as target:
-            return Precompute(target).run(files([str(CORPUS)]), told=told)
+            return Precompute(target).run(files([str(CORPUS)]), on_progress=on_progress)
     except OSError as error:
         raise Unavailable(f"{settings.data} cannot be used ({error}): mend it, or remove it") from error
 

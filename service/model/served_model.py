@@ -22,7 +22,7 @@ class ServedModel:
     """
 
     engine: Engine
-    wording: PromptBuilder
+    prompt_builder: PromptBuilder
     fingerprint: Fingerprint
     codec: str
     blending: BlendOrder
@@ -33,18 +33,18 @@ class ServedModel:
         """What the chunks of a collection with these rules are captured behind, as it is rendered today."""
         system = rules.get("system")
         turns = question_turns([PromptPassage("")], question="", system=SYSTEM if system is None else str(system))
-        return self.wording.lay(turns).prefix
+        return self.prompt_builder.lay(turns).prefix
 
     def ids(self, text: str) -> Ids | None:
         """The token ids of a chunk; None for one that can be served as text only."""
         stripped = text.strip()
-        if not stripped or not self.wording.says(stripped):
+        if not stripped or not self.prompt_builder.says(stripped):
             return None
-        return self.wording.ids(stripped)
+        return self.prompt_builder.ids(stripped)
 
     def counted(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has, as a chunker counts them."""
-        return [len(self.wording.tokenizer.encode_text(text)) for text in texts]
+        return [len(self.prompt_builder.tokenizer.encode_text(text)) for text in texts]
 
     def capture(self, prefix: Ids, chunks: Sequence[Ids]) -> Future[list[Record]]:
         """See `Engine.capture`."""

@@ -57,7 +57,7 @@ class Shard:
 class CorpusState:
     """What there is before a run. `stored`: the bytes of each chunk that the collection's model has there."""
 
-    behind: CapturePrefix
+    capture_prefix: CapturePrefix
     stored: dict[str, int]
     limit: Limit | None
 
@@ -69,15 +69,15 @@ class CorpusState:
 
 def look(target: Target) -> CorpusState:
     """The standing as the catalog and the store tell it now."""
-    behind = target.tenant.shelf.behind([target.collection])[target.collection]
-    digest = behind.fingerprint.digest
+    capture_prefix = target.tenant.caches.capture_prefixes([target.collection])[target.collection]
+    digest = capture_prefix.fingerprint.digest
     stored = {
         entry.key.chunk: entry.nbytes
         for entry in target.tenant.store.entries(Scope(target.tenant.name))
         if (entry.key.fingerprint, entry.key.codec) == (digest, target.tenant.model.codec)
     }
     with target.tenant.catalog.view() as view:
-        return CorpusState(behind, stored, view.limit(target.collection, model=digest))
+        return CorpusState(capture_prefix, stored, view.limit(target.collection, model=digest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +95,14 @@ class FileGroup:
 
     fresh: list[ReadFile] = field(default_factory=list[ReadFile])
     chunks: dict[str, Ids] = field(default_factory=dict[str, Ids])
-    tally: RunProgress = field(default_factory=RunProgress)
+    progress: RunProgress = field(default_factory=RunProgress)
     versions: list[int] = field(default_factory=list[int])
     staged: set[str] = field(default_factory=set[str])
     waiting: int = 0
 
     @property
     def is_full(self) -> bool:
-        return sum(map(len, self.chunks.values())) >= GROUP_TOKENS or self.tally.files >= GROUP_FILES
+        return sum(map(len, self.chunks.values())) >= GROUP_TOKENS or self.progress.files >= GROUP_FILES
 
 
 class CorpusReader:
@@ -112,11 +112,11 @@ class CorpusReader:
     """
 
     def __init__(
-        self, target: Target, standing: CorpusState, *, shard: Shard | None = None, settled: bool = False
+        self, target: Target, state: CorpusState, *, shard: Shard | None = None, settled: bool = False
     ) -> None:
         self.seen: dict[str, bool] = {}
         self._target = target
-        self._standing = standing
+        self._standing = state
         self._shard = shard
         self._settled = settled
 
@@ -127,16 +127,16 @@ class CorpusReader:
         group, start = FileGroup(), time.perf_counter()
         for each in found:
             if isinstance(each, ReadingProblem):
-                group.tally.problems.append(each)
+                group.progress.problems.append(each)
                 continue
-            group.tally.files += 1
+            group.progress.files += 1
             if not self._add_known(group, each, source=known.get(each.name)):
                 self._add_fresh(group, each)
             if group.is_full:
-                group.tally.spend("read and cut", time.perf_counter() - start)
+                group.progress.spend("read and cut", time.perf_counter() - start)
                 yield group
                 group, start = FileGroup(), time.perf_counter()
-        group.tally.spend("read and cut", time.perf_counter() - start)
+        group.progress.spend("read and cut", time.perf_counter() - start)
         yield group
 
     def _add_known(self, group: FileGroup, file: CorpusFile, *, source: SourceFile | None) -> bool:
@@ -147,7 +147,7 @@ class CorpusReader:
             found = [view.document(document) for document in source.documents]
             if not all(entry and entry.collection == self._target.collection for entry in found):
                 return False
-            group.tally.unchanged += 1
+            group.progress.unchanged += 1
             for passage in (each for document in source.documents for each in view.passages(document)):
                 self._add(group, passage.id, text=passage.text, settled=self._settled)
         return True
@@ -156,7 +156,7 @@ class CorpusReader:
         read = read_in(file)
         problems = list(read.problems)
         documents = list(self._cut(read, problems))
-        group.tally.problems += problems
+        group.progress.problems += problems
         if documents or not problems:
             group.fresh.append(ReadFile(file, documents, whole=not problems))
         for document in documents:
@@ -181,13 +181,13 @@ class CorpusReader:
         if chunk in self.seen or (self._shard and not self._shard.holds(chunk)):
             return
         self.seen[chunk] = False
-        group.tally.chunks += 1
+        group.progress.chunks += 1
         if chunk in self._standing.stored:
-            group.tally.present += 1
+            group.progress.present += 1
         elif (ids := self._target.tenant.model.ids(text)) is None:
-            group.tally.unsupported += 1
+            group.progress.unsupported += 1
         elif settled:
-            group.tally.over_budget += 1
+            group.progress.over_budget += 1
         else:
             self.seen[chunk] = True
             group.chunks[chunk] = ids

@@ -42,23 +42,31 @@ class Forecast:
 
 def forecast(target: Target, found: Iterable[CorpusFile | ReadingProblem], *, price_per_tb: float) -> Forecast:
     """Reads and cuts all that is missing or changed, and computes a sample."""
-    tally, missing, documents = RunProgress(), list[Ids](), 0
-    standing = look(target)
-    for group in CorpusReader(target, standing).groups(found):
-        tally.add(group.tally)
+    progress, missing, documents = RunProgress(), list[Ids](), 0
+    state = look(target)
+    for group in CorpusReader(target, state).groups(found):
+        progress.add(group.progress)
         documents += sum(len(fresh.documents) for fresh in group.fresh)
         missing += group.chunks.values()
-    rate, size = _sampled(target.tenant.model, standing.behind.prefix, missing=missing)
+    rate, size = _sampled(target.tenant.model, state.capture_prefix.prefix, missing=missing)
     tokens = sum(map(len, missing))
     return Forecast(
-        *(tally.files, tally.unchanged, documents, tally.chunks, tally.present, tally.unsupported, tokens),
+        *(
+            progress.files,
+            progress.unchanged,
+            documents,
+            progress.chunks,
+            progress.present,
+            progress.unsupported,
+            tokens,
+        ),
         nbytes=tokens * size,
         seconds=tokens / rate if rate else 0.0,
         bytes_per_token=size,
         tokens_per_s=rate,
         month_cost=tokens * size / TB * price_per_tb,
         pays_from=size * rate,
-        problems=tuple(tally.problems),
+        problems=tuple(progress.problems),
     )
 
 

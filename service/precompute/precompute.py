@@ -23,7 +23,7 @@ from store.blob_store import Put
 RANKED = 256  # chunks whose texts are looked up together
 SWEEP_S = 60.0  # what is left then is swept by the next run
 
-Told = Callable[[RunProgress], None]
+OnProgress = Callable[[RunProgress], None]
 Capture = Callable[[Ids, Iterable[CaptureItem]], Iterator[CaptureOutcome]]  # in any order
 
 
@@ -41,19 +41,19 @@ class Precompute:
     """Works through the corpus of one collection. May be stopped anywhere, and run again."""
 
     def __init__(self, target: Target, plan: CapturePlan = CapturePlan()) -> None:
-        self.tally = RunProgress()
+        self.progress = RunProgress()
         self._target = target
         self._plan = plan
 
-    def run(self, found: Iterable[CorpusFile | ReadingProblem], *, told: Told) -> RunProgress:
-        """Works on all files; `told` is called meanwhile. Raises StoreError and CatalogError; what was done is kept."""
+    def run(self, found: Iterable[CorpusFile | ReadingProblem], *, on_progress: OnProgress) -> RunProgress:
+        """Works on all files, and calls `on_progress`. Raises StoreError and CatalogError; what was done is kept."""
         self._begin()
-        standing = look(self._target)
+        state = look(self._target)
         terms = self._terms()
-        limit = standing.limit
-        settled = limit is not None and limit.terms == terms and self._held(standing) >= limit.nbytes
-        reader = CorpusReader(self._target, standing, shard=self._plan.shard, settled=settled)
-        run = _Run(self._target, self._plan, standing=standing, tally=self.tally, told=told)
+        limit = state.limit
+        settled = limit is not None and limit.terms == terms and self._held(state) >= limit.nbytes
+        reader = CorpusReader(self._target, state, shard=self._plan.shard, settled=settled)
+        run = _Run(self._target, self._plan, state=state, progress=self.progress, on_progress=on_progress)
         with ThreadPoolExecutor(1, "kvweave-read") as pool:
             groups = _ahead(reader.groups(found), pool)
             if self._plan.budget is None:
@@ -62,9 +62,9 @@ class Precompute:
                 run.compute_needed(groups, self._plan.budget, seen=reader.seen)
         self._target.tenant.store.flush()
         if self._plan.shard is None:
-            self._remember(standing, terms)
+            self._remember(state, terms)
             self._sweep()
-        return self.tally
+        return self.progress
 
     def prune(self, names: Iterable[str]) -> None:
         """Delete the documents of files that are remembered and not among these names."""
@@ -78,7 +78,7 @@ class Precompute:
                 target.tenant.delete(gone)
                 with target.tenant.catalog.change() as change:
                     change.forget_source(target.collection, name)
-                self.tally.removed += len(gone)
+                self.progress.removed += len(gone)
 
     def _begin(self) -> None:
         """Makes the collection where it is not there."""
@@ -106,31 +106,31 @@ class Precompute:
         asked = blake3("\0".join(plan.budget.questions).encode()).hexdigest(16)
         return json.dumps([store, plan.budget.nbytes, plan.top_k, asked])
 
-    def _held(self, standing: CorpusState) -> int:
+    def _held(self, state: CorpusState) -> int:
         """Bytes of all that stands in the way: where it falls below what it was, there is room again."""
         if self._plan.budget is not None:
-            return standing.nbytes
+            return state.nbytes
         return sum(entry.nbytes for entry in self._target.tenant.store.entries())
 
-    def _remember(self, standing: CorpusState, terms: str) -> None:
+    def _remember(self, state: CorpusState, terms: str) -> None:
         """Why not all is stored, so that the next run need not try."""
-        limit = Limit(terms, self._held(look(self._target))) if self.tally.over_budget else None
-        if limit != standing.limit:
+        limit = Limit(terms, self._held(look(self._target))) if self.progress.over_budget else None
+        if limit != state.limit:
             with self._target.tenant.catalog.change() as change:
-                change.put_limit(self._target.collection, limit, model=standing.behind.fingerprint.digest)
+                change.put_limit(self._target.collection, limit, model=state.capture_prefix.fingerprint.digest)
 
 
 class _Run:
     """One run, from the first group to the last outcome."""
 
     def __init__(
-        self, target: Target, plan: CapturePlan, *, standing: CorpusState, tally: RunProgress, told: Told
+        self, target: Target, plan: CapturePlan, *, state: CorpusState, progress: RunProgress, on_progress: OnProgress
     ) -> None:
         self._target = target
         self._plan = plan
-        self._standing = standing
-        self._tally = tally
-        self._told = told
+        self._standing = state
+        self._tally = progress
+        self._on_progress = on_progress
         self._owner: dict[str, FileGroup] = {}
         self._is_full = False
         with target.tenant.catalog.view() as view:
@@ -142,7 +142,7 @@ class _Run:
 
     def compute_needed(self, groups: Iterable[FileGroup], budget: CacheBudget, *, seen: Mapping[str, bool]) -> None:
         """All groups serve first; then what the questions need most is computed, until the budget is used up."""
-        tally, target, stored = self._tally, self._target, self._standing.stored
+        progress, target, stored = self._tally, self._target, self._standing.stored
         for group in groups:
             self._open(group)
             self._leave(group)
@@ -155,7 +155,7 @@ class _Run:
             )  # fmt: skip
         ranked = sorted(seen, key=lambda chunk: -need[chunk])
         there = [
-            (target.tenant.shelf.key(chunk, self._standing.behind), stored[chunk])
+            (target.tenant.caches.key(chunk, self._standing.capture_prefix), stored[chunk])
             for chunk in ranked
             if chunk in stored
         ]
@@ -166,24 +166,24 @@ class _Run:
         sink = BudgetedStore(target.tenant.store, room, spare=there, need=need)
         wanted = self._texts([chunk for chunk in ranked if seen[chunk]], sink)
         self._take(wanted, sink=sink)
-        tally.dropped, tally.present = sink.dropped, tally.present - sink.dropped
-        tally.over_budget = tally.chunks - tally.present - tally.stored - tally.unsupported
+        progress.dropped, progress.present = sink.dropped, progress.present - sink.dropped
+        progress.over_budget = progress.chunks - progress.present - progress.stored - progress.unsupported
 
     def _take(self, items: Iterable[CaptureItem], *, sink: Sink) -> None:
         capturing = ChunkCapture(self._target.tenant.model, sink, purpose=Purpose.JOB)
         capture = self._plan.capture or capturing.run
         start = time.perf_counter() - self._tally.seconds.get("index", 0.0)
-        for outcome in capture(self._standing.behind.prefix, items):
+        for outcome in capture(self._standing.capture_prefix.prefix, items):
             if self._plan.capture is None:
                 self._tally.seconds |= asdict(capturing.spent)
             else:  # what is not spent on indexing here is waited for
                 self._tally.seconds["compute"] = time.perf_counter() - start - self._tally.seconds.get("index", 0.0)
             self._count(outcome)
-            self._told(self._tally)
+            self._on_progress(self._tally)
 
     def _asked(self, groups: Iterable[FileGroup]) -> Iterator[CaptureItem]:
         """The chunks of each group in turn. A group that waits for none serves at once."""
-        shelf, behind = self._target.tenant.shelf, self._standing.behind
+        caches, capture_prefix = self._target.tenant.caches, self._standing.capture_prefix
         for group in groups:
             self._open(group)
             if self._is_full:
@@ -191,11 +191,11 @@ class _Run:
             self._owner |= dict.fromkeys(group.chunks, group)
             if not group.waiting:
                 self._close(group)
-            yield from (CaptureItem(shelf.key(chunk, behind), ids) for chunk, ids in group.chunks.items())
+            yield from (CaptureItem(caches.key(chunk, capture_prefix), ids) for chunk, ids in group.chunks.items())
 
     def _texts(self, chunks: Sequence[str], sink: BudgetedStore) -> Iterator[CaptureItem]:
         """Yields chunks with their token ids, as long as there is room."""
-        target, behind = self._target, self._standing.behind
+        target, capture_prefix = self._target, self._standing.capture_prefix
         for start in range(0, len(chunks), RANKED):
             with target.tenant.catalog.view() as view:
                 rows = view.rows_of(chunks[start : start + RANKED])
@@ -205,26 +205,26 @@ class _Run:
                     return
                 ids = target.tenant.model.ids(texts[rows[chunk]]) if chunk in rows else None
                 if ids is not None:  # somebody may have deleted it meanwhile
-                    yield CaptureItem(target.tenant.shelf.key(chunk, behind), ids)
+                    yield CaptureItem(target.tenant.caches.key(chunk, capture_prefix), ids)
 
     def _count(self, outcome: CaptureOutcome) -> None:
-        tally, chunk = self._tally, outcome.item.key.chunk
+        progress, chunk = self._tally, outcome.item.key.chunk
         match outcome.put:
             case Put.STORED | Put.PRESENT:
-                tally.stored += 1
-                tally.tokens += len(outcome.item.ids)
-                tally.nbytes += outcome.nbytes
-                tally.raw_bytes += outcome.raw_bytes
+                progress.stored += 1
+                progress.tokens += len(outcome.item.ids)
+                progress.nbytes += outcome.nbytes
+                progress.raw_bytes += outcome.raw_bytes
             case Put.OVER_BUDGET:
                 self._is_full = True
-                tally.over_budget += 1
+                progress.over_budget += 1
             case Put.DELETED:
-                tally.problems.append(
+                progress.problems.append(
                     ReadingProblem(chunk, "it was deleted again and again while it was computed: run again")
                 )
             case None:
-                tally.unsupported += 1
-                tally.problems.append(ReadingProblem(chunk, outcome.reason))
+                progress.unsupported += 1
+                progress.problems.append(ReadingProblem(chunk, outcome.reason))
         group = self._owner.pop(chunk, None)
         if group is not None:
             group.waiting -= 1
@@ -239,12 +239,12 @@ class _Run:
 
     def _open(self, group: FileGroup) -> None:
         """Keeps and indexes a group's documents, to serve later: those that do not serve already, just so."""
-        self._tally.add(group.tally)
+        self._tally.add(group.progress)
         if self._plan.shard is not None:
             return
         with self._timed("index"):
             self._stage(group, [document for fresh in group.fresh for document in fresh.documents])
-        self._told(self._tally)
+        self._on_progress(self._tally)
 
     def _stage(self, group: FileGroup, documents: Iterable[Document]) -> None:
         target = self._target
@@ -272,7 +272,7 @@ class _Run:
                     change.delete(dropped)
         self._tally.removed += len(dropped)
         self._tally.documents += len(group.versions)
-        self._told(self._tally)
+        self._on_progress(self._tally)
 
     def _sources(self, group: FileGroup) -> tuple[dict[str, SourceFile], list[str]]:
         """What is remembered of a group's files, and the documents that no file has any more.

@@ -84,14 +84,14 @@ class BenchMeasurement:
     notes: tuple[str, ...]
 
 
-def measure(settings: Settings, plan: BenchPlan, *, told: Callable[[str], None]) -> BenchMeasurement:
-    """Measures as planned. `told` hears of each step once the model is loaded. The store keeps nothing of it."""
+def measure(settings: Settings, plan: BenchPlan, *, on_progress: Callable[[str], None]) -> BenchMeasurement:
+    """Measures as planned. `on_progress` hears of each step once the model is loaded. The store keeps nothing of it."""
     with ExitStack() as stack:
         url = plan.store or f"lmdb://{stack.enter_context(tempfile.TemporaryDirectory())}/store"
         part = stack.enter_context(scratch_store(lambda: compose_store(settings.model_copy(update={"store": url}))))
         model = compose_served(settings)
         stack.callback(model.engine.close)
-        return _Run(settings, plan, model=model, part=part, told=told).measure()
+        return _Run(settings, plan, model=model, part=part, on_progress=on_progress).measure()
 
 
 class _Run:
@@ -102,13 +102,13 @@ class _Run:
         *,
         model: ServedModel,
         part: ScratchStore,
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._plan = plan
-        self._press = model
+        self._model = model
         self._part = part
-        self._told = told
+        self._on_progress = on_progress
         self._device = _device(settings.device)
         blending = model.blending
         named = dict.fromkeys((FULL.policy, blending.policy, *plan.policies))
@@ -117,31 +117,31 @@ class _Run:
         ]
         if len(self._points) == 1:
             raise Invalid("the settings' policy is full, which reuses nothing: name another with --policies hybrid")
-        self._prefix = self._press.prefix({})
-        self._fingerprint = self._press.fingerprint.behind(self._prefix)
+        self._prefix = self._model.prefix({})
+        self._fingerprint = self._model.fingerprint.behind(self._prefix)
         self._notes: list[str] = []
 
     def measure(self) -> BenchMeasurement:
-        press, plan = self._press, self._plan
+        model, plan = self._model, self._plan
         texts = self._texts()
         self._check_room(texts.chunks)
-        first = press.capture(self._prefix, [self._ids(texts.chunks[0])]).result()[0]
+        first = model.capture(self._prefix, [self._ids(texts.chunks[0])]).result()[0]
         lengths = self._lengths(texts.chunks, token_bytes=first.nbytes // first.tokens)
         chunks = texts.chunks[: lengths[-1]]
         items = self._part.items(
-            [self._ids(each) for each in chunks], fingerprint=self._fingerprint.digest, codec=press.codec
+            [self._ids(each) for each in chunks], fingerprint=self._fingerprint.digest, codec=model.codec
         )
         facts, records = self._captured(items)
-        self._told("codecs")
+        self._on_progress("codecs")
         codecs = packed(
             [Sample(record, item.key) for record, item in zip(records[:SAMPLED], items, strict=False)],
-            list(dict.fromkeys((press.codec, *plan.codecs))),
+            list(dict.fromkeys((model.codec, *plan.codecs))),
             repeats=plan.repeats,
             fingerprint=self._fingerprint,
             device=self._device,
         )
         rows = self._asked(chunks, items, lengths=lengths)
-        self._told("reading from the store")
+        self._on_progress("reading from the store")
         tiers = self._part.speeds(items, repeats=plan.repeats)
         found = worth(rows, self._points[1].policy, bytes_per_token=codecs[0].bytes_per_token, tiers=tiers)
         return BenchMeasurement(
@@ -151,28 +151,28 @@ class _Run:
     def _texts(self) -> Texts:
         plan, most = self._plan, max(self._plan.chunks)
         drafts = of_files(plan.corpus) if plan.corpus else islice(made_up(plan.chunk_tokens), most)
-        return chunks_of(drafts, self._press, most=most, tokens=plan.chunk_tokens)
+        return chunks_of(drafts, self._model, most=most, tokens=plan.chunk_tokens)
 
     def _ids(self, chunk: PromptPassage) -> Ids:
-        ids = self._press.ids(chunk.text)
+        ids = self._model.ids(chunk.text)
         assert ids, "chunks that cannot be said were left out"
         return ids
 
     def _check_room(self, chunks: Sequence[PromptPassage]) -> None:
-        press, wanted = self._press, self._plan.chunk_tokens
-        around = lay(press, chunks[:1]).tokens - len(self._ids(chunks[0]))
-        if around + wanted > press.window:
+        model, wanted = self._model, self._plan.chunk_tokens
+        around = lay(model, chunks[:1]).tokens - len(self._ids(chunks[0]))
+        if around + wanted > model.window:
             raise Invalid(
-                f"--chunk-tokens {wanted}: the window of {press.window:,} tokens holds no prompt with such a chunk: "
-                f"ask for at most {press.window - around:,}"
+                f"--chunk-tokens {wanted}: the window of {model.window:,} tokens holds no prompt with such a chunk: "
+                f"ask for at most {model.window - around:,}"
             )
 
     def _lengths(self, chunks: Sequence[PromptPassage], *, token_bytes: int) -> list[int]:
         """The numbers of chunks that were asked for, as far as there is room; ascending."""
-        window, kv_bytes = self._press.window, self._settings.kv_bytes
+        window, kv_bytes = self._model.window, self._settings.kv_bytes
         by_memory = kv_bytes // token_bytes - 1  # for the answer
         fitting = len(chunks)
-        while fitting and lay(self._press, chunks[:fitting]).tokens > min(window, by_memory):
+        while fitting and lay(self._model, chunks[:fitting]).tokens > min(window, by_memory):
             fitting -= 1
         limit = f"the window of {window:,} tokens holds" if window <= by_memory else "KVWEAVE_KV_BYTES has room for"
         if not fitting:
@@ -184,17 +184,17 @@ class _Run:
 
     def _captured(self, items: Sequence[CaptureItem]) -> tuple[BenchFacts, list[Record]]:
         """The model's facts and records. Timed twice: a batch computed alone, and all of them into the store."""
-        press, settings = self._press, self._settings
-        self._told("computing chunks")
+        model, settings = self._model, self._settings
+        self._on_progress("computing chunks")
         batch = [item.ids for item in next(batches(items))]
         seconds: list[float] = []
         records: list[Record] = []
         for _ in range(self._plan.repeats):
             start = time.perf_counter()
-            records = press.capture(self._prefix, batch).result()
+            records = model.capture(self._prefix, batch).result()
             seconds.append(time.perf_counter() - start)
-        self._told("computing and storing chunks")
-        store_s = self._part.write(press, self._prefix, items=items)
+        self._on_progress("computing and storing chunks")
+        store_s = self._part.write(model, self._prefix, items=items)
         tokens = sum(len(item.ids) for item in items)
         own = [layer for layer in records[0].layers if layer]
         facts = BenchFacts(
@@ -202,7 +202,7 @@ class _Run:
             dtype=records[0].dtype,
             device=str(self._device),
             threads=torch.get_num_threads(),
-            window=press.window,
+            window=model.window,
             layers=len(records[0].layers),
             own_layers=len(own),
             bytes_per_token=sum(each.nbytes for each in arrays(records[0])) / records[0].tokens,
@@ -215,7 +215,7 @@ class _Run:
     def _asked(
         self, chunks: Sequence[PromptPassage], items: Sequence[CaptureItem], *, lengths: Sequence[int]
     ) -> list[TimingRow]:
-        asker = FirstTokenTimer(self._press, self._part, fingerprint=self._fingerprint, chunks=chunks, items=items)
+        asker = FirstTokenTimer(self._model, self._part, fingerprint=self._fingerprint, chunks=chunks, items=items)
         rows: list[TimingRow] = []
         with closing(asker):
             for length in lengths:
@@ -223,7 +223,7 @@ class _Run:
                     length,
                     self._points,
                     repeats=self._plan.repeats,
-                    told=lambda length=length: self._told(f"prompts of {length} chunks"),
+                    on_progress=lambda length=length: self._on_progress(f"prompts of {length} chunks"),
                 )
         return rows
 

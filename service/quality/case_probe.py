@@ -120,20 +120,20 @@ class CaseProbe:
 
     def measure(self, case: Case, points: Sequence[OperatingPoint]) -> CaseMeasurement:
         """Asks at every point, in the order given; all are compared with full prefill of the same tokens."""
-        laid, dropped = self._fitted(case)
-        chunks = {run.passage: run.ids for run in laid.runs if run.passage is not None}
+        prompt_tokens, dropped = self._fitted(case)
+        chunks = {run.passage: run.ids for run in prompt_tokens.runs if run.passage is not None}
         records = dict(zip(chunks, self._engine.capture(self._prefix, list(chunks.values())).result(), strict=True))
         blobs = {codec: _encoded(records, codec) for codec in dict.fromkeys(point.codec for point in points)}
-        first = self._ask(laid, FULL, blobs={})
+        first = self._ask(prompt_tokens, FULL, blobs={})
         tokens = _best(first.logprobs)
         asked = {
-            point: first if point == FULL else self._ask(laid, point, blobs=blobs[point.codec], given=tokens)
+            point: first if point == FULL else self._ask(prompt_tokens, point, blobs=blobs[point.codec], given=tokens)
             for point in points
         }
         outcomes: dict[OperatingPoint, CaseOutcome] = {}
         for point, found in asked.items():
             agrees = _best(found.logprobs) == tokens
-            own = found if agrees else self._ask(laid, point, blobs=blobs[point.codec])
+            own = found if agrees else self._ask(prompt_tokens, point, blobs=blobs[point.codec])
             plain = asked.get(replace(point, codec=LOSSLESS))
             outcomes[point] = CaseOutcome(
                 answer=self._text(_best(own.logprobs)),
@@ -143,7 +143,7 @@ class CaseProbe:
                 ttft_s=found.timed.seconds,
                 reused=found.timed.report.reused,
                 recomputed=found.timed.report.recomputed,
-                prompt=laid.tokens,
+                prompt=prompt_tokens.tokens,
             )
         sizes = {codec: _sizes(list(records.values()), list(each.values())) for codec, each in blobs.items()}
         return CaseMeasurement(outcomes, sizes, dropped)
@@ -152,22 +152,31 @@ class CaseProbe:
         """The prompt with as many of the first passages as the window holds, and how many were left out."""
         shown, dropped = tuple(passage for passage in case.passages if passage.text), 0
         while True:
-            laid = self._wording.lay(replace(case, passages=shown).turns)
-            if laid.tokens + self._answer_tokens <= self._window:
-                return laid, dropped
+            prompt_tokens = self._wording.lay(replace(case, passages=shown).turns)
+            if prompt_tokens.tokens + self._answer_tokens <= self._window:
+                return prompt_tokens, dropped
             if not shown:
-                raise PromptError(f"the question alone has {laid.tokens} tokens, the model's window is {self._window}")
+                raise PromptError(
+                    f"the question alone has {prompt_tokens.tokens} tokens, the model's window is {self._window}"
+                )
             shown, dropped = shown[:-1], dropped + 1
 
     def _ask(
-        self, laid: PromptTokens, point: OperatingPoint, *, blobs: Mapping[int, Blob], given: Sequence[int] = ()
+        self,
+        prompt_tokens: PromptTokens,
+        point: OperatingPoint,
+        *,
+        blobs: Mapping[int, Blob],
+        given: Sequence[int] = (),
     ) -> _Asked:
         """Has the engine write the greedy answer, or the one that is given.
 
         The time to the first token begins with the blobs in memory: unpacking them is a part of it.
         """
         start = time.perf_counter()
-        prompt = laid.prompt({passage: BlobSource(read(blob), self._behind) for passage, blob in blobs.items()})
+        prompt = prompt_tokens.prompt(
+            {passage: BlobSource(read(blob), self._behind) for passage, blob in blobs.items()}
+        )
         following = _Following(given)
         sampling = Sampling(max_tokens=self._answer_tokens, processor=following)
         found = timed(self._engine, EngineRequest(prompt, sampling, BlendOrder(point.policy, point.ratio)), since=start)

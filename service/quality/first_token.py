@@ -57,14 +57,14 @@ class FirstTokenTimer:
 
     def __init__(
         self,
-        press: ServedModel,
+        model: ServedModel,
         part: ScratchStore,
         *,
         fingerprint: Fingerprint,
         chunks: Sequence[PromptPassage],
         items: Sequence[CaptureItem],
     ) -> None:
-        self._press = press
+        self._model = model
         self._part = part
         self._fingerprint = fingerprint
         self._chunks = chunks
@@ -76,30 +76,36 @@ class FirstTokenTimer:
         self._opening.shutdown()
 
     def rows(
-        self, chunks: int, points: Sequence[OperatingPoint], *, repeats: int, told: Callable[[], None]
+        self, chunks: int, points: Sequence[OperatingPoint], *, repeats: int, on_progress: Callable[[], None]
     ) -> list[TimingRow]:
         """Sends one prompt of so many chunks, every way in turn, round by round; one round before them warms up.
 
-        Full prefill is among the ways. `told` is called before each round.
+        Full prefill is among the ways. `on_progress` is called before each round.
         """
-        laid = lay(self._press, self._chunks[:chunks])
+        prompt_tokens = lay(self._model, self._chunks[:chunks])
         found: dict[OperatingPoint, list[_Asked]] = {point: [] for point in points}
         for number in range(repeats + 1):
-            told()
+            on_progress()
             turn = number % len(points)  # none is always the first
-            asked = {point: self._ask(laid, point, chunks=chunks) for point in (*points[turn:], *points[:turn])}
+            asked = {
+                point: self._ask(prompt_tokens, point, chunks=chunks) for point in (*points[turn:], *points[:turn])
+            }
             for point in points if number else ():
                 found[point].append(asked[point])
             self._part.settle()
-        return [_row(point, found[point], full=found[FULL], laid=laid, chunks=chunks) for point in points]
+        return [
+            _row(point, found[point], full=found[FULL], prompt_tokens=prompt_tokens, chunks=chunks) for point in points
+        ]
 
-    def _ask(self, laid: PromptTokens, point: OperatingPoint, *, chunks: int) -> _Asked:
+    def _ask(self, prompt_tokens: PromptTokens, point: OperatingPoint, *, chunks: int) -> _Asked:
         """Asks one prompt. The clock starts before the blobs are opened, as it does for whoever waits."""
         start = time.perf_counter()
         readers = list(self._opening.map(self._part.open, () if point == FULL else self._items[:chunks]))
         sources = [BlobSource(reader, self._fingerprint) for reader in readers]
-        request = EngineRequest(laid.prompt(dict(enumerate(sources))), ONE, BlendOrder(point.policy, point.ratio))
-        found = timed(self._press.engine, request, since=start)
+        request = EngineRequest(
+            prompt_tokens.prompt(dict(enumerate(sources))), ONE, BlendOrder(point.policy, point.ratio)
+        )
+        found = timed(self._model.engine, request, since=start)
         missed = next((reason for _, reason in found.report.misses), None) if sources else None
         if missed:
             raise Unavailable(f"a chunk that was stored could not be used ({missed}): look at it with kvweave verify")
@@ -107,18 +113,18 @@ class FirstTokenTimer:
         return _Asked(found, sum(each.nbytes for each in sources), tiers)
 
 
-def lay(press: ServedModel, chunks: Sequence[PromptPassage]) -> PromptTokens:
+def lay(model: ServedModel, chunks: Sequence[PromptPassage]) -> PromptTokens:
     """The prompt of these chunks."""
-    return press.wording.lay(question_turns(chunks, question=QUESTION))
+    return model.prompt_builder.lay(question_turns(chunks, question=QUESTION))
 
 
 def _row(
-    point: OperatingPoint, found: Sequence[_Asked], *, full: Sequence[_Asked], laid: PromptTokens, chunks: int
+    point: OperatingPoint, found: Sequence[_Asked], *, full: Sequence[_Asked], prompt_tokens: PromptTokens, chunks: int
 ) -> TimingRow:
     last = found[-1]
     return TimingRow(
         chunks=chunks,
-        prompt_tokens=laid.tokens,
+        prompt_tokens=prompt_tokens.tokens,
         policy=point.policy,
         ratio=point.ratio,
         first_token_s=median(each.timed.seconds for each in found),

@@ -44,22 +44,22 @@ def of_files(path: str) -> Iterator[Draft | ReadingProblem]:
             yield found
 
 
-def chunks_of(drafts: Iterable[Draft | ReadingProblem], press: ServedModel, *, most: int, tokens: int) -> Texts:
+def chunks_of(drafts: Iterable[Draft | ReadingProblem], model: ServedModel, *, most: int, tokens: int) -> Texts:
     """The first chunks that the model's tokenizer can say: at most so many, and no more than fill its window."""
     chunks: dict[str, PromptPassage] = {}
     found = 0
     problems: list[ReadingProblem] = []
     for draft in drafts:
-        cut = draft if isinstance(draft, ReadingProblem) else _cut(draft, press, tokens=tokens)
+        cut = draft if isinstance(draft, ReadingProblem) else _cut(draft, model, tokens=tokens)
         if isinstance(cut, ReadingProblem):
             problems.append(cut)
             continue
         for text in (part.text.strip() for part in cut.parts):
-            ids = press.ids(text)
+            ids = model.ids(text)
             if ids and text not in chunks:
                 chunks[text] = PromptPassage(text, cut.title)
                 found += len(ids)
-        if len(chunks) >= most or found >= press.window:
+        if len(chunks) >= most or found >= model.window:
             break
     if not chunks:
         reason = f" ({problems[0].place}: {problems[0].reason})" if problems else ""
@@ -67,8 +67,8 @@ def chunks_of(drafts: Iterable[Draft | ReadingProblem], press: ServedModel, *, m
     return Texts(tuple(chunks.values())[:most], tuple(problems))
 
 
-def _cut(draft: Draft, press: ServedModel, *, tokens: int) -> Document | ReadingProblem:
+def _cut(draft: Draft, model: ServedModel, *, tokens: int) -> Document | ReadingProblem:
     try:
-        return cut_draft(draft, draft.id, tokens=tokens, count=press.counted)
+        return cut_draft(draft, draft.id, tokens=tokens, count=model.counted)
     except (DocumentError, TokenizerError) as error:
         return ReadingProblem(draft.id or draft.title, str(error))

@@ -61,13 +61,13 @@ def bare(target: Target, found: list[CorpusFile]) -> Json:
     """The capture alone; the next batch waits while one is computed, as in the whole run."""
     standing = look(target)
     chunks = [pair for group in CorpusReader(target, standing).groups(found) for pair in group.chunks.items()]
-    items = [CaptureItem(target.tenant.shelf.key(chunk, standing.behind), ids) for chunk, ids in chunks]
+    items = [CaptureItem(target.tenant.caches.key(chunk, standing.capture_prefix), ids) for chunk, ids in chunks]
     start, cpu, nbytes = time.perf_counter(), time.process_time(), 0
     coming = None
     for batch in [*batches(items), None]:
         running, coming = (
             coming,
-            batch and target.tenant.model.capture(standing.behind.prefix, [item.ids for item in batch]),
+            batch and target.tenant.model.capture(standing.capture_prefix.prefix, [item.ids for item in batch]),
         )
         if running is not None:
             nbytes += sum(record.nbytes for record in running.result())
@@ -83,7 +83,7 @@ def bare(target: Target, found: list[CorpusFile]) -> Json:
 def whole(target: Target, found: list[CorpusFile]) -> Json:
     """From files to a store that serves."""
     start, cpu = time.perf_counter(), time.process_time()
-    tally = Precompute(target).run(found, told=lambda tally: None)
+    tally = Precompute(target).run(found, on_progress=lambda tally: None)
     told = {**asdict(tally), "problems": len(tally.problems)}
     return {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - cpu, **told}
 

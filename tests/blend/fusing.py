@@ -72,7 +72,7 @@ def chosen(
 ) -> Choice:
     """What a policy forces and filters: the input of `dense.blended`."""
     placed = layout(model, prompt)
-    selection = select(placed, policy=policy, ratio=ratio, keeping=model.decoder.anatomy.keeping)
+    selection = select(placed, policy=policy, ratio=ratio, keeping=model.decoder.model_layers.keeping)
     spans = {slot for span in selection.layout.spans for slot in range(span.start, span.stop)}
     always = [slot for slot in range(len(placed.ids)) if slot not in spans]
     filters = [(each.layer, each.keep) for each in selection.filters]

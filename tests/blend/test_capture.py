@@ -32,7 +32,7 @@ def test_a_record_is_what_a_native_prefill_computes_behind_the_prefix(name: str)
     for ids, record in zip(chunks, capture(decoder, PREFIX, chunks=chunks), strict=True):
         context, slots = decoder.context(len(PREFIX) + len(ids)), slice(len(PREFIX), len(PREFIX) + len(ids))
         expected = dense.chunk_kv(native(name), dense.Cached(len(PREFIX), PREFIX, ids))
-        for layer in decoder.anatomy.keeping:
+        for layer in decoder.model_layers.keeping:
             stored, right = record.layers[layer], expected[layer]
             assert stored is not None and right is not None
             keys, values = (torch.from_numpy(part).to(decoder.device) for part in (stored.keys, stored.values))

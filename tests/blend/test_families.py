@@ -45,7 +45,7 @@ def test_relocation_is_a_native_prefill_at_that_position(name: str, start: int) 
     context = decoder.context(start + len(B))
     expected = dense.chunk_kv(native(name), dense.Cached(start, PREFIX, B))
 
-    for layer in decoder.anatomy.keeping:
+    for layer in decoder.model_layers.keeping:
         stored, right = record.layers[layer], expected[layer]
         assert stored is not None and right is not None
         keys, values = (torch.from_numpy(part).to(decoder.device) for part in (stored.keys, stored.values))
@@ -146,6 +146,6 @@ def test_layers_without_positions_need_no_angles() -> None:
     model = adopt(module, words())
     prompt = MIXED.prompt(model)
 
-    assert model.decoder.anatomy.rules[2] == LayerRule(None, None, 2)
+    assert model.decoder.model_layers.rules[2] == LayerRule(None, None, 2)
     logits, _ = dense.blended(plain, prompt.ids, MIXED.cached, choice=chosen(model, prompt, policy="reuse", ratio=0.0))
     assert close(fused(model, prompt, policy="reuse").logits, logits)

@@ -73,7 +73,7 @@ def test_the_text_side_of_a_multimodal_checkpoint_is_served(tmp_path: Path) -> N
     model = load(save(tmp_path, whole), device="cpu", dtype="float32")
 
     assert close(logits(model), prefill(whole, IDS)[-1])
-    assert len(model.decoder.anatomy.shapes) == 4
+    assert len(model.decoder.model_layers.shapes) == 4
 
 
 def test_a_fingerprint_says_which_field_differs(checkpoint: str, tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ class Overheard:
 
     def control(self) -> list[int]:
         """The control tokens of the last prompt, in order."""
-        return [token for token in self.ids() if token in self.core.model.wording.tokenizer.control]
+        return [token for token in self.ids() if token in self.core.model.prompt_builder.tokenizer.control]
 
     def segments(self, kind: type[ChunkSegment] | type[TextSegment]) -> list[str]:
         """The texts of the last prompt's segments."""
-        decode = self.core.model.wording.tokenizer.decode
+        decode = self.core.model.prompt_builder.tokenizer.decode
         return [decode(each.ids) for each in self.requests[-1].prompt.segments if isinstance(each, kind)]

@@ -66,7 +66,7 @@ def kept(url: str) -> tuple[list[str], int]:
 
 
 def run(settings: Settings, plan: BenchPlan = PLAN) -> BenchMeasurement:
-    return measure(settings, plan, told=lambda stage: None)
+    return measure(settings, plan, on_progress=lambda stage: None)
 
 
 def of(found: BenchMeasurement, policy: str) -> list[TimingRow]:
@@ -81,7 +81,7 @@ def test_bytes_a_token_are_those_of_the_store(settings: Settings, used: str) -> 
             with open_store(used) as store:
                 seen.extend(entry.nbytes for entry in store.entries() if entry.key.tenant.startswith(TENANT))
 
-    found = measure(settings, replace(PLAN, store=used), told=look)
+    found = measure(settings, replace(PLAN, store=used), on_progress=look)
     tokens = round(found.facts.chunk_tokens * len(seen))
     assert len(seen) == 3
     assert found.codecs[0].codec == "q4"
@@ -198,7 +198,7 @@ def test_nothing_is_left_by_an_interrupted_run(stage: str, settings: Settings, u
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(settings, replace(PLAN, store=used), told=interrupt)
+        measure(settings, replace(PLAN, store=used), on_progress=interrupt)
     assert kept(used) == before
 
 

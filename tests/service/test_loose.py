@@ -121,7 +121,7 @@ def ask(request: pytest.FixtureRequest, inside: Inside, keys: dict[str, str]) ->
                 whole = good(client.post("/v1/chat/completions", json=body))
                 answer, told = whole["choices"][0]["message"]["content"], whole["kvweave"]
                 reused = whole["usage"]["prompt_tokens_details"]["cached_tokens"]
-        prompt = inside.core.model.wording.tokenizer.decode(overheard.ids())
+        prompt = inside.core.model.prompt_builder.tokenizer.decode(overheard.ids())
         assert f"{''.join(each.shown() for each in found)}{question}" in prompt
         return Heard(
             answer, reused, told["sources"], told["report"]["chunks"], prompt, overheard.segments(ChunkSegment)

@@ -195,12 +195,12 @@ def test_every_row_is_in_the_table_but_for_those_that_computed_the_same() -> Non
     for row in rows:
         codec = "" if row.policy == "full" else row.codec
         told.setdefault((row.policy, codec, row.ratio if row.policy in ("heads", "deviation", "hybrid") else 0), row)
-    wording = {"equal": "equal", "noise": "within noise", "worse": "worse", "better": "better"}
+    prompt_builder = {"equal": "equal", "noise": "within noise", "worse": "worse", "better": "better"}
     assert len(told) < len(rows)
     assert [tuple(line[1:5]) for line in lines] == [
-        (row.policy, row.codec, wording[row.verdict], f"{row.ratio:g}") for row in told.values()
+        (row.policy, row.codec, prompt_builder[row.verdict], f"{row.ratio:g}") for row in told.values()
     ]
-    assert {line[3] for line in lines} == {*wording.values()}
+    assert {line[3] for line in lines} == {*prompt_builder.values()}
 
 
 def test_numbers_are_written_for_readers() -> None:

@@ -107,7 +107,7 @@ def test_new_rules_of_a_collection_leave_its_chunks_usable(client: httpx.Client)
 
 
 def test_a_question_is_asked_in_the_words_that_eval_measures(inside: Inside, client: httpx.Client) -> None:
-    overheard, tokenizer = Overheard(inside.core), inside.core.model.wording.tokenizer
+    overheard, tokenizer = Overheard(inside.core), inside.core.model.prompt_builder.tokenizer
     every = chunk_ids(client, "d0", "d1", "d2", "d3")
     for question in QUESTIONS:
         good(client.post("/v1/query", json={"question": question, "chunk_ids": every, "sampling": {"max_tokens": 1}}))

@@ -158,11 +158,11 @@ def test_precompute_into_it_embeds_nothing(tmp_path: Path, embedder: WordEmbedde
     with in_process(settings) as inside, inside.client() as client:
         good(client.put("/v1/collections/foreign", json=OFF))
     with open_workspace(settings, "default", collection="foreign") as target:
-        told = Precompute(target).run(files([str(corpus)]), told=lambda tally: None)
+        told = Precompute(target).run(files([str(corpus)]), on_progress=lambda tally: None)
     assert (told.documents, told.stored, embedder.seen) == (1, 1, [])
     (corpus / "letter.txt").write_text(LAST)
     with open_workspace(settings, "default", collection="open") as target:
-        Precompute(target).run(files([str(corpus)]), told=lambda tally: None)
+        Precompute(target).run(files([str(corpus)]), on_progress=lambda tally: None)
     assert embedder.seen == [LAST]
     with in_process(settings) as inside, inside.client() as client:
         assert good(client.get("/v1/collections/foreign"))["search"] is False

@@ -295,11 +295,11 @@ def test_every_kind_of_other_name_links_passages(kind: str) -> None:
 def test_a_topic_stands_last_and_its_pronoun_first_behind_the_border() -> None:
     for scene in scenes("topic"):
         pages = [[understood(sentence) for sentence in sentences(text)] for text in texts(scene)]
-        for before, behind in pairwise(pages):
+        for before, capture_prefix in pairwise(pages):
             named = [each for each in before if isinstance(each, Named)]
-            pronouns = [each for each in behind if isinstance(each, Told) and each.subject in PRONOUNS]
+            pronouns = [each for each in capture_prefix if isinstance(each, Told) and each.subject in PRONOUNS]
             assert named == [each for each in before[-1:] if isinstance(each, Named)]
-            assert pronouns == behind[: len(named)]
+            assert pronouns == capture_prefix[: len(named)]
 
 
 def test_a_pronoun_begins_its_sentence() -> None:

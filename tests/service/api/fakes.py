@@ -186,8 +186,8 @@ class FakeCore:
             folder = self._folder / name
             folder.mkdir(exist_ok=True)
             library = Library(SqliteCatalog(folder / "catalog.sqlite"), folder, reranker=Lengths())
-            shelf = self.shelves[name] = FakeShelf()
-            self._tenants[name] = Tenant(name, library, shelf=cast(ChunkCaches, shelf), store=self.store)
+            caches = self.shelves[name] = FakeShelf()
+            self._tenants[name] = Tenant(name, library, caches=cast(ChunkCaches, caches), store=self.store)
         return self._tenants[name]
 
     def not_ready(self) -> str | None:
