@@ -80,6 +80,9 @@ _OF_LLAMA = (
 
 # Exceptions by rule and place ("store/base.py:Store.put"), each with its reason.
 EXCUSED: dict[str, dict[str, str]] = {
+    "deferred_imports": {
+        "retriever/readers/child.py:_answer": "a worker is told its parser, whose library is an extra",
+    },
     "broad_handlers": {
         "service/api/query.py:_streamed": "a stream that has begun ends in an error event; what is unforeseen goes on",
         "service/ingest/worker.py:Ingest._work": "the outermost loop of a worker: it goes on, and its log says why",
@@ -94,6 +97,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/running.py:Entry.tell": "a listener's fault must not reach the other requests",
         "blend/local.py:LocalEngine._step": "the outermost loop of a worker: every request in it gets the exception",
         "store/behind.py:Behind._run": "the outermost loop of a worker: its log says why",
+        "retriever/readers/child.py:serve": "the outermost loop of a worker: whoever asked gets the reason",
         "tests/store/test_object_faults.py:outcome.run": "a panic of the client is no Exception, and must not pass",
         "store/flight.py:SingleFlight.do": "whoever waits gets the same exception as the caller",
     },

@@ -1,40 +1,35 @@
-"""The inside of an isolated parser: a keeper that has it loaded, and a fork of the keeper for each content.
+"""The inside of an isolated parser: a worker that parses one content after another. Knows no format.
 
-It knows no format, and imports nothing but the standard library, so that it starts as fast as its parser does.
-
-A content comes on standard input after a `Request`. The keeper says a space when it takes one up, its fork says the
-message, the keeper says the end of the line when the fork has ended well. The keeper ends with a fork that failed, with
-its standard input, and when nothing came for as many seconds as its argument says.
+A `Request` comes before each content. Its limits end the worker, and so does the end of the process that asks.
 """
 
-import ctypes
+import importlib
 import json
 import logging
+import math
 import os
 import resource
 import select
 import signal
-import struct
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from threading import Thread
 from typing import NamedTuple
 
-FORM = struct.Struct("!4Q")
-BY_SIGNAL = 128  # a keeper ends with this and the number of the signal that ended its fork, as shells do
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+_MAX_SAID = 200  # characters of what a parser raises
 
 
 class Request(NamedTuple):
-    """What stands in `FORM` before a content. The limits are those of the process that parses it."""
+    """Stands before a content. The limits are those of one content."""
 
-    length: int
     memory_bytes: int
     cpu_s: int
     text_characters: int
+    wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,99 +42,73 @@ class Found:
     author: str = ""
 
 
-def serve(parse: Callable[[bytes], Found]) -> None:
-    """Answer with what `parse` finds. What it raises ends the process; the last line says what it was."""
+def serve(parser: str, asking: Connection, *, idle_s: float) -> None:
+    """Answer with what the module's `parse` finds, until nothing came for as long, or it failed."""
     logging.disable()
-    out = os.dup(1)
-    os.dup2(2, 1)  # what a parser prints is no answer
-    request = _fork_for_each(out, float(sys.argv[1]))
-    _limit(request)
-    try:
-        message = _message(parse(sys.stdin.buffer.read(request.length)), request.text_characters)
-    except MemoryError:
-        message = _refusal(f"its parser needs more than {request.memory_bytes >> 20:,} MiB of memory: split it")
-    except RecursionError:
-        message = _refusal("it is nested deeper than its parser can follow: save it anew")
-    with os.fdopen(out, "wb") as said:
-        said.write(message)
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
+        resource.setrlimit(kind, (0, 0))
+    Thread(target=_end_with, args=(asking.fileno(),), daemon=True).start()
+    has_answered = False
+    while asking.poll(idle_s):
+        request = asking.recv()
+        try:
+            message = _answer(parser, asking, request=request)
+        except BaseException as error:
+            if not has_answered:  # else a new one tells whether the content is to blame
+                asking.send_bytes(_refusal(_reason(error, request.memory_bytes >> 20)))
+            break
+        asking.send_bytes(message)
+        has_answered = True
     os._exit(0)  # the memory goes at once, not object by object
 
 
-def _fork_for_each(out: int, idle_s: float) -> Request:
-    """Returns in a new process for each content, and never in the keeper."""
-    keeper = os.getpid()
-    while select.select([0], [], [], idle_s)[0] and (request := _request()):
-        os.write(out, b" ")
-        over, held = os.pipe()  # the fork holds one end for as long as it lives
-        pid = os.fork()
-        if not pid:
-            os.close(over)
-            _end_with(keeper)
-            return request
-        os.close(held)
-        _await(pid, over)
-        os.close(over)
-        unread = select.select([0], [], [], 0)[0]
-        os.write(out, b"\n")
-        if unread:  # the rest of a content that the fork refused, or the end
-            break
-    sys.exit()
-
-
-def _request() -> Request | None:
-    """The next one, None at the end of the input. Reads not a byte of the content, which is the fork's."""
-    form = b""
-    while len(form) < FORM.size:
-        more = os.read(0, FORM.size - len(form))
-        if not more:
-            return None
-        form += more
-    return Request._make(FORM.unpack(form))
-
-
-def _await(pid: int, over: int) -> None:
-    """Until the fork has ended well. One that fails takes the keeper with it, and so does the end of the input."""
-    ends = select.poll()
-    ends.register(0, select.POLLHUP)
-    ends.register(over, select.POLLHUP)
-    if any(fd == 0 for fd, _ in ends.poll()):
-        os.kill(pid, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code:
-        sys.exit(code if code > 0 else BY_SIGNAL - code)
-
-
-def _end_with(keeper: int) -> None:
-    """Nobody waits for the fork of a keeper that was killed. Systems without this let it run into its limits."""
-    if sys.platform == "linux":
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:
-        os._exit(1)
-
-
-def _message(found: Found, text_characters: int) -> bytes:
+def _answer(parser: str, asking: Connection, *, request: Request) -> bytes:
+    _limit(request.memory_bytes, math.ceil(time.process_time()) + request.cpu_s, wall_s=request.wall_s)
+    found = importlib.import_module(parser).parse(asking.recv_bytes())
     length = sum(map(len, found.pages))
-    if length > text_characters:
-        return _refusal(f"its text has {length:,} characters, more than {text_characters:,}: split it")
-    return json.dumps(asdict(found), ensure_ascii=False).encode("utf-8")
+    if length > request.text_characters:
+        message = _refusal(f"its text has {length:,} characters, more than {request.text_characters:,}: split it")
+    else:
+        message = json.dumps(asdict(found), ensure_ascii=False).encode("utf-8")
+    _limit(resource.RLIM_INFINITY, resource.RLIM_INFINITY, wall_s=0)
+    return message
+
+
+def _end_with(connection: int) -> None:
+    """Nobody waits for an answer when the other end is closed."""
+    closed = select.poll()
+    closed.register(connection, 0)
+    closed.poll()
+    os._exit(1)
+
+
+def _limit(memory_bytes: int, cpu_s: int, *, wall_s: float) -> None:
+    """Either limit of time ends the process with a signal that says why."""
+    for kind, soft in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CPU, cpu_s)):
+        with suppress(ValueError, OSError):  # a lower limit is set already, or the system knows no such limit
+            resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
 
 
 def _refusal(reason: str) -> bytes:
     return json.dumps(asdict(Found(problems=[reason]))).encode()
 
 
-def _limit(request: Request) -> None:
-    limits = (
-        (resource.RLIMIT_AS, request.memory_bytes, request.memory_bytes),
-        (resource.RLIMIT_CPU, request.cpu_s, request.cpu_s + 1),  # the first ends it with a signal that says why
-        (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_FSIZE, 0, 0),
-    )
-    for kind, soft, hard in limits:
-        with suppress(ValueError, OSError):  # a lower limit is set already, or the system knows no such limit
-            resource.setrlimit(kind, (soft, hard))
+def _reason(error: BaseException, mebibytes: int) -> str:
+    if isinstance(error, MemoryError):
+        return f"its parser needs more than {mebibytes:,} MiB of memory: split it"
+    if isinstance(error, RecursionError):
+        return "it is nested deeper than its parser can follow: save it anew"
+    if isinstance(error, ModuleNotFoundError):
+        return f"what reads it is not installed ({error}): pip install 'kvweave[readers]'"
+    said = f"{type(error).__name__}: {error}"[:_MAX_SAID]
+    return f"its parser gave up within {mebibytes:,} MiB of memory ({said}): save it anew, or split it"
 
 
 def clean(text: str) -> str:
     """What a parser made up cannot be stored: without NULs, and with a mark for half a surrogate pair."""
     return text.replace("\0", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], Connection(int(sys.argv[2])), idle_s=float(sys.argv[3]))

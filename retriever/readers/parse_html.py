@@ -2,7 +2,7 @@
 
 from html_to_markdown import ConversionOptions, PreprocessingOptions, convert
 
-from retriever.readers.child import Found, clean, serve
+from retriever.readers.child import Found, clean
 
 _HEAD_WITHIN = 1 << 18  # characters
 _NOISE = ["head", "nav", "script", "style", "template", "noscript", "svg"]
@@ -36,7 +36,3 @@ def parse(content: bytes) -> Found:
 
 def _sentence(warning: str) -> str:
     return f"not all of it was read ({warning.rstrip('.')}): save it with a flatter structure"
-
-
-if __name__ == "__main__":
-    serve(parse)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pypdf import PasswordType, PdfReader
 from pypdf.errors import DependencyError, DeprecationError, PyPdfError
 
-from retriever.readers.child import Found, clean, serve
+from retriever.readers.child import Found, clean
 
 # What a mangled file makes pypdf raise: its own errors are documented not to be all. MemoryError ends the parser.
 _BROKEN = (
@@ -87,7 +87,3 @@ def _entry(reader: PdfReader, key: str) -> str:
         return " ".join(clean(str(known[key])).split()) if known is not None and key in known else ""
     except _BROKEN:
         return ""
-
-
-if __name__ == "__main__":
-    serve(parse)
