@@ -2,7 +2,7 @@
 
 from html_to_markdown import ConversionOptions, PreprocessingOptions, convert
 
-from retriever.readers.child import Found, clean, serve
+from retriever.readers.serve import Findings, clean
 
 _HEAD_WITHIN = 1 << 18  # characters
 _NOISE = ["head", "nav", "script", "style", "template", "noscript", "svg"]
@@ -24,19 +24,15 @@ _TEXT = ConversionOptions(
 _HEAD = ConversionOptions(exclude_selectors=["body"], extract_metadata=True, preprocessing=_PLAIN)
 
 
-def parse_html(content: bytes) -> Found:
+def parse(content: bytes) -> Findings:
     """The page as Markdown, and what its <title> says. `content` is UTF-8."""
     page = content.decode("utf-8")
     converted = convert(page, _TEXT)
     document = convert(page[:_HEAD_WITHIN], _HEAD).metadata.document
     title = (document.title if document else None) or ""
     problems = list(dict.fromkeys(_sentence(each.message) for each in converted.warnings))
-    return Found((clean(converted.content or ""),), problems, title=" ".join(clean(title).split()))
+    return Findings((clean(converted.content or ""),), problems, title=" ".join(clean(title).split()))
 
 
 def _sentence(warning: str) -> str:
     return f"not all of it was read ({warning.rstrip('.')}): save it with a flatter structure"
-
-
-if __name__ == "__main__":
-    serve(parse_html)

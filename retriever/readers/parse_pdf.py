@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pypdf import PasswordType, PdfReader
 from pypdf.errors import DependencyError, DeprecationError, PyPdfError
 
-from retriever.readers.child import Found, clean, serve
+from retriever.readers.serve import Findings, clean
 
 # What a mangled file makes pypdf raise: its own errors are documented not to be all. MemoryError ends the parser.
 _BROKEN = (
@@ -27,19 +27,19 @@ _BROKEN = (
 )
 
 
-def parse_pdf(content: bytes) -> Found:
+def parse(content: bytes) -> Findings:
     """One text per page, empty where a page has none; pages that cannot be read are problems."""
     try:
         reader = PdfReader(io.BytesIO(content))
         if reader.is_encrypted and reader.decrypt("") == PasswordType.NOT_DECRYPTED:
-            return Found(problems=["the PDF is encrypted with a password: save a copy without one"])
+            return Findings(problems=["the PDF is encrypted with a password: save a copy without one"])
         pages = list(_pages(reader, len(reader.pages)))
     except DependencyError as error:
-        return Found(problems=[f"the PDF needs what is not installed ({error}): pip install 'kvweave[readers]'"])
+        return Findings(problems=[f"the PDF needs what is not installed ({error}): pip install 'kvweave[readers]'"])
     except _BROKEN as error:
-        return Found(problems=[f"the PDF is broken ({_named(error)}): print or save it as a new PDF"])
+        return Findings(problems=[f"the PDF is broken ({_named(error)}): print or save it as a new PDF"])
     texts = [page if isinstance(page, str) else "" for page in pages]
-    return Found(texts, list(_problems(pages)), title=_entry(reader, "/Title"), author=_entry(reader, "/Author"))
+    return Findings(texts, list(_problems(pages)), title=_entry(reader, "/Title"), author=_entry(reader, "/Author"))
 
 
 def _pages(reader: PdfReader, count: int) -> Iterator[str | Exception]:
@@ -67,7 +67,7 @@ def _problems(pages: Sequence[str | Exception]) -> Iterator[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Page numbers as people write them: 1, 3-5, 9."""
+    """1, 3-5, 9."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -87,7 +87,3 @@ def _entry(reader: PdfReader, key: str) -> str:
         return " ".join(clean(str(known[key])).split()) if known is not None and key in known else ""
     except _BROKEN:
         return ""
-
-
-if __name__ == "__main__":
-    serve(parse_pdf)

@@ -3,8 +3,8 @@
 from pathlib import PurePath
 
 from retriever.documents import Draft, PageStart
-from retriever.readers.isolated import Answer, ask
 from retriever.readers.reading import Reading, ReadingProblem
+from retriever.readers.worker import ParserAnswer, ask
 
 _BETWEEN = "\n\n"
 
@@ -17,7 +17,7 @@ def read_pdf(name: str, content: bytes) -> Reading:
     return Reading((draft,) if draft.text else (), problems)
 
 
-def _draft(answer: Answer, stem: str) -> Draft:
+def _draft(answer: ParserAnswer, stem: str) -> Draft:
     pages: list[PageStart] = []
     start = 0
     for number, text in enumerate(answer.pages, 1):

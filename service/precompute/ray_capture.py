@@ -148,7 +148,7 @@ def _line(error: BaseException) -> str:
 
 
 def _computed(order: ActorOrder, items: Iterable[CaptureItem], *, form: ActorShape) -> Iterator[CaptureOutcome]:
-    """As it comes, and read as it is computed. What a lost actor had, others do; another takes its place."""
+    """The outcomes as they come. What a lost actor had, others do; another takes its place."""
     coming = batches(items)
     left = deque(islice(coming, form.actors))
     flights: Flights = {}
@@ -182,7 +182,7 @@ def _computed(order: ActorOrder, items: Iterable[CaptureItem], *, form: ActorSha
 
 
 def _hired(order: ActorOrder, form: ActorShape) -> Flights:
-    """Of a new actor, with empty batches: these end when its model is loaded. It lives as long as it has a flight."""
+    """The first flights of a new actor, empty batches: they end when its model is loaded. It lives while it has one."""
     kind = ray.remote(_Actor).options(
         num_cpus=form.cpus,
         num_gpus=form.gpus,
@@ -195,7 +195,7 @@ def _hired(order: ActorOrder, form: ActorShape) -> Flights:
 
 
 class _Actor:
-    """On a node, with the model loaded once. A batch comes back as outcomes, or as the fault that ends the run."""
+    """What runs on a node, its model loaded once. A batch comes back as outcomes, or as the fault that ends the run."""
 
     def __init__(self, order: ActorOrder) -> None:
         self._prefix = order.prefix

@@ -1,4 +1,4 @@
-"""Contents have a process each, and share the loading of their parser. What one does to its process hurts no other."""
+"""Contents that are read well share a process. What one does to its process hurts no other."""
 
 import os
 import select
@@ -13,8 +13,7 @@ from threading import Barrier
 
 import pytest
 
-from retriever.readers import isolated, keepers
-from retriever.readers.child import FORM
+from retriever.readers import worker
 from retriever.readers.files import read
 from retriever.readers.reading import UnreadableFile
 from tests.retriever.test_readers import PAGE, encrypted, pdf
@@ -22,7 +21,6 @@ from tests.retriever.test_readers import PAGE, encrypted, pdf
 ROOT = Path(__file__).parent.parent.parent
 WITHIN_S = 60.0
 LARGE = b"x" * 20_000_000
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a fork may outlive its keeper")
 FILES = {
     "a.html": PAGE.encode(),
     "b.html": b"<title>B</title><h1>b</h1><ul><li>1<li>2</ul>" * 500,
@@ -34,9 +32,8 @@ FILES = {
 
 OBEDIENT = """
 import os, signal, sys
-sys.path.insert(0, {root!r})
-alive = open({alive!r}, "wb", buffering=0)  # by the keeper and its forks
-from retriever.readers.child import Found, serve
+alive = open({alive!r}, "wb", buffering=0)  # by its workers
+from retriever.readers.serve import Findings
 
 def spin():
     while True:
@@ -50,51 +47,44 @@ def chatter():
     print("out")
     print("err" * 100_000, file=sys.stderr)
 
+left = []
+
 DEEDS = dict(
     abort=os.abort,
     chatter=chatter,
     exit=lambda: os._exit(3),
     hang=hang,
-    kill=lambda: os.kill(os.getppid(), signal.SIGKILL) or signal.pause(),
+    kill=lambda: os.kill(os.getpid(), signal.SIGKILL),
+    leave=lambda: left.append(1),
     raises=lambda: 1 / 0,
     spin=spin,
     swell=lambda: bytes(1 << 42),
+    trip=lambda: left and os.abort(),
 )
 
 def parse(content):
     DEEDS.get(content[:9].strip(b"\\0").decode(), str)()
-    return Found((content.decode(),), title=str(os.getpid()), author=str(os.getppid()))
-
-serve(parse)
-"""
-FULL = """
-import sys
-from types import SimpleNamespace
-_read = sys.stdin.buffer.read
-_full = SimpleNamespace(read=lambda length: _read(length) if length < 9 else bytes(1 << 42))
-sys.stdin = SimpleNamespace(buffer=_full)
+    return Findings((content.decode(),), author=str(os.getpid()))
 """
 ASKING = """
 import os, sys
-from pathlib import Path
-from retriever.readers import isolated
-isolated._ROOT = Path(sys.argv[1])
+from retriever.readers import worker
 """
-KILLED = ASKING + "print(isolated.ask('obedient', b'x').author, flush=True); isolated.ask('obedient', b'hang')"
+KILLED = ASKING + "print(worker.ask('obedient', b'x').author, flush=True); worker.ask('obedient', b'hang')"
 FORKING = (
     ASKING
     + """
-before = isolated.ask('obedient', b'x')
+before = worker.ask('obedient', b'x')
 if not os.fork():
-    sys.exit()  # an idle keeper is left alone
+    sys.exit()  # an idle worker is left alone
 os.wait()
 pid = os.fork()
-mine = isolated.ask('obedient', b'x')
+mine = worker.ask('obedient', b'x')
 assert (mine.author == before.author) is bool(pid), (pid, mine, before)
 if pid:
     assert os.waitpid(pid, 0)[1] == 0
-    assert isolated.ask('obedient', b'x').author == before.author
-    isolated.keepers.close()
+    assert worker.ask('obedient', b'x').author == before.author
+    worker.close()
     try:
         os.wait()
     except ChildProcessError:
@@ -110,8 +100,8 @@ class Obedient:
     root: Path
     alive: int
 
-    def ask(self, content: bytes) -> isolated.Answer:
-        return isolated.ask("obedient", content)
+    def ask(self, content: bytes) -> worker.ParserAnswer:
+        return worker.ask("obedient", content)
 
     def hear(self) -> bytes:
         """A byte of one of its processes, none when all have ended."""
@@ -123,26 +113,25 @@ class Obedient:
 def obedient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Obedient]:
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)
-    (tmp_path / "obedient.py").write_text(OBEDIENT.format(root=str(ROOT), alive=str(fifo)))
-    monkeypatch.setattr(isolated, "_ROOT", tmp_path)
-    keepers.close()
+    (tmp_path / "obedient.py").write_text(OBEDIENT.format(alive=str(fifo)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    worker.close()
     alive = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     yield Obedient(tmp_path, alive)
-    keepers.close()
+    worker.close()
     os.close(alive)
 
 
-def test_contents_have_a_process_each_of_one_keeper(obedient: Obedient) -> None:
+def test_contents_share_a_worker(obedient: Obedient) -> None:
     answers = [obedient.ask(b"%d" % number) for number in range(20)]
     assert [answer.pages for answer in answers] == [[str(number)] for number in range(20)]
-    assert len({answer.title for answer in answers}) == 20
     assert len({answer.author for answer in answers}) == 1
 
 
-def test_an_answer_is_the_same_from_a_new_keeper_and_a_used_one() -> None:
+def test_an_answer_is_the_same_from_a_new_worker_and_a_used_one() -> None:
     cold = {}
     for name, content in FILES.items():
-        keepers.close()
+        worker.close()
         cold[name] = read(name, content)
     for _ in range(2):
         assert {name: read(name, content) for name, content in FILES.items()} == cold
@@ -154,20 +143,28 @@ def test_an_answer_is_the_same_from_a_new_keeper_and_a_used_one() -> None:
         (b"abort", "ended with SIGABRT within 2,048 MiB"),
         (b"exit", r"gave up within .*no reason given"),
         (b"hang", "did not finish within 1 s"),
-        pytest.param(b"kill", "ended with SIGKILL", marks=LINUX),
-        (b"raises", "gave up .*ZeroDivisionError"),
+        (b"kill", "ended with SIGKILL"),
         (b"spin", "1 s of processor time"),
     ],
 )
 def test_a_process_that_fails_is_a_reason_and_the_next_is_well(
     deed: bytes, reason: str, obedient: Obedient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated, "CPU_S", 1 if deed == b"spin" else 100)
-    monkeypatch.setattr(isolated, "WALL_S", 1 if deed == b"hang" else WITHIN_S)
+    monkeypatch.setattr(worker, "CPU_S", 1 if deed == b"spin" else 100)
+    monkeypatch.setattr(worker, "WALL_S", 1 if deed == b"hang" else WITHIN_S)
     for content in (deed, deed.ljust(300_000, b"\0")):
         assert obedient.ask(b"chatter").pages == ["chatter"]
         with pytest.raises(UnreadableFile, match=reason):
             obedient.ask(content)
+    assert obedient.ask(b"next").pages == ["next"]
+
+
+def test_a_parser_that_raises_is_a_problem_and_the_next_is_well(obedient: Obedient) -> None:
+    for _ in range(2):
+        assert obedient.ask(b"next").pages == ["next"]
+        (problem,) = obedient.ask(b"raises").problems
+        assert "gave up" in problem
+        assert "ZeroDivisionError" in problem
     assert obedient.ask(b"next").pages == ["next"]
 
 
@@ -177,26 +174,27 @@ def test_a_process_that_swells_is_a_problem_and_the_next_is_well(
     assert "2,048 MiB" in obedient.ask(b"swell").problems[0]
     assert obedient.ask(b"next").pages == ["next"]
     with monkeypatch.context() as patched:
-        patched.setattr(isolated, "MEMORY_BYTES", 64 << 20)
+        patched.setattr(worker, "MEMORY_BYTES", 64 << 20)
         assert "64 MiB" in obedient.ask(LARGE * 5).problems[0]
     assert obedient.ask(b"next").pages == ["next"]
 
 
-def test_what_a_process_left_unread_is_no_content(obedient: Obedient) -> None:
-    full = FULL + OBEDIENT.format(root=str(ROOT), alive=str(obedient.root / "alive"))
-    (obedient.root / "full.py").write_text(full)
-    for _ in range(2):
-        assert "of memory" in isolated.ask("full", FORM.pack(5, 1 << 30, 9, 9) + b"never").problems[0]
-        assert isolated.ask("full", b"next").pages == ["next"]
+def test_what_a_content_left_in_its_worker_is_not_the_next_ones_fault(obedient: Obedient) -> None:
+    used = obedient.ask(b"x").author
+    obedient.ask(b"leave")
+    assert obedient.ask(b"x").author == used
+    answer = obedient.ask(b"trip")
+    assert answer.pages == ["trip"]
+    assert answer.author != used
 
 
 def test_a_parser_that_ends_in_the_midst_of_a_content_is_a_reason(obedient: Obedient) -> None:
-    (obedient.root / "tired.py").write_text("import os, sys\nos.read(0, 1000)\nsys.exit('tired')\n")
-    with pytest.raises(UnreadableFile, match=r"gave up .*tired"):
-        isolated.ask("tired", LARGE)
+    (obedient.root / "tired.py").write_text("import os\nos._exit(1)\n")
+    with pytest.raises(UnreadableFile, match=r"gave up .*no reason given"):
+        worker.ask("tired", LARGE)
 
 
-def test_threads_have_keepers_of_their_own_and_two_stay(obedient: Obedient) -> None:
+def test_threads_have_workers_of_their_own_and_two_stay(obedient: Obedient) -> None:
     together = Barrier(5)
 
     def go(name: str) -> set[str]:
@@ -212,32 +210,24 @@ def test_threads_have_keepers_of_their_own_and_two_stay(obedient: Obedient) -> N
     kept = {obedient.ask(b"next").author for _ in range(4)}
     assert len(kept) == 1
     assert kept <= used
-    assert len(keepers._idle) <= 2  # pyright: ignore[reportPrivateUsage]
+    assert worker._idle["obedient"].qsize() <= 2  # pyright: ignore[reportPrivateUsage]
 
 
-def test_an_idle_keeper_that_was_killed_is_replaced(obedient: Obedient) -> None:
+def test_an_idle_worker_that_was_killed_is_replaced(obedient: Obedient) -> None:
     killed = obedient.ask(b"x").author
     os.kill(int(killed), signal.SIGKILL)
     assert obedient.ask(LARGE).author != killed
 
 
-def test_an_idle_keeper_that_ends_unseen_is_replaced(obedient: Obedient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keepers.Keeper, "has_ended", False)
-    killed = obedient.ask(b"x").author
-    os.kill(int(killed), signal.SIGKILL)
-    assert obedient.hear() == b""
-    assert obedient.ask(LARGE).author != killed
-
-
-def test_an_idle_keeper_ends_by_itself_and_is_replaced(obedient: Obedient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keepers, "IDLE_S", 0.5)
+def test_an_idle_worker_ends_by_itself_and_is_replaced(obedient: Obedient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "IDLE_S", 0.5)
     ended = obedient.ask(b"x").author
     assert obedient.hear() == b""
     assert obedient.ask(b"x").author != ended
 
 
 def test_nothing_outlives_a_process_that_was_killed(obedient: Obedient) -> None:
-    command = [sys.executable, "-c", KILLED, str(obedient.root)]
+    command = [sys.executable, "-c", KILLED]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as asking:
         assert asking.stdout
         assert asking.stdout.readline().strip().isdigit()
@@ -246,20 +236,20 @@ def test_nothing_outlives_a_process_that_was_killed(obedient: Obedient) -> None:
     assert obedient.hear() == b""
 
 
-def test_a_fork_has_keepers_of_its_own_and_nothing_is_left_at_the_end(obedient: Obedient) -> None:
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", FORKING, str(obedient.root)]
+def test_a_fork_has_workers_of_its_own_and_nothing_is_left_at_the_end(obedient: Obedient) -> None:
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", FORKING]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=WITHIN_S)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"nothing left\n", b"")
     assert obedient.hear() == b""
 
 
-def test_a_keeper_leaves_no_open_file(obedient: Obedient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated, "WALL_S", 1)
+def test_a_worker_leaves_no_open_file(obedient: Obedient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "WALL_S", 1)
     before = os.listdir("/dev/fd")  # noqa: PTH208 - a path of each would open one
     obedient.ask(b"x")
     for deed in (b"exit", b"hang"):
         with pytest.raises(UnreadableFile):
             obedient.ask(deed)
     obedient.ask(b"x")
-    keepers.close()
+    worker.close()
     assert os.listdir("/dev/fd") == before  # noqa: PTH208

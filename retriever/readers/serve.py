@@ -1,0 +1,114 @@
+"""The inside of an isolated parser: a worker that parses one content after another. Knows no format.
+
+A `ParserRequest` comes before each content. Its limits end the worker, and so does the end of the process that asks.
+"""
+
+import importlib
+import json
+import logging
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from threading import Thread
+from typing import NamedTuple
+
+_MAX_SAID = 200  # characters of what a parser raises
+
+
+class ParserRequest(NamedTuple):
+    """Stands before a content. The limits are those of one content."""
+
+    memory_bytes: int
+    cpu_s: int
+    text_characters: int
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The message; `worker.ParserAnswer` reads it."""
+
+    pages: Sequence[str] = ()
+    problems: list[str] = field(default_factory=list[str])
+    title: str = ""
+    author: str = ""
+
+
+def serve(parser: str, asking: Connection, *, idle_s: float) -> None:
+    """Answer with what the module's `parse` finds, until nothing came for as long, or it failed."""
+    logging.disable()
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
+        resource.setrlimit(kind, (0, 0))
+    Thread(target=_end_with, args=(asking.fileno(),), daemon=True).start()
+    has_answered = False
+    while asking.poll(idle_s):
+        request = asking.recv()
+        try:
+            message = _answer(parser, asking, request=request)
+        except BaseException as error:
+            if not has_answered:  # else a new one tells whether the content is to blame
+                asking.send_bytes(_refusal(_reason(error, request.memory_bytes >> 20)))
+            break
+        asking.send_bytes(message)
+        has_answered = True
+    os._exit(0)  # the memory goes at once, not object by object
+
+
+def _answer(parser: str, asking: Connection, *, request: ParserRequest) -> bytes:
+    _limit(request.memory_bytes, math.ceil(time.process_time()) + request.cpu_s, wall_s=request.wall_s)
+    found = importlib.import_module(parser).parse(asking.recv_bytes())
+    length = sum(map(len, found.pages))
+    if length > request.text_characters:
+        message = _refusal(f"its text has {length:,} characters, more than {request.text_characters:,}: split it")
+    else:
+        message = json.dumps(asdict(found), ensure_ascii=False).encode("utf-8")
+    _limit(resource.RLIM_INFINITY, resource.RLIM_INFINITY, wall_s=0)
+    return message
+
+
+def _end_with(connection: int) -> None:
+    """Nobody waits for an answer when the other end is closed."""
+    closed = select.poll()
+    closed.register(connection, 0)
+    closed.poll()
+    os._exit(1)
+
+
+def _limit(memory_bytes: int, cpu_s: int, *, wall_s: float) -> None:
+    """Either limit of time ends the process with a signal that says why."""
+    for kind, soft in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CPU, cpu_s)):
+        with suppress(ValueError, OSError):  # a lower limit is set already, or the system knows no such limit
+            resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
+
+
+def _refusal(reason: str) -> bytes:
+    return json.dumps(asdict(Findings(problems=[reason]))).encode()
+
+
+def _reason(error: BaseException, mebibytes: int) -> str:
+    if isinstance(error, MemoryError):
+        return f"its parser needs more than {mebibytes:,} MiB of memory: split it"
+    if isinstance(error, RecursionError):
+        return "it is nested deeper than its parser can follow: save it anew"
+    if isinstance(error, ModuleNotFoundError):
+        return f"what reads it is not installed ({error}): pip install 'kvweave[readers]'"
+    said = f"{type(error).__name__}: {error}"[:_MAX_SAID]
+    return f"its parser gave up within {mebibytes:,} MiB of memory ({said}): save it anew, or split it"
+
+
+def clean(text: str) -> str:
+    """What a parser made up cannot be stored: without NULs, and with a mark for half a surrogate pair."""
+    return text.replace("\0", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], Connection(int(sys.argv[2])), idle_s=float(sys.argv[3]))

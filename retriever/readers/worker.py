@@ -1,0 +1,141 @@
+"""Has a parser that may hang, crash or swell do its work in another process. Knows what it may use, and no format.
+
+A parser is a module with a `parse` that makes `Findings` of a content. A worker is a process that parses one content
+after another, and says what it found in one JSON message. One that dies is an `UnreadableFile` that names the limit,
+one that answered waits for the next content.
+"""
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from queue import Empty, Full, LifoQueue
+
+import msgspec
+
+from retriever.readers.reading import MAX_BYTES, UnreadableFile, megabytes
+from retriever.readers.serve import ParserRequest
+
+MEMORY_BYTES = 2 << 30  # of address space
+CPU_S = 120
+WALL_S = 300.0
+IDLE_S = 60.0
+
+_KEPT = 2  # idle workers of a parser
+_ROOT = Path(__file__).resolve().parent.parent.parent  # where this package is found, installed or not
+
+
+class ParserAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    """What a parser found. `pages`: the texts, one for a format without pages; `problems`: sentences."""
+
+    pages: list[str]
+    problems: list[str]
+    title: str = ""
+    author: str = ""
+
+
+class ParserWorker:
+    """One process, in a group of its own: what interrupts the one that asks is not for it."""
+
+    def __init__(self, parser: str) -> None:
+        self._connection, its = Pipe()
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "retriever.readers.serve", parser, str(its.fileno()), str(IDLE_S)],
+                cwd=_ROOT,
+                pass_fds=[its.fileno()],
+                process_group=0,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def answer(self, content: bytes) -> bytes:
+        """What it says to the content. Raises `CalledProcessError` where it ends instead."""
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before it read all of it
+            self._connection.send(ParserRequest(MEMORY_BYTES, CPU_S, MAX_BYTES, WALL_S))
+            self._connection.send_bytes(content)
+        try:
+            return self._connection.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            raise subprocess.CalledProcessError(self._process.wait(), self._process.args) from None
+
+    def end(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def leave(self) -> None:
+        """Lets go of it in a fork of the process that made it, which alone may end it."""
+        self._connection.close()
+        self._process.returncode = 0  # nothing to wait for
+
+
+_idle: defaultdict[str, LifoQueue[ParserWorker]] = defaultdict(lambda: LifoQueue(_KEPT))
+
+
+def ask(parser: str, content: bytes) -> ParserAnswer:
+    """What the module `parser` makes of the content."""
+    try:
+        return msgspec.json.decode(_said(parser, content), type=ParserAnswer)
+    except subprocess.CalledProcessError as ended:
+        raise UnreadableFile(f"its parser {_how(ended.returncode)}: save it anew, or split it") from None
+    except OSError as error:
+        raise UnreadableFile(f"no process could be started for its parser ({error}): try again") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableFile(f"its parser said what nobody understands ({error}): save it anew") from None
+
+
+def close() -> None:
+    """Ends the workers that are idle."""
+    for idle in list(_idle.values()):
+        with suppress(Empty):
+            while True:
+                idle.get_nowait().end()
+
+
+def _said(parser: str, content: bytes) -> bytes:
+    """A worker that waited may have ended meanwhile, or fail for what it did before: then a new one decides."""
+    with suppress(Empty):
+        idle = _idle[parser].get_nowait()
+        try:
+            return _lend(idle, parser, content=content)
+        except subprocess.CalledProcessError as ended:
+            if ended.returncode in (-signal.SIGXCPU, -signal.SIGALRM):
+                raise
+    return _lend(ParserWorker(parser), parser, content=content)
+
+
+def _lend(worker: ParserWorker, parser: str, *, content: bytes) -> bytes:
+    with ExitStack() as ending:
+        ending.callback(worker.end)
+        said = worker.answer(content)
+        with suppress(Full):
+            _idle[parser].put_nowait(worker)
+            ending.pop_all()
+    return said
+
+
+def _how(code: int) -> str:
+    if code == -signal.SIGXCPU:
+        return f"took more than {CPU_S} s of processor time"
+    if code == -signal.SIGALRM:
+        return f"did not finish within {WALL_S:g} s"
+    how = f"ended with {signal.Signals(-code).name}" if code < 0 else "gave up"
+    return f"{how} within {megabytes(MEMORY_BYTES)} of memory (no reason given)"
+
+
+def _forget() -> None:
+    for idle in _idle.values():
+        for worker in idle.queue:
+            worker.leave()
+    _idle.clear()
+
+
+atexit.register(close)
+os.register_at_fork(after_in_child=_forget)
