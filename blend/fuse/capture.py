@@ -113,7 +113,7 @@ class _Capture:
         slots = span(start, start + size, device=self._decoder.device)
         segments = [Segment(context, slots, row * size) for row, context in enumerate(contexts)]
         flat = padded.flatten().to(self._decoder.device)
-        self._decoder.advance(segments, flat, layers=self._course, hooks=self._watch)
+        self._decoder.advance(segments, flat, layer_range=self._course, hooks=self._watch)
 
 
 def _lift(decoder: Decoder, context: Context, *, slots: slice) -> Record:

@@ -176,8 +176,8 @@ class _Fuse:
         pieces: list[tuple[Tensor, Tensor]] = []
         for slots, entering in self._pieces(rows, hidden):
             compare = self._comparison(deviation, to.layer, slots=slots)
-            layers = LayerRange(start, entering, keep=keep, stop=to.layer)
-            _, kept = self._pass(slots, layers, compare=compare)
+            layer_range = LayerRange(start, entering, keep=keep, stop=to.layer)
+            _, kept = self._pass(slots, layer_range, compare=compare)
             assert kept is not None
             pieces.append((slots.index, kept))
         free = rows & self._cached & ~self._forced
@@ -211,10 +211,12 @@ class _Fuse:
         return logits
 
     def _pass(
-        self, slots: Slots, layers: LayerRange, *, compare: Callable[[Tensor, Tensor], None] | None = None
+        self, slots: Slots, layer_range: LayerRange, *, compare: Callable[[Tensor, Tensor], None] | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
         hooks = LayerHooks(self._before, compare)
-        return self._decoder.prefill(self._context, slots, ids=self._ids[slots.index], layers=layers, hooks=hooks)
+        return self._decoder.prefill(
+            self._context, slots, ids=self._ids[slots.index], layer_range=layer_range, hooks=hooks
+        )
 
     def _before(self, layer: int) -> None:
         assert self._feed is not None

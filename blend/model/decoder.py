@@ -45,19 +45,24 @@ class Decoder:
         slots: Slots,
         *,
         ids: Tensor,
-        layers: LayerRange | None = None,
+        layer_range: LayerRange | None = None,
         hooks: LayerHooks | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Compute rows of one context: the last row's logits (V,) or None, and the hidden states kept on the way."""
-        step = Step([Segment(context, slots, 0)], layers=layers, hooks=hooks, direct=self.model_layers.direct)
+        step = Step([Segment(context, slots, 0)], layer_range=layer_range, hooks=hooks, direct=self.model_layers.direct)
         logits = run(self.model, step, ids=ids)
         return (None if logits is None else logits[0]), step.kept
 
     def advance(
-        self, segments: list[Segment], ids: Tensor, *, layers: LayerRange | None = None, hooks: LayerHooks | None = None
+        self,
+        segments: list[Segment],
+        ids: Tensor,
+        *,
+        layer_range: LayerRange | None = None,
+        hooks: LayerHooks | None = None,
     ) -> Tensor | None:
         """One pass for several contexts; logits (rows, V) of all rows, or None where the course stops before them."""
-        step = Step(segments, layers=layers, hooks=hooks, direct=self.model_layers.direct)
+        step = Step(segments, layer_range=layer_range, hooks=hooks, direct=self.model_layers.direct)
         wanted = torch.arange(step.rows, device=self.device)
         return run(self.model, step, ids=ids, wanted=wanted)
 

@@ -70,14 +70,14 @@ class Step(Cache):
         self,
         segments: Sequence[Segment],
         *,
-        layers: LayerRange | None = None,
+        layer_range: LayerRange | None = None,
         hooks: LayerHooks | None = None,
         direct: frozenset[int] = frozenset(),
     ) -> None:
         """`direct`: layers whose attention takes the returned keys as they are, and may look them up instead."""
         super().__init__(layers=[])
         self.segments = tuple(segments)
-        self.layers = layers or LayerRange()
+        self.layer_range = layer_range or LayerRange()
         self.kept: Tensor | None = None
         self._watch = hooks or LayerHooks()
         self._direct = direct
@@ -96,13 +96,13 @@ class Step(Cache):
 
     def enter(self, layer: int, hidden: Tensor, *, given: object) -> Tensor | None:
         """Called with what enters each layer, and its position embeddings; returns what shall enter, None to skip."""
-        layers = self.layers
-        if layer < layers.start:
+        layer_range = self.layer_range
+        if layer < layer_range.start:
             return None
-        if layer == layers.start and layers.hidden is not None:
-            hidden = layers.hidden
+        if layer == layer_range.start and layer_range.hidden is not None:
+            hidden = layer_range.hidden
         self._watch.before(layer)
-        if layer == layers.keep:
+        if layer == layer_range.keep:
             self.kept = hidden
         return hidden
 
@@ -110,7 +110,7 @@ class Step(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention with the fresh rows (1, H, T, D), keys already rotated."""
-        stopping = layer_idx == self.layers.stop
+        stopping = layer_idx == self.layer_range.stop
         if stopping and self._watch.compare:
             self._watch.compare(key_states[0], value_states[0])
         for each in self.segments:

@@ -25,8 +25,8 @@ import zstandard
 from blake3 import blake3
 
 from service.access.errors import AccessError
-from service.access.keys import is_tenant
 from service.access.move import CATALOG, CONTROL, TENANTS
+from service.access.spelling import is_tenant
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"

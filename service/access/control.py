@@ -22,10 +22,10 @@ from retriever.documents import Json
 from retriever.errors import FilterError
 from retriever.filter_condition import condition
 from service.access.errors import AccessError
-from service.access.keys import check_tenant, digest, id_of, new_key
 from service.access.principal import DEFAULT_TENANT, Principal, Role
 from service.access.private import private_file, private_folder, write_private
 from service.access.schema import prepare
+from service.access.spelling import check_spelling, digest, id_of, new_key
 from service.errors import Unavailable
 
 WAIT_S = 30  # for another process's change
@@ -169,7 +169,7 @@ class Control:
 
     def set_quota(self, tenant: str, quota: Quota) -> None:
         """Sets a tenant's quota in the place of the one that it had."""
-        check_tenant(tenant)
+        check_spelling(tenant)
         with self._change() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?)", (tenant, quota.documents, quota.chunks)
@@ -251,7 +251,7 @@ class Control:
 def _new_entry(
     tenant: str, role: Role, *, bound: Json | None, per_minute: int | None, note: str
 ) -> tuple[KeyEntry, str]:
-    check_tenant(tenant)
+    check_spelling(tenant)
     if per_minute is not None and not 1 <= per_minute <= 1_000_000:
         raise AccessError(f"a key may ask from 1 to 1,000,000 times a minute, or without a limit, got {per_minute}")
     if len(note) > NOTE_CHARS or not note.isprintable():

@@ -165,12 +165,12 @@ def precompute(
       kvweave precompute docs --budget 9GB --queries log.jsonl
       kvweave precompute ./docs --model Qwen/Qwen3-8B
     """
-    from service.access.keys import check_tenant
+    from service.access.spelling import check_spelling
     from service.precompute.corpus_file import files
     from service.precompute.workspace import open_workspace
 
     settings = settings_with(model)
-    check_tenant(tenant)
+    check_spelling(tenant)
     _refuse_mixed(budget=budget, queries=queries, shard=shard, prune=prune, executor=executor)
     wanted = replace(_plan(budget, queries, shard=shard), top_k=settings.top_k)
     if executor is Executor.RAY and not dry_run:

@@ -20,7 +20,7 @@ def is_tenant(name: str) -> bool:
     return bool(_TENANT.fullmatch(name))
 
 
-def check_tenant(name: str) -> str:
+def check_spelling(name: str) -> str:
     """The name itself; raises AccessError."""
     if not is_tenant(name):
         raise AccessError(
