@@ -46,7 +46,7 @@ def shown() -> dict[str, set[str]]:
 
 def watched() -> set[str]:
     """The gauges that the core adds when it starts."""
-    tree = ast.parse((ROOT / "service" / "core.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "service" / "app" / "core.py").read_text(encoding="utf-8"))
     return {
         ast.literal_eval(node.args[0])
         for node in ast.walk(tree)

@@ -208,7 +208,7 @@ def test_filters_keep_what_a_naive_evaluation_keeps(
     check(tables, labels, where)
 
 
-@given(on_progress=metadata, where=filters, collection=st.sampled_from(["c", "d", "", "a\0b"]))
+@given(told=metadata, where=filters, collection=st.sampled_from(["c", "d", "", "a\0b"]))
 @settings(max_examples=200, deadline=None)
 def test_whether_a_document_would_fit_is_told_as_a_naive_evaluation_tells(
     told: Json, where: Json, collection: str

@@ -167,13 +167,13 @@ def test_words_are_made_anew_where_their_rules_have_changed(tmp_path: Path, monk
 def test_what_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "catalog"
     path.write_bytes(content)
-    with pytest.raises(CatalogError, match="no catalog"):
+    with pytest.raises(CatalogError, match="no database"):
         SqliteCatalog(path)
     assert path.read_bytes() == content
 
 
 def test_a_folder_is_no_catalog(tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match="name a file"):
+    with pytest.raises(CatalogError, match="name a place"):
         SqliteCatalog(tmp_path)
 
 
@@ -256,11 +256,11 @@ OPENING = """
 import sys
 from pathlib import Path
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part
+from retriever.documents import Document, DocumentPart
 for line in sys.stdin:
     catalog = SqliteCatalog(Path(line.strip()))
     with catalog.change() as change:
-        change.put([Document(sys.argv[1], (Part("shared"),))], collection="c")
+        change.put([Document(sys.argv[1], (DocumentPart("shared"),))], collection="c")
     catalog.close()
     print("done", flush=True)
 """
@@ -295,12 +295,12 @@ DYING = """
 import os, sys
 from pathlib import Path
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.documents import Document, Part
+from retriever.documents import Document, DocumentPart
 catalog = SqliteCatalog(Path(sys.argv[1]))
 with catalog.change() as change:
-    change.put([Document("kept", (Part("kept"),))], collection="c")
+    change.put([Document("kept", (DocumentPart("kept"),))], collection="c")
 with catalog.change() as change:
-    lost = [Document(f"lost{number}", (Part("lost " * 1000 + str(number)),)) for number in range(2000)]
+    lost = [Document(f"lost{number}", (DocumentPart("lost " * 1000 + str(number)),)) for number in range(2000)]
     change.put(lost, collection="c")
     os._exit(7)
 """

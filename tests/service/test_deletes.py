@@ -44,7 +44,7 @@ class Gate:
 
         return gated
 
-    def capture_prefix(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def behind(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def gated(*args: object, **named: object) -> object:
             answer = call(*args, **named)
             self.wait()

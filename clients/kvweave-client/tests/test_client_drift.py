@@ -79,7 +79,7 @@ REQUESTS: dict[str, type] = {
     "ChatRequest": options.ChatOptions,
     "RerankRequest": options.RerankOptions,
     "LookupRequest": options.Choice,
-    "Choice-Input": options.Choice,
+    "CacheChoice": options.Choice,
 }
 
 LEFT_OUT: dict[str, set[str]] = {
@@ -97,7 +97,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "ModelList": {"object"},
     "Model": {"object", "created", "owned_by"},
     "ChatCompletion": {"object", "created", "system_fingerprint"},
-    "Choice-Output": {"index"},
+    "Choice": {"index"},
     "AnswerMessage": {"role", "refusal"},
     "CompletionUsage": {"total_tokens"},
     "Logprobs": {"refusal"},

@@ -185,7 +185,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"logit_bias": {"3": 101}}, "logit_bias.3", "less than or equal to 100"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"chunk_ids": ["x"]}, "chunk_ids[0]", "pattern"),
-        ({"blend": {"policy": "best"}}, "blend.fuse.policy", "hybrid"),
+        ({"blend": {"policy": "best"}}, "blend.policy", "hybrid"),
         ({"documents": [{"title": "t"}]}, "documents[0].text", "Missing required"),
         ({"documents": [{"text": ""}]}, "documents[0].text", "at least 1"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing required"),
