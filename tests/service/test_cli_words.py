@@ -112,7 +112,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVWEAVE_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("service.telemetry.logs.setup_logs", lambda level, style: None)  # it would outlive what is captured
+    monkeypatch.setattr("service.telemetry.logs.setup_logs", lambda level, style: None)  # it outlives what is captured
     for folder in ("empty", "garbage"):
         (tmp_path / folder).mkdir()
     for name, text in (("file", "a file"), ("wrong.toml", "port = = 1"), ("wrong.jsonl", '{"question": ')):

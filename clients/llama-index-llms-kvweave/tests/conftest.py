@@ -25,7 +25,7 @@ def _no_loop() -> None:
     asyncio.set_event_loop(None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(service: Running) -> Iterator[Client]:
     with Client(service.base_url, service.key) as client:
         yield client
@@ -34,7 +34,7 @@ def client(service: Running) -> Iterator[Client]:
 Models = Callable[..., KVWeave]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def models(service: Running) -> Models:
     """Models of the service, which take the likeliest token."""
 
@@ -45,7 +45,7 @@ def models(service: Running) -> Models:
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def llm(models: Models) -> KVWeave:
     return models()
 

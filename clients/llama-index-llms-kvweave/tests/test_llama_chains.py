@@ -61,6 +61,12 @@ REUSE = {"policy": "reuse"}
 Models = Callable[..., KVWeave]
 
 
+@pytest.fixture(scope="module")
+def service(own_service: Running) -> Running:
+    """A service of this file's own: other documents would weigh in the ranks of words."""
+    return own_service
+
+
 class Call(Protocol):
     """Of a model."""
 

@@ -17,6 +17,12 @@ DISTRIBUTION = Path(__file__).resolve().parents[1]
 DATABASE = "ignore:.*aiosqlite.*was deleted before being closed:ResourceWarning"  # LlamaIndex's own memory
 
 
+@pytest.fixture(scope="module")
+def service(own_service: Service) -> Service:
+    """A service of this file's own: other documents would weigh in the ranks of words."""
+    return own_service
+
+
 @pytest.mark.filterwarnings(DATABASE, "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_examples_of_the_readme_run(service: Service) -> None:
     try:

@@ -11,6 +11,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
 
+from clients.readme import Service
 from kvweave_client import Client
 from langchain_kvweave import ChatKVWeave, KVWeaveRetriever, KVWeaveSink, documents_chain, mirrored, retrieval_chain
 
@@ -22,6 +23,12 @@ QUESTIONS = {
 }
 PROMPT = ChatPromptTemplate.from_template("{context}\n\nQuestion: {input}")
 BARE = ChatPromptTemplate.from_template("Question: {input}")
+
+
+@pytest.fixture(scope="module")
+def service(own_service: Service) -> Service:
+    """A service of this file's own: other documents would weigh in the ranks of words."""
+    return own_service
 
 
 def saved(client: Client) -> int:

@@ -5,10 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from clients.readme import PRINTED, Service, run_examples
 from kvweave_client import Client
 
 DISTRIBUTION = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def service(own_service: Service) -> Service:
+    """A service of this file's own: other documents would weigh in the ranks of words."""
+    return own_service
 
 
 def test_the_examples_of_the_readme_run(service: Service) -> None:
