@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from retriever.catalog.contract.catalog import Catalog, CatalogChange, CatalogView
-from retriever.catalog.contract.vectors import VectorsChange, VectorsView
-from retriever.catalog.types import EmbedderEntry, Removal, Vectors
+from retriever.contract.catalog import Catalog, CatalogChange, CatalogView
+from retriever.contract.types import EmbedderEntry, Removal, Vectors
+from retriever.contract.vectors import VectorsChange, VectorsView
 from retriever.documents import Document
 from retriever.embedders.embedding import Embedder, Reranker
 from retriever.errors import SearchError

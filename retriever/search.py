@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retriever.catalog.contract.catalog import CatalogView
-from retriever.catalog.contract.documents import DocumentsView
-from retriever.catalog.types import Passage, WordMatch
+from retriever.contract.catalog import CatalogView
+from retriever.contract.documents import DocumentsView
+from retriever.contract.types import Passage, WordMatch
 from retriever.documents import Json
 from retriever.embedders.embedding import Embedder, Reranker
 from retriever.errors import SearchError

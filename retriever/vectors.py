@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from retriever.catalog.contract.catalog import Catalog, CatalogView
-from retriever.catalog.contract.searching import SearchView
-from retriever.catalog.contract.vectors import VectorsView
-from retriever.catalog.types import CatalogState, EmbeddedChunks, Vectors
+from retriever.contract.catalog import Catalog, CatalogView
+from retriever.contract.searching import SearchView
+from retriever.contract.types import CatalogState, EmbeddedChunks, Vectors
+from retriever.contract.vectors import VectorsView
 from retriever.errors import RetrieverError
 from retriever.filter_condition import EVERYTHING, FilterCondition
 from retriever.index_file import IndexFile

@@ -9,10 +9,10 @@ import numpy as np
 
 from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import LISTED, SAME, check_id, digest_of, dumps, entries, fact, listed, loads
-from retriever.catalog.types import Collection, DocumentRow, Limit, Removal, SourceFile, Vectors
 from retriever.catalog.upload_rows import LIVE
 from retriever.catalog.upload_tables import UploadTables
-from retriever.catalog.upload_types import NewUpload, QueuedUpload
+from retriever.contract.types import Collection, DocumentRow, Limit, Removal, SourceFile, Vectors
+from retriever.contract.upload_types import NewUpload, QueuedUpload
 from retriever.documents import Document, DocumentPart, Json
 from retriever.errors import DocumentError, SearchError
 from retriever.filter_condition import facets

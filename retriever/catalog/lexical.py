@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from retriever.catalog.postings import Places, Postings, weighed
 from retriever.catalog.rows import LISTED, listed, passages
-from retriever.catalog.types import WordMatch
+from retriever.contract.types import WordMatch
 from retriever.filter_condition import EVERYTHING, FilterCondition
 from retriever.query_terms import query_terms, terms
 

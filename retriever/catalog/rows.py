@@ -7,7 +7,7 @@ from typing import cast
 
 from blake3 import blake3
 
-from retriever.catalog.types import DocumentRow, Passage
+from retriever.contract.types import DocumentRow, Passage
 from retriever.documents import Document, Json
 from retriever.errors import DocumentError
 

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
-from retriever.catalog.upload_types import Job, QueuedUpload, UploadState
+from retriever.contract.upload_types import Job, QueuedUpload, UploadState
 
 LIVE: Final = "state IN ('waiting', 'computing')"  # to the letter as the indexes of live uploads say it
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from retriever.catalog.rows import LISTED, check_id, listed
-from retriever.catalog.types import Removal
 from retriever.catalog.upload_rows import LIVE, uploads
-from retriever.catalog.upload_types import NewUpload, QueuedUpload, UploadState
+from retriever.contract.types import Removal
+from retriever.contract.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.errors import DocumentError
 
 _Row = tuple[int, int | None]  # an upload and its version

@@ -9,7 +9,8 @@ import numpy as np
 from retriever.catalog.lexical import LexicalSearch, PassageTotals
 from retriever.catalog.postings import Postings
 from retriever.catalog.rows import LISTED, SAME, digest_of, entries, fact, listed, loads, passages
-from retriever.catalog.types import (
+from retriever.catalog.upload_rows import LIVE, jobs, uploads
+from retriever.contract.types import (
     CatalogState,
     Collection,
     Counts,
@@ -24,8 +25,7 @@ from retriever.catalog.types import (
     Vectors,
     WordMatch,
 )
-from retriever.catalog.upload_rows import LIVE, jobs, uploads
-from retriever.catalog.upload_types import Job, QueuedUpload
+from retriever.contract.upload_types import Job, QueuedUpload
 from retriever.documents import Document
 from retriever.filter_condition import EVERYTHING, FilterCondition
 

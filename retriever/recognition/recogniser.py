@@ -4,8 +4,8 @@ import threading
 from copy import copy
 from dataclasses import dataclass
 
-from retriever.catalog.contract.catalog import CatalogView
-from retriever.catalog.types import CatalogState, Passage
+from retriever.contract.catalog import CatalogView
+from retriever.contract.types import CatalogState, Passage
 from retriever.filter_condition import FilterCondition
 from retriever.recognition.known_chunks import KnownChunks
 from retriever.recognition.mark_table import MarkEntries

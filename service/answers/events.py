@@ -6,7 +6,7 @@ Whatever goes wrong is raised by the stream instead of the next event: a `Servic
 from dataclasses import dataclass
 
 from blend.engine.engine import Finish
-from retriever.catalog.types import Passage
+from retriever.contract.types import Passage
 from service.reports import ChunkReport, Report, Usage
 
 

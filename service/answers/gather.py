@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from retriever.catalog.contract.documents import DocumentsView
-from retriever.catalog.types import Passage
+from retriever.contract.documents import DocumentsView
+from retriever.contract.types import Passage
 from retriever.filter_condition import FilterCondition
 from retriever.search import MOST, Hit, Query, in_prompt_order, scope, with_neighbors
 from service.answers.answer_request import AnswerRequest, Lookup, Turn

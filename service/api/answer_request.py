@@ -7,7 +7,7 @@ from blend.engine.sampling import Sampling
 from retriever.documents import Json
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
 from service.api.caller import Caller
-from service.api.models.query import ObjectFormat, QueryRequest, SamplingIn, SchemaFormat
+from service.bodies.query import ObjectFormat, QueryRequest, SamplingIn, SchemaFormat
 from service.errors import Invalid
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from service.api.console import console
 from service.api.docs import docs
 from service.api.guards import BEARER, Guarded, KnownHosts, Uploads
 from service.api.limits import RequestLimits
-from service.api.models.problem import Problem
 from service.api.openapi import describe_openapi, upload_body
 from service.api.path_segments import PathSegments
 from service.api.problems import Render, Renderers, install
 from service.api.routes import ROUTES, Route
+from service.bodies.problem import Problem
 
 if TYPE_CHECKING:
     from service.app.core import Core

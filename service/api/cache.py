@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from retriever.catalog.contract.catalog import CatalogView
-from retriever.catalog.contract.documents import DocumentsView
-from retriever.catalog.types import Passage
+from retriever.contract.catalog import CatalogView
+from retriever.contract.documents import DocumentsView
+from retriever.contract.types import Passage
 from service.api.caller import By, Caller, unknown
-from service.api.models.cache import CacheChoice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
-from service.api.models.fields import MOST_LISTED
+from service.bodies.cache import CacheChoice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
+from service.bodies.fields import MOST_LISTED
 from service.corpus.chunk_caches import ChunkCaches, ChunkState, KvState
 
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from retriever.catalog.contract.catalog import CatalogView
-from retriever.catalog.contract.documents import DocumentsView
-from retriever.catalog.types import DocumentRow
+from retriever.contract.catalog import CatalogView
+from retriever.contract.documents import DocumentsView
+from retriever.contract.types import DocumentRow
 from retriever.documents import Json
 from retriever.filter_condition import FilterCondition, fits
 from retriever.search import scope

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from fastapi import Response
 
-from retriever.catalog.contract.documents import DocumentsView
-from retriever.catalog.types import Collection
+from retriever.contract.documents import DocumentsView
+from retriever.contract.types import Collection
 from service.api.caller import By, Caller, unknown
-from service.api.models.collections import CollectionDeleted, CollectionList, CollectionOut, Rules
-from service.api.models.fields import CollectionName
+from service.bodies.collections import CollectionDeleted, CollectionList, CollectionOut, Rules
+from service.bodies.fields import CollectionName
 from service.corpus.collection_rules import CollectionRules
 
 

@@ -5,14 +5,15 @@ from typing import Annotated, cast
 
 from fastapi import Query, Response
 
-from retriever.catalog.contract.catalog import CatalogView
-from retriever.catalog.contract.documents import DocumentsView
-from retriever.catalog.types import DocumentRow, Passage
+from retriever.contract.catalog import CatalogView
+from retriever.contract.documents import DocumentsView
+from retriever.contract.types import DocumentRow, Passage
 from retriever.documents import Json
 from retriever.errors import FilterError
 from service.api.caller import By, Caller, unfitting, unknown
 from service.api.guards import parse
-from service.api.models.documents import (
+from service.api.uploads import accept, draft_of, located
+from service.bodies.documents import (
     Accepted,
     ChunkOut,
     ChunkPage,
@@ -22,14 +23,7 @@ from service.api.models.documents import (
     Patch,
     Replacement,
 )
-from service.api.models.fields import (
-    DEFAULT_COLLECTION,
-    CollectionName,
-    DocumentId,
-    Limit,
-    check_metadata,
-)
-from service.api.uploads import accept, draft_of, located
+from service.bodies.fields import DEFAULT_COLLECTION, CollectionName, DocumentId, Limit, check_metadata
 from service.corpus.chunk_caches import ChunkState
 from service.corpus.tenants import Removed
 from service.errors import Invalid

@@ -4,7 +4,7 @@ from fastapi import Request, Response
 
 from service.api.caller import By
 from service.api.core_of import core_of
-from service.api.models.stats import Health
+from service.bodies.stats import Health
 from service.errors import Unavailable
 
 

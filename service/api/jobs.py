@@ -8,11 +8,11 @@ import anyio
 from fastapi import Query, Response
 from fastapi.concurrency import run_in_threadpool
 
-from retriever.catalog.upload_types import Job, QueuedUpload, UploadState
+from retriever.contract.upload_types import Job, QueuedUpload, UploadState
 from service.api.caller import By, Caller, unknown
-from service.api.models.fields import JobId, Limit
-from service.api.models.jobs import JobDetail, JobOut, JobPage, Status, UploadOut
 from service.api.streams import PING, EventStream, sse
+from service.bodies.fields import JobId, Limit
+from service.bodies.jobs import JobDetail, JobOut, JobPage, Status, UploadOut
 
 POLL_S = 0.25
 PING_S = 15.0

@@ -6,12 +6,12 @@ from typing import Final, cast
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from service.api.models.documents import FileUpload, OneDocument, Upload
-from service.api.models.jobs import JobOut
-from service.api.models.problem import Problem
-from service.api.models.query import FusedEvent, LoadedEvent, QueryAnswer, RetrievedEvent, TokenEvent
 from service.api.problems import MEDIA
 from service.api.streams import MEDIA as STREAM
+from service.bodies.documents import FileUpload, OneDocument, Upload
+from service.bodies.jobs import JobOut
+from service.bodies.problem import Problem
+from service.bodies.query import FusedEvent, LoadedEvent, QueryAnswer, RetrievedEvent, TokenEvent
 
 Schema = dict[str, object]
 

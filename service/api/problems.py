@@ -17,7 +17,7 @@ from starlette.types import Scope
 from blend.errors import Busy, NotFinite, PromptError, SamplingError, TokenizerError
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError, DocumentError, FilterError, SearchError
-from service.api.models.problem import FieldError, Problem
+from service.bodies.problem import FieldError, Problem
 from service.errors import Invalid, ServiceError, Unauthorized
 from store.errors import StoreError
 

@@ -1,9 +1,9 @@
 """What an answer rests on and what it took, as all interfaces tell it."""
 
 from service.answers.events import Source, Usage
-from service.api.models.query import UsageOut
-from service.api.models.search import SourceOut
 from service.api.search import source_of as passage_of
+from service.bodies.query import UsageOut
+from service.bodies.search import SourceOut
 
 
 def rendered_source(source: Source) -> SourceOut:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from retriever.catalog.types import Passage
+from retriever.contract.types import Passage
 from retriever.search import Hit
 from service.answers.answer_request import Lookup
 from service.api.answer_request import check_length
 from service.api.caller import By, Caller, unknown
-from service.api.models.search import Ranked, RerankAnswer, RerankRequest, SearchAnswer, SearchRequest, SourceOut
+from service.bodies.search import Ranked, RerankAnswer, RerankRequest, SearchAnswer, SearchRequest, SourceOut
 
 
 async def search(by: By, wanted: SearchRequest) -> SearchAnswer:

@@ -2,7 +2,7 @@
 
 from service.access.control import BlendingSwitch
 from service.api.caller import By, Caller
-from service.api.models.stats import BlendSwitch, Served, Stats, TierUsage
+from service.bodies.stats import BlendSwitch, Served, Stats, TierUsage
 from service.telemetry.metrics import TenantTotals
 
 SAMPLE = 32  # chunks

@@ -11,13 +11,13 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 
-from retriever.catalog.upload_types import NewUpload
+from retriever.contract.upload_types import NewUpload
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.readers.files import SUFFIXES, read
 from service.api.caller import By, Caller
 from service.api.guards import parse
-from service.api.models.documents import PIECES, Accepted, DocumentIn, FileUpload, OneDocument, Upload
-from service.api.models.fields import check_metadata
+from service.bodies.documents import PIECES, Accepted, DocumentIn, FileUpload, OneDocument, Upload
+from service.bodies.fields import check_metadata
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import document_id, named, upload_of
 from service.errors import Invalid, TooLarge

@@ -8,8 +8,8 @@ from enum import StrEnum
 from threading import Lock
 
 from blend.model.fingerprint import Fingerprint
-from retriever.catalog.contract.catalog import Catalog
-from retriever.catalog.types import Passage
+from retriever.contract.catalog import Catalog
+from retriever.contract.types import Passage
 from service.access.control import Control
 from service.model.blob_source import BlobSource
 from service.model.served_model import Ids, ServedModel

@@ -6,9 +6,9 @@ from dataclasses import replace
 import msgspec
 from blake3 import blake3
 
-from retriever.catalog.upload_types import NewUpload
 from retriever.chunking.count import Counter
 from retriever.chunking.cut import CutRules, cut
+from retriever.contract.upload_types import NewUpload
 from retriever.documents import Document, Draft
 
 _DIGEST = 16  # bytes

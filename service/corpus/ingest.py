@@ -11,8 +11,8 @@ from itertools import islice
 from threading import Condition, Thread
 
 from blend.errors import Busy, TokenizerError
-from retriever.catalog.types import Collection, Passage
-from retriever.catalog.upload_types import NewUpload, QueuedUpload
+from retriever.contract.types import Collection, Passage
+from retriever.contract.upload_types import NewUpload, QueuedUpload
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError
 from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose

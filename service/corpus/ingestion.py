@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from blend.errors import TokenizerError
-from retriever.catalog.contract.uploads import UploadsChange
-from retriever.catalog.types import Collection
-from retriever.catalog.upload_types import QueuedUpload, UploadState
+from retriever.contract.types import Collection
+from retriever.contract.upload_types import QueuedUpload, UploadState
+from retriever.contract.uploads import UploadsChange
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.files import read

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from retriever.catalog.contract.catalog import Catalog
-from retriever.catalog.types import Removal
+from retriever.contract.catalog import Catalog
+from retriever.contract.types import Removal
 from retriever.library import Library
 from service.access.control import Control
 from service.corpus.chunk_caches import ChunkCaches

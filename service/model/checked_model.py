@@ -13,8 +13,8 @@ import numpy as np
 
 from blend.errors import BlendError
 from blend.model.fingerprint import Fingerprint
-from retriever.catalog.contract.catalog import Catalog
-from retriever.catalog.types import Passage
+from retriever.contract.catalog import Catalog
+from retriever.contract.types import Passage
 from retriever.filter_condition import EVERYTHING
 from retriever.library import Library
 from service.model.served_model import ServedModel

@@ -8,7 +8,7 @@ from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
-from service.api.models.query import ObjectFormat, SchemaFormat
+from service.bodies.query import ObjectFormat, SchemaFormat
 from service.errors import Invalid
 from service.model.logit_processors import LogitBias, Penalties, chained
 from service.openai.request import ChatRequest

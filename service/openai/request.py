@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringC
 from pydantic.config import JsonDict
 
 from blend.model.template import Option
-from service.api.models.fields import WHOLE, ChunkId, CollectionName, Strict
-from service.api.models.query import BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
+from service.bodies.fields import WHOLE, ChunkId, CollectionName, Strict
+from service.bodies.query import BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
 
 NO_TOOLS: Final = "kvweave serves no tools: leave it out"
 _NOTHING: Final[list[object]] = [None, False, "", "none", [], {}]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from blend.errors import TokenizerError
-from retriever.catalog.types import Limit, SourceFile
+from retriever.contract.types import Limit, SourceFile
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.reading import ReadingProblem

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from blake3 import blake3
 
-from retriever.catalog.types import Collection, Limit, SourceFile
+from retriever.contract.types import Collection, Limit, SourceFile
 from retriever.documents import Document
 from retriever.readers.reading import ReadingProblem
 from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink

@@ -4,7 +4,7 @@ import fcntl
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
-from retriever.catalog.contract.catalog import Catalog
+from retriever.contract.catalog import Catalog
 from service.access.control import Control
 from service.access.errors import AccessError
 from service.access.move import CONTROL

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever.catalog.contract.catalog import Catalog, CatalogView
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.types import DocumentRow, Removal
+from retriever.contract.catalog import Catalog, CatalogView
+from retriever.contract.types import DocumentRow, Removal
 from retriever.documents import Document, DocumentPart, Json, chunk_id
 from retriever.filter_condition import EVERYTHING, condition
 

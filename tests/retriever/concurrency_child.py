@@ -13,7 +13,7 @@ from random import Random
 
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.types import DocumentRow, Passage
+from retriever.contract.types import DocumentRow, Passage
 from retriever.documents import Document, DocumentPart
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition
 from retriever.library import Library

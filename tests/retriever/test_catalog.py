@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from retriever.catalog.contract.catalog import Catalog
-from retriever.catalog.types import Collection, Passage, Removal
+from retriever.contract.catalog import Catalog
+from retriever.contract.types import Collection, Passage, Removal
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import DocumentError
 from retriever.filter_condition import EVERYTHING, condition, in_collection

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from retriever import query_terms
-from retriever.catalog.contract.catalog import CatalogChange
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.types import CatalogState, Collection, Removal
+from retriever.contract.catalog import CatalogChange
+from retriever.contract.types import CatalogState, Collection, Removal
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.filter_condition import EVERYTHING, condition, in_collection
 

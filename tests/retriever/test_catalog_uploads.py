@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from retriever.catalog.contract.catalog import Catalog, CatalogChange
-from retriever.catalog.types import Counts, Removal
-from retriever.catalog.upload_types import Job, NewUpload, QueuedUpload, UploadState
+from retriever.contract.catalog import Catalog, CatalogChange
+from retriever.contract.types import Counts, Removal
+from retriever.contract.upload_types import Job, NewUpload, QueuedUpload, UploadState
 from retriever.documents import chunk_id
 from retriever.errors import DocumentError
 from tests.retriever.catalogs import Contract, Opened, Sqlite, deleted, document, ids, put, served, staged, texts

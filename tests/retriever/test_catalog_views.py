@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from retriever.catalog.contract.catalog import Catalog
-from retriever.catalog.types import Collection
+from retriever.contract.catalog import Catalog
+from retriever.contract.types import Collection
 from retriever.documents import chunk_id
 from retriever.errors import CatalogError, SearchError
 from retriever.filter_condition import EVERYTHING, condition, in_collection

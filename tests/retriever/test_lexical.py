@@ -12,9 +12,9 @@ from typing import ClassVar
 import pytest
 
 from retriever.catalog import lexical, postings
-from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.types import WordMatch
+from retriever.contract.catalog import Catalog
+from retriever.contract.types import WordMatch
 from retriever.documents import Document, DocumentPart
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition, in_collection
 

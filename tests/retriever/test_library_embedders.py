@@ -3,7 +3,7 @@
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.types import EmbedderEntry
+from retriever.contract.types import EmbedderEntry
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import SearchError
 from retriever.filter_condition import in_collection

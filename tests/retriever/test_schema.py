@@ -15,9 +15,9 @@ import pytest
 
 from retriever import query_terms
 from retriever.catalog import schema
-from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.types import Collection
+from retriever.contract.catalog import Catalog
+from retriever.contract.types import Collection
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING, condition

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.types import Collection
+from retriever.contract.types import Collection
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.library import Library
 from retriever.search import Query, scope

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from retriever.catalog import schema
-from retriever.catalog.contract.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.upload_types import NewUpload, QueuedUpload, UploadState
+from retriever.contract.catalog import Catalog
+from retriever.contract.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.filter_condition import EVERYTHING
 from tests.retriever.catalogs import document, ids, put

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from retriever.catalog.contract.catalog import CatalogChange
-from retriever.catalog.types import Collection
-from retriever.catalog.upload_types import NewUpload, QueuedUpload, UploadState
+from retriever.contract.catalog import CatalogChange
+from retriever.contract.types import Collection
+from retriever.contract.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.documents import Document
 from tests.retriever.test_catalog_model import (
     COLLECTIONS,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from retriever import nearest
-from retriever.catalog.contract.catalog import CatalogView
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.contract.catalog import CatalogView
 from retriever.filter_condition import EVERYTHING
 from retriever.nearest import Nearest
 from retriever.vectors import Overtaken

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blend.errors import TokenizerError
-from retriever.catalog.contract.catalog import CatalogView
-from retriever.catalog.upload_types import QueuedUpload, UploadState
+from retriever.contract.catalog import CatalogView
+from retriever.contract.upload_types import QueuedUpload, UploadState
 from retriever.embedders.embedding import EmbeddingError, Vectors
 from service.access.principal import Role
 from service.app import composition

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from retriever.catalog.upload_types import QueuedUpload
 from retriever.catalog.view import SqliteView
+from retriever.contract.upload_types import QueuedUpload
 from retriever.documents import Draft
 from retriever.errors import CatalogError
 from retriever.library import Library

@@ -8,8 +8,8 @@ from typing import cast
 
 from blend.fuse.fuse import BlendOrder
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.types import Collection, Passage
-from retriever.catalog.upload_types import NewUpload, UploadState
+from retriever.contract.types import Collection, Passage
+from retriever.contract.upload_types import NewUpload, UploadState
 from retriever.documents import Document, DocumentPart
 from retriever.library import Library
 from retriever.search import Hit, Query, scope

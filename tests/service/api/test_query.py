@@ -10,7 +10,7 @@ from starlette.types import Message
 
 from blend.errors import Busy, NotFinite, PromptError
 from blend.fuse.policy import POLICIES
-from service.api.models.query import BlendIn
+from service.bodies.query import BlendIn
 from service.errors import NotFound
 from store.errors import StoreUnavailable
 from tests.service.api.conftest import Clients

@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from blend.fuse.fuse import BlendOrder
 from service.answers.events import ChunkReport, Report
-from service.api.models.fields import WHOLE, ChunkId, CollectionName, Filter, Name, Strict, Text, Title, Whole, one_of
-from service.api.models.search import SourceOut
+from service.bodies.fields import WHOLE, ChunkId, CollectionName, Filter, Name, Strict, Text, Title, Whole, one_of
+from service.bodies.search import SourceOut
 
 ASKED = ("question", "messages")
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]

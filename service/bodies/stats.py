@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field
 
-from service.api.models.fields import Strict
+from service.bodies.fields import Strict
 
 
 class Health(BaseModel):

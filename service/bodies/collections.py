@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field
 
-from service.api.models.fields import Strict, Whole
+from service.bodies.fields import Strict, Whole
 
 
 class Rules(Strict):

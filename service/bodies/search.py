@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from service.api.models.fields import WHOLE, ChunkId, CollectionName, Filter, Strict, Text, Whole, one_of
+from service.bodies.fields import WHOLE, ChunkId, CollectionName, Filter, Strict, Text, Whole, one_of
 
 RERANKED = ("documents", "chunk_ids")
 

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from service.api.models.fields import MOST_LISTED, ChunkId, CollectionName, DocumentId, Strict, Whole, one_of
+from service.bodies.fields import MOST_LISTED, ChunkId, CollectionName, DocumentId, Strict, Whole, one_of
 
 CHOSEN = ("document_ids", "chunk_ids", "collection")
 

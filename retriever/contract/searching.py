@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from retriever.catalog.types import MarkedChunks, Rows, WordMatch
+from retriever.contract.types import MarkedChunks, Rows, WordMatch
 from retriever.filter_condition import EVERYTHING, FilterCondition
 
 

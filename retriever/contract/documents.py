@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever.catalog.types import DocumentRow, Passage, Removal
+from retriever.contract.types import DocumentRow, Passage, Removal
 from retriever.documents import Document, Json
 from retriever.filter_condition import EVERYTHING, FilterCondition
 

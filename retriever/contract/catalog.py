@@ -11,12 +11,12 @@ one document the upload that was accepted last counts, a file's documents from w
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from retriever.catalog.contract.collections import CollectionsChange, CollectionsView
-from retriever.catalog.contract.documents import DocumentsChange, DocumentsView
-from retriever.catalog.contract.searching import SearchView
-from retriever.catalog.contract.state import StateChange, StateView
-from retriever.catalog.contract.uploads import UploadsChange, UploadsView
-from retriever.catalog.contract.vectors import VectorsChange, VectorsView
+from retriever.contract.collections import CollectionsChange, CollectionsView
+from retriever.contract.documents import DocumentsChange, DocumentsView
+from retriever.contract.searching import SearchView
+from retriever.contract.state import StateChange, StateView
+from retriever.contract.uploads import UploadsChange, UploadsView
+from retriever.contract.vectors import VectorsChange, VectorsView
 
 
 class CatalogView(CollectionsView, DocumentsView, SearchView, VectorsView, UploadsView, StateView, Protocol):

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from retriever.catalog.types import CatalogState, Counts, Rows
+from retriever.contract.types import CatalogState, Counts, Rows
 
 
 class StateView(Protocol):

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from service.api.models.fields import (
+from service.bodies.fields import (
     DEFAULT_COLLECTION,
     CollectionName,
     DocumentId,
