@@ -14,7 +14,7 @@ from statistics import fmean
 
 from retriever.chunking.count import count_words
 from retriever.chunking.cut import CutRules, cut
-from tests.retriever.test_chunking import STYLES, TOKENS, blocks_of, changed, edit, half_budgets
+from tests.retriever.test_cut import STYLES, TOKENS, blocks_of, changed, edit, half_budgets
 
 FIRST = 10_000  # seeds that no test uses
 

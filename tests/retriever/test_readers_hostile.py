@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from retriever.readers import jsonl, parse_pdf, worker
 from retriever.readers.files import read
 from retriever.readers.reading import Reading
-from tests.retriever.test_readers import LINES, PAGE, encrypted, pdf
+from tests.retriever.test_files import LINES, PAGE, encrypted, pdf
 
 ROOT = Path(__file__).parent.parent.parent
 SLOW = b"<p " + b" ".join(b"a%d=1" % number for number in range(100_000)) + b">x"  # attributes take quadratic time

@@ -16,7 +16,7 @@ from service.quality.cases import Case, SuiteError
 from service.quality.forms import FORMS
 from service.quality.suites import LEVELS, MOST_PASSAGES, Draw, in_forms, multihop, suites, variants
 from service.world.scene import UNKNOWN
-from tests.service.test_world import Aside, read, sentences, understood
+from tests.service.test_scene import Aside, read, sentences, understood
 
 
 @pytest.mark.parametrize("level", LEVELS)

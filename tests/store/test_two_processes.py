@@ -24,7 +24,7 @@ from store.scrub import verify
 from store.tiers.budget import TierBudget
 from tests.store.crash_writer import TENANT, bulk
 from tests.store.samples import key
-from tests.store.test_lmdb import body_bytes, listed, lmdb_of, opened, totals_match
+from tests.store.test_lmdb_store import body_bytes, listed, lmdb_of, opened, totals_match
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """

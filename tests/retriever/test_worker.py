@@ -16,7 +16,7 @@ import pytest
 from retriever.readers import worker
 from retriever.readers.files import read
 from retriever.readers.reading import UnreadableFile
-from tests.retriever.test_readers import PAGE, encrypted, pdf
+from tests.retriever.test_files import PAGE, encrypted, pdf
 
 ROOT = Path(__file__).parent.parent.parent
 WITHIN_S = 60.0
