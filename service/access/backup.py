@@ -36,8 +36,13 @@ class BackupReport:
     left_out: int
 
 
-def back_up(file: Path, data: Path, *, store: BlobStore | None = None) -> BackupReport:
-    """Writes a backup in the place of `file`, whole or not at all. Raises AccessError, and what the store raises."""
+def back_up(file: Path, data: Path, *, store: BlobStore | None = None, force: bool = False) -> BackupReport:
+    """Writes a backup, whole or not at all. Raises AccessError, and what the store raises.
+
+    A file that is there is an older backup or somebody's: it is replaced with `force` alone.
+    """
+    if file.exists() and not force:
+        raise AccessError(f"{file} is there: name another file, or replace it with --force")
     if not (data / CONTROL).is_file():
         raise AccessError(f"{data} holds no {CONTROL}, so there is nothing to back up: is KVWEAVE_DATA right?")
     if (data / RESTORING).exists():

@@ -18,13 +18,14 @@ def backup(
     file: File,
     *,
     blobs: Annotated[bool, typer.Option("--blobs", help="With the keys and values; else they are recomputed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write keys, quotas and all catalogs into one file, also while a service runs. It holds all texts: keep it safe.
 
     Examples:
       kvweave backup kvweave.tar.zst
-      kvweave backup kvweave.tar.zst --blobs --json
+      kvweave backup kvweave.tar.zst --blobs --force
     """
     from service.access.backup import back_up
     from service.settings import load_settings
@@ -33,7 +34,7 @@ def backup(
     settings = load_settings()
     with ExitStack() as stack:
         store = stack.enter_context(open_store(settings.store)) if blobs else None
-        report = back_up(file, settings.data, store=store)
+        report = back_up(file, settings.data, store=store, force=force)
     if as_json:
         typer.echo(json.dumps({**asdict(report), "file": str(report.file)}, indent=2))
         return

@@ -176,12 +176,14 @@ def evaluate(
     """
     from service.app.composition import compose_model
     from service.quality.grid import grid, run
-    from service.quality.policy_choice import choose
+    from service.quality.policy_choice import check_evidence, choose
 
     _check_folders(html, save_to)
     points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
     drawn = _Drawn(seed, n, difficulty, forms, passages, tokens)
     cases = drawn.cases() if suite == MULTIHOP and corpus is None else _read(suite, corpus, drawn=drawn)
+    if save_to:
+        check_evidence(len(cases), bound)
     settings = settings_with(model)
     with status(f"loading {settings.model}"):
         loaded = compose_model(settings)
@@ -191,23 +193,21 @@ def evaluate(
     facts = _facts(settings, suite=suite, seed=seed, result=result, choice=choice)
     if save_to:
         _save(choice, save_to, settings=settings, weights=loaded.fingerprint.weights)
-    if html:
-        _write(html, result, facts=facts)
-    _print(result, choice, facts=facts if as_json else None)
+    _report(result, choice, facts=facts, html=html, as_json=as_json)
 
 
-def _write(file: Path, result: "GridResult", *, facts: dict[str, str]) -> None:
+def _report(
+    result: "GridResult", choice: "PolicyChoice", *, facts: dict[str, str], html: Path | None, as_json: bool
+) -> None:
+    """Writes the page if one is wanted, and prints JSON or a table."""
     from service.quality.page import page
 
-    file.write_text(page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
-
-
-def _print(result: "GridResult", choice: "PolicyChoice", *, facts: dict[str, str] | None) -> None:
-    """Prints JSON with these facts, or a table where there are none."""
-    if facts is None:
-        _show(result, choice)
-    else:
+    if html:
+        html.write_text(page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
+    if as_json:
         typer.echo(json.dumps({**facts, **asdict(result), "choice": asdict(choice)}, indent=2, allow_nan=False))
+    else:
+        _show(result, choice)
 
 
 def _check_folders(*files: Path | None) -> None:
@@ -220,13 +220,16 @@ def _check_folders(*files: Path | None) -> None:
 
 
 def _save(choice: "PolicyChoice", file: Path, *, settings: "Settings", weights: str) -> None:
-    from service.app.operating_point import point_file
+    from service.app.operating_point import OperatingPoint, operating_point, point_file
     from service.quality.policy_choice import save
 
-    if file == AUTO:
-        file = point_file(settings, weights)
+    if file == AUTO:  # what stands there is not in force where it is broken, and can be replaced
+        file, current = point_file(settings, weights), OperatingPoint(settings.policy, settings.ratio, settings.codec)
         file.parent.mkdir(parents=True, exist_ok=True)
-    save(choice, file)
+    else:
+        current = operating_point(settings, weights)
+    wrote = save(choice, file, current=current)
+    tell(f"Saved {', '.join(f'{name} = {value}' for name, value in wrote.items())} in {file}.", err=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,11 +181,17 @@ def precompute(
     with ExitStack() as stack:
         with status(f"loading {settings.model}"):
             target = stack.enter_context(opening)
+        _warn_if_unread(target, settings)
         if dry_run:
             raise typer.Exit(_foretell(target, found, price_per_tb=price_per_tb, as_json=as_json))
         progress = _run(target, wanted, found=found, prune=prune, as_json=as_json)
     _show(progress, seconds=time.perf_counter() - start, as_json=as_json)
     raise typer.Exit(1 if progress.problems else 0)
+
+
+def _warn_if_unread(target: "Target", settings: "Settings") -> None:
+    if target.tenant.model.blending.policy == "full" or not settings.share:
+        tell("reuse is off (policy full, or share 0), so no answer reads these caches: change it first", err=True)
 
 
 def _run(

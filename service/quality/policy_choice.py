@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.app.operating_point import FULL, OperatingPoint
 from service.quality.cases import SuiteError
 from service.quality.grid import ResultRow
 
 TIE = 1.05  # times to the first token that differ by less are the same, and size decides
+LEAST = 30  # questions of a choice that is kept, whatever the bound
+MOST = 100  # as many are enough for any bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,21 @@ def choose(rows: Sequence[ResultRow], *, bound: float) -> PolicyChoice:
     return PolicyChoice(best, bound, certain=not math.isnan(high) and high <= bound)
 
 
-def save(choice: PolicyChoice, path: Path) -> None:
-    """Write policy, ratio and codec into a settings file; what else stands there stays as it is."""
+def check_evidence(questions: int, bound: float) -> None:
+    """Raises SuiteError for so few questions that one answer alone is more than the bound."""
+    needed = min(MOST, max(LEAST, math.ceil(1 / bound))) if bound else MOST
+    if questions < needed:
+        raise SuiteError(
+            f"--save keeps what {needed} questions or more say for a bound of {bound:.1%}, got {questions}: "
+            f"ask more, raise --bound, or leave --save out"
+        )
+
+
+def save(choice: PolicyChoice, path: Path, *, current: OperatingPoint) -> dict[str, str | float]:
+    """Writes policy, ratio and codec into a settings file, and returns what it wrote; all else there stays as it is.
+
+    Full prefill looks at no ratio and no codec: both stay as the file has them, or as they are in force.
+    """
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     kept = _parsed(text, path)
     wanted: dict[str, str | float] = {
@@ -71,6 +87,9 @@ def save(choice: PolicyChoice, path: Path) -> None:
         "ratio": choice.row.ratio,
         "codec": choice.row.codec,
     }
+    if choice.row.policy == FULL.policy:
+        wanted |= {"ratio": current.ratio, "codec": current.codec}
+        wanted = {name: value for name, value in wanted.items() if name == "policy" or name not in kept}
     for name, value in wanted.items():
         text = _with(text, name, line=f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value:g}")
     if _parsed(text, path) != kept | wanted:
@@ -78,6 +97,7 @@ def save(choice: PolicyChoice, path: Path) -> None:
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
+    return wanted
 
 
 def _parsed(text: str, path: Path) -> dict[str, object]:

@@ -16,11 +16,12 @@ from blend.load import LoadedModel, adopt
 from service import cli
 from service.app.operating_point import FULL, OperatingPoint
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens
+from service.quality import policy_choice
 from service.quality.case_probe import CaseMeasurement, CaseProbe, divergence
 from service.quality.cases import Case, SuiteError
 from service.quality.exact_match import Interval
 from service.quality.grid import ResultRow, grid, run
-from service.quality.policy_choice import choose, save
+from service.quality.policy_choice import check_evidence, choose, save
 from service.settings import load_settings
 from tests.blend import dense
 from tests.blend.families import BASE, build, put
@@ -200,7 +201,7 @@ def test_nothing_within_the_bound_is_full_prefill_and_doubt_is_said() -> None:
 def test_a_saved_point_is_a_setting_and_leaves_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "kvweave.toml"
     path.write_text('# mine\nport = 9001\nratio = 0.5  # old\nstore = "mem://"')
-    save(choose([row()], bound=0.01), path)
+    save(choose([row()], bound=0.01), path, current=FULL)
     assert path.read_text().startswith("# mine\nport = 9001\n")
     assert tomllib.loads(path.read_text()) == {
         "port": 9001,
@@ -213,15 +214,40 @@ def test_a_saved_point_is_a_setting_and_leaves_others_alone(tmp_path: Path, monk
     assert load_settings().policy == "hybrid"
 
 
+def test_full_prefill_is_saved_with_the_ratio_and_the_codec_that_there_are(tmp_path: Path) -> None:
+    path, full = tmp_path / "kvweave.toml", choose([row(policy="full", codec="lossless")], bound=0.01)
+    current = OperatingPoint("hybrid", 0.2, "q4")
+    assert save(full, path, current=current) == {"policy": "full", "ratio": 0.2, "codec": "q4"}
+    path.write_text('codec = "q8"\nratio = 0.3\n')
+    assert save(full, path, current=current) == {"policy": "full"}
+    assert tomllib.loads(path.read_text()) == {"policy": "full", "ratio": 0.3, "codec": "q8"}
+
+
+@pytest.mark.parametrize(("bound", "enough"), [(0.0, 100), (0.001, 100), (0.01, 100), (0.02, 50), (0.5, 30)])
+def test_a_choice_is_kept_of_so_many_questions_that_one_does_not_decide(bound: float, enough: int) -> None:
+    check_evidence(enough, bound)
+    with pytest.raises(SuiteError, match=rf"{enough} questions or more .* got {enough - 1}: ask more"):
+        check_evidence(enough - 1, bound)
+
+
+def test_too_few_questions_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="got 6"):
+        asked("--n", "6", "--model", "nowhere", "--save", str(tmp_path / "k.toml"))
+    assert not (tmp_path / "k.toml").exists()
+
+
 def test_a_broken_settings_file_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "kvweave.toml"
     path.write_text("port = \n")
     with pytest.raises(SuiteError, match="valid TOML"):
-        save(choose([row()], bound=0.01), path)
+        save(choose([row()], bound=0.01), path, current=FULL)
     assert path.read_text() == "port = \n"
 
 
-def test_the_command_prints_json_writes_a_page_and_saves(folder: Path, tmp_path: Path) -> None:
+def test_the_command_prints_json_writes_a_page_and_saves(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_choice, "LEAST", 4)
     suite = tmp_path / "questions.jsonl"
     suite.write_text(
         "\n".join(
@@ -231,7 +257,8 @@ def test_the_command_prints_json_writes_a_page_and_saves(folder: Path, tmp_path:
     )
     page, settings = tmp_path / "page.html", tmp_path / "k.toml"
     output = asked("--suite", str(suite), "--model", str(folder), "--policies", "full,reuse,hybrid", "--ratios", "0.15",
-                   "--codecs", "lossless,q4", "--html", str(page), "--save", str(settings), "--json")  # fmt: skip
+                   "--codecs", "lossless,q4", "--html", str(page), "--save", str(settings), "--bound", "1",
+                   "--json")  # fmt: skip
     found = json.loads(output)
     assert len(found["rows"]) == 6
     assert set(found["rows"][0]) >= WANTED
@@ -259,6 +286,7 @@ def test_a_corpus_with_questions_alone_is_measured_by_agreement(folder: Path, tm
 def asked(*options: str) -> str:
     result = CliRunner().invoke(cli.app, ["eval", *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
+    assert ("Saved policy = " in result.stderr) == ("--save" in options)
     return result.stdout
 
 

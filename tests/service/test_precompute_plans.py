@@ -234,6 +234,14 @@ def test_a_full_store_ends_a_run_that_has_a_budget_of_its_own(tmp_path: Path, mo
     assert len(place.captured) <= len(place.sizes()) + 3, "it goes on where nothing fits"
 
 
+@pytest.mark.parametrize(("setting", "value"), [("policy", "full"), ("share", "0")])
+def test_a_run_warns_where_no_answer_would_read_what_it_computes(tmp_path: Path, setting: str, value: str) -> None:
+    root = str(letters(tmp_path, count=1))
+    arguments = ("precompute", root, "--dry-run")
+    assert "reuse is off" not in Near(tmp_path).command(*arguments)[1]
+    assert "reuse is off" in Near(tmp_path, **{setting: value}).command(*arguments)[1]
+
+
 def test_the_service_says_which_chunks_are_over_budget(tmp_path: Path) -> None:
     root, place = letters(tmp_path), Near(tmp_path)
     place.run(str(root), "--budget", str(SMALL))

@@ -132,7 +132,7 @@ def test_a_backup_beside_a_writer_is_the_catalog_of_one_moment(tmp_path: Path, d
     with hold(data), child("write", data, "busy") as (_, says):
         for turn in range(6):
             acknowledged = [int(says.readline()) for _ in range(5)][-1]
-            back_up(tmp_path / "backup", data)
+            back_up(tmp_path / "backup", data, force=True)
             copy = tmp_path / f"copy{turn}"
             restored(tmp_path / "backup", copy)
             found.append(state_of(copy))
@@ -199,16 +199,26 @@ def test_a_backup_of_nothing_or_of_a_damaged_catalog_is_refused_and_the_older_on
     tmp_path: Path, data: Path, file: Path
 ) -> None:
     with pytest.raises(AccessError, match="nothing to back up"):
-        back_up(file, tmp_path / "nowhere")
+        back_up(file, tmp_path / "nowhere", force=True)
     before = file.read_bytes()
     path = catalog_file(data, "beta")
     content = path.read_bytes()
     for damage in (b"\xff" * len(content), content[: 3 * 4096] + b"\xff" * 4096 * 3 + content[6 * 4096 :]):
         path.write_bytes(damage)
         with pytest.raises(AccessError, match=f"{path.name}.*restore an older"):
-            back_up(file, data)
+            back_up(file, data, force=True)
     assert file.read_bytes() == before
     assert sorted(each.name for each in tmp_path.iterdir()) == ["backup.tar.zst", "data"]
+
+
+def test_a_file_that_is_there_is_replaced_on_demand_alone(data: Path, file: Path) -> None:
+    before = file.read_bytes()
+    put(data, "acme", "later")
+    with pytest.raises(AccessError, match=r"backup\.tar\.zst is there: .* --force"):
+        back_up(file, data)
+    assert file.read_bytes() == before
+    back_up(file, data, force=True)
+    assert file.read_bytes() != before
 
 
 def test_a_backup_that_cannot_be_written_says_so(tmp_path: Path, data: Path) -> None:

@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def saved(data: Path, store: BlobStore) -> BackupReport:
-    return back_up(data.parent / "backup", data, store=store)
+    return back_up(data.parent / "backup", data, store=store, force=True)
 
 
 def put_back(data: Path, url: str) -> RestoreReport:
