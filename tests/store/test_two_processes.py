@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
 import sys
 from pathlib import Path
-from store.tiers.budget import Budget
+from store.tiers.budget import TierBudget
 from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
 from tests.store.crash_writer import bulk
@@ -236,7 +236,7 @@ wait(); store.close()
 
 def test_two_processes_with_one_budget_keep_one_account(tmp_path: Path) -> None:
     program = """
-store = LmdbStore(path, Budget(2_000_000))
+store = LmdbStore(path, TierBudget(2_000_000))
 wait()
 for name in range(60): store.put(bulk(f"theirs-{name}", 150_000))
 wait(); store.close()
@@ -259,7 +259,7 @@ wait(); store.close()
 
 def test_discarding_what_is_absent_does_not_hide_what_others_write(tmp_path: Path) -> None:
     program = """
-store = LmdbStore(path, Budget(2_000_000))
+store = LmdbStore(path, TierBudget(2_000_000))
 wait(); store.put(bulk("theirs", 900_000)); wait(); store.close()
 """
     with LmdbStore(tmp_path, TierBudget(2_000_000)) as store, other_process(tmp_path, program) as other:
@@ -276,7 +276,7 @@ wait(); store.put(bulk("theirs", 900_000)); wait(); store.close()
 def test_deletes_succeed_on_a_map_that_is_full(tmp_path: Path) -> None:
     """A frame that another process reads keeps all pages freed since, so that the map fills up for good."""
     program = """
-store = LmdbStore(path, Budget(8_000_000))
+store = LmdbStore(path, TierBudget(8_000_000))
 with store.open(key("read")).frame(0): wait()
 """
     with LmdbStore(tmp_path, TierBudget(8_000_000)) as store:
