@@ -19,9 +19,10 @@ from typing import TypeVar
 
 import lmdb
 
-from store.disk import sync_to_disk
+from store.disk import sync_to_disk, take_rights_of_others
 from store.errors import StoreBusy, StoreClosed, StoreDenied, StoreError, StoreFull, StoreUnavailable
 from store.lmdb.broken import DATA, LeftAs, is_broken, left_as, mark, move_aside
+from store.lmdb.rewrite import rewrite
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +99,12 @@ class Environment:
         self._mine = threading.local()
         self._dbs: dict[bytes, lmdb._Database] = {}
         with _typed(path):
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock_file = os.open(path / "kvweave.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_file = os.open(path / "kvweave.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with ExitStack() as undo, _typed(path):
             undo.callback(os.close, self._lock_file)
+            for place in (path, *path.glob("*.lock"), *path.glob("*.mdb")):
+                take_rights_of_others(place)
             if self._is_locked_alone():
                 shutil.rmtree(self._scratch, ignore_errors=True)  # a compaction that was killed
                 self._mend()
@@ -128,8 +131,20 @@ class Environment:
         if is_broken(self.path):
             move_aside(self.path)
             log.error("a damaged store was moved aside: all in it is computed again", extra={"folder": str(self.path)})
-        else:
+        elif left is LeftAs.UNKNOWN:
+            self._wipe()
+
+    def _wipe(self) -> None:
+        """Rewrites the file of an older release, whose pages hold what was in that one's memory: texts of documents."""
+        self._env = self._mapped()
+        try:
+            self._rewrite()
             mark(self._lock_file, LeftAs.CLEAN)
+        except (lmdb.Error, OSError) as error:
+            told = {"folder": str(self.path), "reason": str(error)}
+            log.warning("old pages, which may hold texts, are rewritten at the next start", extra=told)
+        finally:
+            self._env.close()
 
     def _mapped(self) -> lmdb.Environment:
         """Opens the environment with the largest reservation that the system grants."""
@@ -146,7 +161,8 @@ class Environment:
                     writemap=False,
                     map_async=False,
                     readahead=False,  # blobs are read whole and sequentially by the caller; the cache should not guess
-                    meminit=False,
+                    meminit=True,  # or what the process had in its memory, texts of documents, would fill up pages
+                    mode=0o600,
                 )
             except (lmdb.MemoryError, MemoryError):
                 if wanted < 1 << 30:
@@ -262,8 +278,8 @@ class Environment:
 
     def _rewrite(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
-        self._scratch.mkdir()
-        self._env.copy(str(self._scratch), compact=True)
+        self._scratch.mkdir(mode=0o700)
+        rewrite(self._env, self._scratch)
         sync_to_disk(self._scratch / DATA)
         self._env.close()
         (self._scratch / DATA).replace(self.path / DATA)
