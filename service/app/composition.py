@@ -98,8 +98,12 @@ def _library(settings: Settings) -> Callable[[Path], Library]:
     embedder, reranker = _embedder(settings), _reranker(settings)
 
     def library(folder: Path) -> Library:
-        catalog = SqliteCatalog(_private_catalog(folder))
-        return Library(catalog, folder, embedders=[embedder] if embedder else [], reranker=reranker)
+        with ExitStack() as undo:
+            catalog = SqliteCatalog(_private_catalog(folder))
+            undo.callback(catalog.close)
+            made = Library(catalog, folder, embedders=[embedder] if embedder else [], reranker=reranker)
+            undo.pop_all()
+            return made
 
     return library
 
