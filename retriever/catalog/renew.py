@@ -4,6 +4,7 @@ import sqlite3
 
 from retriever import query_terms
 from retriever.catalog.lexical import body, index
+from retriever.catalog.rows import fact
 from retriever.catalog.schema import transaction
 
 _BATCH = 1000
@@ -19,8 +20,7 @@ def renew(connection: sqlite3.Connection) -> None:
 
 
 def _is_current(connection: sqlite3.Connection) -> bool:
-    [found] = connection.execute("SELECT value FROM facts WHERE name = 'analysis'").fetchone()
-    return found == query_terms.VERSION
+    return str(fact(connection, "analysis")) == query_terms.VERSION
 
 
 def _index(connection: sqlite3.Connection) -> None:

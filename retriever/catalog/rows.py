@@ -9,11 +9,12 @@ from blake3 import blake3
 
 from retriever.contract.types import DocumentRow, Passage
 from retriever.documents import Document, Json
-from retriever.errors import DocumentError
+from retriever.errors import CatalogError, DocumentError
 
 # Parameters of `IN (…)` as one JSON list, so that there may be any number of them.
 LISTED = "(SELECT value FROM json_each(?))"
 
+REMEDY = "it is damaged, restore it from a backup"
 _LONGEST_ID = 1024  # characters
 
 PASSAGES = """
@@ -34,8 +35,11 @@ def listed(values: Sequence[int] | Sequence[str]) -> str:
 
 
 def loads(text: str) -> Json:
-    """The object that `dumps` wrote."""
-    return cast(Json, json.loads(text))
+    """The object that `dumps` wrote. Raises CatalogError for what it cannot have written."""
+    try:
+        return cast(Json, json.loads(text))
+    except ValueError:
+        raise CatalogError(f"the catalog holds metadata that are damaged: {REMEDY}") from None
 
 
 def dumps(value: Json) -> str:
@@ -72,8 +76,10 @@ def entries(connection: sqlite3.Connection, where: str, *, values: Sequence[obje
 
 def fact(connection: sqlite3.Connection, name: str) -> int:
     """A number that the catalog keeps of itself."""
-    [value] = connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-    return value
+    found = connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+    if not found:
+        raise CatalogError(f"the catalog does not know its own {name!r}: {REMEDY}")
+    return found[0]
 
 
 SAME = "SELECT 1 FROM documents WHERE id = ? AND serving = 1 AND digest = ?"

@@ -24,6 +24,8 @@ def sqlite_errors_explained(what: str, error_type: type[Exception] = CatalogErro
     try:
         yield
     except sqlite3.DatabaseError as error:
+        if str(error).startswith("Could not decode to UTF-8"):  # and goes on with the text, which is not for a log
+            raise error_type(f"{what} holds a text that is damaged: restore it from a backup") from None
         remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         if not remedy:
             raise

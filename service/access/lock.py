@@ -7,7 +7,7 @@ from pathlib import Path
 
 from service.access.errors import AccessError
 from service.access.move import finish_move
-from service.access.private import private_file, private_folder
+from service.access.private import private_file, private_folder, write_for_owner_only
 
 LOCK = "server.lock"
 
@@ -15,6 +15,7 @@ LOCK = "server.lock"
 @contextmanager
 def hold(folder: Path) -> Generator[None]:
     """Locks the folder until the block, or the process, ends. A restore that was killed midway is ended first."""
+    write_for_owner_only()
     private_folder(folder)
     private_file(folder / LOCK)
     with (folder / LOCK).open("rb") as file:

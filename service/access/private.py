@@ -10,6 +10,11 @@ from service.access.errors import AccessError
 _OTHERS = 0o077
 
 
+def write_for_owner_only() -> None:
+    """Makes whatever this process writes from now on its owner's alone: libraries make files of their own."""
+    os.umask(_OTHERS)
+
+
 def private_folder(folder: Path) -> None:
     """Makes the folder, or takes the rights of all others away. Raises AccessError where that cannot be done."""
     try:

@@ -13,8 +13,12 @@ from blend.load import LoadedModel, load
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
+from retriever.errors import CatalogError
 from retriever.library import Library
 from service.access.control import Control
+from service.access.errors import AccessError
+from service.access.move import CATALOG
+from service.access.private import private_file, private_folder
 from service.app.core import Core
 from service.app.operating_point import operating_point
 from service.builtin import CHECKPOINT
@@ -94,11 +98,26 @@ def _library(settings: Settings) -> Callable[[Path], Library]:
     embedder, reranker = _embedder(settings), _reranker(settings)
 
     def library(folder: Path) -> Library:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        catalog = SqliteCatalog(folder / "catalog.sqlite")
-        return Library(catalog, folder, embedders=[embedder] if embedder else [], reranker=reranker)
+        with ExitStack() as undo:
+            catalog = SqliteCatalog(_private_catalog(folder))
+            undo.callback(catalog.close)
+            made = Library(catalog, folder, embedders=[embedder] if embedder else [], reranker=reranker)
+            undo.pop_all()
+            return made
 
     return library
+
+
+def _private_catalog(folder: Path) -> Path:
+    """The file of the catalog in a tenant's folder, and what SQLite keeps beside it, for their owner alone."""
+    path = folder / CATALOG
+    try:
+        private_folder(folder)
+        for file in {path, *folder.glob(f"{CATALOG}-*")}:
+            private_file(file)
+    except AccessError as error:
+        raise CatalogError(str(error)) from error
+    return path
 
 
 def _embedder(settings: Settings) -> Embedder | None:

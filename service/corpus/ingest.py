@@ -55,6 +55,7 @@ class Ingest:
         self._chunk_tokens = chunk_tokens
         self._changed = Condition()
         self._busy: OrderedDict[str, None] = OrderedDict()
+        self._rests: dict[str, float] = {}  # when a tenant whose catalog failed is tried again
         self._fills: OrderedDict[tuple[str, str, str], _Fill] = OrderedDict()
         self._apart: set[tuple[str, int]] = set()  # uploads among which one went wrong: each is tried alone
         self._closing = False
@@ -151,16 +152,21 @@ class Ingest:
                 self._tidy()
             return
         with self._changed:
-            if self._busy or self._fills or self._closing:
+            if self._next() or self._fills or self._closing:
                 return
-            woken = self._changed.wait(IDLE_S)
-        if not woken:
+            woken = self._changed.wait(min(PAUSE_S, IDLE_S) if self._busy else IDLE_S)
+        if not woken and (not self._busy or time.monotonic() - self._tidied > IDLE_S):
             self._tidy()
+
+    def _next(self) -> str | None:
+        """The next tenant with work that does not rest."""
+        now = time.monotonic()
+        return next((name for name in self._busy if self._rests.get(name, now) <= now), None)
 
     def _turn(self) -> bool:
         """Works on a document of the next tenant, or a few small ones, and a batch of fills; whether there was any."""
         with self._changed:
-            name = next(iter(self._busy), None)
+            name = self._next()
             if name is not None:
                 del self._busy[name]  # before it is looked at: whoever wakes it meanwhile is not overheard
         if name is not None:
@@ -172,8 +178,11 @@ class Ingest:
         more = True
         try:
             more = self._upload(self._tenants.open(name))
-        except CatalogError as error:
-            self._pause(f"the catalog of {name} does not answer", error)
+            self._rests.pop(name, None)
+        except CatalogError as error:  # the others do not wait for it
+            what = f"the catalog of {name} does not answer"
+            log.warning("ingest waits", extra=fields(what=what, reason=type(error).__name__))
+            self._rests[name] = time.monotonic() + PAUSE_S
         finally:
             if more:
                 with self._changed:
@@ -277,7 +286,7 @@ class Ingest:
                 self._tenants.store.trim(tenant.name, old)
                 with tenant.catalog.change() as change:
                     change.forget_uploads(old)
-                while not (self._busy or self._fills or self._closing) and tenant.library.advance(EMBEDDED):
+                while not (self._next() or self._fills or self._closing) and tenant.library.advance(EMBEDDED):
                     pass
                 tenant.library.maintain()
             except _PASSING as error:

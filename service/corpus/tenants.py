@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,13 +123,20 @@ class Tenants:
         self._folder = data / TENANTS
         self._library = library
         self._open: dict[str, Tenant] = {}
+        self._opening: defaultdict[str, Lock] = defaultdict(Lock)
         self._lock = Lock()
 
     def open(self, name: str) -> Tenant:
-        """The tenant of this name. Names are checked where keys are made."""
+        """The tenant of this name. Names are checked where keys are made. Raises CatalogError where it is damaged."""
         with self._lock:
+            if name in self._open:
+                return self._open[name]
+            opening = self._opening[name]
+        with opening:  # nobody waits for the catalog of another tenant
             if name not in self._open:
-                self._open[name] = self._made(name)
+                made = self._made(name)
+                with self._lock:
+                    self._open[name] = made
             return self._open[name]
 
     def _made(self, name: str) -> Tenant:

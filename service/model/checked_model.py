@@ -15,6 +15,7 @@ from blend.errors import BlendError
 from blend.model.fingerprint import Fingerprint
 from retriever.contract.catalog import Catalog
 from retriever.contract.types import Passage
+from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
 from retriever.library import Library
 from service.model.served_model import ServedModel
@@ -40,8 +41,14 @@ def checked_model(
 ) -> ServedModel:
     """The model, with another fingerprint where what a tenant below the folder has stored is not what it computes."""
     for path in sorted(folder.glob("*/catalog.sqlite")):
-        with closing(library(path.parent).catalog) as catalog:
-            found = _trusted(model, path.parent.name, catalog=catalog, store=store)
+        try:
+            with closing(library(path.parent).catalog) as catalog:
+                found = _trusted(model, path.parent.name, catalog=catalog, store=store)
+        except CatalogError as error:  # the others serve, and whoever asks for this one is told
+            log.error(
+                "the catalog of a tenant cannot be used", extra=fields(tenant=path.parent.name, reason=str(error))
+            )
+            continue
         model = replace(model, fingerprint=found)
     model.engine.identify(model.fingerprint)
     return model

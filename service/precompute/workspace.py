@@ -8,7 +8,7 @@ from retriever.contract.catalog import Catalog
 from service.access.control import Control
 from service.access.errors import AccessError
 from service.access.move import CONTROL
-from service.access.private import private_file, private_folder
+from service.access.private import private_file, private_folder, write_for_owner_only
 from service.app.composition import compose_store, compose_tenants
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.tenants import TENANTS
@@ -26,6 +26,7 @@ def open_workspace(
     Shards may run beside each other. `chunk_tokens` is for a new collection; 0 for what the settings say.
     """
     with ExitStack() as stack:
+        write_for_owner_only()
         folder = settings.data / TENANTS / name
         private_folder(settings.data)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

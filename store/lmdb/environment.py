@@ -6,6 +6,7 @@ Every process holds a shared lock on the folder while it has the environment ope
 
 import errno
 import fcntl
+import logging
 import os
 import resource
 import shutil
@@ -18,8 +19,12 @@ from typing import TypeVar
 
 import lmdb
 
-from store.disk import sync_to_disk
+from store.disk import sync_to_disk, take_rights_of_others
 from store.errors import StoreBusy, StoreClosed, StoreDenied, StoreError, StoreFull, StoreUnavailable
+from store.lmdb.broken import DATA, LeftAs, is_broken, left_as, mark, move_aside
+from store.lmdb.rewrite import rewrite
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -75,7 +80,7 @@ def _by_errno(path: Path, error: Exception) -> StoreError:
 def _is_full(path: Path) -> bool:
     """Whether no more can be written: LMDB calls a write that was cut short an I/O error."""
     disk, (limit, _) = os.statvfs(path), resource.getrlimit(resource.RLIMIT_FSIZE)
-    is_limited = limit != resource.RLIM_INFINITY and (path / "data.mdb").stat().st_size > limit - PAGE_BYTES
+    is_limited = limit != resource.RLIM_INFINITY and (path / DATA).stat().st_size > limit - PAGE_BYTES
     return is_limited or disk.f_bavail * disk.f_frsize < _NEARLY_FULL_BYTES
 
 
@@ -94,18 +99,52 @@ class Environment:
         self._mine = threading.local()
         self._dbs: dict[bytes, lmdb._Database] = {}
         with _typed(path):
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock_file = os.open(path / "kvweave.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_file = os.open(path / "kvweave.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with ExitStack() as undo, _typed(path):
             undo.callback(os.close, self._lock_file)
+            for place in (path, *path.glob("*.lock"), *path.glob("*.mdb")):
+                take_rights_of_others(place)
+            if self._is_locked_alone():
+                shutil.rmtree(self._scratch, ignore_errors=True)  # a compaction that was killed
+                self._mend()
             self._flock(fcntl.LOCK_SH, _LOCK_TIMEOUT_S)
-            shutil.rmtree(self._scratch, ignore_errors=True)  # a compaction that was killed
+            if self._left_as is not LeftAs.UNKNOWN:
+                mark(self._lock_file, LeftAs.IN_USE)
             self._env = self._mapped()
             undo.pop_all()
 
     @property
     def _scratch(self) -> Path:
         return self.path / "compacting"
+
+    @property
+    def _left_as(self) -> LeftAs:
+        """How whoever had the folder left it; a new one in order."""
+        return left_as(self._lock_file) if (self.path / DATA).exists() else LeftAs.CLEAN
+
+    def _mend(self) -> None:
+        """Mends what the last user left, while nobody else has the folder open."""
+        left = self._left_as
+        if left is LeftAs.CLEAN:
+            return
+        if is_broken(self.path):
+            move_aside(self.path)
+            log.error("a damaged store was moved aside: all in it is computed again", extra={"folder": str(self.path)})
+        elif left is LeftAs.UNKNOWN:
+            self._wipe()
+
+    def _wipe(self) -> None:
+        """Rewrites the file of an older release, whose pages hold what was in that one's memory: texts of documents."""
+        self._env = self._mapped()
+        try:
+            self._rewrite()
+            mark(self._lock_file, LeftAs.CLEAN)
+        except (lmdb.Error, OSError) as error:
+            told = {"folder": str(self.path), "reason": str(error)}
+            log.warning("old pages, which may hold texts, are rewritten at the next start", extra=told)
+        finally:
+            self._env.close()
 
     def _mapped(self) -> lmdb.Environment:
         """Opens the environment with the largest reservation that the system grants."""
@@ -122,7 +161,8 @@ class Environment:
                     writemap=False,
                     map_async=False,
                     readahead=False,  # blobs are read whole and sequentially by the caller; the cache should not guess
-                    meminit=False,
+                    meminit=True,  # or what the process had in its memory, texts of documents, would fill up pages
+                    mode=0o600,
                 )
             except (lmdb.MemoryError, MemoryError):
                 if wanted < 1 << 30:
@@ -138,9 +178,16 @@ class Environment:
         try:
             wanted = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
             if self.file_bytes() < wanted:
-                os.truncate(self.path / "data.mdb", wanted)
+                os.truncate(self.path / DATA, wanted)
         finally:
             txn.abort()
+
+    def _is_locked_alone(self) -> bool:
+        try:
+            self._flock(fcntl.LOCK_EX, 0.0)
+        except StoreBusy:
+            return False
+        return True
 
     def _flock(self, mode: int, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -216,7 +263,7 @@ class Environment:
 
     def file_bytes(self) -> int:
         """The size of the environment's file."""
-        return (self.path / "data.mdb").stat().st_size
+        return (self.path / DATA).stat().st_size
 
     def compact(self) -> int:
         """Rewrite the file without its free pages; returns the bytes given back. `StoreBusy` if others have it."""
@@ -230,11 +277,12 @@ class Environment:
             return before - self.file_bytes()
 
     def _rewrite(self) -> None:
-        self._scratch.mkdir()
-        self._env.copy(str(self._scratch), compact=True)
-        sync_to_disk(self._scratch / "data.mdb")
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir(mode=0o700)
+        rewrite(self._env, self._scratch)
+        sync_to_disk(self._scratch / DATA)
         self._env.close()
-        (self._scratch / "data.mdb").replace(self.path / "data.mdb")
+        (self._scratch / DATA).replace(self.path / DATA)
         sync_to_disk(self.path)
 
     def _reopen(self) -> None:
@@ -307,6 +355,8 @@ class Environment:
                 self._gate.wait_for(lambda: self._active == 0 and not self._alone)
                 _open.pop(self.path, None)
                 self._env.close()
+                if self._is_locked_alone() and self._left_as is LeftAs.IN_USE:
+                    mark(self._lock_file, LeftAs.CLEAN)
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)  # a forked child may have the file open still
                 os.close(self._lock_file)
             self.users -= 1

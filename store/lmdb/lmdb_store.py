@@ -17,6 +17,7 @@ from store.blob import Blob, Buffer, Head
 from store.blob_store import BlobStore, Put
 from store.errors import BadBlob, MissReason, StoreError, StoreFull
 from store.key import CacheKey, Scope, unquote
+from store.lmdb.broken import forget_broken
 from store.lmdb.environment import PAGE_BYTES, RESERVED_BYTES, Environment, MapFull, open_environment
 from store.lmdb.rows import BlobRow, Rows, new_row
 from store.lmdb.shared_ledger import SharedLedger
@@ -234,6 +235,7 @@ class LmdbStore(BlobStore):
         return self._change(change)
 
     def forget_quarantined(self, before: float) -> int:
+        forget_broken(self.environment.path, before=before)
         return self._change(lambda txn: self._rows.forget_quarantined(txn, b"", before=before))
 
     def epoch(self, tenant: str) -> int:
@@ -253,6 +255,7 @@ class LmdbStore(BlobStore):
             return deletion
 
         deletion = self._change(log)
+        forget_broken(self.environment.path, before=math.inf)  # it may hold what is deleted
         self._bury(deletion)
         return deletion.epoch
 

@@ -22,7 +22,7 @@ from store.upkeep import Deletion
 
 _HEADS, _FRAMES, _ROWS, _TOTALS = b"heads", b"frames", b"rows", b"totals"
 _DELETIONS, _GRAVES, _QUARANTINE = b"deletions", b"graves", b"quarantine"
-_NAMES = (_HEADS, _FRAMES, _ROWS, _TOTALS, _DELETIONS, _GRAVES, _QUARANTINE)
+DATABASES = (_HEADS, _FRAMES, _ROWS, _TOTALS, _DELETIONS, _GRAVES, _QUARANTINE)
 
 _NUMBER = struct.Struct(">H")
 _EPOCH = struct.Struct(">Q")
@@ -59,6 +59,14 @@ class _Quarantined(msgspec.Struct, frozen=True, array_like=True):
     blob: bytes
 
 
+ROW_TYPES: dict[bytes, type[msgspec.Struct]] = {
+    _ROWS: BlobRow,
+    _TOTALS: Total,
+    _DELETIONS: _Deleted,
+    _QUARANTINE: _Quarantined,
+}  # what is packed otherwise is checked when it is read
+
+
 def pages(nbytes: int) -> int:
     """Bytes of the file that a value takes."""
     if nbytes <= _INLINE_BYTES:
@@ -79,7 +87,7 @@ class Rows:
     def __init__(self, env: Environment) -> None:
         self._env = env
         self._db = env.database
-        for name in _NAMES:
+        for name in DATABASES:
             env.database(name)
 
     def version(self, txn: lmdb.Transaction) -> tuple[int, int]:
@@ -88,7 +96,7 @@ class Rows:
 
     def used_bytes(self, txn: lmdb.Transaction) -> int:
         """Bytes of all pages that hold something, but for LMDB's own list of free pages."""
-        stats = [txn.stat(self._db(name)) for name in _NAMES]
+        stats = [txn.stat(self._db(name)) for name in DATABASES]
         counts = [stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats]
         return sum(counts) * PAGE_BYTES
 

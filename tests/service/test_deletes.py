@@ -1,5 +1,7 @@
 """A deleted document is gone from every place, also when the delete came between a compute and its write."""
 
+import logging
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -261,17 +263,50 @@ def test_a_delete_outlives_an_older_file_with_the_same_document(
 
 
 def test_no_byte_of_a_deleted_document_is_left_in_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of the data folder and of the store, spools, and the log."""
     monkeypatch.setattr(ingest, "IDLE_S", 0.05)
-    with in_process(settings_in(tmp_path)) as inside, inside.client() as client:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with logged(tmp_path / "service.log"), in_process(settings_in(tmp_path)) as inside, inside.client() as client:
         put_in(client, [draft("kept", *OTHERS[:1]), HARMLESS])
         put_in(client, [{**draft("a", TEXT), "title": "Zorbulax", "metadata": {"by": "Pimwick"}}])
         marks = [b"lives in K7", b"Zorbulax", b"Pimwick", b"badger"]
         put_in(client, [{"id": "a", "text": "Trundel keeps it."}])
-        deleted(client, "a")
         marks += [b"Trundel", b"trundel", b"zorbulax"]
-        wait_for(lambda: not _found(inside.core.settings.data, marks), "no file holds a word of it")
+        for name, text in FILES.items():
+            content = text.encode() + 30_000 * b" \n"
+            finished(client, good(client.post("/v1/documents", files={"files": (name, content)}))["job_id"])
+        marks += [b"Oxbrille", b"oxbrille", b"Wimbolt", b"wimbolt"]
+        ask(client, "Who keeps Oxbrille?", stream=False)
+        pasted = {"model": "builtin", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 1}
+        good(client.post("/v1/chat/completions", json=pasted))
+        [*listed] = (each["id"] for each in good(client.get("/v1/documents"))["documents"])
+        deleted(client, *(each for each in listed if each not in ("kept", "harmless")))
+        wait_for(lambda: not _found(tmp_path, marks), "no file holds a word of it")
         assert ask(client, "Which lamps?")["sources"]
-    assert not _found(inside.core.settings.data, marks)
+    assert not _found(tmp_path, marks)
+    assert not [str(place) for place in tmp_path.rglob("*") if place.stat().st_mode & 0o077]
+
+
+FILES = {
+    "letter.txt": "Oxbrille stays with Wimbolt.",
+    "letter.md": "# Wimbolt\n\nOxbrille is a badger.",
+    "letters.jsonl": '{"id": "line", "text": "Wimbolt keeps Oxbrille."}',
+}
+
+
+@contextmanager
+def logged(file: Path) -> Iterator[None]:
+    """Writes what the service logs at the level INFO into the file."""
+    file.touch(mode=0o600)
+    handler = logging.FileHandler(file)
+    root = logging.getLogger()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(root, "handlers", [*root.handlers, handler])
+        patch.setattr(root, "level", logging.INFO)
+        try:
+            yield
+        finally:
+            handler.close()
 
 
 def _found(folder: Path, marks: Sequence[bytes]) -> list[tuple[str, bytes]]:

@@ -1,0 +1,113 @@
+"""An LMDB folder left in disorder is looked through before it is opened; one that is broken begins anew."""
+
+import random
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store.blob_store import Put
+from store.key import Scope
+from store.lmdb import broken, environment
+from store.lmdb.lmdb_store import LmdbStore
+from tests.store.crash_writer import TENANT, bulk
+from tests.store.samples import key
+from tests.store.test_disk_faults import in_another_process, served
+
+NAMES = range(20)
+BYTES = 20_000
+PAGE = 4096
+BRANCH, LEAF = 1, 2
+BROKEN = "data.mdb.broken"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store that was closed in order."""
+    with LmdbStore(tmp_path / "store") as store:
+        for name in NAMES:
+            store.put(bulk(name, BYTES))
+        store.compact()
+        store.discard(key(NAMES[-1]))
+    return tmp_path / "store"
+
+
+def leave_in_disorder(folder: Path) -> None:
+    """As a process that is killed leaves it."""
+    (folder / "kvweave.lock").write_bytes(b"in use")
+
+
+def tree_pages(folder: Path) -> Iterator[int]:
+    """Where the branches and leaves of the trees begin."""
+    data = (folder / "data.mdb").read_bytes()
+    for start in range(2 * PAGE, len(data), PAGE):
+        number, _, flags = struct.unpack_from("<QHH", data, start)
+        if number == start // PAGE and flags in (BRANCH, LEAF):
+            yield start
+
+
+def spoil(folder: Path, start: int, *, seed: int) -> None:
+    with (folder / "data.mdb").open("r+b") as file:
+        file.seek(start + 16)
+        file.write(random.Random(seed).randbytes(PAGE - 16))
+
+
+def live_through(folder: str) -> None:
+    """Whatever became of the file: it serves nothing wrong, and takes what is put in."""
+    for each in sorted(Path(folder).iterdir()):
+        with LmdbStore(each) as store:
+            assert all(served(store, name) in (None, bytes(bulk(name, BYTES))) for name in NAMES)
+            assert list(store.entries()) is not None
+            store.delete(Scope(TENANT, key(0).chunk))
+            for name in range(3):
+                assert store.put(bulk(f"new {name}", BYTES)) is Put.STORED
+
+
+def test_noise_in_any_tree_costs_what_was_stored_and_no_process(folder: Path, tmp_path: Path) -> None:
+    spoilt = tmp_path / "spoilt"
+    for start in tree_pages(folder):
+        copied = spoilt / f"{start:08}"
+        shutil.copytree(folder, copied)
+        spoil(copied, start, seed=start)
+        leave_in_disorder(copied)
+    assert len(list(spoilt.iterdir())) > 10
+    in_another_process(live_through, spoilt)
+
+
+def test_a_broken_file_is_kept_until_anything_is_deleted(folder: Path) -> None:
+    for start in tree_pages(folder):
+        spoil(folder, start, seed=start)
+    leave_in_disorder(folder)
+    with LmdbStore(folder) as store:
+        assert list(store.entries()) == []
+        assert (folder / BROKEN).is_file()
+        store.forget_quarantined(0)
+        assert (folder / BROKEN).is_file()
+        store.delete(Scope(TENANT, "another"))
+        assert not (folder / BROKEN).exists()
+
+
+def test_a_sound_store_keeps_all_after_a_kill(folder: Path) -> None:
+    leave_in_disorder(folder)
+    with LmdbStore(folder) as store:
+        assert all(served(store, name) == bytes(bulk(name, BYTES)) for name in NAMES[:-1])
+    assert not (folder / BROKEN).exists()
+
+
+def test_only_what_was_left_in_disorder_is_looked_through(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Path] = []
+    monkeypatch.setattr(environment, "is_broken", lambda each: looked.append(each) or False)
+    with LmdbStore(folder), LmdbStore(folder):
+        pass
+    with LmdbStore(folder):
+        assert looked == []
+        assert (folder / "kvweave.lock").read_bytes() == b"in use"
+    leave_in_disorder(folder)
+    with LmdbStore(folder):
+        assert looked == [folder]
+
+
+def test_a_folder_that_cannot_be_looked_through_is_not_broken(tmp_path: Path) -> None:
+    assert not broken.is_broken(tmp_path / "missing")
