@@ -14,7 +14,7 @@ from retriever.errors import DocumentError
 # Parameters of `IN (…)` as one JSON list, so that there may be any number of them.
 LISTED = "(SELECT value FROM json_each(?))"
 
-_LONGEST_ID = 1024  # characters
+_LONGEST_ID = 1100  # characters: as long as a user may name it, and what keeps it apart from others
 
 PASSAGES = """
 SELECT p.row, p.chunk, c.id, c.text, d.id, l.collection, d.title, p.place, p.name, p.start, p.page, l.metadata

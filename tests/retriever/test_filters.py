@@ -20,7 +20,9 @@ from retriever.filter_condition import (
     MOST,
     FilterCondition,
     condition,
+    exact_values,
     facets,
+    fields_of,
     fits,
     in_collection,
 )
@@ -208,7 +210,7 @@ def test_filters_keep_what_a_naive_evaluation_keeps(
     check(tables, labels, where)
 
 
-@given(on_progress=metadata, where=filters, collection=st.sampled_from(["c", "d", "", "a\0b"]))
+@given(told=metadata, where=filters, collection=st.sampled_from(["c", "d", "", "a\0b"]))
 @settings(max_examples=200, deadline=None)
 def test_whether_a_document_would_fit_is_told_as_a_naive_evaluation_tells(
     told: Json, where: Json, collection: str
@@ -365,3 +367,11 @@ def test_a_refusal_is_one_line_however_much_was_asked() -> None:
         with pytest.raises(FilterError) as refused:
             condition({"a": value})
         assert len(str(refused.value)) < 500
+
+
+def test_a_filter_tells_its_fields_and_what_all_within_it_have_in_common() -> None:
+    where = {"a": 1, "b": {"$eq": "x", "$exists": True}, "$and": [{"c.d": True}, {"e": {"$gt": 1}}]}
+    beside = {"$or": [{"f": 1}, {"$not": {"g": 2}}], "$not": {"h": 3}, "i": {"$in": [1]}}
+    assert exact_values({**where, **beside}) == {"a": 1, "b": "x", "c.d": True}
+    assert fields_of({**where, **beside}) == {"a", "b", "c.d", "e", "f", "g", "h", "i"}
+    assert not fits(~condition(where), collection="c", metadata={"a": 1, "b": "x", "c": {"d": True}, "e": 2})
