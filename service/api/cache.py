@@ -14,7 +14,7 @@ from service.corpus.chunk_caches import ChunkCaches, ChunkState, KvState
 
 @dataclass(frozen=True, slots=True)
 class PassagePage:
-    """Some of the chosen passages, the oldest first; `following` is where the next page begins."""
+    """Some of the chosen passages, the oldest first; `following`: how many came by the next page."""
 
     passages: list[Passage]
     unknown: list[str]
@@ -126,14 +126,13 @@ def _of_collection(by: Caller, view: CatalogView, *, wanted: CacheChoice, after:
     if view.collection(wanted.collection) is None or (by.is_bound and not view.count(allowed)):
         raise unknown("collection", wanted.collection)
     oldest = view.oldest_of(allowed)
-    rows: list[list[int]] = oldest[oldest[:, 0] > after][: limit + 1].tolist()
-    found = view.holding([chunk for _, chunk in rows[:limit]], allowed)
-    return PassagePage(found, [], rows[limit - 1][0] if len(rows) > limit else None)
+    chunks: list[int] = oldest[after : after + limit, 1].tolist()
+    return PassagePage(view.holding(chunks, allowed), [], after + limit if len(oldest) > after + limit else None)
 
 
 def _cut(found: Sequence[Passage], missing: list[str], *, after: int, limit: int) -> PassagePage:
-    behind = sorted((passage for passage in found if passage.row > after), key=lambda each: each.row)
-    return PassagePage(behind[:limit], missing, behind[limit - 1].row if len(behind) > limit else None)
+    rest = sorted(found, key=lambda each: each.row)[after:]
+    return PassagePage(rest[:limit], missing, after + limit if len(rest) > limit else None)
 
 
 def _shown(state: ChunkState) -> ChunkStateOut:
