@@ -62,18 +62,28 @@ def load(
     if dtype not in ("auto", *DTYPES):
         raise UnsupportedModel(f"dtype {dtype!r} is none of auto, {', '.join(DTYPES)}")
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision)
+        # Without the switch, transformers asks at the terminal whether to run the code that a checkpoint brings along;
+        # weights that are no safetensors are pickles, which run code as they load.
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
         kind = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
         # Quantizers place their own weights, by way of accelerate; others need no such package.
         placed = {"device_map": target} if getattr(config, "quantization_config", None) else {}
-        model = kind.from_pretrained(name, config=config, dtype=dtype, revision=revision, **placed)
+        model = kind.from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **placed,
+        )
     except (OSError, ValueError, ImportError) as error:
         raise UnsupportedModel(
             f"{name!r}, revision {revision or 'default'}, is neither a checkpoint's folder nor a hub name that loads: "
             f"{error}"
         ) from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         raise TokenizerError(f"the tokenizer of {name!r} does not load: {error}") from error
     if tokenizer.vocab_size <= len(tokenizer.added_tokens_decoder):

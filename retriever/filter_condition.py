@@ -56,6 +56,9 @@ class FilterCondition:
     def __and__(self, other: "FilterCondition") -> "FilterCondition":
         return _joined("INTERSECT", [self, other])
 
+    def __invert__(self) -> "FilterCondition":
+        return _contrary(self)
+
 
 EVERYTHING: Final = FilterCondition((_EVERY,))  # no filter
 
@@ -97,6 +100,36 @@ def fits(found: FilterCondition, *, collection: str, metadata: Json) -> bool:
         connection.execute("INSERT INTO labels VALUES (1, ?)", (_text("collection", collection),))
         connection.executemany("INSERT INTO facets VALUES (?, ?, 1)", facets(metadata))
         return connection.execute(found.sql, found.values).fetchone() is not None
+
+
+def fields_of(where: Json) -> set[str]:
+    """The fields that a filter names, in whatever part of it."""
+    found: set[str] = set()
+    for name, value in where.items():
+        for part in _parts(name, value):
+            found |= fields_of(part)
+        if not name.startswith("$"):
+            found.add(name)
+    return found
+
+
+def exact_values(where: Json) -> Json:
+    """What all documents within a filter have in common: its equalities, by field."""
+    found: Json = {}
+    for name, value in where.items():
+        if name == "$and":
+            for part in _parts(name, value):
+                found |= exact_values(part)
+        elif not name.startswith("$"):
+            operators = cast(Json, value) if isinstance(value, Mapping) else {"$eq": value}
+            if "$eq" in operators:
+                found[name] = operators["$eq"]
+    return found
+
+
+def _parts(name: str, value: object) -> Sequence[Json]:
+    """The filters that `$and`, `$or` and `$not` are made of."""
+    return cast(Sequence[Json], value if name in ("$and", "$or") else [value] if name == "$not" else ())
 
 
 def _facets(name: str, value: object) -> Iterator[tuple[str, Value]]:

@@ -74,6 +74,9 @@ class Settings(BaseSettings):
     chunk_tokens: Annotated[int, Field(description="tokens of a chunk at most", ge=16, le=4096)] = 256
     top_k: Annotated[int, Field(description="chunks of an answer, where the request does not say", ge=0, le=100)] = 5
     kv_bytes: Annotated[int, Field(description="memory for the contexts of running requests", ge=1 << 20)] = 4 << 30
+    shared_prefixes: Annotated[
+        bool, Field(description="whether keys share the beginnings of prompts that are kept")
+    ] = False
     threads: Annotated[int, Field(description="threads that the model computes with; 0: as torch chooses", ge=0)] = 0
     max_requests: Annotated[int, Field(description="requests at once, the waiting ones included", ge=1)] = 128
     max_body_bytes: Annotated[int, Field(description="the largest body of a request", ge=1024)] = 64 << 20

@@ -15,7 +15,7 @@ from retriever.errors import CatalogError, DocumentError
 LISTED = "(SELECT value FROM json_each(?))"
 
 REMEDY = "it is damaged, restore it from a backup"
-_LONGEST_ID = 1024  # characters
+_LONGEST_ID = 1100  # characters: as long as a user may name it, and what keeps it apart from others
 
 PASSAGES = """
 SELECT p.row, p.chunk, c.id, c.text, d.id, l.collection, d.title, p.place, p.name, p.start, p.page, l.metadata

@@ -210,9 +210,9 @@ class SqliteView:
         behind = "row < (SELECT row FROM jobs WHERE id = ?)" if after else "? = ''"
         return jobs(self._connection, f"{behind} ORDER BY row DESC LIMIT ?", values=[after, limit])
 
-    def uploads(self, job: str, *, after: int = 0, limit: int = 100) -> list[QueuedUpload]:
-        where = "u.job = (SELECT row FROM jobs WHERE id = ?) AND u.row > ? ORDER BY u.row LIMIT ?"
-        return uploads(self._connection, where, values=[job, after, limit], index="uploads_of_job")
+    def uploads(self, job: str, *, first: int = 0, limit: int = 100) -> list[QueuedUpload]:
+        where = "u.job = (SELECT row FROM jobs WHERE id = ?) ORDER BY u.row LIMIT ? OFFSET ?"
+        return uploads(self._connection, where, values=[job, limit, first], index="uploads_of_job")
 
     def live(self, limit: int) -> list[QueuedUpload]:
         return uploads(self._connection, f"{LIVE} ORDER BY u.row LIMIT ?", values=[limit], index="live_uploads")

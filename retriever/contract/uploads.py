@@ -15,8 +15,8 @@ class UploadsView(Protocol):
         """The jobs, newest first, from behind `after` on; none where that is not known."""
         ...
 
-    def uploads(self, job: str, *, after: int = 0, limit: int = 100) -> list[QueuedUpload]:
-        """The uploads of a job in the order of their numbers, from behind `after` on."""
+    def uploads(self, job: str, *, first: int = 0, limit: int = 100) -> list[QueuedUpload]:
+        """The uploads of a job in the order of their numbers, without the first so many."""
         ...
 
     def live(self, limit: int) -> list[QueuedUpload]:

@@ -31,7 +31,7 @@ _BATCH_TEXTS, _BATCH_TOKENS = 64, 8192  # tokens with padding: few long texts, o
 _ENDLESS = 10**6  # a tokenizer that knows no limit says a huge number
 
 _SMALL_FILES = ("*.json", "*.txt", "*.model")
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # the second where the first is not there
+_WEIGHTS = "*.safetensors"  # a pickle runs code as it loads
 _IDENTITY = ("config.json", "*token*.json", "vocab*", "merges.txt", "*.model")
 
 # What a forward pass that wants something else than token ids raises.
@@ -138,14 +138,9 @@ def _folder(source: str) -> Path:
     if Path(source).is_dir():
         return Path(source)
     try:
-        folder = _snapshot(source, weights=_WEIGHTS[0])
-        return folder if any(folder.rglob(_WEIGHTS[0])) else _snapshot(source, weights=_WEIGHTS[1])
+        return Path(snapshot_download(source, allow_patterns=[*_SMALL_FILES, _WEIGHTS]))
     except (OSError, ValueError) as error:
         raise EmbeddingError(f"{source!r} is neither a folder nor a hub name that loads: {error}") from error
-
-
-def _snapshot(name: str, *, weights: str) -> Path:
-    return Path(snapshot_download(name, allow_patterns=[*_SMALL_FILES, weights]))
 
 
 def _tokenizer(root: Path) -> Tokenizer:
@@ -174,7 +169,12 @@ def _config(root: Path) -> PreTrainedConfig:
 def _model(root: Path, config: PreTrainedConfig) -> PreTrainedModel:
     try:
         model, loading = AutoModel.from_pretrained(
-            root, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+            root,
+            config=config,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise EmbeddingError(f"{root} holds no weights that load: {error}") from error
@@ -246,7 +246,6 @@ def _pool(hidden: Tensor, mask: Tensor, *, how: str) -> Tensor:
 
 def _identity(root: Path, choices: Sequence[object]) -> str:
     """A digest of all that changes a vector. Files are taken as stored: another transformers names them the same."""
-    weights = next((found for kind in _WEIGHTS if (found := [*root.glob(kind)])), [])
-    files = {*weights, *(file for kind in _IDENTITY for file in root.glob(kind))}
+    files = {file for kind in (_WEIGHTS, *_IDENTITY) for file in root.glob(kind)}
     rows = [[file.name, blake3().update_mmap(file).hexdigest()] for file in sorted(files)]
     return blake3(json.dumps([choices, rows]).encode()).hexdigest(8)

@@ -1,8 +1,12 @@
 """Who asks: a key's tenant, its role, and what it may see. Knows no database and no HTTP."""
 
+import json
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
+
+from blake3 import blake3
 
 from retriever.documents import Json
 from service.errors import Forbidden
@@ -48,6 +52,17 @@ class Principal:
         """Raise Forbidden for a key of a lesser role."""
         if self.role < role:
             raise Forbidden(f"this needs a key of role {role.label}, yours has {self.role.label}")
+
+    @property
+    def id_suffix(self) -> str:
+        """What the ids of documents end in that keys of this filter put in, which so meet no others; empty for none."""
+        if self.bound is None:
+            return ""
+        return f"~{blake3(json.dumps(self.bound, sort_keys=True).encode()).hexdigest(6)}"
+
+    def shown_id(self, document: str) -> str:
+        """A document's id as its key gave it."""
+        return document if self.bound is None else re.sub(rf"{self.id_suffix}(\.\d+)?\Z", "", document)
 
     @property
     def is_operator(self) -> bool:

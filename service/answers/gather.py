@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from retriever.contract.documents import DocumentsView
@@ -31,12 +31,6 @@ class GatheredPassage:
     def titled(self) -> PromptPassage:
         """The passage as it stands in a prompt."""
         return PromptPassage(self.passage.text.strip(), self.passage.title)
-
-    @property
-    def source(self) -> Source:
-        """The passage as an answer names it."""
-        passage = self.passage
-        return Source(passage.id, passage.document, passage.title, passage.text, self.score, passage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,12 @@ class Gathered:
     def sources(self) -> tuple[Source, ...]:
         """Each stretch of the prompt once: what came with the request is named as it came, not by what stands in it."""
         shown = (*self.entries, *(entry for _, entry in self.inside))
-        return (*(entry.source for entry in shown), *self._loose_sources())
+        return (*(self._source(entry) for entry in shown), *self._loose_sources())
+
+    def _source(self, entry: GatheredPassage) -> Source:
+        """The passage as an answer names it, its document as the asker does."""
+        passage = replace(entry.passage, document=self.ask.principal.shown_id(entry.passage.document))
+        return Source(passage.id, passage.document, passage.title, passage.text, entry.score, passage)
 
     def _loose_sources(self) -> Iterator[Source]:
         """The loose documents; with a chunk's id where one is a chunk from its first letter to its last."""

@@ -213,11 +213,12 @@ class Pipeline:
         grammar = None if ask.grammar is None else self._grammars.processor(ask.grammar)
         sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
         principal = ask.principal
+        sharing = repr(principal.bound) if self._settings.shared_prefixes else principal.key_id
         return EngineRequest(
             plan.fitted.prompt_tokens.prompt(plan.sources),
             sampling,
             plan.blending,
-            owner=f"{principal.tenant} {principal.bound!r}",  # of one filter all may know what the others asked
+            owner=f"{principal.tenant} {sharing}",
         )
 
     def _mend(self, course: "_RequestProgress") -> None:

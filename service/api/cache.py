@@ -14,7 +14,7 @@ from service.corpus.chunk_caches import ChunkCaches, ChunkState, KvState
 
 @dataclass(frozen=True, slots=True)
 class PassagePage:
-    """Some of the chosen passages, the oldest first; `following` is where the next page begins."""
+    """Some of the chosen passages, the oldest first; `following`: how many came by the next page."""
 
     passages: list[Passage]
     unknown: list[str]
@@ -42,11 +42,15 @@ def pin(by: By, wanted: CacheChoice) -> Touched:
 
 def unpin(by: By, wanted: CacheChoice) -> Touched:
     """Take the pins of these chunks back."""
-    return _touched(by, wanted, touch=_all_blobs(by, lambda caches, chunks: caches.unpin(chunks)))
+    return _touched(by, wanted, touch=_all_blobs(by, lambda caches, chunks: caches.unpin(_own(by, chunks))))
 
 
 def evict(by: By, wanted: CacheChoice) -> Touched:
-    """Forget what is stored of these chunks. It is computed again when it is needed."""
+    """Forget what is stored of these chunks. It is computed again when it is needed.
+
+    Equal texts share what is stored: what would go with a hidden document, or stay, is not for a key with a filter.
+    """
+    by.check_unbound("evict caches, which others may share")
     return _touched(by, wanted, touch=_all_blobs(by, lambda caches, chunks: caches.evict(chunks)))
 
 
@@ -61,6 +65,15 @@ def _all_blobs(
         return stored if by.is_bound else blobs
 
     return touched
+
+
+def _own(by: Caller, chunks: Sequence[str]) -> Sequence[str]:
+    """Those of the chunks that no document holds which this key does not see."""
+    if not by.is_bound:
+        return chunks
+    with by.tenant.catalog.view() as view:
+        hidden = {each.id for each in view.holding(list(view.rows_of(chunks).values()), ~by.allowed())}
+    return [each for each in chunks if each not in hidden]
 
 
 def _touched(by: Caller, wanted: CacheChoice, *, touch: Callable[[ChunkCaches, Sequence[Passage]], int]) -> Touched:
@@ -99,10 +112,11 @@ def _of_documents(by: Caller, view: DocumentsView, *, documents: Sequence[str]) 
     found: dict[int, Passage] = {}
     missing: list[str] = []
     for document in dict.fromkeys(documents):
-        if by.seen(view, document) is None:
+        entry = by.seen(view, document)
+        if entry is None:
             missing.append(document)
             continue
-        for passage in view.passages(document, allowed=by.allowed()):
+        for passage in view.passages(entry.id, allowed=by.allowed()):
             found.setdefault(passage.chunk, passage)
     return [*found.values()], missing
 
@@ -112,14 +126,13 @@ def _of_collection(by: Caller, view: CatalogView, *, wanted: CacheChoice, after:
     if view.collection(wanted.collection) is None or (by.is_bound and not view.count(allowed)):
         raise unknown("collection", wanted.collection)
     oldest = view.oldest_of(allowed)
-    rows: list[list[int]] = oldest[oldest[:, 0] > after][: limit + 1].tolist()
-    found = view.holding([chunk for _, chunk in rows[:limit]], allowed)
-    return PassagePage(found, [], rows[limit - 1][0] if len(rows) > limit else None)
+    chunks: list[int] = oldest[after : after + limit, 1].tolist()
+    return PassagePage(view.holding(chunks, allowed), [], after + limit if len(oldest) > after + limit else None)
 
 
 def _cut(found: Sequence[Passage], missing: list[str], *, after: int, limit: int) -> PassagePage:
-    behind = sorted((passage for passage in found if passage.row > after), key=lambda each: each.row)
-    return PassagePage(behind[:limit], missing, behind[limit - 1].row if len(behind) > limit else None)
+    rest = sorted(found, key=lambda each: each.row)[after:]
+    return PassagePage(rest[:limit], missing, after + limit if len(rest) > limit else None)
 
 
 def _shown(state: ChunkState) -> ChunkStateOut:

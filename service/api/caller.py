@@ -1,6 +1,8 @@
 """Who calls, and what of the tenant's documents lies open to them: all, or what their key's filter lets through."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
@@ -8,8 +10,16 @@ from fastapi import Depends, Request
 from retriever.contract.catalog import CatalogView
 from retriever.contract.documents import DocumentsView
 from retriever.contract.types import DocumentRow
-from retriever.documents import Json
-from retriever.filter_condition import FilterCondition, fits
+from retriever.documents import Draft, Json
+from retriever.filter_condition import (
+    EVERYTHING,
+    FilterCondition,
+    Value,
+    exact_values,
+    facets,
+    fields_of,
+    fits,
+)
 from retriever.search import scope
 from service.access.principal import Principal
 from service.api.core_of import core_of
@@ -46,46 +56,89 @@ class Caller:
         return not self.is_bound or fits(self.allowed(), collection=collection, metadata=metadata)
 
     def seen(self, view: DocumentsView, document: str) -> DocumentRow | None:
-        """The document, if it is there for this key."""
-        entry = view.document(document)
-        return entry if entry and self.fits(entry.collection, entry.metadata) else None
+        """The document, if it is there for this key: one that keys of its filter put in goes before one of others."""
+        entries = (*self._own(view, document), view.document(document))
+        return next((each for each in entries if each and self.fits(each.collection, each.metadata)), None)
 
-    def sees_all_of(self, view: DocumentsView, entry: DocumentRow) -> bool:
-        """Does the key see every chunk, too? They have metadata of their own; nothing hidden must be written over."""
+    def _own(self, view: DocumentsView, document: str) -> list[DocumentRow]:
+        """What keys of this filter put in under this id: several where an operator moved some out of the filter."""
         if not self.is_bound:
-            return True
-        return len(view.passages(entry.id, allowed=self.allowed())) == entry.parts
+            return []
+        name = f"{document}{self.who.id_suffix}"
+        moved = view.documents(EVERYTHING, after=f"{name}.", limit=1000)
+        first = view.document(name)
+        return [*([first] if first else []), *(each for each in moved if self.who.shown_id(each.id) == document)]
 
-    def check_writable(self, view: CatalogView, document: str) -> None:
-        """Raise Forbidden where a document of this id is there, or on its way, but not for this key to change."""
-        if not self.is_bound:
-            return
-        entry = view.document(document)
-        if entry and not (self.fits(entry.collection, entry.metadata) and self.sees_all_of(view, entry)):
+    def is_own(self, collection: str, metadata: Json) -> bool:
+        """Is this within the key's filter alone? A field that the filter names has one value at most."""
+        confined = self.confined(metadata)
+        return self.fits(collection, metadata) and len(confined) == len({field for field, _ in confined})
+
+    def confined(self, metadata: Json) -> set[tuple[str, Value]]:
+        """What the metadata say in the fields that the key's filter names, which it may not change."""
+        fields = fields_of(self.who.bound or {})
+        return {(field, value) for field, value in facets(metadata) if field in fields}
+
+    def stamped(self, draft: Draft) -> Draft:
+        """The draft with the values that the key's filter demands, where it says nothing of these fields."""
+        values = exact_values(self.who.bound or {})
+        given = {field for field, _ in facets(draft.metadata)} if values else set[str]()
+        missing = {field: value for field, value in values.items() if field not in given}
+        return replace(draft, metadata={**missing, **draft.metadata}) if missing else draft
+
+    def name_of(self, view: DocumentsView, document: str) -> str:
+        """The id under which a document is kept that is not there for this key: nobody else's, whoever has that id."""
+        name, taken = f"{document}{self.who.id_suffix}", {each.id for each in self._own(view, document)}
+        names = (f"{name}.{number}" if number else name for number in count())
+        return next(each for each in names if each not in taken)
+
+    def writable(self, view: CatalogView, document: str) -> str:
+        """The id under which the document is kept. Raises Forbidden for one that is not, or not alone, this key's."""
+        entry = self.seen(view, document)
+        if entry and not self._owns_all_of(view, entry):
             raise unfitting(document)
-        waiting = view.upload_of(document)
+        name = entry.id if entry else self.name_of(view, document)
+        waiting = view.upload_of(name)
         if waiting and waiting.state.is_live and not self.owns(waiting.job):
             raise unfitting(document)
+        return name
 
-    def check_fits(self, document: str, collection: str, *, metadata: Json) -> None:
-        """Raise Forbidden for metadata outside the key's filter."""
-        if not self.fits(collection, metadata):
+    def _owns_all_of(self, view: DocumentsView, entry: DocumentRow) -> bool:
+        """Is every chunk the key's own, too? They have metadata of their own; what others see is not its to change."""
+        if not self.is_bound:
+            return True
+        every = [entry.metadata, *(each.metadata for each in view.passages(entry.id))]
+        return all(self.is_own(entry.collection, each) for each in {json.dumps(each): each for each in every}.values())
+
+    def check_own(self, document: str, collection: str, *, metadata: Json) -> None:
+        """Raise Forbidden for metadata outside the key's filter, and for such that other keys' filters share."""
+        if self.is_bound and not self.is_own(collection, metadata):
             raise unfitting(document)
+
+    def check_unmoved(self, document: str, before: Json, *, after: Json) -> None:
+        """Raise Forbidden for a change of what the key's filter names."""
+        changed = {field for field, _ in self.confined(before) ^ self.confined(after)}
+        if changed:
+            raise Forbidden(
+                f"document {document[:80]!r} must keep its {', '.join(sorted(changed))[:80]}, which this key's filter "
+                "names: change it with a key without a filter"
+            )
 
     def owns(self, job: str) -> bool:
         """May this key see the job? One with a filter sees those that it began: a job's id has its owner's in it."""
         return not self.is_bound or job.rpartition("-")[0] == f"job-{self.who.key_id}"
 
-    def check_unbound(self) -> None:
-        """Raise Forbidden for a key with a filter."""
+    def check_unbound(self, what: str) -> None:
+        """Raise Forbidden for a key with a filter, which may not do this."""
         if self.is_bound:
-            raise Forbidden("a key with a filter may not change a whole collection: use one without")
+            raise Forbidden(f"a key with a filter may not {what}: use one without")
 
 
 def unfitting(document: str) -> Forbidden:
-    """The refusal of a document: the same words for a taken id as for unfit metadata; neither tells of the other."""
+    """The refusal of a document that is outside of a key's filter, or inside of others too."""
     return Forbidden(
-        f"document {document[:80]!r} is not within this key's filter: give it metadata that fit, or another id"
+        f"document {document[:80]!r} is not within this key's filter alone: give each field that the filter names the "
+        "one value that fits, or take another id"
     )
 
 

@@ -34,7 +34,7 @@ def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Resp
 
     Chunks stay captured behind the system prompt that the collection had first.
     """
-    by.check_unbound()
+    by.check_unbound("make or change a whole collection")
     tenant = by.tenant
     with tenant.catalog.view() as view:
         is_new = view.collection(name) is None
@@ -48,7 +48,7 @@ def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Resp
 
 def delete_collection(by: By, name: CollectionName) -> CollectionDeleted:
     """Delete a collection with all its documents, and the caches of chunks that no other collection holds."""
-    by.check_unbound()
+    by.check_unbound("make or change a whole collection")
     tenant = by.tenant
     with tenant.catalog.view() as view:
         if view.collection(name) is None:

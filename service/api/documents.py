@@ -10,7 +10,7 @@ from retriever.contract.documents import DocumentsView
 from retriever.contract.types import DocumentRow, Passage
 from retriever.documents import Json
 from retriever.errors import FilterError
-from service.api.caller import By, Caller, unfitting, unknown
+from service.api.caller import By, Caller, unknown
 from service.api.guards import parse
 from service.api.uploads import accept, draft_of, located
 from service.bodies.documents import (
@@ -28,7 +28,7 @@ from service.corpus.chunk_caches import ChunkState
 from service.corpus.tenants import Removed
 from service.errors import Invalid
 
-After = Annotated[str, Query(max_length=1024, description="What the page before gave as `next`")]
+After = Annotated[str, Query(max_length=1100, description="What the page before gave as `next`")]
 AfterPlace = Annotated[int, Query(ge=0, lt=2**31, description="What the page before gave as `next`")]
 Where = Annotated[str | None, Query(alias="filter", description="A filter on metadata, as JSON")]
 
@@ -62,13 +62,14 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
     """Lay metadata over a document's. Chunks and caches stay as they are."""
     tenant = by.tenant
     with tenant.catalog.view() as view:
-        _entry(by, view, document_id=document_id)
-        by.check_writable(view, document_id)
+        before = _entry(by, view, document_id=document_id)
+        by.writable(view, document_id)
     with tenant.catalog.change() as change:  # what is raised in here undoes the patch
-        entry = change.patch(document_id, metadata=patch.metadata)
+        entry = change.patch(before.id, metadata=patch.metadata)
         if entry is None:
             raise unknown("document", document_id)
-        by.check_fits(document_id, entry.collection, metadata=entry.metadata)
+        by.check_unmoved(document_id, before.metadata, after=entry.metadata)
+        by.check_own(document_id, entry.collection, metadata=entry.metadata)
         try:
             check_metadata(entry.metadata)
         except ValueError as error:
@@ -81,8 +82,8 @@ def delete_document(by: By, document_id: DocumentId) -> Deleted:
     """End every version of a document, what waits to be computed too, and the caches of chunks that only it holds."""
     tenant = by.tenant
     with tenant.catalog.view() as view:
-        _check_deletable(by, view, document_id=document_id)
-    removed = tenant.delete([document_id])
+        name = _deletable(by, view, document_id=document_id)
+    removed = tenant.delete([name])
     gone, kept = _told_apart(by, removed)
     return Deleted(id=document_id, chunks_removed=gone, chunks_kept=kept, done=removed.done)
 
@@ -93,11 +94,11 @@ def list_chunks(by: By, document_id: DocumentId, *, after: AfterPlace = 0, limit
     with tenant.catalog.view() as view:
         entry = _entry(by, view, document_id=document_id)
         if by.is_bound:
-            seen = view.passages(document_id, allowed=by.allowed())
+            seen = view.passages(entry.id, allowed=by.allowed())
             count, numbered = len(seen), [replace(each, place=place) for place, each in enumerate(seen)]
             found = numbered[after : after + limit]
         else:
-            count, found = entry.parts, view.passages(document_id, first=after, limit=limit)
+            count, found = entry.parts, view.passages(entry.id, first=after, limit=limit)
     states = tenant.caches.states(found)
     following = after + limit
     return ChunkPage(
@@ -122,18 +123,15 @@ def _entry(by: Caller, view: DocumentsView, *, document_id: str) -> DocumentRow:
     return entry
 
 
-def _check_deletable(by: Caller, view: CatalogView, *, document_id: str) -> None:
-    """Raise NotFound, or Forbidden for what this key sees and may not change."""
-    entry, waiting = view.document(document_id), view.upload_of(document_id)
-    is_waiting = waiting is not None and waiting.state.is_live
-    if entry is None:
-        if not (waiting and is_waiting and by.owns(waiting.job)):
-            raise unknown("document", document_id)
-        return
-    if not by.fits(entry.collection, entry.metadata):
+def _deletable(by: Caller, view: CatalogView, *, document_id: str) -> str:
+    """The id under which it is kept. Raises NotFound, or Forbidden for what this key sees and may not change."""
+    if by.seen(view, document_id):
+        return by.writable(view, document_id)
+    name = by.name_of(view, document_id)
+    waiting = view.upload_of(name)
+    if not (waiting and waiting.state.is_live and by.owns(waiting.job)):
         raise unknown("document", document_id)
-    if not by.sees_all_of(view, entry) or (waiting and is_waiting and not by.owns(waiting.job)):
-        raise unfitting(document_id)
+    return name
 
 
 def _told_apart(by: Caller, removed: Removed) -> tuple[list[str], list[str]]:
@@ -149,7 +147,7 @@ def _told_apart(by: Caller, removed: Removed) -> tuple[list[str], list[str]]:
 def _shown(by: Caller, view: DocumentsView, *, entry: DocumentRow) -> DocumentOut:
     chunks = len(view.passages(entry.id, allowed=by.allowed())) if by.is_bound else entry.parts
     return DocumentOut(
-        id=entry.id,
+        id=by.who.shown_id(entry.id),
         collection=entry.collection,
         title=entry.title,
         metadata=dict(entry.metadata),

@@ -43,11 +43,11 @@ def get_job(by: By, job_id: JobId, *, after: AfterUpload = 0, limit: Limit = 100
         job = view.job(job_id) if by.owns(job_id) else None
         if job is None:
             raise unknown("job", job_id)
-        found = view.uploads(job_id, after=after, limit=limit)
+        found = view.uploads(job_id, first=after, limit=limit)
     return JobDetail(
         **_shown(job).model_dump(),
-        items=[_item(upload) for upload in found],
-        next=found[-1].number if len(found) == limit else None,
+        items=[_item(upload, name=by.who.shown_id(upload.document)) for upload in found],
+        next=after + limit if len(found) == limit else None,  # no upload's number: they count the whole tenant's
     )
 
 
@@ -113,9 +113,9 @@ def _status(job: Job) -> Status:
     return "cancelled" if job.states.get(UploadState.CANCELLED) else "done"
 
 
-def _item(upload: QueuedUpload) -> UploadOut:
+def _item(upload: QueuedUpload, *, name: str) -> UploadOut:
     return UploadOut(
-        document=upload.document,
+        document=name,
         collection=upload.collection,
         file=upload.name,
         state=upload.state.value,

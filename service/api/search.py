@@ -1,9 +1,9 @@
 """Search and reranking over HTTP."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from retriever.contract.types import Passage
-from retriever.search import Hit
 from service.answers.answer_request import Lookup
 from service.api.answer_request import check_length
 from service.api.caller import By, Caller, unknown
@@ -23,7 +23,11 @@ async def search(by: By, wanted: SearchRequest) -> SearchAnswer:
         rerank=wanted.rerank,
     )
     hits = await by.core.pipeline.search(by.who, lookup)
-    return SearchAnswer(hits=[_shown(hit) for hit in hits])
+    return SearchAnswer(
+        hits=[
+            source_of(replace(hit.passage, document=by.who.shown_id(hit.passage.document)), hit.score) for hit in hits
+        ]
+    )
 
 
 def rerank(by: By, wanted: RerankRequest) -> RerankAnswer:
@@ -53,10 +57,6 @@ def source_of(passage: Passage, score: float) -> SourceOut:
         start=passage.start,
         end=None if passage.start is None else passage.start + len(passage.text),
     )
-
-
-def _shown(hit: Hit) -> SourceOut:
-    return source_of(hit.passage, hit.score)
 
 
 def _texts(by: Caller, chunk_ids: Sequence[str]) -> list[str]:

@@ -11,13 +11,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 
+from retriever.contract.catalog import CatalogView
 from retriever.contract.upload_types import NewUpload
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.readers.files import SUFFIXES, read
 from service.api.caller import By, Caller
 from service.api.guards import parse
 from service.bodies.documents import PIECES, Accepted, DocumentIn, FileUpload, OneDocument, Upload
-from service.bodies.fields import check_metadata
+from service.bodies.fields import DEFAULT_COLLECTION, check_metadata
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import document_id, named, upload_of
 from service.errors import Invalid, TooLarge
@@ -38,13 +39,13 @@ def accept(by: Caller, drafts: Sequence[Draft], *, collection: str) -> tuple[str
     most = by.core.settings.max_documents
     if len(drafts) > most:
         raise TooLarge(f"a request has at most {most:,} documents, got {len(drafts):,}: send several requests")
-    named = [(document_id(draft, collection), draft) for draft in drafts]
+    stamped = [by.stamped(draft) for draft in drafts]
+    named = [(document_id(draft, collection), draft) for draft in stamped]
     for name, draft in named:
-        _check_fits(by, name, collection=collection, draft=draft)
+        _check_own(by, name, collection=collection, draft=draft)
     with by.tenant.catalog.view() as view:
-        for name, _ in named:
-            by.check_writable(view, name)
-    job = _handed_over(by, [upload_of(draft, collection) for draft in drafts], collection=collection)
+        kept = [replace(draft, id=_writable(by, view, name=name, draft=draft)) for name, draft in named]
+    job = _handed_over(by, [upload_of(draft, collection) for draft in kept], collection=collection)
     return job, [name for name, _ in named]
 
 
@@ -151,11 +152,18 @@ def _valid(model: type[M], found: object) -> M:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
 
 
-def _check_fits(by: Caller, name: str, *, collection: str, draft: Draft) -> None:
-    by.check_fits(name, collection, metadata=draft.metadata)
+def _check_own(by: Caller, name: str, *, collection: str, draft: Draft) -> None:
+    by.check_own(name, collection, metadata=draft.metadata)
     for part in draft.parts:
         if part.metadata:
-            by.check_fits(name, collection, metadata={**draft.metadata, **part.metadata})
+            by.check_own(name, collection, metadata={**draft.metadata, **part.metadata})
+
+
+def _writable(by: Caller, view: CatalogView, *, name: str, draft: Draft) -> str:
+    entry = by.seen(view, name)
+    if entry:
+        by.check_unmoved(name, entry.metadata, after=draft.metadata)
+    return by.writable(view, name)
 
 
 def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -> str:
@@ -164,5 +172,7 @@ def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -
     with tenant.catalog.view() as view:
         is_there = view.collection(collection) is not None
     if not is_there:
+        if collection != DEFAULT_COLLECTION:
+            by.check_unbound(f"make the collection {collection[:80]!r}")
         ingest.put_collection(tenant, collection, rules=CollectionRules(by.core.settings.chunk_tokens))
     return ingest.accept(tenant, uploads, owner=by.who.key_id)

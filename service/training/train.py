@@ -120,7 +120,11 @@ class Training:
         torch.manual_seed(SEED)
         self.folder = folder
         begun = (folder / "tokenizer.json").exists()
-        self.source = cast(Source, AutoTokenizer.from_pretrained(folder)) if begun else make_tokenizer(seed=SEED)
+        self.source = (
+            cast(Source, AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+            if begun
+            else make_tokenizer(seed=SEED)
+        )
         tokenizer = Tokenizer(self.source)
         self.examples = Examples(tokenizer)
         self.device = device

@@ -1,9 +1,13 @@
 """Loading from a folder, as a user does, and what the fingerprint holds."""
 
+import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     Gemma3Config,
@@ -121,3 +125,40 @@ def test_what_is_no_checkpoint_is_an_error_that_names_it(tmp_path: Path, checkpo
     build(Qwen3Config(**BASE)).save_pretrained(tmp_path / "bare")
     with pytest.raises(TokenizerError, match="tokenizer"):
         load(str(tmp_path / "bare"), device="cpu")
+
+
+EVIL = "from pathlib import Path\nPath({canary!r}).touch()\nclass Evil: pass\n"
+
+
+def hostile(checkpoint: str, folder: Path, *, file: str) -> Path:
+    """A checkpoint whose `file` names code that it brings along."""
+    shutil.copytree(checkpoint, folder)
+    (folder / "evil.py").write_text(EVIL.format(canary=str(folder / "canary")))
+    names = {
+        "AutoConfig": "evil.Evil",
+        "AutoModelForCausalLM": "evil.Evil",
+        "AutoTokenizer": ["evil.Evil", "evil.Evil"],
+    }
+    changed = {"model_type": "evil"} if file == "config.json" else {"tokenizer_class": "Evil"}
+    told = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**told, **changed, "auto_map": names}))
+    return folder
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_code_that_a_checkpoint_brings_along_never_runs(
+    checkpoint: str, tmp_path: Path, *, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda prompt="": "y")  # what a hasty user answers
+    folder = hostile(checkpoint, tmp_path / "hostile", file=file)
+    with suppress(UnsupportedModel, TokenizerError):
+        load(str(folder), device="cpu")
+    assert not (folder / "canary").exists()
+
+
+def test_weights_that_are_pickles_are_refused(checkpoint: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "pickled"))
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match="safetensors"):
+        load(str(folder), device="cpu")

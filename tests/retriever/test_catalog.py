@@ -95,7 +95,7 @@ class CatalogContract(Contract):
         "bad",
         [
             document("", "x"),
-            document("n" * 1025, "x"),
+            document("n" * 1101, "x"),
             document("nul\0", "x"),
             document("half \ud800", "x"),
             document("a", "half \ud800"),

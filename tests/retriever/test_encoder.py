@@ -245,7 +245,7 @@ def test_a_name_is_the_same_in_another_process(families: dict[str, Path]) -> Non
     assert other == Encoder(families["bert"]).name
 
 
-def test_a_checkpoint_with_a_head_or_of_old_has_the_same_vectors(
+def test_a_checkpoint_with_a_head_has_the_same_vectors_and_pickles_are_refused(
     families: dict[str, Path], encoders: dict[tuple[str, str], Encoder], tmp_path: Path
 ) -> None:
     head = hf.BertForMaskedLM(hf.BertConfig(**SMALL))
@@ -253,8 +253,10 @@ def test_a_checkpoint_with_a_head_or_of_old_has_the_same_vectors(
     old = Path(shutil.copytree(families["bert"], tmp_path / "old"))
     torch.save(load_file(old / "model.safetensors"), old / "pytorch_model.bin")
     (old / "model.safetensors").unlink()
-    for folder in (saved(tmp_path / "head", head), old):
-        np.testing.assert_allclose(Encoder(folder).query("a"), encoders["bert", "mean"].query("a"), atol=1e-6)
+    found = Encoder(saved(tmp_path / "head", head)).query("a")
+    np.testing.assert_allclose(found, encoders["bert", "mean"].query("a"), atol=1e-6)
+    with pytest.raises(EmbeddingError, match="safetensors"):
+        Encoder(old)
 
 
 def weighted(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:

@@ -20,7 +20,9 @@ from retriever.filter_condition import (
     MOST,
     FilterCondition,
     condition,
+    exact_values,
     facets,
+    fields_of,
     fits,
     in_collection,
 )
@@ -365,3 +367,11 @@ def test_a_refusal_is_one_line_however_much_was_asked() -> None:
         with pytest.raises(FilterError) as refused:
             condition({"a": value})
         assert len(str(refused.value)) < 500
+
+
+def test_a_filter_tells_its_fields_and_what_all_within_it_have_in_common() -> None:
+    where = {"a": 1, "b": {"$eq": "x", "$exists": True}, "$and": [{"c.d": True}, {"e": {"$gt": 1}}]}
+    beside = {"$or": [{"f": 1}, {"$not": {"g": 2}}], "$not": {"h": 3}, "i": {"$in": [1]}}
+    assert exact_values({**where, **beside}) == {"a": 1, "b": "x", "c.d": True}
+    assert fields_of({**where, **beside}) == {"a", "b", "c.d", "e", "f", "g", "h", "i"}
+    assert not fits(~condition(where), collection="c", metadata={"a": 1, "b": "x", "c": {"d": True}, "e": 2})

@@ -144,7 +144,8 @@ class UploadChanges(Changes):
             self.uploads.let_go(kept.version)
             kept.version = None
             with self.catalog.view() as view:
-                after = view.uploads(file.job, after=max(self.uploads.uploads), limit=1000)
+                known, found = max(self.uploads.uploads), view.uploads(file.job, limit=1000)
+            after = [each for each in found if each.number > known]
             for upload, each in zip(after, uploads, strict=True):
                 self.uploads.accept(upload.number, Kept(file.job, kept.origin, each))
 

@@ -133,6 +133,7 @@ def writing() -> Iterator[Step]:
     """Documents whose texts others may have, too."""
     documents = [document("fresh", FRESH), document("letter", LETTER), document("pair", REGISTER, LEDGER)]
     yield Step("POST /v1/documents", body={"documents": documents})
+    yield Step(f"PUT {ONE}", {"document_id": "hidden"}, without_id(document("hidden", FRESH)))
     yield Step(f"PUT {ONE}", {"document_id": "mine"}, {**without_id(document("mine", LETTER)), "collection": "mine"})
     yield Step("POST /v1/documents", body={"documents": [{"text": HIDDEN, "metadata": TEAM}], "collection": "mine"})
 
@@ -146,7 +147,7 @@ def using() -> Iterator[Step]:
     yield Step(f"GET {JOB}", {"job_id": OWN})
     yield Step(f"GET {JOB}", {"job_id": OWN}, query={"limit": 2})
     yield Step(f"GET {JOB}/events", {"job_id": OWN})
-    for name in ("letter", "pair", "mine"):
+    for name in ("letter", "pair", "mine", "hidden"):
         yield Step(f"GET {ONE}", {"document_id": name})
         yield Step(f"GET {ONE}/chunks", {"document_id": name})
     yield Step(f"GET {COLLECTION}", {"name": "mine"})
@@ -176,7 +177,7 @@ def ending() -> Iterator[Step]:
     yield Step("POST /v1/cache/lookup", body={"document_ids": ["letter", "pair"]})
     yield Step("POST /v1/query", body={"question": QUESTIONS[0], "chunk_ids": ids_of(LETTER), "sampling": SAMPLING})
     yield Step(f"DELETE {JOB}", {"job_id": OWN})
-    for name in ("letter", "pair", "mine"):
+    for name in ("letter", "pair", "mine", "hidden"):
         yield Step(f"DELETE {ONE}", {"document_id": name})
     yield Step(f"PUT {COLLECTION}", {"name": "kept"}, {})
     yield Step(f"DELETE {COLLECTION}", {"name": "mine"})

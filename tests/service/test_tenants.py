@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from retriever.documents import Json
+from retriever.documents import Json, chunk_id
 from service.access.principal import Role
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
 from tests.service.steps import (
@@ -61,6 +61,9 @@ def key_of(service: Inside, tenant: str, *, bound: Json | None = None, role: Rol
 
 
 def client_in(service: Inside, tenant: str, *, bound: Json | None = None, role: Role = Role.ADMIN) -> httpx.Client:
+    if bound:  # which makes no collection
+        with service.client(key_of(service, tenant)) as others:
+            good(others.put("/v1/collections/mine", json={}))
     return service.client(key_of(service, tenant, bound=bound, role=role))
 
 
@@ -145,7 +148,8 @@ def test_too_small_a_role_is_told_so_before_anything_is_looked_at(
             )
         for step in asking(Foreign()):
             status = step.send(client).status_code
-            assert (status == 403) == (step.operation not in READ and role < Role.WRITE), step
+            unbound = bound is not None and step.operation == "POST /v1/cache/evict"
+            assert (status == 403) == (step.operation not in READ and (role < Role.WRITE or unbound)), step
         for step in writing():
             assert step.send(client).status_code == (403 if role < Role.WRITE else 202)
 
@@ -188,6 +192,35 @@ def test_a_key_with_a_filter_learns_nothing_of_what_is_outside(service: Inside) 
         with client_in(service, "team-2") as others:
             fill(others)
         check_same(live(second, every()), alone)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_key_reuses_the_beginning_of_anothers_prompt_only_where_keys_are_joined(
+    service: Inside, *, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = service.core.settings.model_copy(update={"shared_prefixes": is_shared})
+    monkeypatch.setattr(service.core.pipeline, "_settings", settings)
+    with client_in(service, f"joined-{is_shared:d}") as one, client_in(service, f"joined-{is_shared:d}") as other:
+        put_in(one, [{"id": "letter", "chunks": [{"text": LETTER}]}])
+        asked = [good(client.post("/v1/query", json=BEHIND))["usage"]["reused_tokens"] for client in (one, one, other)]
+    assert asked[0] + 10 < asked[1] and asked[2] == asked[is_shared]
+
+
+def test_cursors_count_nothing_of_others(service: Inside) -> None:
+    with client_in(service, "cursors", bound=TEAM) as client, client_in(service, "cursors") as others:
+        put_in(
+            others, [{"id": f"{number}", "text": f"Text {number}.", "metadata": {"team": "b"}} for number in range(9)]
+        )
+        job = put_in(client, [{"id": "pair", "chunks": [{"text": LETTER}, {"text": LEDGER}]}])["id"]
+        for chosen in ({"document_ids": ["pair"]}, {"collection": "default"}):
+            told = good(client.post("/v1/cache/lookup", json={**chosen, "limit": 1}))
+            assert told["next"] == 1
+            more = good(client.post("/v1/cache/lookup", json={**chosen, "limit": 1, "after": 1}))
+            assert {each["chunk_id"] for each in (*told["chunks"], *more["chunks"])} == {
+                *map(chunk_id, (LETTER, LEDGER))
+            }
+        assert good(client.get(f"/v1/jobs/{job}", params={"limit": 1}))["next"] == 1
+        assert good(client.get(f"/v1/jobs/{job}", params={"limit": 1, "after": 1}))["items"] == []
 
 
 def test_scores_of_a_key_with_a_filter_do_not_move_with_what_is_outside(service: Inside) -> None:
