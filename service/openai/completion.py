@@ -10,7 +10,7 @@ from blend.engine.engine import Finish
 from service.answers.events import Delta, Event, Finished, Retrieved, Source, TopToken, Usage
 from service.api.rendering import rendered_source
 from service.errors import Unavailable
-from service.openai.bodies import (
+from service.openai.answer_bodies import (
     AnswerMessage,
     CachedTokens,
     ChatCompletion,

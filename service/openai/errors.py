@@ -15,7 +15,7 @@ from blend.errors import PromptError
 from service.api.guards import Handler, Reads
 from service.api.problems import KNOWN, Failure, failure_of, request_id_of
 from service.errors import Forbidden, Invalid, NotFound, Unauthorized
-from service.openai.bodies import ErrorBody, ErrorDetail
+from service.openai.answer_bodies import ErrorBody, ErrorDetail
 
 FORESEEN: Final[tuple[type[Exception], ...]] = (*KNOWN, RequestValidationError)
 

@@ -17,7 +17,7 @@ from service.answers.events import Event
 from service.api.guards import BEARER, principal
 from service.api.problems import request_id_of
 from service.api.streams import EventStream, gone, unless_gone
-from service.openai.bodies import ChatCompletion, ErrorBody, Model, ModelList
+from service.openai.answer_bodies import ChatCompletion, ErrorBody, Model, ModelList
 from service.openai.completion import Envelope, completion, stream
 from service.openai.defaults import Defaults, to_answer_request
 from service.openai.errors import ModelNotFound, OpenAIRoute
