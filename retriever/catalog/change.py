@@ -162,8 +162,8 @@ class SqliteChange:
         return self._uploads.cancel(job)
 
     def put_source(self, collection: str, name: str, *, source: SourceFile) -> None:
-        values = (collection, name, source.signature, json.dumps(source.documents))
-        self._run("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?)", values)
+        values = (collection, name, source.signature, json.dumps(source.documents), source.base)
+        self._run("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?)", values)
 
     def forget_source(self, collection: str, name: str) -> None:
         self._run("DELETE FROM sources WHERE collection = ? AND name = ?", (collection, name))

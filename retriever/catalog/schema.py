@@ -98,8 +98,11 @@ CREATE TABLE limits (
 # Nobody read them, and the ids of deleted documents stayed in them.
 _NO_TOMBSTONES: Final = "DROP TABLE tombstones;\n"
 
+# Where a file of a corpus was, which tells folders of one name apart.
+_BASES: Final = "ALTER TABLE sources ADD COLUMN base TEXT NOT NULL DEFAULT '';\n"
+
 # Each brings a catalog from its place in this list to the next version. Never changed, only followed by others.
-STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES, _LIMITS, _NO_TOMBSTONES)
+STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES, _LIMITS, _NO_TOMBSTONES, _BASES)
 VERSION = len(STEPS)
 
 

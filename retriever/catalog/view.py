@@ -185,9 +185,9 @@ class SqliteView:
 
     def sources(self, collection: str) -> dict[str, SourceFile]:
         found = self._connection.execute(
-            "SELECT name, signature, documents FROM sources WHERE collection = ?", (collection,)
+            "SELECT name, signature, documents, base FROM sources WHERE collection = ?", (collection,)
         )
-        return {name: SourceFile(signature, tuple(json.loads(told))) for name, signature, told in found}
+        return {name: SourceFile(signature, tuple(json.loads(told)), base) for name, signature, told, base in found}
 
     def limit(self, collection: str, *, model: str) -> Limit | None:
         found = self._connection.execute(

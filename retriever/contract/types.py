@@ -105,10 +105,14 @@ class CatalogState:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file of a corpus, when its documents came to serve. `signature`: what tells whether it changed since."""
+    """A file of a corpus, when its documents came to serve. `signature`: what tells whether it changed since.
+
+    `base`: the folder from which its name is its path; empty where an older version did not keep it.
+    """
 
     signature: str
     documents: tuple[str, ...]
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)

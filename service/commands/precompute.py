@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from enum import StrEnum
@@ -24,9 +24,10 @@ from service.commands.options import settings_with
 
 if TYPE_CHECKING:
     from service.precompute.corpus_file import CorpusFile
+    from service.precompute.corpus_listing import CorpusArgument
     from service.precompute.file_group import Target
     from service.precompute.forecast import Forecast
-    from service.precompute.precompute import Capture, CapturePlan, Precompute
+    from service.precompute.precompute import Capture, CapturePlan
     from service.precompute.progress import RunProgress
     from service.settings import Settings
 
@@ -71,7 +72,11 @@ Model = Annotated[
 ]
 Prune = Annotated[
     bool,
-    typer.Option("--prune", help="Delete documents whose files are gone from the corpus.", rich_help_panel=CORPUS),
+    typer.Option("--prune", help="Delete documents whose files are gone from where PATH says.", rich_help_panel=CORPUS),
+]
+Empty = Annotated[
+    bool,
+    typer.Option("--empty", help="Let --prune delete all that PATH held, also the last.", rich_help_panel=CORPUS),
 ]
 Most = Annotated[
     str,
@@ -145,6 +150,7 @@ def precompute(
     chunk_tokens: Tokens = 0,
     model: Model = "",
     prune: Prune = False,
+    empty: Empty = False,
     budget: Most = "",
     queries: Log = None,
     shard: Part = "",
@@ -165,26 +171,25 @@ def precompute(
       kvweave precompute docs --budget 9GB --queries log.jsonl
       kvweave precompute ./docs --model Qwen/Qwen3-8B
     """
-    from service.access.spelling import check_spelling
-    from service.precompute.corpus_file import files
+    from service.precompute.corpus_listing import arguments
     from service.precompute.workspace import open_workspace
 
     settings = settings_with(model)
-    check_spelling(tenant)
     _refuse_mixed(budget=budget, queries=queries, shard=shard, prune=prune, executor=executor)
     wanted = replace(_plan(budget, queries, shard=shard), top_k=settings.top_k)
     if executor is Executor.RAY and not dry_run:
         wanted = replace(wanted, capture=_remote(settings, actors))
-    found = list(files(paths))
+    named = arguments(paths)
     start = time.perf_counter()
     opening = open_workspace(settings, tenant, collection=collection, chunk_tokens=chunk_tokens, shard=bool(shard))
     with ExitStack() as stack:
         with status(f"loading {settings.model}"):
             target = stack.enter_context(opening)
         _warn_if_unread(target, settings)
+        found, gone = _listed(target, named, prune=prune, empty=empty, as_json=as_json)
         if dry_run:
             raise typer.Exit(_foretell(target, found, price_per_tb=price_per_tb, as_json=as_json))
-        progress = _run(target, wanted, found=found, prune=prune, as_json=as_json)
+        progress = _run(target, wanted, found=found, gone=gone, as_json=as_json)
     _show(progress, seconds=time.perf_counter() - start, as_json=as_json)
     raise typer.Exit(1 if progress.problems else 0)
 
@@ -194,12 +199,38 @@ def _warn_if_unread(target: "Target", settings: "Settings") -> None:
         tell("reuse is off (policy full, or share 0), so no answer reads these caches: change it first", err=True)
 
 
+def _listed(
+    target: "Target", named: "list[CorpusArgument]", *, prune: bool, empty: bool, as_json: bool
+) -> "tuple[list[CorpusFile | ReadingProblem], Set[str]]":
+    """What there is, and what is to be pruned: nothing where a folder cannot be read, as nobody knows what is gone."""
+    from service.precompute.corpus_listing import CorpusListing
+
+    with target.tenant.catalog.view() as view:
+        known = view.sources(target.collection)
+    listing = CorpusListing(named, known)
+    found = list(listing.walk())
+    for old, root in listing.moved.items():
+        tell(f"{root} is gone from {old}: taken as moved, so its documents keep their ids", err=True)
+    if not prune:
+        return found, set()
+    if any(isinstance(each, ReadingProblem) for each in found):
+        tell("nothing is pruned, as not all files could be listed: mend what is told and run again", err=True)
+        return found, set()
+    gone = listing.gone(known, empty=empty)
+    if as_json:
+        typer.echo(json.dumps({"event": "prune", "gone": [*gone]}))
+    else:
+        for name, source in gone.items():
+            tell(f"gone, to be deleted: {name}, {many(len(source.documents), 'document')}")
+    return found, gone.keys()
+
+
 def _run(
     target: "Target",
     wanted: "CapturePlan",
     *,
     found: "Sequence[CorpusFile | ReadingProblem]",
-    prune: bool,
+    gone: Set[str],
     as_json: bool,
 ) -> "RunProgress":
     from service.precompute.precompute import Precompute
@@ -207,19 +238,8 @@ def _run(
     work = Precompute(target, wanted)
     with _progress(len(found), as_json=as_json) as told:
         progress = work.run(found, on_progress=told)
-    if prune:
-        _prune(work, found)
+    work.prune(gone)
     return progress
-
-
-def _prune(work: "Precompute", found: "Sequence[CorpusFile | ReadingProblem]") -> None:
-    """Deletes documents whose files are gone; none where a folder cannot be read, as nobody knows which these are."""
-    from service.precompute.corpus_file import CorpusFile
-
-    if any(isinstance(each, ReadingProblem) for each in found):
-        tell("nothing is pruned, as not all files could be listed: mend what is told and run again", err=True)
-        return
-    work.prune(each.name for each in found if isinstance(each, CorpusFile))
 
 
 def _refuse_mixed(*, budget: str, queries: Path | None, shard: str, prune: bool, executor: Executor) -> None:

@@ -18,7 +18,7 @@ from service.app.composition import compose_core
 from service.app.core import Core
 from service.demo.examples import CORPUS, EXAMPLES, Example
 from service.errors import Unavailable
-from service.precompute.corpus_file import files
+from service.precompute.corpus_listing import files
 from service.precompute.precompute import Precompute
 from service.precompute.progress import RunProgress
 from service.precompute.workspace import open_workspace

@@ -141,7 +141,7 @@ class CorpusReader:
 
     def _add_known(self, group: FileGroup, file: CorpusFile, *, source: SourceFile | None) -> bool:
         """Adds a file's chunks and returns True if it is as it was when its documents came to serve, and these do."""
-        if source is None or source.signature != signature(file, self._target.rules):
+        if source is None or (source.base, source.signature) != (file.base, signature(file, self._target.rules)):
             return False
         with self._target.tenant.catalog.view() as view:
             found = [view.document(document) for document in source.documents]

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -66,19 +66,18 @@ class Precompute:
             self._sweep()
         return self.progress
 
-    def prune(self, names: Iterable[str]) -> None:
-        """Delete the documents of files that are remembered and not among these names."""
-        target, kept = self._target, set(names)
+    def prune(self, names: Set[str]) -> None:
+        """Deletes the documents of these remembered files, but for those that another file holds."""
+        target = self._target
         with target.tenant.catalog.view() as view:
             known = view.sources(target.collection)
-        held = {document for name, source in known.items() if name in kept for document in source.documents}
-        for name, source in known.items():
-            if name not in kept:
-                gone = _in_collection(target, [document for document in source.documents if document not in held])
-                target.tenant.delete(gone)
-                with target.tenant.catalog.change() as change:
-                    change.forget_source(target.collection, name)
-                self.progress.removed += len(gone)
+        held = {document for name, source in known.items() if name not in names for document in source.documents}
+        for name in names:
+            gone = _in_collection(target, [each for each in known[name].documents if each not in held])
+            target.tenant.delete(gone)
+            with target.tenant.catalog.change() as change:
+                change.forget_source(target.collection, name)
+            self.progress.removed += len(gone)
 
     def _begin(self) -> None:
         """Makes the collection where it is not there."""
@@ -286,10 +285,10 @@ class _Run:
             before = self._known.get(fresh.file.name)
             others = tuple(each for each in (before.documents if before else ()) if each not in ids)
             if fresh.whole:
-                sources[fresh.file.name] = SourceFile(signature(fresh.file, self._target.rules), ids)
+                sources[fresh.file.name] = SourceFile(signature(fresh.file, self._target.rules), ids, fresh.file.base)
                 left += others
             else:
-                sources[fresh.file.name] = SourceFile("", (*ids, *others))
+                sources[fresh.file.name] = SourceFile("", (*ids, *others), fresh.file.base)
         self._known |= sources
         if not left:
             return sources, []

@@ -9,6 +9,7 @@ from service.access.control import Control
 from service.access.errors import AccessError
 from service.access.move import CONTROL
 from service.access.private import private_file, private_folder, write_for_owner_only
+from service.access.spelling import check_spelling
 from service.app.composition import compose_store, compose_tenants
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.tenants import TENANTS
@@ -25,6 +26,7 @@ def open_workspace(
 
     Shards may run beside each other. `chunk_tokens` is for a new collection; 0 for what the settings say.
     """
+    check_spelling(name)
     with ExitStack() as stack:
         write_for_owner_only()
         folder = settings.data / TENANTS / name

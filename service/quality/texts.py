@@ -12,7 +12,8 @@ from service.corpus.drafts import cut_draft
 from service.errors import Invalid
 from service.model.prompt_builder import PromptPassage
 from service.model.served_model import ServedModel
-from service.precompute.corpus_file import CorpusFile, files, read_in
+from service.precompute.corpus_file import CorpusFile, read_in
+from service.precompute.corpus_listing import files
 from service.quality.suites import multihop
 
 LEVEL = 2  # of the made-up world

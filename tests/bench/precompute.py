@@ -28,7 +28,8 @@ from typing import Any
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filter_condition import EVERYTHING
 from service.corpus.chunk_capture import CaptureItem, batches
-from service.precompute.corpus_file import CorpusFile, files
+from service.precompute.corpus_file import CorpusFile
+from service.precompute.corpus_listing import files
 from service.precompute.file_group import CorpusReader, Target, look
 from service.precompute.precompute import Precompute
 from service.precompute.workspace import open_workspace

@@ -17,7 +17,7 @@ from retriever import query_terms
 from retriever.catalog import schema
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.catalog import Catalog
-from retriever.contract.types import Collection
+from retriever.contract.types import Collection, SourceFile
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING, condition
@@ -121,6 +121,24 @@ def test_an_older_catalog_loses_the_ids_of_deleted_documents(tmp_path: Path, mon
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT name FROM sqlite_schema WHERE name = 'tombstones'").fetchall() == []
     assert b"idneedle" not in path.read_bytes()
+
+
+def test_an_older_catalog_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "catalog"
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "STEPS", schema.STEPS[:6])
+        patch.setattr(schema, "VERSION", 6)
+        filled(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO sources VALUES ('c', 'docs/a.md', '12 34 256', '[\"docs/a.md\"]')")
+    catalog = SqliteCatalog(path)
+    with catalog.view() as view:
+        assert view.sources("c") == {"docs/a.md": SourceFile("12 34 256", ("docs/a.md",))}
+    with catalog.change() as change:
+        change.put_source("c", "docs/a.md", source=SourceFile("", (), "/home/me"))
+    with catalog.view() as view:
+        assert view.sources("c") == {"docs/a.md": SourceFile("", (), "/home/me")}
+    catalog.close()
 
 
 def test_a_step_that_fails_leaves_the_older_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

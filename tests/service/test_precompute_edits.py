@@ -128,16 +128,16 @@ def _whatever_was_edited(history: Sequence[Step]) -> None:
         for step in history:
             corpus.edit(step)
             with killed_at(step.killed_at) as killing, suppress(Killed):
-                place.run(str(corpus.root), "--prune", status=0 if corpus.is_sound else 1)
+                place.run(str(corpus.root), "--prune", "--empty", status=0 if corpus.is_sound else 1)
             corpus.ran(to_its_end=not killing.happened)
-        place.run(str(corpus.root), "--prune", status=0 if corpus.is_sound else 1)
+        place.run(str(corpus.root), "--prune", "--empty", status=0 if corpus.is_sound else 1)
         corpus.ran(to_its_end=True)
         fresh, copy = Near(Path(name) / "fresh"), Path(name) / "as it should be" / "corpus"
         corpus.lay(copy, texts=corpus.read)
         fresh.run(str(copy))
         assert place.documents() == fresh.documents()
         assert place.sizes() == fresh.sizes()
-        place.run(str(corpus.root), "--prune", status=0 if corpus.is_sound else 1)
+        place.run(str(corpus.root), "--prune", "--empty", status=0 if corpus.is_sound else 1)
         assert len(place.captured) <= 1, "something is computed again"
 
 

@@ -14,7 +14,7 @@ from service.access.principal import Role
 from service.app import composition
 from service.corpus import ingest
 from service.demo import PASSAGES, QUESTIONS
-from service.precompute.corpus_file import files
+from service.precompute.corpus_listing import files
 from service.precompute.precompute import Precompute
 from service.precompute.workspace import open_workspace
 from tests.retriever.fakes import WordEmbedder
