@@ -10,7 +10,12 @@ Json = Mapping[str, object]  # what JSON can say
 
 def chunk_id(text: str) -> str:
     """A digest of the text alone: the same text is the same chunk, whoever cut it. Lone surrogates are kept apart."""
-    return blake3(text.encode("utf-8", "surrogatepass")).hexdigest(16)
+    return chunk_id_of(text.encode("utf-8", "surrogatepass"))
+
+
+def chunk_id_of(data: bytes) -> str:
+    """The digest of a text in UTF-8."""
+    return blake3(data).hexdigest(16)
 
 
 @dataclass(frozen=True, slots=True)

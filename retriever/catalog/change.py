@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from retriever.catalog.lexical import body, index
-from retriever.catalog.rows import LISTED, SAME, check_id, digest_of, dumps, entries, fact, listed, loads
+from retriever.catalog.renew import index_anew, is_current
+from retriever.catalog.rows import LISTED, check_id, digest_of, dumps, entries, fact, is_same, listed, loads, sound_text
 from retriever.catalog.upload_rows import LIVE
 from retriever.catalog.upload_tables import UploadTables
 from retriever.contract.types import Collection, DocumentRow, Limit, Removal, SourceFile, Vectors
@@ -54,7 +55,7 @@ class SqliteChange:
         for document in documents:
             check_id(document.id)
             digest = digest_of(document, collection)
-            if not self._run(SAME, (document.id, digest)).fetchone():
+            if not is_same(self._connection, document, digest=digest):
                 versions.append(self._stage(document, collection, digest=digest))
         return _together(self._serve(version) for version in versions)
 
@@ -125,6 +126,8 @@ class SqliteChange:
         return _together([removal, *self._uploads.delete(documents)])
 
     def purge(self) -> None:
+        if not is_current(self._connection):
+            index_anew(self._connection)
         if fact(self._connection, "dropped"):
             self._run("INSERT INTO terms (terms) VALUES ('optimize')")
             self._run("UPDATE facts SET value = 0 WHERE name = 'dropped'")
@@ -217,12 +220,13 @@ class SqliteChange:
         return version
 
     def _used(self, parts: Sequence[DocumentPart]) -> list[int]:
-        """The rows of these parts' chunks, each of which is used once more."""
+        """The rows of these parts' chunks, each of which is used once more, and has its text even if it was damaged."""
         found: list[int] = []
         for part, mark in zip(parts, marks([part.text for part in parts]), strict=True):
             [row] = self._run(
                 "INSERT INTO chunks (id, uses, text, head, tail, nbytes) VALUES (?, 1, ?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET uses = uses + 1 RETURNING row",
+                "ON CONFLICT (id) DO UPDATE SET uses = uses + 1, text = excluded.text, head = excluded.head, "
+                "tail = excluded.tail, nbytes = excluded.nbytes RETURNING row",
                 (part.id, part.text, *((mark.head, mark.tail, mark.nbytes) if mark else (None, None, None))),
             ).fetchone()
             found.append(row)
@@ -250,9 +254,14 @@ class SqliteChange:
 
     def _bodies(self, version: int, title: str) -> list[tuple[int, list[str]]]:
         found = self._run(
-            "SELECT p.row, c.text FROM passages p JOIN chunks c ON c.row = p.chunk WHERE p.document = ?", (version,)
+            "SELECT p.row, c.id, CAST(c.text AS BLOB) FROM passages p JOIN chunks c ON c.row = p.chunk "
+            "WHERE p.document = ?",
+            (version,),
         )
-        return [(row, body(title, text)) for row, text in found]
+        texts = {row: sound_text(chunk, data) for row, chunk, data in found}
+        if None in texts.values():  # nobody knows any more which words the index has of it
+            self._run("UPDATE facts SET value = 0 WHERE name = 'analysis'")
+        return [(row, body(title, text or "")) for row, text in texts.items()]
 
     def _count(self, passages: int, *, words: int) -> None:
         self._run("UPDATE facts SET value = value + ? WHERE name = 'passages'", (passages,))

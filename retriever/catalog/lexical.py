@@ -27,7 +27,7 @@ SCORED = 300  # candidates that are scored by all words
 ASKED = 1000  # words of a query that count, the first ones: each is looked up by itself
 
 _SCORED = """
-SELECT p.row, p.chunk, d.title, c.text
+SELECT p.row, p.chunk, d.title, CAST(c.text AS BLOB)
 FROM passages p JOIN chunks c ON c.row = p.chunk JOIN documents d ON d.row = p.document WHERE
 """
 
@@ -147,7 +147,7 @@ class LexicalSearch:
             part = listed(rows.tolist())
             found = self.connection.execute(f"{_SCORED} p.row IN {LISTED} AND d.serving = 1", (part,)).fetchall()
             for row, chunk, title, text in found:
-                score, share = self._score(body(title, text), wanted)
+                score, share = self._score(body(title, text.decode(errors="replace")), wanted)
                 if score > 0:
                     best[chunk] = max(best.get(chunk, (0.0, 0, 0.0)), (score, -row, share))
             if 2 * len(found) < len(rows):

@@ -4,7 +4,7 @@ import sqlite3
 
 from retriever import query_terms
 from retriever.catalog.lexical import body, index
-from retriever.catalog.rows import fact
+from retriever.catalog.rows import fact, sound_text
 from retriever.catalog.schema import transaction
 
 _BATCH = 1000
@@ -12,26 +12,28 @@ _BATCH = 1000
 
 def renew(connection: sqlite3.Connection) -> None:
     """Makes the index anew, in one transaction, where its rules differ. To delete from it, its own words are needed."""
-    if _is_current(connection):
+    if is_current(connection):
         return
     with transaction(connection):
-        if not _is_current(connection):  # another process may have been sooner
-            _index(connection)
+        if not is_current(connection):  # another process may have been sooner
+            index_anew(connection)
 
 
-def _is_current(connection: sqlite3.Connection) -> bool:
+def is_current(connection: sqlite3.Connection) -> bool:
+    """Whether the words in the index are those that today's rules make."""
     return str(fact(connection, "analysis")) == query_terms.VERSION
 
 
-def _index(connection: sqlite3.Connection) -> None:
+def index_anew(connection: sqlite3.Connection) -> None:
+    """Makes the index anew, within the caller's transaction. A damaged text has no words."""
     connection.execute("INSERT INTO terms (terms) VALUES ('delete-all')")
     words, last = 0, 0
     while found := connection.execute(
-        "SELECT p.row, d.title, c.text FROM passages p JOIN documents d ON d.row = p.document "
+        "SELECT p.row, d.title, c.id, CAST(c.text AS BLOB) FROM passages p JOIN documents d ON d.row = p.document "
         "JOIN chunks c ON c.row = p.chunk WHERE d.serving = 1 AND p.row > ? ORDER BY p.row LIMIT ?",
         (last, _BATCH),
     ).fetchall():
-        words += index(connection, [(row, body(title, text)) for row, title, text in found])
+        words += index(connection, [(row, body(title, sound_text(*each) or "")) for row, title, *each in found])
         last = found[-1][0]
     connection.execute("UPDATE facts SET value = ? WHERE name = 'words'", (words,))
     connection.execute("UPDATE facts SET value = ? WHERE name = 'analysis'", (query_terms.VERSION,))

@@ -1,6 +1,7 @@
 """Rows of a catalog's tables as what they mean, and what its queries share."""
 
 import json
+import logging
 import sqlite3
 from collections.abc import Sequence
 from typing import cast
@@ -8,8 +9,10 @@ from typing import cast
 from blake3 import blake3
 
 from retriever.contract.types import DocumentRow, Passage
-from retriever.documents import Document, Json
+from retriever.documents import Document, Json, chunk_id_of
 from retriever.errors import CatalogError, DocumentError
+
+log = logging.getLogger(__name__)
 
 # Parameters of `IN (…)` as one JSON list, so that there may be any number of them.
 LISTED = "(SELECT value FROM json_each(?))"
@@ -18,7 +21,8 @@ REMEDY = "it is damaged, restore it from a backup"
 _LONGEST_ID = 1100  # characters: as long as a user may name it, and what keeps it apart from others
 
 PASSAGES = """
-SELECT p.row, p.chunk, c.id, c.text, d.id, l.collection, d.title, p.place, p.name, p.start, p.page, l.metadata
+SELECT p.row, p.chunk, c.id, CAST(c.text AS BLOB),
+    d.id, l.collection, d.title, p.place, p.name, p.start, p.page, l.metadata
 FROM passages p JOIN chunks c ON c.row = p.chunk JOIN documents d ON d.row = p.document JOIN labels l ON l.row = p.label
 WHERE d.serving = 1 AND
 """
@@ -61,8 +65,21 @@ def check_id(name: str) -> None:
 
 
 def passages(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Passage]:
-    """The passages that serve and fit `where`, which is of this package, never of a user."""
-    return [Passage(*row[:-1], metadata=loads(row[-1])) for row in connection.execute(PASSAGES + where, tuple(values))]
+    """The passages that serve and fit `where`, which is of this package, never of a user, but for damaged texts."""
+    found: list[Passage] = []
+    for row, chunk, name, data, *others, metadata in connection.execute(PASSAGES + where, tuple(values)):
+        text = sound_text(name, data)
+        if text is not None:
+            found.append(Passage(row, chunk, name, text, *others, metadata=loads(metadata)))
+    return found
+
+
+def sound_text(chunk: str, data: bytes) -> str | None:
+    """The text of a chunk, whose id is its digest; None where one of them is not what was put in."""
+    if chunk_id_of(data or b"") == chunk:
+        return data.decode()
+    log.error("a text is damaged and not served: put its document in again", extra={"chunk": chunk})
+    return None
 
 
 def entries(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[DocumentRow]:
@@ -82,7 +99,16 @@ def fact(connection: sqlite3.Connection, name: str) -> int:
     return found[0]
 
 
-SAME = "SELECT 1 FROM documents WHERE id = ? AND serving = 1 AND digest = ?"
+_SAME = "SELECT row FROM documents WHERE id = ? AND serving = 1 AND digest = ?"
+_TEXTS = (
+    "SELECT DISTINCT c.id, CAST(c.text AS BLOB) FROM passages p JOIN chunks c ON c.row = p.chunk WHERE p.document = ?"
+)
+
+
+def is_same(connection: sqlite3.Connection, document: Document, *, digest: bytes) -> bool:
+    """Whether a document with this digest serves. Where a text of it is damaged it counts as another."""
+    found = connection.execute(_SAME, (document.id, digest)).fetchone()
+    return found is not None and all(sound_text(*each) is not None for each in connection.execute(_TEXTS, found))
 
 
 def digest_of(document: Document, collection: str) -> bytes:

@@ -8,7 +8,7 @@ import numpy as np
 
 from retriever.catalog.lexical import LexicalSearch, PassageTotals
 from retriever.catalog.postings import Postings
-from retriever.catalog.rows import LISTED, SAME, digest_of, entries, fact, listed, loads, passages
+from retriever.catalog.rows import LISTED, digest_of, entries, fact, is_same, listed, loads, passages, sound_text
 from retriever.catalog.upload_rows import LIVE, jobs, uploads
 from retriever.contract.types import (
     CatalogState,
@@ -69,8 +69,7 @@ class SqliteView:
         return found[0] if found else None
 
     def serves(self, document: Document, *, collection: str) -> bool:
-        found = self._connection.execute(SAME, (document.id, digest_of(document, collection)))
-        return found.fetchone() is not None
+        return is_same(self._connection, document, digest=digest_of(document, collection))
 
     def documents(self, allowed: FilterCondition, *, after: str = "", limit: int = 100) -> list[DocumentRow]:
         where = f"d.label IN ({allowed.sql}) AND d.id > ? ORDER BY d.id LIMIT ?"
@@ -127,7 +126,9 @@ class SqliteView:
         return np.array(found, np.int64).reshape(-1, 2)
 
     def texts(self, chunks: Sequence[int]) -> dict[int, str]:
-        return dict(self._connection.execute(f"SELECT row, text FROM chunks WHERE row IN {LISTED}", (listed(chunks),)))
+        rows = f"SELECT row, id, CAST(text AS BLOB) FROM chunks WHERE row IN {LISTED}"
+        found = {row: sound_text(chunk, data) for row, chunk, data in self._connection.execute(rows, (listed(chunks),))}
+        return {row: text for row, text in found.items() if text is not None}
 
     def marked_after(self, chunk: int) -> MarkedChunks:
         found = self._connection.execute(
@@ -166,13 +167,14 @@ class SqliteView:
             "AND EXISTS (SELECT 1 FROM passages p JOIN labels l ON l.row = p.label "
             f"WHERE p.chunk = chunks.row AND l.collection NOT IN {LISTED}) "
         )
-        return self._connection.execute(
-            "SELECT row, id, text FROM chunks WHERE row > ? "
+        found = self._connection.execute(
+            "SELECT row, id, CAST(text AS BLOB) FROM chunks WHERE row > ? "
             "AND NOT EXISTS (SELECT 1 FROM vectors WHERE chunk = chunks.row "
             "AND embedder = (SELECT row FROM embedders WHERE name = ?)) "
             f"{told if hidden else ''}ORDER BY row LIMIT ?",
             (after, embedder, *([listed(hidden)] if hidden else []), limit),
-        ).fetchall()
+        )
+        return [(row, chunk, sound_text(chunk, data) or "") for row, chunk, data in found]
 
     def counts(self) -> Counts:
         [documents] = self._connection.execute("SELECT count(*) FROM documents WHERE serving = 1").fetchone()

@@ -147,8 +147,11 @@ class CorpusReader:
             found = [view.document(document) for document in source.documents]
             if not all(entry and entry.collection == self._target.collection for entry in found):
                 return False
+            passages = [each for document in source.documents for each in view.passages(document)]
+            if len(passages) < sum(entry.parts for entry in found if entry):  # a text is damaged, and read again
+                return False
             group.progress.unchanged += 1
-            for passage in (each for document in source.documents for each in view.passages(document)):
+            for passage in passages:
                 self._add(group, passage.id, text=passage.text, settled=self._settled)
         return True
 

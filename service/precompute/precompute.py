@@ -202,8 +202,9 @@ class _Run:
             for chunk in chunks[start : start + RANKED]:
                 if sink.is_full:
                     return
-                ids = target.tenant.model.ids(texts[rows[chunk]]) if chunk in rows else None
-                if ids is not None:  # somebody may have deleted it meanwhile
+                text = texts.get(rows.get(chunk, -1))  # somebody may have deleted it meanwhile, or it is damaged
+                ids = None if text is None else target.tenant.model.ids(text)
+                if ids is not None:
                     yield CaptureItem(target.tenant.caches.key(chunk, capture_prefix), ids)
 
     def _count(self, outcome: CaptureOutcome) -> None:
