@@ -118,6 +118,7 @@ def _socket(family: int, place: tuple[object, ...]) -> socket.socket:
 def _server(core: "Core", settings: "Settings") -> "uvicorn.Server":
     import uvicorn
 
+    from service.api.limits import HEAD_BYTES
     from service.application import observed
 
     return uvicorn.Server(
@@ -126,6 +127,8 @@ def _server(core: "Core", settings: "Settings") -> "uvicorn.Server":
             log_config=None,
             access_log=False,
             server_header=False,
+            http="h11",  # the other parser, where it is installed, keeps headers of any size
+            h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=DRAIN_S,
         )
     )
