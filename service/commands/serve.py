@@ -68,6 +68,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
         core = compose_core(settings)
         stack.callback(core.close)
         server = _server(core, settings)
+        core.is_stopping = lambda: server.should_exit
         threading.Thread(target=_stop_when_failed, args=(core, server), daemon=True).start()
         signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
         port = sockets[0].getsockname()[1]
