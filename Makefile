@@ -64,7 +64,7 @@ test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
 # Beside $(VENV), with the same versions of all else.
 test-oldest: $(INSTALLED) ## the tests of blend with the oldest transformers that is supported
 	$(PYTHON) -m venv $(VENV)-oldest
-	grep -v '^transformers==' constraints.txt > $(VENV)-oldest/constraints.txt
+	grep -vE '^(transformers|huggingface-hub)==' constraints.txt > $(VENV)-oldest/constraints.txt
 	$(VENV)-oldest/bin/pip install -q -c $(VENV)-oldest/constraints.txt $(TORCH)
 	$(VENV)-oldest/bin/pip install -q -c $(VENV)-oldest/constraints.txt -e '.[dev]' 'transformers==$(OLDEST)'
 	$(VENV)-oldest/bin/python -m pytest tests/blend $(ARGS)

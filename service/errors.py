@@ -50,6 +50,13 @@ class TooLarge(ServiceError, ValueError):
     title = "The request is too large"
 
 
+class HeadTooLarge(ServiceError, ValueError):
+    """A request whose address and headers take more than a server should keep."""
+
+    status = 431
+    title = "The head of the request is too large"
+
+
 class WrongMedia(ServiceError, ValueError):
     """A body of a kind that the endpoint does not take."""
 

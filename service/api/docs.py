@@ -4,12 +4,47 @@ from pathlib import Path
 
 import fastapi_offline
 from fastapi import APIRouter, HTTPException
-from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import FileResponse, HTMLResponse, Response
 
+from service.api.console import HEADERS
+
 STATIC = Path(fastapi_offline.__file__).parent / "static"
-SCRIPT, STYLE = "swagger-ui-bundle.js", "swagger-ui.css"
-POLICY = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+SCRIPT, STYLE, START = "swagger-ui-bundle.js", "swagger-ui.css", "start.js"
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self' 'unsafe-inline'",  # Swagger UI writes styles
+    "connect-src": "'self'",
+    "img-src": "'self' data:",
+    "base-uri": "'none'",
+    "frame-ancestors": "'none'",
+    "form-action": "'none'",
+}
+SHOWN = {**HEADERS, "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in POLICY.items())}
+PAGE = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>kvweave API</title>
+<link rel="stylesheet" href="docs/{STYLE}">
+<link rel="icon" href="console/icon.svg">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<script src="docs/{SCRIPT}"></script>
+<script src="docs/{START}"></script>
+</body>
+</html>
+"""
+START_TEXT = """SwaggerUIBundle({
+  url: "openapi.json",
+  dom_id: "#swagger-ui",
+  deepLinking: true,
+  showExtensions: true,
+  showCommonExtensions: true,
+});
+"""
 
 
 def docs() -> APIRouter:
@@ -17,20 +52,14 @@ def docs() -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     async def page() -> HTMLResponse:
-        shown = get_swagger_ui_html(
-            openapi_url="openapi.json",
-            title="kvweave API",
-            swagger_js_url=f"docs/{SCRIPT}",
-            swagger_css_url=f"docs/{STYLE}",
-            swagger_favicon_url="console/icon.svg",
-        )
-        shown.headers["Content-Security-Policy"] = POLICY
-        return shown
+        return HTMLResponse(PAGE, headers=SHOWN)
 
     async def part(name: str) -> Response:
+        if name == START:
+            return Response(START_TEXT, media_type="text/javascript", headers=SHOWN)
         if name not in (SCRIPT, STYLE):
             raise HTTPException(404)
-        return FileResponse(STATIC / name, headers={"Cache-Control": "max-age=86400"})
+        return FileResponse(STATIC / name, headers={**SHOWN, "Cache-Control": "max-age=86400"})
 
     router.add_api_route("/docs", page, methods=["GET"])
     router.add_api_route("/docs/{name}", part, methods=["GET"])

@@ -1,6 +1,5 @@
 """Jobs over HTTP: how far what was put in has come, as a page and as a stream, and their end."""
 
-import time
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
@@ -10,12 +9,11 @@ from fastapi.concurrency import run_in_threadpool
 
 from retriever.contract.upload_types import Job, QueuedUpload, UploadState
 from service.api.caller import By, Caller, unknown
-from service.api.streams import PING, EventStream, sse
+from service.api.streams import EventStream, sse
 from service.bodies.fields import JobId, Limit
 from service.bodies.jobs import JobDetail, JobOut, JobPage, Status, UploadOut
 
 POLL_S = 0.25
-PING_S = 15.0
 
 After = Annotated[str, Query(max_length=200, description="What the page before gave as `next`")]
 AfterUpload = Annotated[int, Query(ge=0, lt=2**63, description="What the page before gave as `next`")]
@@ -59,22 +57,20 @@ def cancel_job(by: By, job_id: JobId) -> JobOut:
 
 
 async def job_events(by: By, job_id: JobId) -> Response:
-    """Send `progress` whenever a job changes, then `done`, each with the job."""
+    """Send `progress` whenever a job changes, then `done`, each with the job. It ends early where the service does."""
     job = await run_in_threadpool(_job, by, job_id)
     return EventStream(_events(by, job))
 
 
 async def _events(by: Caller, job: Job) -> AsyncGenerator[bytes]:
-    told = time.monotonic()
     yield sse("progress", _shown(job))
     while not job.is_over:
         await anyio.sleep(POLL_S)
         latest = await run_in_threadpool(_found, by, job.id)
-        if latest is None:
+        if latest is None or by.core.is_stopping():
             return
-        if latest != job or time.monotonic() - told > PING_S:
-            told = time.monotonic()
-            yield sse("progress", _shown(latest)) if latest != job else PING
+        if latest != job:
+            yield sse("progress", _shown(latest))
         job = latest
     yield sse("done", _shown(job))
 

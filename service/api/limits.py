@@ -1,13 +1,16 @@
-"""Limits on every request: the size of its body, counted as it streams in, and how many there are at once."""
+"""Limits on every request: the size of its head and of its body, counted as it streams in, and how many there are."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.core_of import core_of
 from service.api.problems import Renderers, failure_of
-from service.errors import Exhausted, ServiceError, TooLarge
+from service.errors import Exhausted, HeadTooLarge, ServiceError, TooLarge
 
 PROBES = ("/healthz", "/readyz")  # whoever watches over the service is never turned away
+HEAD_BYTES = 1 << 16  # of the address and all headers
+
+_HEAD_TOO_LARGE = HeadTooLarge(f"the address and the headers have at most {HEAD_BYTES:,} bytes: send fewer or shorter")
 
 
 class RequestLimits:
@@ -19,6 +22,9 @@ class RequestLimits:
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _head_bytes(scope) > HEAD_BYTES:
+            await self._refuse(_HEAD_TOO_LARGE, scope, receive=receive, send=send)
+            return
         if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
@@ -72,6 +78,11 @@ class _Counted:
             return
         self.is_started = True
         await self._send(message)
+
+
+def _head_bytes(scope: Scope) -> int:
+    fields: list[tuple[bytes, bytes]] = scope["headers"]
+    return len(scope["path"]) + len(scope["query_string"]) + sum(len(name) + len(value) for name, value in fields)
 
 
 def _too_large(limit: int) -> TooLarge:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
+from contextvars import copy_context
 from typing import TypeVar
 
 import anyio
@@ -12,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 MEDIA = "text/event-stream"
 PING = b": ping\n\n"
+PING_S = 15.0  # without an event, before something is sent so that no proxy hangs up
 
 T = TypeVar("T")
 
@@ -26,15 +28,39 @@ class EventStream(StreamingResponse):
 
     def __init__(self, events: AsyncGenerator[bytes]) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type=MEDIA, headers=headers)
-        self._events = events
+        self._events, self._pinged = events, _pinged(events)
+        super().__init__(self._pinged, media_type=MEDIA, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             with anyio.CancelScope(shield=True):
+                await self._pinged.aclose()
                 await self._events.aclose()
+
+
+async def _pinged(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """The events, with pings where none comes for long. All steps of the generator see one context."""
+    context = copy_context()
+    while True:
+        step = asyncio.create_task(_following(events), context=context)
+        try:
+            while not (await asyncio.wait({step}, timeout=PING_S))[0]:
+                yield PING
+        finally:
+            if not step.done():
+                step.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.gather(step, return_exceptions=True)
+        event = step.result()
+        if event is None:
+            return
+        yield event
+
+
+async def _following(events: AsyncGenerator[bytes]) -> bytes | None:
+    return await anext(events, None)
 
 
 async def unless_gone(request: Request, work: Coroutine[object, object, T]) -> T | None:

@@ -66,6 +66,7 @@ class Core:
         self.model_name = settings.model
         self.created = time.time()
         self.failed = threading.Event()  # the model did not load: `not_ready` says why
+        self.is_stopping: Callable[[], bool] = lambda: False  # as whoever runs it says: who follows a job then ends
         self._problem = "the model is loading: ask again in a moment"
         self._working: _Working | None = None
         with ExitStack() as stack:

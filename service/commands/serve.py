@@ -68,6 +68,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
         core = compose_core(settings)
         stack.callback(core.close)
         server = _server(core, settings)
+        core.is_stopping = lambda: server.should_exit
         threading.Thread(target=_stop_when_failed, args=(core, server), daemon=True).start()
         signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
         port = sockets[0].getsockname()[1]
@@ -118,6 +119,7 @@ def _socket(family: int, place: tuple[object, ...]) -> socket.socket:
 def _server(core: "Core", settings: "Settings") -> "uvicorn.Server":
     import uvicorn
 
+    from service.api.limits import HEAD_BYTES
     from service.application import observed
 
     return uvicorn.Server(
@@ -126,6 +128,8 @@ def _server(core: "Core", settings: "Settings") -> "uvicorn.Server":
             log_config=None,
             access_log=False,
             server_header=False,
+            http="h11",  # the other parser, where it is installed, keeps headers of any size
+            h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=DRAIN_S,
         )
     )

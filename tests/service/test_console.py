@@ -201,11 +201,18 @@ def test_no_file_is_longer_than_the_others_may_be() -> None:
 
 
 def test_the_reference_loads_nothing_from_another_host(client: TestClient) -> None:
-    shown = client.get("/docs")
-    assert "'self'" in shown.headers["content-security-policy"]
-    loaded = re.findall(r"""(?:href|src|url)["']?\s*[=:]\s*["']([^"']+)["']""", shown.text)
-    assert len(loaded) >= 4
+    texts = [client.get(path).text for path in ("/docs", "/docs/start.js")]
+    loaded = re.findall(r"""(?:href|src|url)["']?\s*[=:]\s*["']([^"']+)["']""", "".join(texts))
+    assert len(loaded) == 5
     for address in loaded:
         assert urljoin("http://here/docs", address).startswith("http://here/")
         assert client.get(urljoin("/docs", address)).status_code == 200, address
     assert client.get("/docs/redoc.standalone.js").status_code == 404
+
+
+def test_the_reference_has_no_inline_script_and_may_not_be_framed(client: TestClient) -> None:
+    shown, reference = client.get("/docs"), Page()
+    reference.feed(shown.text)
+    policy = dict(each.split(" ", 1) for each in shown.headers["content-security-policy"].split("; "))
+    assert (policy["script-src"], policy["frame-ancestors"], policy["default-src"]) == ("'self'", "'none'", "'none'")
+    assert [text for text in reference.inline if text.strip()] == [] and not re.search(r"\son\w+=", shown.text)

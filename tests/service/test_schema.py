@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -105,6 +107,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         }
         control.close()
         yield Served(service, keys, [chunk["chunk_id"] for chunks in found for chunk in chunks])
+
+
+@pytest.mark.parametrize("piece", [b"x" * 1000, b"x" * 200_000])
+def test_headers_without_an_end_are_cut_off(served: Served, piece: bytes) -> None:
+    host, port = served.service.base_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as connection, suppress(ConnectionError):
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nx-long: ")
+        for _ in range(200):
+            connection.sendall(piece)
+        assert connection.recv(12) in (b"", b"HTTP/1.1 400")
+    with served.service.client() as client:
+        assert client.get("/healthz", headers={"x-long": "x" * 100_000}).status_code in (400, 431)
 
 
 def test_the_description_is_valid(served: Served) -> None:

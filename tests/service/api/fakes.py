@@ -1,7 +1,7 @@
 """A core whose ingest serves at once and whose pipeline tells a fixed tale; catalogs, tenants and metrics are real."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -175,6 +175,7 @@ class FakeCore:
         self.pipeline = FakePipeline(self)
         self.shelves: dict[str, FakeShelf] = {}
         self.reason: str | None = None
+        self.is_stopping: Callable[[], bool] = lambda: False
         self._folder = folder
         self._tenants: dict[str, Tenant] = {}
 

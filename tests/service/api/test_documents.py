@@ -172,6 +172,13 @@ def test_a_job_is_shown_streamed_and_cancelled(operator: TestClient, core: FakeC
     assert operator.get("/v1/jobs/unknown/events").status_code == 404
 
 
+def test_whoever_follows_a_job_is_let_go_when_the_service_stops(operator: TestClient, core: FakeCore) -> None:
+    core.ingest.waits, core.is_stopping = True, lambda: True
+    job = operator.put("/v1/documents/soon", json={"text": "x"}).json()["job_id"]
+    events = operator.get(f"/v1/jobs/{job}/events")
+    assert [line for line in events.text.splitlines() if line.startswith("event")] == ["event: progress"]
+
+
 def test_jobs_are_listed_newest_first_in_pages(operator: TestClient) -> None:
     made = [operator.put("/v1/documents/a", json={"text": text}).json()["job_id"] for text in "xyz"]
     first = operator.get("/v1/jobs", params={"limit": 2}).json()

@@ -27,6 +27,14 @@ def test_a_body_that_says_or_turns_out_to_be_too_large_is_refused(operator: Test
             assert (answer.status_code, answer.headers["content-type"]) == (413, PROBLEM)
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/v1/documents", "/v1/models"])
+def test_a_head_that_is_too_large_is_refused(path: str, operator: TestClient) -> None:
+    for headers in ({"x-long": "x" * 70_000}, {f"x-{number}": "x" * 1000 for number in range(70)}):
+        answer = operator.get(path, headers=headers)
+        assert (answer.status_code, "65,536" in answer.text) == (431, True)
+    assert operator.get(path, headers={"x-long": "x" * 50_000}).status_code in (200, 404)
+
+
 def test_other_media_are_refused(operator: TestClient) -> None:
     for headers in ({"content-type": "text/plain"}, {}):
         for path in ("/v1/documents", "/v1/query"):
