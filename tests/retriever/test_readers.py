@@ -262,6 +262,14 @@ def test_each_line_of_jsonl_is_judged_alone() -> None:
     assert "UTF-8" in said["f.jsonl:14"]
 
 
+def test_ids_may_be_whole_numbers() -> None:
+    assert only("a.jsonl", b'{"id": 0, "text": "a"}') == Draft("a", id="0")
+    assert only("a.json", b'{"id": -7, "chunks": [{"id": 12345678901234567890123, "text": "a"}]}') == Draft(
+        parts=(DocumentPart("a", name="12345678901234567890123"),), id="-7"
+    )
+    assert all("id" in refused("a.json", b'{"text": "a", "id": %b}' % each) for each in (b"1.5", b"true", b"[1]"))
+
+
 def test_json_is_one_document_or_a_list() -> None:
     assert only("a.json", b' {"text": "a"} ') == Draft("a")
     reading = read("a.json", b'[{"text": "a"}, 7, {"text": "b"}]')
