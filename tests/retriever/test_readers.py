@@ -15,7 +15,7 @@ from pypdf import PdfWriter
 
 from retriever.documents import DocumentPart, Draft, PageStart
 from retriever.readers import jsonl
-from retriever.readers.files import SUFFIXES, read, read_all, read_file
+from retriever.readers.files import SUFFIXES, read, read_all, read_file, walk
 from retriever.readers.reading import MAX_BYTES
 
 FRENCH = "L'été dernier, nous avons dîné à l'hôtel où le garçon était très gêné.\n"
@@ -345,7 +345,10 @@ def test_folders_are_walked_in_order_and_one_broken_file_stops_nothing(tmp_path:
     beside = tmp_path / "beside.bin"
     beside.touch()
 
+    skipped = list[Path]()
     readings = dict(read_all([corpus, beside, tmp_path / "absent.txt"]))
+    assert len(list(walk([corpus, beside], skipped.append))) == 7
+    assert skipped == [corpus / ".git", corpus / "a/.hidden.txt", corpus / "a/picture.png"]
 
     names = ["a/y.JSONL", "a/z.txt", "b.md", "c.pdf", "d.txt", "e.txt"]
     assert list(readings) == [*(corpus / name for name in names), beside, tmp_path / "absent.txt"]
