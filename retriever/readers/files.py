@@ -59,17 +59,21 @@ def read_all(paths: Iterable[Path]) -> Iterator[tuple[Path, Reading]]:
         yield path, refusal or read_file(path)
 
 
-def walk(paths: Iterable[Path]) -> Iterator[tuple[Path, Reading | None]]:
-    """Yields every file, and those of a known format in and below folders, in order, without hidden ones in folders.
+def walk(
+    paths: Iterable[Path], on_skipped: Callable[[Path], None] = lambda path: None
+) -> Iterator[tuple[Path, Reading | None]]:
+    """Yields every file, and those of a known format in and below folders, in order, but no hidden ones in folders.
 
     Links are followed, but no folder is walked twice. One that cannot be read comes with what is wrong.
     """
     walked: set[tuple[int, int]] = set()
     for path in paths:
-        yield from _walk_below(path, walked) if path.is_dir() else [(path, None)]
+        yield from _walk_below(path, walked, on_skipped=on_skipped) if path.is_dir() else [(path, None)]
 
 
-def _walk_below(folder: Path, walked: set[tuple[int, int]]) -> Iterator[tuple[Path, Reading | None]]:
+def _walk_below(
+    folder: Path, walked: set[tuple[int, int]], *, on_skipped: Callable[[Path], None]
+) -> Iterator[tuple[Path, Reading | None]]:
     waiting = [folder]
     while waiting:
         path = waiting.pop()
@@ -80,7 +84,10 @@ def _walk_below(folder: Path, walked: set[tuple[int, int]]) -> Iterator[tuple[Pa
             found = path.stat()
             if (found.st_dev, found.st_ino) not in walked:
                 walked.add((found.st_dev, found.st_ino))
-                waiting.extend(sorted(filter(_is_wanted, path.iterdir()), reverse=True))
+                wanted: list[Path] = []
+                for each in sorted(path.iterdir()):
+                    wanted.append(each) if _is_wanted(each) else on_skipped(each)
+                waiting.extend(reversed(wanted))
         except OSError as error:
             reason = f"the folder cannot be read ({error.strerror or error}): check that it is allowed"
             yield path, _refused(str(path), reason)

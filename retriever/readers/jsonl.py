@@ -28,12 +28,12 @@ _Metadata = dict[str, object]
 
 class _Chunk(msgspec.Struct, forbid_unknown_fields=True):
     text: str
-    id: str | None = None
+    id: str | int | None = None
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    id: str | None = None
+    id: str | int | None = None
     title: str | None = None
     text: str | None = None
     chunks: list[str | _Chunk] | None = None
@@ -131,7 +131,9 @@ def _part(chunk: str | _Chunk, number: int) -> DocumentPart:
     return DocumentPart(text, name=_label(chunk.id, f"the id of {what}"), metadata=_metadata(chunk.metadata))
 
 
-def _label(label: str | None, what: str) -> str:
+def _label(label: str | int | None, what: str) -> str:
+    if isinstance(label, int):
+        return str(label)
     return require_text(label, what) if label else ""
 
 

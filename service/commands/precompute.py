@@ -3,8 +3,8 @@
 import json
 import signal
 import time
-from collections.abc import Callable, Generator, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from enum import StrEnum
 from functools import wraps
@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from retriever.readers.reading import ReadingProblem
 from service.access.principal import DEFAULT_TENANT
-from service.commands.console import console, lasting, many, size, status, tell
+from service.commands.console import lasting, many, size, status, tell
 from service.commands.options import settings_with
+from service.commands.shown_progress import show_run, shown_progress, tell_skipped
 
 if TYPE_CHECKING:
     from service.precompute.corpus_file import CorpusFile
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 CENT = 0.01
-LINE_S = 5.0  # between two lines where there is no terminal
-COMPUTING = ("compute", "pack", "store", "index")  # stages that follow each other
-BESIDE = "read and cut"
 
 
 class Executor(StrEnum):
@@ -190,7 +184,7 @@ def precompute(
         if dry_run:
             raise typer.Exit(_foretell(target, found, price_per_tb=price_per_tb, as_json=as_json))
         progress = _run(target, wanted, found=found, gone=gone, as_json=as_json)
-    _show(progress, seconds=time.perf_counter() - start, as_json=as_json)
+    show_run(progress, seconds=time.perf_counter() - start, as_json=as_json)
     raise typer.Exit(1 if progress.problems else 0)
 
 
@@ -209,6 +203,7 @@ def _listed(
         known = view.sources(target.collection)
     listing = CorpusListing(named, known)
     found = list(listing.walk())
+    tell_skipped(listing.skipped, as_json=as_json)
     for old, root in listing.moved.items():
         tell(f"{root} is gone from {old}: taken as moved, so its documents keep their ids", err=True)
     if not prune:
@@ -236,7 +231,7 @@ def _run(
     from service.precompute.precompute import Precompute
 
     work = Precompute(target, wanted)
-    with _progress(len(found), as_json=as_json) as told:
+    with shown_progress(found, as_json=as_json) as told:
         progress = work.run(found, on_progress=told)
     work.prune(gone)
     return progress
@@ -276,40 +271,6 @@ def _remote(settings: "Settings", actors: int) -> "Capture":
     return ray_capture(settings, actors)
 
 
-@contextmanager
-def _progress(total: int, *, as_json: bool) -> Generator[Callable[["RunProgress"], None]]:
-    """A bar on a terminal, a line now and then elsewhere, on standard error; events on standard output for machines."""
-    screen = console(stderr=True)
-    last = time.monotonic()
-
-    def line(progress: "RunProgress") -> None:
-        nonlocal last
-        if time.monotonic() - last >= LINE_S:
-            last = time.monotonic()
-            told = {"event": "progress", **_told(progress), "of_files": total}
-            typer.echo(json.dumps(told) if as_json else _sentence(progress, total), err=not as_json)
-
-    if as_json or not screen.is_terminal:
-        yield line
-        return
-    columns = (
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("files,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    bar = Progress(*columns, console=screen, expand=True)
-    task = bar.add_task("", total=total)
-    with Live(bar, console=screen, refresh_per_second=4) as live:
-
-        def show(progress: "RunProgress") -> None:
-            bar.update(task, completed=progress.files)
-            live.update(Group(bar, Text(_short(progress))))
-
-        yield show
-
-
 def _foretell(
     target: "Target", found: "Sequence[CorpusFile | ReadingProblem]", *, price_per_tb: float, as_json: bool
 ) -> int:
@@ -339,48 +300,3 @@ def _show_forecast(told: "Forecast", *, price_per_tb: float) -> None:
     tell(f"{many(told.tokens, 'token')} to compute, at {rate}: {lasting(told.seconds)}.")
     tell(f"They take {size(told.nbytes)}, {each}: {cost} a month at {price_per_tb:g} a TB.")
     tell(f"Reuse pays where the store reads {size(told.pays_from)} a second or more.")
-
-
-def _short(progress: "RunProgress") -> str:
-    return f"{many(progress.stored, 'chunk')}, {_speed(progress)}" if progress.stored else "nothing computed yet"
-
-
-def _speed(progress: "RunProgress") -> str:
-    spent = sum(progress.seconds.get(stage, 0.0) for stage in COMPUTING)
-    ratio = progress.raw_bytes / progress.nbytes if progress.nbytes else 0.0
-    rate = progress.tokens / spent if spent else 0.0
-    return f"{rate:,.0f} tokens/s, {size(progress.nbytes)}, {ratio:.1f}x smaller"
-
-
-def _sentence(progress: "RunProgress", total: int) -> str:
-    return f"{progress.files:,} of {total:,} files: {_short(progress)}"
-
-
-def _told(progress: "RunProgress") -> dict[str, object]:
-    return {**asdict(progress), "problems": [asdict(each) for each in progress.problems]}
-
-
-def _show(progress: "RunProgress", *, seconds: float, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"event": "done", **_told(progress), "wall_s": seconds}))
-        return
-    for each in progress.problems:
-        tell(f"failed: {each.place}: {each.reason}", err=True)
-    tell(f"{many(progress.files, 'file')}, {progress.unchanged:,} of them unchanged")
-    tell(f"{many(progress.documents, 'document')} put in, {progress.removed:,} removed")
-    others = {
-        "were there": progress.present,
-        "as text only": progress.unsupported,
-        "over budget": progress.over_budget,
-    }
-    beside = "".join(f", {count:,} {what}" for what, count in others.items() if count)
-    tell(f"{many(progress.chunks, 'chunk')}: {progress.stored:,} computed{beside}")
-    if progress.dropped:
-        tell(f"{many(progress.dropped, 'stored chunk')} that fewer questions need made room")
-    if progress.stored:
-        tell(_speed(progress))
-    apart = {stage: spent for stage, spent in progress.seconds.items() if stage != BESIDE}
-    stages = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in apart.items())
-    tell(f"{seconds:.1f} s in all: {stages}; beside it, {BESIDE} {progress.seconds.get(BESIDE, 0.0):.1f} s")
-    if progress.problems:
-        tell(f"{len(progress.problems):,} failed, as told above: mend them and run again", err=True)

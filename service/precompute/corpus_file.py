@@ -18,6 +18,7 @@ class CorpusFile:
     path: Path
     name: str
     base: str
+    nbytes: int
     signature: str
 
 

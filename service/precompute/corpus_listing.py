@@ -47,6 +47,7 @@ class CorpusListing:
         self._names = SourceNames(known)
         self._seen: dict[str, Path] = {}
         self._bases: dict[Path, Path] = {}  # of roots
+        self.skipped: list[Path] = []  # in folders: what is hidden or of no known format
         self._counts: Counter[str] = Counter()  # files of each argument
 
     @property
@@ -59,7 +60,7 @@ class CorpusListing:
         for argument in self._arguments:
             for root in argument.roots:
                 base = self._bases[root] = self._names.base(_absolute(root), _usual_base(root))
-                for path, refusal in walk([root]):
+                for path, refusal in walk([root], self.skipped.append):
                     if refusal is not None:
                         yield from refusal.problems
                         continue
@@ -97,7 +98,7 @@ class CorpusListing:
             yield ReadingProblem(str(path), f"it cannot be read ({error.strerror or error})")
             return
         above = as_text(whole).removesuffix(name).rstrip("/") or "/"
-        yield CorpusFile(path, name, above, f"{found.st_size} {found.st_mtime_ns}")
+        yield CorpusFile(path, name, above, found.st_size, f"{found.st_size} {found.st_mtime_ns}")
 
     def _inside(self, argument: CorpusArgument, known: Mapping[str, SourceFile]) -> Iterator[str]:
         """The names of what was inside a folder, also before it moved here, or before it was kept where that was."""

@@ -91,7 +91,10 @@ class ReadFile:
 
 @dataclass(slots=True)
 class FileGroup:
-    """Files that go together. `chunks` are to be computed; `waiting` counts those that are not yet."""
+    """Files that go together. `chunks` are to be computed; `waiting` counts those that are not yet.
+
+    `nbytes` of files take `tokens` to compute, of which `worked` are done.
+    """
 
     fresh: list[ReadFile] = field(default_factory=list[ReadFile])
     chunks: dict[str, Ids] = field(default_factory=dict[str, Ids])
@@ -99,10 +102,19 @@ class FileGroup:
     versions: list[int] = field(default_factory=list[int])
     staged: set[str] = field(default_factory=set[str])
     waiting: int = 0
+    nbytes: int = 0
+    tokens: int = 0
+    worked: int = 0
 
     @property
     def is_full(self) -> bool:
-        return sum(map(len, self.chunks.values())) >= GROUP_TOKENS or self.progress.files >= GROUP_FILES
+        return self.tokens >= GROUP_TOKENS or self.progress.files >= GROUP_FILES
+
+    def work(self, tokens: int) -> int:
+        """Notes so many tokens as done. Returns the bytes of files that they stand for; all where there are none."""
+        before = self.nbytes * self.worked // self.tokens if self.tokens else 0
+        self.worked += tokens
+        return (self.nbytes * self.worked // self.tokens if self.tokens else self.nbytes) - before
 
 
 class CorpusReader:
@@ -130,6 +142,7 @@ class CorpusReader:
                 group.progress.problems.append(each)
                 continue
             group.progress.files += 1
+            group.nbytes += each.nbytes
             if not self._add_known(group, each, source=known.get(each.name)):
                 self._add_fresh(group, each)
             if group.is_full:
@@ -195,6 +208,7 @@ class CorpusReader:
             self.seen[chunk] = True
             group.chunks[chunk] = ids
             group.waiting += 1
+            group.tokens += len(ids)
 
 
 def signature(file: CorpusFile, rules: CollectionRules) -> str:

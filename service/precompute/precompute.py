@@ -142,12 +142,17 @@ class _Run:
     def compute_needed(self, groups: Iterable[FileGroup], budget: CacheBudget, *, seen: Mapping[str, bool]) -> None:
         """All groups serve first; then what the questions need most is computed, until the budget is used up."""
         progress, target, stored = self._tally, self._target, self._standing.stored
+        whole = FileGroup()  # what its chunks wait for is nothing but the end of the run
         for group in groups:
             self._open(group)
+            whole.nbytes, whole.tokens = whole.nbytes + group.nbytes, whole.tokens + group.tokens
             self._leave(group)
             self._close(group)
         if not any(seen.values()):
+            progress.worked_bytes += whole.nbytes
             return
+        self._owner = {chunk: whole for chunk, wanted in seen.items() if wanted}
+        whole.waiting = len(self._owner)
         with self._timed("rank"):
             need = needs(
                 target.tenant.library, budget.questions, collection=target.collection, top_k=self._plan.top_k
@@ -165,6 +170,7 @@ class _Run:
         sink = BudgetedStore(target.tenant.store, room, spare=there, need=need)
         wanted = self._texts([chunk for chunk in ranked if seen[chunk]], sink)
         self._take(wanted, sink=sink)
+        progress.worked_bytes += whole.work(whole.tokens - whole.worked)
         progress.dropped, progress.present = sink.dropped, progress.present - sink.dropped
         progress.over_budget = progress.chunks - progress.present - progress.stored - progress.unsupported
 
@@ -189,6 +195,7 @@ class _Run:
                 self._leave(group)
             self._owner |= dict.fromkeys(group.chunks, group)
             if not group.waiting:
+                self._tally.worked_bytes += group.work(group.tokens)
                 self._close(group)
             yield from (CaptureItem(caches.key(chunk, capture_prefix), ids) for chunk, ids in group.chunks.items())
 
@@ -227,6 +234,7 @@ class _Run:
                 progress.problems.append(ReadingProblem(chunk, outcome.reason))
         group = self._owner.pop(chunk, None)
         if group is not None:
+            progress.worked_bytes += group.work(len(outcome.item.ids))
             group.waiting -= 1
             if not group.waiting:
                 self._close(group)

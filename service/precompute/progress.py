@@ -7,7 +7,8 @@ from retriever.readers.reading import ReadingProblem
 
 @dataclass(slots=True)
 class RunProgress:
-    """`stored` chunks were computed now, `present` ones were there, `dropped` ones made room; bytes are of new blobs.
+    """`stored` chunks were computed now, `present` ones were there, `dropped` ones made room; bytes are of new blobs,
+    `worked_bytes` of the files whose chunks are done, in part for a file of many.
 
     `chunks` are told apart by their text: of these some are present, stored, over budget or text only (unsupported).
     """
@@ -25,6 +26,7 @@ class RunProgress:
     tokens: int = 0
     nbytes: int = 0
     raw_bytes: int = 0
+    worked_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     problems: list[ReadingProblem] = field(default_factory=list[ReadingProblem])
 

@@ -15,7 +15,7 @@ from pypdf import PdfWriter
 
 from retriever.documents import DocumentPart, Draft, PageStart
 from retriever.readers import jsonl
-from retriever.readers.files import SUFFIXES, read, read_all, read_file
+from retriever.readers.files import SUFFIXES, read, read_all, read_file, walk
 from retriever.readers.reading import MAX_BYTES
 
 FRENCH = "L'été dernier, nous avons dîné à l'hôtel où le garçon était très gêné.\n"
@@ -262,6 +262,14 @@ def test_each_line_of_jsonl_is_judged_alone() -> None:
     assert "UTF-8" in said["f.jsonl:14"]
 
 
+def test_ids_may_be_whole_numbers() -> None:
+    assert only("a.jsonl", b'{"id": 0, "text": "a"}') == Draft("a", id="0")
+    assert only("a.json", b'{"id": -7, "chunks": [{"id": 12345678901234567890123, "text": "a"}]}') == Draft(
+        parts=(DocumentPart("a", name="12345678901234567890123"),), id="-7"
+    )
+    assert all("id" in refused("a.json", b'{"text": "a", "id": %b}' % each) for each in (b"1.5", b"true", b"[1]"))
+
+
 def test_json_is_one_document_or_a_list() -> None:
     assert only("a.json", b' {"text": "a"} ') == Draft("a")
     reading = read("a.json", b'[{"text": "a"}, 7, {"text": "b"}]')
@@ -337,7 +345,10 @@ def test_folders_are_walked_in_order_and_one_broken_file_stops_nothing(tmp_path:
     beside = tmp_path / "beside.bin"
     beside.touch()
 
+    skipped = list[Path]()
     readings = dict(read_all([corpus, beside, tmp_path / "absent.txt"]))
+    assert len(list(walk([corpus, beside], skipped.append))) == 7
+    assert skipped == [corpus / ".git", corpus / "a/.hidden.txt", corpus / "a/picture.png"]
 
     names = ["a/y.JSONL", "a/z.txt", "b.md", "c.pdf", "d.txt", "e.txt"]
     assert list(readings) == [*(corpus / name for name in names), beside, tmp_path / "absent.txt"]

@@ -16,6 +16,7 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filter_condition import EVERYTHING
 from service import cli
 from service.app import composition
+from service.commands import shown_progress
 from service.corpus import chunk_capture
 from service.model.served_model import Ids, ServedModel
 from service.settings import Settings
@@ -232,6 +233,22 @@ def test_a_full_store_ends_a_run_that_has_a_budget_of_its_own(tmp_path: Path, mo
     done = place.run(str(root), "--budget", "1GB")
     assert done["stored"] == len(place.sizes()) and done["stored"] + done["over_budget"] == len(ANIMALS)
     assert len(place.captured) <= len(place.sizes()) + 3, "it goes on where nothing fits"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--budget", "1GB")])
+def test_progress_goes_by_what_is_computed_of_one_file_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(chunk_capture, "BATCH_CHUNKS", 2)
+    monkeypatch.setattr(shown_progress, "LINE_S", 0.0)
+    path = tmp_path / "letters.jsonl"
+    path.write_text("".join(json.dumps({"text": f"The {each} sleeps there."}) + "\n" for each in ANIMALS))
+    told, _ = Near(tmp_path).command("precompute", str(path), *arguments, "--json")
+    *events, done = map(json.loads, told.splitlines())
+    shares = [each["worked_bytes"] / each["of_bytes"] for each in events]
+    assert shares == sorted(shares) and {each["of_bytes"] for each in events} == {path.stat().st_size}
+    assert all(share <= each["stored"] / len(ANIMALS) + 0.1 for share, each in zip(shares, events, strict=True))
+    assert any(0.1 < share < 0.9 for share in shares) and done["worked_bytes"] == path.stat().st_size
 
 
 @pytest.mark.parametrize(("setting", "value"), [("policy", "full"), ("share", "0")])

@@ -45,6 +45,19 @@ def test_prune_deletes_only_within_what_its_arguments_name(tmp_path: Path, docs:
     assert texts(place).keys() == {"docs/b.md", "docs/deep/e.txt", "notes/d.md"}
 
 
+def test_what_is_skipped_in_a_folder_is_named(tmp_path: Path, docs: Path) -> None:
+    skipped = [
+        written(docs / name, "x") for name in (".hidden.md", "deep/.git/x.md", "1.png", "2.png", "3.png", "4.png")
+    ]
+    skipped[1] = skipped[1].parent
+    told, said = Near(tmp_path).command("precompute", str(docs), "--dry-run", "--json")
+    event = json.loads(told.splitlines()[0])
+    assert event["event"] == "skipped" and sorted(event["paths"]) == sorted(map(str, skipped))
+    _, said = Near(tmp_path).command("precompute", str(docs), "--dry-run")
+    assert f"skipped, hidden: {skipped[0]}, {skipped[1]}\n" in said
+    assert f"skipped, the suffix '.png' is unknown: {skipped[2]}, {skipped[3]}, {skipped[4]} and 1 more\n" in said
+
+
 def test_a_folder_without_files_is_emptied_on_demand_alone(tmp_path: Path, docs: Path) -> None:
     place, notes = Near(tmp_path), written(tmp_path / "notes/d.md", "A note.").parent
     place.run(str(docs), str(notes))
