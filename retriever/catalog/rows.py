@@ -114,5 +114,9 @@ def is_same(connection: sqlite3.Connection, document: Document, *, digest: bytes
 def digest_of(document: Document, collection: str) -> bytes:
     """A digest of all that a version is made of."""
     parts = [(part.id, part.name, part.start, part.page, dumps(part.metadata)) for part in document.parts]
-    told = [collection, document.title, dumps(document.metadata), parts]
-    return blake3(json.dumps(told).encode()).digest(16)
+    return digest_told(collection, document.title, dumps(document.metadata), parts=parts)
+
+
+def digest_told(*told: object, parts: Sequence[Sequence[object]]) -> bytes:
+    """The digest of a version's collection, title, metadata and parts."""
+    return blake3(json.dumps([*told, parts]).encode()).digest(16)

@@ -74,9 +74,10 @@ def _show_models(store: "BlobStore", *, as_json: bool) -> None:
 
 
 def verify(*, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """Check every frame of every blob, and put the bad ones into quarantine. Exits with 1 if there were any.
+    """Check every frame of every blob, and all catalogs; put bad blobs into quarantine. Exits with 1 if any was bad.
 
     A chunk whose blob was bad is computed again when it is needed. `kvweave gc` empties the quarantine after a day.
+    Of a catalog what follows from sound rows is mended; documents that are damaged must be put in again.
 
     Examples:
       kvweave verify
@@ -90,13 +91,40 @@ def verify(*, store: StoreUrl = "", as_json: AsJson = False) -> None:
         for done, report in scrub(opened):
             if done % EVERY == 0:
                 told(f"{many(done, 'blob')} checked, {len(report.bad):,} bad")
+    catalogs = dict(_catalogs())
     if as_json:
         bad = [{"tier": b.tier, "key": b.key.text, "reason": b.reason, "detail": b.detail} for b in report.bad]
-        _print_json({"checked": report.checked, "bytes": report.nbytes, "bad": bad, "strays": report.strays})
+        _print_json(
+            {
+                "checked": report.checked,
+                "bytes": report.nbytes,
+                "bad": bad,
+                "strays": report.strays,
+                "catalogs": catalogs,
+            }
+        )
     else:
-        for sentence in _checked(report):
+        for sentence in (*_checked(report), *(line for lines in catalogs.values() for line in lines)):
             tell(sentence)
-    raise typer.Exit(1 if report.bad else 0)
+    raise typer.Exit(1 if report.bad or any(catalogs.values()) else 0)
+
+
+def _catalogs() -> Iterator[tuple[str, list[str]]]:
+    """What is wrong in each tenant's catalog."""
+    from retriever.catalog.check import check_catalog
+    from retriever.errors import CatalogError
+    from service.access.move import CATALOG, TENANTS
+    from service.settings import load_settings
+
+    for path in sorted(load_settings().data.glob(f"{TENANTS}/*/{CATALOG}")):
+        name = path.parent.name
+        try:
+            report = check_catalog(path)
+        except CatalogError as error:
+            yield name, [f"bad: {error}"]
+            continue
+        lines = [f"bad: document {each!r} of tenant {name!r} is damaged: put it in again" for each in report.damaged]
+        yield name, [*lines, *([f"mended: {report.mended:,} rows of tenant {name!r}"] if report.mended else [])]
 
 
 def gc(

@@ -1,13 +1,17 @@
 """The command line over a real store in a folder of its own."""
 
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from retriever.catalog.sqlite import SqliteCatalog
+from retriever.documents import Document, DocumentPart
 from service import cli
 from store.errors import MissReason
 from store.url import open_store
@@ -40,6 +44,18 @@ def test_verify_fails_for_a_corrupt_blob_once(url: str, tmp_path: Path) -> None:
     report = json.loads(run("verify", "--store", url, "--json", code=1))
     assert [(row["key"], row["reason"]) for row in report["bad"]] == [(key(1).text, MissReason.CORRUPT)]
     assert "2 blobs" in run("verify", "--store", url)
+
+
+def test_verify_names_a_document_that_is_damaged(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVWEAVE_DATA", str(tmp_path))
+    path = tmp_path / "tenants/acme/catalog.sqlite"
+    with closing(SqliteCatalog(path)) as catalog, catalog.change() as change:
+        change.put([Document("a", (DocumentPart("a badger"),))], collection="c")
+    assert json.loads(run("verify", "--store", url, "--json"))["catalogs"] == {"acme": []}
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE chunks SET text = 'a beaver'")
+    told = run("verify", "--store", url, code=1)
+    assert "document 'a' of tenant 'acme' is damaged: put it in again" in told and "beaver" not in told
 
 
 def test_gc_takes_a_fingerprint_only_when_named(url: str) -> None:
