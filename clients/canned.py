@@ -64,7 +64,7 @@ ITEM: Found = {
     "unsupported": 0,
     "detail": "",
 }
-ACCEPTED: Found = {"job_id": "job-1", "documents": ["d"], "files": []}
+ACCEPTED: Found = {"job_id": "job-1", "documents": ["d"], "files": [], "refused": []}
 EXTRA: Found = {"report": REPORT, "sources": [SOURCE], "recomputed_tokens": 3}
 CHAT_USAGE: Found = {
     "prompt_tokens": 40,

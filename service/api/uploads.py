@@ -99,15 +99,27 @@ def _names(found: object) -> set[str]:
 def _accept_files(by: Caller, files: Sequence[UploadedFile], *, fields: Sequence[tuple[str, object]]) -> Accepted:
     """Hands files on as they are, for the job to read. They are read here where a check needs their documents."""
     given = _given(files, fields)
+    is_read = bool(given.metadata) or by.is_bound
+    drafts: list[Draft] = []
+    uploads: list[NewUpload] = []
+    refused: list[Invalid] = []
     for file in files:
-        _check_file(file)
-    if given.metadata or by.is_bound:
-        drafts = [_laid_over(draft, given.metadata) for file in files for draft in named(_read(file), file.name)]
+        try:
+            _check_file(file)
+            if is_read:
+                drafts += [_laid_over(draft, given.metadata) for draft in named(_read(file), file.name)]
+            else:
+                uploads.append(NewUpload("", given.collection, file.name, file.content))
+        except Invalid as error:  # which is no fault of the others
+            refused.append(error)
+    if len(refused) == len(files):
+        raise refused[0]
+    told = [str(error) for error in refused]
+    if is_read:
         job, ids = accept(by, drafts, collection=given.collection)
-        return Accepted(job_id=job, documents=ids, files=[])
-    uploads = [NewUpload("", given.collection, file.name, file.content) for file in files]
+        return Accepted(job_id=job, documents=ids, files=[], refused=told)
     job = _handed_over(by, uploads, collection=given.collection)
-    return Accepted(job_id=job, documents=[], files=[file.name for file in files])
+    return Accepted(job_id=job, documents=[], files=[upload.name for upload in uploads], refused=told)
 
 
 def _given(files: Sequence[UploadedFile], fields: Sequence[tuple[str, object]]) -> FileUpload:

@@ -94,11 +94,15 @@ class FileUpload(Strict):
 
 
 class Accepted(BaseModel):
-    """What was put in is safe, and is computed in this job. `files`: those whose documents are not known yet."""
+    """What was put in is safe, and is computed in this job. `files`: those whose documents are not known yet.
+
+    `refused`: files that were left out, each with the reason.
+    """
 
     job_id: str = Field(examples=["a1b2c3-5f1d0c2ab7"])
     documents: list[str] = Field(examples=[["report/7"]])
     files: list[str] = Field(examples=[[]])
+    refused: list[str] = Field(default_factory=list[str], examples=[["'a.txt' is empty: leave it out"]])
 
 
 class Patch(Strict):

@@ -112,6 +112,16 @@ def test_files_that_cannot_be_read_are_refused(name: str, data: dict[str, str], 
     assert (sent.status_code, bool(sent.json()["errors"])) == (422, True)
 
 
+@pytest.mark.parametrize("data", [{}, {"metadata": '{"team": "x"}'}])
+def test_a_bad_file_is_refused_and_the_others_are_taken(data: dict[str, str], operator: TestClient) -> None:
+    bad = [("files", ("b.exe", b"x")), ("files", ("c.txt", b" "))]
+    sent = operator.post("/v1/documents", files=[bad[0], ("files", ("a.md", b"# A")), bad[1]], data=data)
+    told = sent.json()
+    assert (sent.status_code, told["documents"] + told["files"]) == (202, ["a.md"])
+    assert [reason.split()[0] for reason in told["refused"]] == ["'b.exe'", "'c.txt'"]
+    assert operator.post("/v1/documents", files=bad, data=data).status_code == 422
+
+
 def test_a_form_without_files_or_out_of_form_is_refused(operator: TestClient) -> None:
     empty = operator.post("/v1/documents", files={"other": ("a.txt", b"x")})
     assert empty.status_code == 422

@@ -130,11 +130,15 @@ ChatEvent = ChatDelta | ChatAnswer
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """What was put in is safe, and is computed in this job. `files`: those whose documents are not known yet."""
+    """What was put in is safe, and is computed in this job. `files`: those whose documents are not known yet.
+
+    `refused`: files that were left out, each with the reason.
+    """
 
     job_id: str
     documents: tuple[str, ...]
     files: tuple[str, ...]
+    refused: tuple[str, ...] = ()
 
 
 class Document(msgspec.Struct, frozen=True):
