@@ -32,7 +32,7 @@ AUTO = Path("auto")
 ALL = "all"
 EVERY = 50  # questions between two lines of progress where there is no terminal
 
-QUESTIONS, GRID, RESULT = "Questions", "What is compared", "GridResult"
+QUESTIONS, GRID, RESULT = "Questions", "What is compared", "Result"
 
 Suite = Annotated[
     str,
