@@ -16,6 +16,7 @@ from retriever.filter_condition import FilterCondition
 
 MOST_BYTES = 128 << 20
 COUNTED = 20_000  # rows of a word that are counted; of a more frequent one the number is estimated
+FEW = 2_000  # rows of a word that are read again after every change, so that those that went do not count
 STALE = 1.1  # an estimate is made again when the catalog has grown or shrunk by so much
 KEPT = 32  # filters
 
@@ -42,7 +43,9 @@ class Postings:
             known, last, read = self._words.get(quoted, (np.empty(0, np.int32), 0, 0))
         if read > changes:  # without the rows that went since this view
             return _rows(connection, quoted, after=0, limit=-1)
-        if last < highest:
+        if read < changes and len(known) < FEW:
+            known, last, read = _rows(connection, quoted, after=0, limit=-1), highest, changes
+        elif last < highest:
             known, last = np.append(known, _rows(connection, quoted, after=last, limit=-1)), highest
             read = changes
         self._keep(quoted, (known, last, read))
@@ -51,10 +54,10 @@ class Postings:
     def count(self, connection: sqlite3.Connection, quoted: str, *, highest: int, changes: int, passages: int) -> int:
         """The estimated number of passages with the word: rows come in order, the first ones tell how dense all are."""
         with self._guard:
-            known, last, _ = self._words.get(quoted, (None, 0, 0))
+            known, last, read = self._words.get(quoted, (None, 0, 0))
             estimate, when = self._estimates.get(quoted, (0, 0))
-        if known is not None and last <= highest <= last * STALE:
-            return min(passages, len(known))
+        if known is not None and read <= changes and last <= highest <= last * STALE:
+            return min(passages, len(self.of(connection, quoted, highest=highest, changes=changes)))
         if when / STALE <= passages <= when * STALE:
             return min(passages, estimate)
         first = _rows(connection, quoted, after=0, limit=COUNTED)

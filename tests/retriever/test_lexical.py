@@ -157,6 +157,27 @@ def test_scores_follow_what_was_replaced_and_deleted(tmp_path: Path) -> None:
     catalog.close()
 
 
+def test_an_open_catalog_scores_what_it_holds_now_at_the_first_search_and_the_next(catalog: Catalog) -> None:
+    """What was read for earlier searches changes no score, though little came and went since."""
+    chance = random.Random(4)
+    held = {each.id: each for each in corpus(chance, documents=100)}
+    put(catalog, *held.values())
+    asked = queries(chance, count=6)
+    for turn in range(25):
+        fresh = Document(f"new{turn}", (DocumentPart(sentence(chance, 20)),))
+        gone = chance.choice(list(held))
+        with catalog.change() as change:
+            change.put([fresh], collection="c")
+            change.delete([gone] if chance.random() < 0.5 else [])
+        held[fresh.id] = fresh
+        with catalog.view() as view:
+            held = {name: each for name, each in held.items() if view.document(name)}
+        documents = list(held.values())
+        for query in chance.choices(asked, k=4):
+            for _ in range(2):
+                check(search(catalog, query, limit=9), dense(documents, query, among=documents), limit=9)
+
+
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the catalog were large."""
