@@ -5,6 +5,7 @@ import random
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -140,42 +141,25 @@ def test_a_filter_changes_what_is_found_and_no_score(catalog: Catalog) -> None:
         assert search(catalog, query, allowed=in_collection("unknown")) == []
 
 
-def test_scores_follow_what_was_replaced_and_deleted(tmp_path: Path) -> None:
+def test_scores_follow_what_comes_and_goes(tmp_path: Path, catalog: Catalog) -> None:
+    """At the first search and the next, in a catalog that was searched before and in one that is opened anew."""
     chance = random.Random(3)
-    path = tmp_path / "catalog.sqlite"
-    first, second = corpus(chance, documents=80), corpus(chance, documents=60)
-    catalog = SqliteCatalog(path)
-    put(catalog, *first)
-    put(catalog, *second)
-    with catalog.change() as change:
-        change.delete([each.id for each in first[:20]])
-    catalog.close()
-    left = [*second[20:], *first[60:]]
-    catalog = SqliteCatalog(path)
-    for query in queries(chance, count=30):
-        check(search(catalog, query, limit=20), dense(left, query, among=left), limit=20)
-    catalog.close()
-
-
-def test_an_open_catalog_scores_what_it_holds_now_at_the_first_search_and_the_next(catalog: Catalog) -> None:
-    """What was read for earlier searches changes no score, though little came and went since."""
-    chance = random.Random(4)
-    held = {each.id: each for each in corpus(chance, documents=100)}
+    held = {each.id: each for each in corpus(chance, documents=80)}
     put(catalog, *held.values())
     asked = queries(chance, count=6)
-    for turn in range(25):
-        fresh = Document(f"new{turn}", (DocumentPart(sentence(chance, 20)),))
-        gone = chance.choice(list(held))
+    for _ in range(25):
+        gone, come = chance.choice(list(held)), replace(corpus(chance, documents=1)[0], id=f"d{chance.randrange(90)}")
         with catalog.change() as change:
-            change.put([fresh], collection="c")
-            change.delete([gone] if chance.random() < 0.5 else [])
-        held[fresh.id] = fresh
-        with catalog.view() as view:
-            held = {name: each for name, each in held.items() if view.document(name)}
-        documents = list(held.values())
+            change.delete([gone])
+            change.put([come], collection="c")
+        del held[gone]
+        held[come.id] = come
+        anew = SqliteCatalog(tmp_path / "catalog.sqlite")
         for query in chance.choices(asked, k=4):
-            for _ in range(2):
-                check(search(catalog, query, limit=9), dense(documents, query, among=documents), limit=9)
+            documents = list(held.values())
+            for opened in (catalog, catalog, anew):
+                check(search(opened, query, limit=20), dense(documents, query, among=documents), limit=20)
+        anew.close()
 
 
 @pytest.fixture
