@@ -146,7 +146,6 @@ def test_scores_follow_what_comes_and_goes(tmp_path: Path, catalog: Catalog) -> 
     chance = random.Random(3)
     held = {each.id: each for each in corpus(chance, documents=80)}
     put(catalog, *held.values())
-    asked = queries(chance, count=6)
     for _ in range(25):
         gone, come = chance.choice(list(held)), replace(corpus(chance, documents=1)[0], id=f"d{chance.randrange(90)}")
         with catalog.change() as change:
@@ -155,10 +154,9 @@ def test_scores_follow_what_comes_and_goes(tmp_path: Path, catalog: Catalog) -> 
         del held[gone]
         held[come.id] = come
         anew = SqliteCatalog(tmp_path / "catalog.sqlite")
-        for query in chance.choices(asked, k=4):
-            documents = list(held.values())
+        for query in chance.sample(queries(chance, count=6), k=4):
             for opened in (catalog, catalog, anew):
-                check(search(opened, query, limit=20), dense(documents, query, among=documents), limit=20)
+                check(search(opened, query, limit=20), dense(now := [*held.values()], query, among=now), limit=20)
         anew.close()
 
 
