@@ -7,7 +7,6 @@
 Nothing is allocated on the word of a byte that no digest has vouched for: a head is at most `MAX_HEAD_BYTES` long.
 """
 
-import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from store.key import CacheKey
 from store.record import Dtype
 
 MAGIC = b"KVWB"
-FORMAT = 1
+FORMAT = 2
 MAX_HEAD_BYTES = 4 << 20
 MAX_ROWS = 1 << 20  # layers, counted once for every frame that names them: what a reader walks through
 DIGEST_BYTES = 16
@@ -52,6 +51,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     nbytes: int
     digest: bytes
+    level: int = 0  # of refinement: a base alone so far
 
 
 class Terms(msgspec.Struct, frozen=True, array_like=True):
@@ -63,15 +63,17 @@ class Terms(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int
     precomputed: bool
-    expires_at: float | None = None  # nobody sets or reads it: it goes with the next format
 
     def __post_init__(self) -> None:
-        if self.epoch < 0 or not math.isfinite(self.expires_at or 0.0):
-            raise RecordError(f"terms need an epoch of 0 or more and a finite time to expire at, got {self}")
+        if self.epoch < 0:
+            raise RecordError(f"terms need an epoch of 0 or more, got {self}")
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What a blob says of itself, under its own digest."""
+    """What a blob says of itself, under its own digest. Heads of format 1 end with the frames.
+
+    `ids_digest` is of the chunk's token ids, `scores` has room for a byte for each of them; either may be empty.
+    """
 
     tenant: str
     chunk: str
@@ -82,6 +84,9 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     shapes: tuple[StoredShape | None, ...]
     frames: tuple[Frame, ...]
+    format: int = 1
+    ids_digest: str = ""
+    scores: bytes = b""
 
     @property
     def key(self) -> CacheKey:
@@ -111,7 +116,7 @@ def write_head(head: Head) -> bytes:
     body = msgspec.msgpack.encode(head)
     if len(body) > MAX_HEAD_BYTES:
         raise RecordError(f"a head of {len(body)} bytes is over {MAX_HEAD_BYTES}: the record has too many frames")
-    front = _PREAMBLE.pack(MAGIC, FORMAT, 0, len(body), b"")[:_DIGESTED]
+    front = _PREAMBLE.pack(MAGIC, head.format, 0, len(body), b"")[:_DIGESTED]
     return front + blake3(front + body).digest(DIGEST_BYTES) + body
 
 
@@ -146,6 +151,7 @@ def read_head(start: Buffer) -> Head:
     try:
         head = msgspec.msgpack.decode(body, type=Head)
         _check_table(head)
+        _check_extras(head, _PREAMBLE.unpack(view[:PREAMBLE_BYTES])[1])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyFormatError) as error:
         raise BadBlob(MissReason.CORRUPT, f"the head does not parse: {error}") from None
     return head
@@ -169,6 +175,16 @@ def _check_table(head: Head) -> None:
         raise BadBlob(MissReason.CORRUPT, "the frames do not cover the record")
     if sum(frame.layers for frame in head.frames) > MAX_ROWS:
         raise BadBlob(MissReason.CORRUPT, f"the frames name more than {MAX_ROWS} layers between them")
+
+
+def _check_extras(head: Head, version: int) -> None:
+    """What format 2 added."""
+    if head.format != version or version < 1:
+        raise BadBlob(MissReason.CORRUPT, f"a head of format {head.format} behind a preamble of format {version}")
+    if len(head.scores) not in (0, head.tokens):
+        raise BadBlob(MissReason.CORRUPT, f"{len(head.scores)} scores for {head.tokens} tokens")
+    if any(frame.level for frame in head.frames):
+        raise BadBlob(MissReason.NEWER_FORMAT, "the blob has levels, which this release does not read")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,14 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Plain arrays for every layer; None for a layer that shares another one's cache."""
+    """Plain arrays for every layer; None for a layer that shares another one's cache.
+
+    `ids_digest` is of the token ids that were captured; empty where nobody says which they were.
+    """
 
     dtype: Dtype
     layers: tuple[LayerKV | None, ...]
+    ids_digest: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(Dtype):
@@ -71,18 +75,20 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """Quantized codes, channel-major, several to a byte along T, with their step sizes.
+    """Quantized codes, channel-major, several to a byte along T, with their step sizes and middles.
 
-    `value = (code - (2**bits - 1) / 2) * scale`, computed in float32 and rounded once to the dtype.
-    `scales` is (H, 1, D) for keys and (H, T, 1) for values, so that it multiplies an (H, T, D) tensor as it is.
-    Every scale is exact in bfloat16. Byte p of a channel holds the codes of tokens `p*n ... p*n + n-1`, lowest bits
-    first, where n is `per_byte`; codes behind the last token are padding.
+    `value = (code - (2**bits - 1) / 2) * scale + center`, computed in float32 and rounded once to the dtype. The
+    product is exact, as every scale is exact in bfloat16, so that a fused multiplication makes the same bits.
+    `scales` is (H, 1, D) for keys and (H, T, 1) for values, so that it multiplies an (H, T, D) tensor as it is;
+    `centers` are of its shape, None where all are zero. Byte p of a channel holds the codes of tokens
+    `p*n ... p*n + n-1`, lowest bits first, where n is `per_byte`; codes behind the last token are padding.
     """
 
     codes: Codes  # (H, D, P)
     scales: Scales
     bits: int
     tokens: int
+    centers: Scales | None = None
 
     @property
     def per_byte(self) -> int:
@@ -128,6 +134,12 @@ def all_finite(array: Array, dtype: Dtype) -> bool:
 def largest(dtype: Dtype) -> float:
     """The dtype's largest finite number."""
     return _LARGEST[dtype]
+
+
+def reach(scales: Scales, centers: Scales | None, *, bits: int) -> float:
+    """A bound that no value exceeds. To look at the values themselves would take half the time of a decode."""
+    widest = float(scales.max()) * 2 ** (bits - 1)
+    return widest if centers is None else widest + float(np.abs(centers).max())
 
 
 def clip(wide: NDArray[np.float32], dtype: Dtype) -> None:

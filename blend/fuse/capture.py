@@ -15,6 +15,7 @@ from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import check_ids
 from blend.model.context import Context, span
 from blend.model.decoder import Decoder
+from blend.model.fingerprint import digest_ids
 from blend.model.step import LayerHooks, LayerRange, Segment
 from store.record import Dtype, LayerKV, Record
 
@@ -73,7 +74,7 @@ def capture(
     for numbers in batches(chunks, rows=rows):
         contexts = work.together(before, [chunks[number] for number in numbers], behind=len(prefix))
         for number, context in zip(numbers, contexts, strict=False):
-            found[number] = _lift(decoder, context, slots=slice(len(prefix), len(prefix) + len(chunks[number])))
+            found[number] = _lift(decoder, context, ids=chunks[number], behind=len(prefix))
     return [found[number] for number in range(len(chunks))]
 
 
@@ -116,8 +117,9 @@ class _Capture:
         self._decoder.advance(segments, flat, layer_range=self._course, hooks=self._watch)
 
 
-def _lift(decoder: Decoder, context: Context, *, slots: slice) -> Record:
+def _lift(decoder: Decoder, context: Context, *, ids: Ids, behind: int) -> Record:
     dtype, layers = _name(decoder.dtype), list[LayerKV | None]()
+    slots = slice(behind, behind + len(ids))
     for layer, shape in enumerate(decoder.model_layers.shapes):
         if shape is None:
             layers.append(None)
@@ -126,7 +128,7 @@ def _lift(decoder: Decoder, context: Context, *, slots: slice) -> Record:
         if not bool(torch.isfinite(keys).all() and torch.isfinite(values).all()):
             raise NotFinite(f"layer {layer} computed keys or values that are not finite: the weights are damaged")
         layers.append(LayerKV(_plain(keys), _plain(values)))
-    return Record(dtype, tuple(layers))
+    return Record(dtype, tuple(layers), digest_ids(ids))
 
 
 def _plain(x: Tensor) -> np.ndarray:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from blend.errors import PromptError
-from blend.model.fingerprint import Fingerprint, prefix_digest
+from blend.model.fingerprint import Fingerprint, digest_ids
 from store.errors import Miss, MissReason
 from store.record import LayerKV, PackedLayer, Record
 
@@ -21,6 +21,11 @@ class RecordSource(Protocol):
     @property
     def tokens(self) -> int:
         """How many tokens the record covers."""
+        ...
+
+    @property
+    def ids_digest(self) -> str:
+        """The digest of the token ids that the record covers; empty where an older release kept none."""
         ...
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
@@ -39,6 +44,11 @@ class HeldRecord:
     def tokens(self) -> int:
         """How many tokens the record covers."""
         return self._record.tokens
+
+    @property
+    def ids_digest(self) -> str:
+        """The digest of the token ids that the record covers."""
+        return self._record.ids_digest
 
     def layer(self, index: int) -> LayerKV:
         """One layer of the record, which keeps keys and values of its own."""
@@ -135,7 +145,7 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
         raise PromptError(f"the prompt has {len(ids)} tokens, the model's window {window}: leave out chunks")
     spans: list[ChunkSpan] = []
     misses: list[tuple[int, Miss]] = []
-    behind = prefix_digest(prompt.prefix)
+    behind = digest_ids(prompt.prefix)
     place, number = len(prompt.prefix), 0
     for index, segment in enumerate(prompt.segments):
         stop = place + len(segment.ids)
@@ -158,4 +168,5 @@ def _why_not(chunk: ChunkSegment, fingerprint: Fingerprint) -> MissReason | None
     differing = replace(theirs, prefix=fingerprint.prefix).differs(fingerprint)
     if differing is not None:
         return MissReason(differing)
-    return None if chunk.source.tokens == len(chunk.ids) else MissReason.TOKENS
+    same = chunk.source.tokens == len(chunk.ids) and chunk.source.ids_digest in ("", digest_ids(chunk.ids))
+    return None if same else MissReason.TOKENS

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from store.record import Array, Codes, Dtype, LayerKV, PackedLayer, PackedTensor, largest
+from store.record import Array, Codes, Dtype, LayerKV, PackedLayer, PackedTensor, largest, reach
 
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32,
@@ -74,7 +74,7 @@ def _decode(out: Tensor, tensors: Sequence[PackedTensor]) -> None:
 
 def _alike(tensors: Sequence[PackedTensor], *, device: torch.device) -> Iterator[list[PackedTensor]]:
     """Groups neighbours of one form, to be decoded together: a call costs as much as some ten thousand numbers."""
-    for _, group in groupby(tensors, key=lambda each: (each.codes.shape, each.tokens, each.bits)):
+    for _, group in groupby(tensors, key=lambda each: (each.codes.shape, each.tokens, each.bits, each.centers is None)):
         tiles = list(group)
         numbers = tiles[0].codes.size * tiles[0].per_byte
         step = max(1, _TOGETHER // numbers) if device.type == "cpu" else len(tiles)
@@ -84,14 +84,16 @@ def _alike(tensors: Sequence[PackedTensor], *, device: torch.device) -> Iterator
 
 def _decode_tiles(out: Tensor, tiles: list[PackedTensor]) -> None:
     """Write tiles of one form to (N, H, T, D)."""
-    bits = tiles[0].bits
-    scales = np.stack([tile.scales for tile in tiles])
-    reach = float(scales.max()) * 2 ** (bits - 1)  # no number is larger
+    bits, scales = tiles[0].bits, np.stack([tile.scales for tile in tiles])
+    middles = [tile.centers for tile in tiles if tile.centers is not None]
+    centers = np.stack(middles) if middles else None
     wide = _spread(tiles, out.device)
     wide -= (2**bits - 1) / 2
     wide *= _send(scales, out.device)
+    if centers is not None:
+        wide += _send(centers, out.device)
     limit = _LARGEST[out.dtype]
-    if reach > limit:
+    if reach(scales, centers, bits=bits) > limit:
         wide.clamp_(-limit, limit)
     assert out.shape == wide.shape, f"{tuple(wide.shape)} for {tuple(out.shape)}"
     out.copy_(wide)

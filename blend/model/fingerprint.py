@@ -30,7 +30,7 @@ class Fingerprint:
 
     def behind(self, prefix: Sequence[int]) -> Self:
         """The fingerprint of records that are captured behind these ids."""
-        return replace(self, prefix=prefix_digest(prefix))
+        return replace(self, prefix=digest_ids(prefix))
 
     def differs(self, other: Self) -> str | None:
         """The first field that is not the same in both."""
@@ -48,8 +48,8 @@ class Fingerprint:
         return cls(**given)
 
 
-def prefix_digest(ids: Sequence[int]) -> str:
-    """A digest of the token ids that a chunk is captured behind."""
+def digest_ids(ids: Sequence[int]) -> str:
+    """A digest of token ids: of a chunk, or of what it is captured behind."""
     return blake3(np.asarray(ids, dtype="<i8").tobytes()).hexdigest(DIGEST_BYTES)
 
 

@@ -2,8 +2,7 @@
 
 from blend.errors import UnreadableRecord
 from blend.model.fingerprint import Fingerprint
-from store.codec.decode import decode_group, packed_group
-from store.codec.spec import Spec
+from store.codec.decode import read_group
 from store.errors import BadBlob, MissReason, StoreError
 from store.reader import BlobReader
 from store.record import LayerKV, PackedLayer
@@ -17,7 +16,6 @@ class BlobSource:
         self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
         self.nbytes = len(reader.raw_head)  # read so far
         self._reader = reader
-        self._packed = Spec.parse(reader.head.codec).bits is not None
         groups = reader.head.groups
         first = [reader.head.frames[numbers.start] for numbers in groups]
         self._group_of = {
@@ -27,19 +25,24 @@ class BlobSource:
         }
         self._start_of = [frame.layer for frame in first]
         self._group: int = -1
-        self._layers: list[LayerKV | None] | list[PackedLayer | None] = []
+        self._layers: list[LayerKV | PackedLayer | None] = []
 
     @property
     def tokens(self) -> int:
         """How many tokens the chunk has, as the blob's head says."""
         return self._reader.head.tokens
 
+    @property
+    def ids_digest(self) -> str:
+        """The digest of the chunk's token ids, as the blob's head says."""
+        return self._reader.head.ids_digest
+
     def layer(self, index: int) -> LayerKV | PackedLayer:
         """A layer's keys and values. Raises Unreadable for a damaged frame, and where the medium does not answer."""
         group = self._group_of[index]
         if group != self._group:
             try:
-                self._layers = (packed_group if self._packed else decode_group)(self._reader, group)
+                self._layers = read_group(self._reader, group)
             except BadBlob as error:
                 self.failure = error.reason
                 raise UnreadableRecord(str(error)) from error

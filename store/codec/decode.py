@@ -1,68 +1,77 @@
 """Blobs to records, whole or one layer group alone. Takes frames from a reader and knows no medium."""
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import zstandard
 
-from store.blob import Head, StoredShape
-from store.codec.frame import KEYS, MAX_FRAME_BYTES, VALUES, Packing, read_lossless, read_packed
+from store.blob import Frame, Head
+from store.codec.frame import MAX_FRAME_BYTES, LayerForm, read_packed, read_plain
+from store.codec.frame_v1 import frame_v1_bytes, read_frame_v1
 from store.codec.quantize import dequantize
 from store.codec.spec import Spec
-from store.errors import BadBlob, MissReason, RecordError, SpecError
+from store.errors import BadBlob, MissReason, SpecError
 from store.reader import BlobReader
-from store.record import Dtype, LayerKV, PackedLayer, PackedTile, Record
+from store.record import Dtype, LayerKV, PackedLayer, Record
 
 _local = threading.local()  # zstd's contexts belong to one thread each
-
-T = TypeVar("T")
-ReadTile = Callable[["LayerSpan"], T]
 
 
 def decode(reader: BlobReader) -> Record:
     """The plain record: exact for `lossless`, else within the spec's bound. Raises `BadBlob`."""
-    layers = [kv for numbers in reader.head.groups for kv in _plain(reader, numbers)]
-    return Record(reader.head.dtype, tuple(layers))
+    layers = [kv for group in range(len(reader.head.groups)) for kv in decode_group(reader, group)]
+    return Record(reader.head.dtype, tuple(layers), reader.head.ids_digest)
 
 
 def decode_group(reader: BlobReader, group: int) -> list[LayerKV | None]:
     """Plain keys and values of the layers of one group, in layer order."""
-    return _plain(reader, reader.head.groups[group])
+    return [_plain(layer, reader.head.dtype) for layer in read_group(reader, group)]
 
 
-def packed_group(reader: BlobReader, group: int) -> list[PackedLayer | None]:
-    """Codes and scales of the layers of one group, in layer order. Raises `BadBlob`."""
-    return _packed(reader, reader.head.groups[group])
-
-
-def _plain(reader: BlobReader, numbers: range) -> list[LayerKV | None]:
-    if _packing(reader.head).bits is None:
-        return [_join(tiles) if tiles else None for tiles in _layers(reader, numbers, read=_read_plain)]
-    return [layer and _unpack(layer, reader.head.dtype) for layer in _packed(reader, numbers)]
-
-
-def _packed(reader: BlobReader, numbers: range) -> list[PackedLayer | None]:
-    if _packing(reader.head).bits is None:
-        raise RecordError("a lossless blob holds no codes: decode it plain")
-    return [PackedLayer(tuple(tiles)) if tiles else None for tiles in _layers(reader, numbers, read=_read_packed)]
-
-
-def _layers(reader: BlobReader, numbers: range, *, read: ReadTile[T]) -> list[list[T] | None]:
-    """The tiles of every layer in the frames of one group; None for a layer without a cache."""
-    head = reader.head
-    found: dict[int, list[T]] = {}
+def read_group(reader: BlobReader, group: int) -> list[LayerKV | PackedLayer | None]:
+    """The layers of one group as they are kept, in layer order: plain where lossless, else codes. Raises `BadBlob`."""
+    head, numbers = reader.head, reader.head.groups[group]
+    forms = layer_forms(head, head.frames[numbers.start])
+    parts: list[list[LayerKV | PackedLayer]] = [[] for _ in forms]
     for number in numbers:
-        for part in _parts(reader, number):
-            found.setdefault(part.layer, []).append(read(part))
-    frame = head.frames[numbers.start]
-    return [found.get(layer) for layer in range(frame.layer, frame.layer + frame.layers)]
+        frame = head.frames[number]
+        raw, place = memoryview(_decompress(reader, number, forms=forms)), 0
+        for form, found in zip(forms, parts, strict=True):
+            if form is not None:
+                end = place + _layer_bytes(head, form, tokens=frame.tokens)
+                found.append(_read_layer(raw[place:end], form, head=head, frame=frame))
+                place = end
+    return [_join(found) if found else None for found in parts]
 
 
-def _decompress(reader: BlobReader, number: int) -> bytes:
-    expected = _unpacked_bytes(reader.head, number)
+def layer_forms(head: Head, frame: Frame) -> list[LayerForm | None]:
+    """How each layer of a frame is laid out; None for a layer without a cache. Raises `BadBlob`."""
+    try:
+        spec = Spec.parse(head.codec)
+    except SpecError as error:
+        raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
+    numbers = range(frame.layer, frame.layer + frame.layers)
+    shapes = [(spec.bits(number), head.shapes[number]) for number in numbers]
+    return [LayerForm(bits, shape, head.dtype) if shape else None for bits, shape in shapes]
+
+
+def _layer_bytes(head: Head, form: LayerForm, *, tokens: int) -> int:
+    return form.nbytes(tokens) if head.format > 1 else frame_v1_bytes(form, tokens)
+
+
+def _read_layer(raw: memoryview, form: LayerForm, *, head: Head, frame: Frame) -> LayerKV | PackedLayer:
+    if form.bits is None:
+        return read_plain(raw, form, tokens=frame.tokens)
+    read = read_packed if head.format > 1 else read_frame_v1
+    return read(raw, form, start=frame.start, tokens=frame.tokens)
+
+
+def _decompress(reader: BlobReader, number: int, *, forms: Sequence[LayerForm | None]) -> bytes:
+    tokens = reader.head.frames[number].tokens
+    expected = sum(_layer_bytes(reader.head, form, tokens=tokens) for form in forms if form)
+    if expected > MAX_FRAME_BYTES:
+        raise BadBlob(MissReason.CORRUPT, f"frame {number} claims {expected} bytes, more than {MAX_FRAME_BYTES}")
     with reader.frame(number) as data:
         try:
             told = zstandard.get_frame_parameters(data).content_size
@@ -73,74 +82,20 @@ def _decompress(reader: BlobReader, number: int) -> bytes:
             raise BadBlob(MissReason.CORRUPT, f"frame {number}: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSpan:
-    """One span of one layer, as it lies in a frame."""
-
-    packing: Packing
-    layer: int
-    shape: StoredShape
-    start: int
-    tokens: int
-    keys: memoryview
-    values: memoryview
-
-
-def _parts(reader: BlobReader, number: int) -> Iterator[LayerSpan]:
-    head, frame = reader.head, reader.head.frames[number]
-    packing = _packing(head)
-    raw, position = memoryview(_decompress(reader, number)), 0
-    for layer in range(frame.layer, frame.layer + frame.layers):
-        shape = head.shapes[layer]
-        if shape is None:
-            continue
-        for span in packing.spans(frame.tokens):
-            key_bytes, value_bytes = packing.span_bytes(shape, len(span))
-            middle, end = position + key_bytes, position + key_bytes + value_bytes
-            start, tokens = frame.start + span.start, len(span)
-            yield LayerSpan(packing, layer, shape, start, tokens, raw[position:middle], raw[middle:end])
-            position = end
-
-
-def _unpacked_bytes(head: Head, number: int) -> int:
-    """The bytes that the shapes need, without a walk through the spans: a head may claim any number of tokens."""
-    frame, packing = head.frames[number], _packing(head)
-    size = packing.frame_bytes(head.shapes[frame.layer : frame.layer + frame.layers], frame.tokens)
-    if size > MAX_FRAME_BYTES:
-        raise BadBlob(MissReason.CORRUPT, f"frame {number} claims {size} bytes, more than {MAX_FRAME_BYTES}")
-    return size
-
-
-def _packing(head: Head) -> Packing:
-    try:
-        return Packing(Spec.parse(head.codec).bits, head.dtype)
-    except SpecError as error:
-        raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
-
-
-def _read_packed(part: LayerSpan) -> PackedTile:
-    packing, shape = part.packing, part.shape
-    keys = read_packed(part.keys, (shape.key_heads, part.tokens, shape.key_dim), packing=packing, axis=KEYS)
-    values = read_packed(part.values, (shape.value_heads, part.tokens, shape.value_dim), packing=packing, axis=VALUES)
-    return PackedTile(part.start, keys, values)
-
-
-def _read_plain(part: LayerSpan) -> LayerKV:
-    dtype, shape = part.packing.dtype, part.shape
-    return LayerKV(
-        read_lossless(part.keys, (shape.key_heads, part.tokens, shape.key_dim), dtype=dtype),
-        read_lossless(part.values, (shape.value_heads, part.tokens, shape.value_dim), dtype=dtype),
-    )
-
-
-def _join(tiles: list[LayerKV]) -> LayerKV:
-    if len(tiles) == 1:
-        return tiles[0]
-    keys, values = [tile.keys for tile in tiles], [tile.values for tile in tiles]
+def _join(parts: list[LayerKV | PackedLayer]) -> LayerKV | PackedLayer:
+    """One layer out of its parts along the tokens."""
+    plain = [part for part in parts if isinstance(part, LayerKV)]
+    if not plain:
+        return PackedLayer(tuple(tile for part in parts if isinstance(part, PackedLayer) for tile in part.tiles))
+    if len(plain) == 1:
+        return plain[0]
+    keys, values = [part.keys for part in plain], [part.values for part in plain]
     return LayerKV(np.concatenate(keys, axis=1), np.concatenate(values, axis=1))
 
 
-def _unpack(layer: PackedLayer, dtype: Dtype) -> LayerKV:
+def _plain(layer: LayerKV | PackedLayer | None, dtype: Dtype) -> LayerKV | None:
+    if not isinstance(layer, PackedLayer):
+        return layer
     return LayerKV(
         dequantize([tile.keys for tile in layer.tiles], dtype),
         dequantize([tile.values for tile in layer.tiles], dtype),

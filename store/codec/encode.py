@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import zstandard
 
-from store.blob import Blob, Frame, Head, StoredShape, Terms, digest, write_head
-from store.codec.frame import KEYS, MAX_FRAME_BYTES, VALUES, Packing, cut_evenly, write_lossless, write_packed
+from store.blob import FORMAT, Blob, Frame, Head, StoredShape, Terms, digest, write_head
+from store.codec.frame import MAX_FRAME_BYTES, LayerForm, cut_evenly, write_layer
 from store.codec.spec import Spec
 from store.errors import RecordError
 from store.key import CacheKey
@@ -25,17 +25,18 @@ def encode(record: Record, key: CacheKey, *, terms: Terms) -> Blob:
     """Pack a record as `key.codec` says."""
     spec = Spec.parse(key.codec)
     _refuse_non_finite(record)
-    packing = Packing(spec.bits, record.dtype)
     shapes = tuple(layer and _shape(layer) for layer in record.layers)
+    forms = [shape and LayerForm(spec.bits(layer), shape, record.dtype) for layer, shape in enumerate(shapes)]
     rows: list[Frame] = []
     frames: list[bytes] = []
-    for tile in plan_tiles(shapes, record.tokens, packing=packing):
-        _refuse_oversized(packing, shapes, tile=tile)
-        data = _compress(_write_tile(record, tile, packing=packing))
+    for tile in plan_tiles(forms, record.tokens):
+        _refuse_oversized(forms, tile)
+        data = _compress(_write_tile(record, tile, forms=forms))
         rows.append(Frame(tile.layers.start, len(tile.layers), tile.start, tile.tokens, len(data), digest(data)))
         frames.append(data)
     head = Head(
-        key.tenant, key.chunk, key.fingerprint, key.codec, terms, record.dtype, record.tokens, shapes, tuple(rows)
+        key.tenant, key.chunk, key.fingerprint, key.codec, terms, record.dtype, record.tokens, shapes, tuple(rows),
+        FORMAT, record.ids_digest,
     )  # fmt: skip
     return Blob(head, write_head(head), tuple(frames))
 
@@ -49,42 +50,36 @@ class Tile:
     tokens: int
 
 
-def plan_tiles(shapes: Sequence[StoredShape | None], tokens: int, *, packing: Packing) -> list[Tile]:
+def plan_tiles(forms: Sequence[LayerForm | None], tokens: int) -> list[Tile]:
     """Cut a record into frames of about `FRAME_BYTES`, in layer order; a layer without a cache joins its neighbour."""
     tiles: list[Tile] = []
     first, held = 0, 0
-    for layer, shape in enumerate(shapes):
-        size = packing.layer_bytes(shape, tokens) if shape else 0
+    for layer, form in enumerate(forms):
+        size = form.nbytes(tokens) if form else 0
         if held and held + size > FRAME_BYTES:
-            tiles += _cut(range(first, layer), tokens, size=held, packing=packing)
+            tiles += _cut(range(first, layer), tokens, size=held, forms=forms)
             first, held = layer, 0
         held += size
-    return tiles + _cut(range(first, len(shapes)), tokens, size=held, packing=packing)
+    return tiles + _cut(range(first, len(forms)), tokens, size=held, forms=forms)
 
 
-def _cut(layers: range, tokens: int, *, size: int, packing: Packing) -> list[Tile]:
+def _cut(layers: range, tokens: int, *, size: int, forms: Sequence[LayerForm | None]) -> list[Tile]:
     """One tile, or several along the tokens where one layer alone is too large."""
-    pieces = min(-(-size // FRAME_BYTES), tokens // packing.shortest)
+    shortest = max((form.shortest for form in (forms[layer] for layer in layers) if form), default=1)
+    pieces = min(-(-size // FRAME_BYTES), tokens // shortest)
     return [Tile(layers, span.start, len(span)) for span in cut_evenly(tokens, pieces)]
 
 
-def _write_tile(record: Record, tile: Tile, *, packing: Packing) -> Iterator[bytes]:
+def _write_tile(record: Record, tile: Tile, *, forms: Sequence[LayerForm | None]) -> Iterator[bytes]:
+    rows = slice(tile.start, tile.start + tile.tokens)
     for index in tile.layers:
-        layer = record.layers[index]
-        if layer is None:
-            continue
-        for span in packing.spans(tile.tokens):
-            rows = slice(tile.start + span.start, tile.start + span.stop)
-            if packing.bits is None:
-                yield from write_lossless(layer.keys[:, rows])
-                yield from write_lossless(layer.values[:, rows])
-            else:
-                yield from write_packed(layer.keys[:, rows], packing, axis=KEYS)
-                yield from write_packed(layer.values[:, rows], packing, axis=VALUES)
+        layer, form = record.layers[index], forms[index]
+        if layer is not None and form is not None:
+            yield from write_layer(LayerKV(layer.keys[:, rows], layer.values[:, rows]), form)
 
 
-def _refuse_oversized(packing: Packing, shapes: Sequence[StoredShape | None], *, tile: Tile) -> None:
-    size = packing.frame_bytes([shapes[layer] for layer in tile.layers], tile.tokens)
+def _refuse_oversized(forms: Sequence[LayerForm | None], tile: Tile) -> None:
+    size = sum(form.nbytes(tile.tokens) for form in (forms[layer] for layer in tile.layers) if form)
     if size > MAX_FRAME_BYTES:
         raise RecordError(f"layer {tile.layers.start}: one frame takes {size} bytes, more than {MAX_FRAME_BYTES}")
 
@@ -108,10 +103,16 @@ def _compress(pieces: Iterable[bytes]) -> bytes:
     whole = list(pieces)
     stream = _compressor().compressobj(size=sum(map(len, whole)))
     out: list[bytes] = []
+    open_bytes = 0  # in the block that has begun
     for piece in whole:
-        out.append(stream.compress(piece))
-        if len(piece) >= _OWN_BLOCK_BYTES:
+        if open_bytes and len(piece) >= _OWN_BLOCK_BYTES:
             out.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+            open_bytes = 0
+        out.append(stream.compress(piece))
+        open_bytes += len(piece)
+        if open_bytes >= _OWN_BLOCK_BYTES:
+            out.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+            open_bytes = 0
     return b"".join((*out, stream.flush()))
 
 

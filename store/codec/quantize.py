@@ -1,6 +1,8 @@
-"""Uniform quantization with one-byte logarithmic step sizes. Arrays in, codes out: no blobs, no layers.
+"""Uniform quantization with logarithmic step sizes. Arrays in, codes out: no blobs, no layers.
 
-A code c stands for `(c - (2**bits - 1) / 2) * step`: the cells fill [-absmax, absmax], so no error exceeds half a step.
+A code c stands for `middle + (c - (2**bits - 1) / 2) * step`: the cells fill what lies between the least and the
+largest number, so no error exceeds half a step. Keys have a middle for every channel, as channels lie far from zero in
+many models. Values share a step across channels, whose middle is zero: another one costs more than it gives.
 """
 
 from collections.abc import Sequence
@@ -9,77 +11,101 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from store.record import STORAGE, Array, Codes, Dtype, PackedTensor, Scales, clip, codes_per_byte, largest, round_into
+from store.record import (
+    STORAGE,
+    Array,
+    Codes,
+    Dtype,
+    PackedTensor,
+    Scales,
+    clip,
+    codes_per_byte,
+    largest,
+    reach,
+    round_into,
+)
+
+KEYS, VALUES = 1, 2  # the axis of (H, T, D) along which a step is shared
 
 Floats = NDArray[np.float32]
+Places = NDArray[np.uint16]
+Middles = NDArray[np.int32]
 
 _PER_OCTAVE = 16
 _LOWEST = -126 * _PER_OCTAVE  # 2**-126, the smallest normal number
-_TOP = 255  # the byte of a tensor's largest step; byte 0 is "all zeros"
+_FINEST = 2.0**-27  # of the largest number beside it: narrower cells would only hold float32's own rounding
+_LOUD = 2.0**125  # beyond it float32 overflows on the way
 
 
 def _grid() -> Scales:
-    """All step sizes there are: 2**(e/16), rounded up to what bfloat16 holds exactly."""
+    """All step sizes there are: zero, then 2**(e/16), rounded up to what bfloat16 holds exactly."""
     sizes = np.exp2(np.arange(_LOWEST, 128 * _PER_OCTAVE, dtype=np.float64) / _PER_OCTAVE).astype(np.float32)
     rounded_up = (sizes.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
-    return rounded_up.view(np.float32)
+    return np.concatenate([np.zeros(1, np.float32), rounded_up.view(np.float32)])
 
 
-def _places() -> NDArray[np.int64]:
+def _places() -> Places:
     """The place in the grid of the first size that is not smaller, for each bfloat16 from zero up, by its bits.
 
     A logarithm would be rounded, and not alike on every machine.
     """
     numbers = np.arange(0x7F80, dtype=np.uint32) << np.uint32(16)
-    return np.searchsorted(_GRID, numbers.view(np.float32)) + _LOWEST
+    return np.searchsorted(_GRID, numbers.view(np.float32)).astype(np.uint16)
 
 
 _GRID = _grid()
-_INVERSES = np.float32(1) / _GRID
+_INVERSES = np.concatenate([np.zeros(1, np.float32), np.float32(1) / _GRID[1:]])
 _PLACES = _places()
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Step sizes as stored: a byte each, in sixteenths of an octave below the exponent `top` of the largest."""
+class Quantized:
+    """A tensor (H, T, D) in codes (H, D, P), and what they stand for: places in the grid of steps, middles of keys.
+
+    A middle is counted in sixteenths of what all the codes of its channel reach, so its size does not hang on bits.
+    """
 
     codes: Codes
-    top: int
-
-    def values(self) -> Scales:
-        """The step sizes, every one exact in bfloat16."""
-        return self._taken(_GRID)
-
-    def inverses(self) -> Scales:
-        """One over each of the step sizes, zero for zero."""
-        return self._taken(_INVERSES)
-
-    def _taken(self, table: Scales) -> Scales:
-        places = self.codes.astype(np.int64) + (self.top - _LOWEST - _TOP)
-        return np.where(self.codes > 0, table.take(places, mode="clip"), np.float32(0))
+    places: Places
+    middles: Middles | None
 
 
-def choose_steps(absmax: Floats, bits: int) -> Steps:
-    """The smallest step of the grid that holds each `absmax`; a channel of zeros gets none and decodes to zeros.
+def step_sizes(places: NDArray[np.uint16 | np.uint32 | np.int64]) -> Scales:
+    """The step sizes at these places, every one exact in bfloat16."""
+    return _GRID.take(places, mode="clip")
 
-    A byte spans 16 octaves: a channel quieter than the loudest by more gets the smallest step there is.
-    """
-    wanted = absmax * np.float32(2.0 ** (1 - bits))
+
+def centers(middles: Middles, steps: Scales, *, bits: int) -> Scales:
+    """The middles as numbers."""
+    exact = middles * steps.astype(np.float64) * 2.0 ** (bits - 4)
+    limit = largest("float32")
+    return np.clip(exact, -limit, limit).astype(np.float32)
+
+
+def quantize(x: Floats, bits: int, *, axis: int) -> Quantized:
+    """Codes and steps of x (H, T, D). `axis` shares a step: KEYS a channel's tokens, VALUES a token's channels."""
+    if axis == VALUES:
+        loudest = np.abs(x).max(axis=axis, keepdims=True)
+        places = _places_of(loudest * np.float32(2.0 ** (1 - bits)), loudest)
+        middles, edges = None, step_sizes(places) * np.float64(-(2 ** (bits - 1)))
+    else:
+        low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
+        loudest = np.maximum(np.abs(low), np.abs(high))
+        halves = np.maximum(high / 2 - low / 2, loudest * np.float32(_FINEST))
+        places = _places_of(halves * np.float32(32 / 15 * 2.0**-bits), loudest)
+        sixteenths = np.maximum(step_sizes(places), _GRID[1]) * np.float64(2.0 ** (bits - 4))
+        middles = np.rint((low / 2 + high / 2) / sixteenths).astype(np.int32)
+        edges = (middles - 8) * sixteenths
+    scaled = x - edges.astype(np.float64 if loudest.max() > _LOUD else np.float32)
+    scaled *= _INVERSES.take(places)
+    np.clip(scaled, 0, 2**bits - 1, out=scaled)  # the cut to whole numbers is one to zero
+    return Quantized(pack(scaled.astype(np.uint8), codes_per_byte(bits)), places, middles)
+
+
+def _places_of(wanted: Floats, loudest: Floats) -> Places:
+    """The places of the smallest steps that are as large as wanted; zero is for what is zero alone."""
     places = _PLACES.take((wanted.view(np.uint32) + np.uint32(0xFFFF)) >> np.uint32(16))
-    top = max(int(places.max()), _LOWEST + _TOP)
-    codes = np.maximum(places - (top - _TOP), 1).astype(np.uint8)
-    codes *= absmax > 0
-    return Steps(codes, top)
-
-
-def quantize(x: Floats, bits: int, *, axis: int) -> tuple[Codes, Steps]:
-    """Codes (H, D, P) and steps of x (H, T, D). `axis` shares a step: 1 a channel's tokens, 2 a token's channels."""
-    absmax = np.abs(x).max(axis=axis, keepdims=True)
-    steps = choose_steps(absmax, bits)
-    scaled = x * steps.inverses()
-    scaled += np.float32(2 ** (bits - 1))
-    np.minimum(scaled, np.float32(2**bits - 1), out=scaled)  # the cut to whole numbers is one to zero
-    return pack(scaled.astype(np.uint8), codes_per_byte(bits)), steps
+    return np.maximum(places, loudest > 0)
 
 
 def pack(codes: Codes, per_byte: int) -> Codes:
@@ -113,7 +139,7 @@ def dequantize(tiles: Sequence[PackedTensor], dtype: Dtype) -> Array:
     start = 0
     for tile in tiles:
         values = _values(tile)
-        if _reach(tile) > largest(dtype):
+        if reach(tile.scales, tile.centers, bits=tile.bits) > largest(dtype):
             clip(values, dtype)
         round_into(out[:, start : start + tile.tokens], values, dtype=dtype)
         start += tile.tokens
@@ -126,9 +152,6 @@ def _values(tensor: PackedTensor) -> Floats:
     values -= np.float32((2**tensor.bits - 1) / 2)
     with np.errstate(over="ignore"):  # the cell of the largest number may reach beyond it; `clip` brings it back
         values *= tensor.scales
+        if tensor.centers is not None:
+            values += tensor.centers
     return values
-
-
-def _reach(tensor: PackedTensor) -> float:
-    """A bound that no value exceeds. To look at the values themselves would take half the time of a decode."""
-    return float(tensor.scales.max()) * 2 ** (tensor.bits - 1)

@@ -360,8 +360,9 @@ def test_a_record_of_another_fingerprint_is_a_miss_that_names_the_field(field: s
     assert close(fused(model, prompt, policy="reuse").logits, dense.prefill(native("llama"), prompt.ids)[-1])
 
 
-def test_a_record_of_other_tokens_is_a_miss() -> None:
-    prompt = Prompt(PREFIX, (ChunkSegment(A[:-1], source(ours("llama"), PREFIX, A)),), SUFFIX)
+@pytest.mark.parametrize("ids", [A[:-1], (*A[:-1], A[-1] + 1)], ids=["fewer", "as many others"])
+def test_a_record_of_other_tokens_is_a_miss(ids: tuple[int, ...]) -> None:
+    prompt = Prompt(PREFIX, (ChunkSegment(ids, source(ours("llama"), PREFIX, A)),), SUFFIX)
 
     assert told(layout(ours("llama"), prompt).misses) == [(0, "tokens")]
 

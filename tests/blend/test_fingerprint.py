@@ -16,7 +16,7 @@ from transformers import Gemma3TextConfig, LlamaConfig
 from blend.errors import UnsupportedModel
 from blend.model import digests
 from blend.model.digests import rope_digest, stored_digest, weights_digest
-from blend.model.fingerprint import Fingerprint, prefix_digest
+from blend.model.fingerprint import Fingerprint, digest_ids
 from tests.blend.families import FAMILIES, build
 
 SAMPLE = Fingerprint("w", "a", "t", "r", "bfloat16", "p", "1")
@@ -72,7 +72,7 @@ def test_fields_do_not_run_into_each_other() -> None:
 
 def test_the_digest_is_the_same_in_every_release() -> None:
     assert SAMPLE.digest == "42b15b6008aeed9072de893c4981f25f"
-    assert prefix_digest([1, 2, 300000]) == "7311ea438e2ee7a822b8a2f2bcae6857"
+    assert digest_ids([1, 2, 300000]) == "7311ea438e2ee7a822b8a2f2bcae6857"
 
 
 def test_a_fingerprint_survives_a_dict_of_texts_and_refuses_another() -> None:
@@ -218,7 +218,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(checkpoint: Path,
 
 
 def test_prefixes_and_rope_parameters_are_told_apart() -> None:
-    assert len({prefix_digest(ids) for ids in ([], [0], [0, 0], [1], [256], [1, 0])}) == 6
+    assert len({digest_ids(ids) for ids in ([], [0], [0, 0], [1], [256], [1, 0])}) == 6
     configs = [LlamaConfig(), LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 5e5})]
     nested = [Gemma3TextConfig(), Gemma3TextConfig()]
     assert nested[1].rope_parameters

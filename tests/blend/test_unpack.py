@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blend.fuse.unpack import DTYPES, unpack, unpack_into
 from store.blob import Terms
-from store.codec.decode import decode_group, packed_group
+from store.codec.decode import decode_group, read_group
 from store.codec.encode import encode
 from store.reader import BlobReader, read
 from store.record import Array, Dtype, LayerKV, PackedLayer, Record
@@ -33,8 +33,8 @@ def stored(record: Record, spec: str) -> BlobReader:
 
 def layers(reader: BlobReader) -> tuple[PackedLayer, LayerKV]:
     """The one layer, packed and as the store decodes it."""
-    packed, decoded = packed_group(reader, 0)[0], decode_group(reader, 0)[0]
-    assert packed is not None and decoded is not None
+    packed, decoded = read_group(reader, 0)[0], decode_group(reader, 0)[0]
+    assert isinstance(packed, PackedLayer) and decoded is not None
     return packed, decoded
 
 
@@ -114,7 +114,7 @@ def test_a_plain_layer_is_viewed_where_it_lies(dtype: Dtype) -> None:
 def test_a_slice_of_a_buffer_is_filled_and_nothing_beside_it(spec: str) -> None:
     reader = stored(plain("normal", (3, 131, 16), (2, 131, 10)), spec)
     decoded = decode_group(reader, 0)[0]
-    layer = decoded if spec == "lossless" else packed_group(reader, 0)[0]
+    layer = read_group(reader, 0)[0]
     assert decoded is not None and layer is not None
     keys = torch.full((3, 200, 16), 7, dtype=torch.bfloat16)
     values = torch.full((200, 10, 2), 7, dtype=torch.bfloat16).permute(2, 0, 1)  # heads innermost
@@ -128,7 +128,7 @@ def test_a_slice_of_a_buffer_is_filled_and_nothing_beside_it(spec: str) -> None:
 @pytest.mark.parametrize("tokens", [39, 41])
 def test_a_buffer_of_another_length_is_refused(spec: str, tokens: int) -> None:
     reader = stored(plain("normal", (2, 40, 16), (2, 40, 16)), spec)
-    layer = decode_group(reader, 0)[0] if spec == "lossless" else packed_group(reader, 0)[0]
+    layer = read_group(reader, 0)[0]
     assert layer is not None
     keys, values = (torch.zeros(2, tokens, 16, dtype=torch.bfloat16) for _ in range(2))
     with pytest.raises(AssertionError, match="40"):

@@ -170,7 +170,7 @@ def test_a_grid_has_a_row_for_every_combination_and_computes_what_differs() -> N
         (["hybird"], [0.1], ["q4"], "hybird"),
         (["full"], [1.5], ["q4"], "1.5"),
         (["full"], [0.1], ["q9"], "q9"),
-        (["full"], [0.1], ["q4@" + "0" * 32], "q4@0.*use lossless, or q2 to q8"),
+        (["full"], [0.1], ["q4@" + "0" * 32], "q4@0.*use lossless, q2 to q8"),
         ([], [0.1], ["q4"], "at least one"),
     ],
 )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from store.blob import Blob, Terms
-from store.codec.decode import packed_group
+from store.codec.decode import read_group
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader
@@ -27,7 +27,8 @@ def record(
 
 def packed_layers(reader: BlobReader) -> list[PackedLayer | None]:
     """Codes and scales of all layers of a quantized blob."""
-    return [layer for group in range(len(reader.head.groups)) for layer in packed_group(reader, group)]
+    layers = [layer for group in range(len(reader.head.groups)) for layer in read_group(reader, group)]
+    return [layer if isinstance(layer, PackedLayer) else None for layer in layers]
 
 
 def key(name: object = 0, *, tenant: str = "acme", fingerprint: str = "fp", codec: str = "q4") -> CacheKey:

@@ -258,7 +258,7 @@ def one_frame(data: bytes, codec: str = "q4", *, tokens: int = 64, shape: Stored
     """A blob whose only frame is any bytes, every digest valid."""
     key = samples.key(codec=codec)
     row = Frame(0, 1, 0, tokens, len(data), digest(data))
-    head = Head(key.tenant, key.chunk, key.fingerprint, codec, TERMS, "bfloat16", tokens, (shape,), (row,))
+    head = Head(key.tenant, key.chunk, key.fingerprint, codec, TERMS, "bfloat16", tokens, (shape,), (row,), FORMAT)
     return Blob.parse(bytes(assemble(head, [data])))
 
 
@@ -271,7 +271,7 @@ def unreadable(blob: Blob) -> BadBlob:
     return plain.value
 
 
-NEEDED = 2 + 2 + 2 * 32 + 2 + 64 + 2 * 32  # what 64 tokens of SHAPE take in q4
+NEEDED = 6 * 2 + 2 * 32 + 2 * 64 + 2 * 32  # what 64 tokens of SHAPE take in q4
 ZSTD = zstandard.ZstdCompressor()
 
 

@@ -19,6 +19,7 @@ from store.errors import BadBlob
 from store.reader import read
 from store.record import Record
 from tests.store import samples
+from tests.store.golden.make import FOLDER
 from tests.store.test_blob import TERMS, one_frame, sealed, small
 
 Case = Callable[[random.Random], bytes]
@@ -48,14 +49,17 @@ ZSTD = zstandard.ZstdCompressor()
 
 
 def sources() -> tuple[Blob, ...]:
-    """Every way in which a blob can look: layers left out, several frames, several spans, lossless or not."""
+    """Every way in which a blob can look: layers left out, several frames, several spans, lossless or not, older."""
     tiny = samples.record(layers=3, tokens=5, heads=1, dim=2)
     spans = samples.record(1, layers=1, tokens=130, heads=2, dim=3, dtype="float16")
     packed = [
-        encode(plain, samples.key(codec=spec), terms=TERMS) for plain in (tiny, spans) for spec in ("q2", "q4", "q7")
+        encode(plain, samples.key(codec=spec), terms=TERMS)
+        for plain in (tiny, spans)
+        for spec in ("q2", "q4", "k7v3", "lossless@1-q4")
     ]
     plain = [encode(tiny, samples.key(codec="lossless"), terms=TERMS), small(), small("lossless")]
-    return (*packed, *plain)
+    older = [Blob.parse((FOLDER / f"v1-{name}.blob").read_bytes()) for name in ("q2", "q4", "three-frames")]
+    return (*packed, *plain, *older)
 
 
 SOURCES = sources()
@@ -198,7 +202,9 @@ def shuffled_rows(head: Head, draw: random.Random) -> Head:
 
 
 def other_codec(head: Head, draw: random.Random) -> Head:
-    codec = draw.choice(("lossless", "q2", "q3", "q4", "q5", "q8", "q9", "", "q4@" + "0" * 32, "q4@", "Q4", "\0"))
+    codec = draw.choice(
+        ("lossless", "q2", "q3", "q4", "q5", "q8", "q9", "", "q4@" + "0" * 32, "q4@", "Q4", "\0", "k4v2", "q2@1-q8")
+    )
     return msgspec.structs.replace(head, codec=codec)
 
 
@@ -211,7 +217,19 @@ def other_name(head: Head, draw: random.Random) -> Head:
     return msgspec.structs.replace(head, **{field: draw.choice(("", "..", "/", "é\0", "x" * 481))})
 
 
+def other_extras(head: Head, draw: random.Random) -> Head:
+    rows = [msgspec.structs.replace(row, level=number(draw, 0)) for row in head.frames]
+    changed = {
+        "format": draw.choice((0, 1, 2, 3, 65535)),
+        "scores": bytes(draw.choice((1, head.tokens))),
+        "frames": tuple(rows),
+    }
+    name = draw.choice(list(changed))
+    return msgspec.structs.replace(head, **{name: changed[name]})
+
+
 FIELDS = (
+    other_extras,
     other_tokens, more_tokens_everywhere, other_shape, other_row, shuffled_rows, other_codec, other_dtype, other_name
 )  # fmt: skip
 SEALED: tuple[Case, ...] = (head_under_a_new_digest, frames_under_new_digests, fields_under_a_new_digest)
@@ -279,7 +297,7 @@ def test_a_head_under_a_wrong_digest_is_not_even_copied() -> None:
 def test_a_sealed_head_that_claims_four_billion_members_allocates_nothing(mark: bytes, field: int) -> None:
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(small().head))
     before, after = (b"".join(map(msgspec.msgpack.encode, part)) for part in (fields[:field], fields[field:]))
-    body = b"\x99" + before + mark + b"\xff" * 4 + after[1:]
+    body = bytes([0x90 + len(fields)]) + before + mark + b"\xff" * 4 + after[1:]
     assert peak_of(lambda: survives(sealed(body))) < 64 << 10
 
 

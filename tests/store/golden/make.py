@@ -7,24 +7,30 @@ whose codecs could lean on fitted tables.
 import json
 from pathlib import Path
 
+import numpy as np
 from blake3 import blake3
 
-from store.blob import Blob, Terms
+from store.blob import FORMAT, Blob, Terms
 from store.codec.decode import decode
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import read
-from store.record import Dtype, Record, widen
+from store.record import Dtype, LayerKV, Record, narrow, widen
 from tests.store import samples
 from tests.store.test_blob import small
 
 FOLDER = Path(__file__).parent
-TERMS = Terms(3, precomputed=True, expires_at=4102444800.0)
+TERMS = Terms(3, precomputed=True)
 
 
 def source(dtype: Dtype = "bfloat16") -> Record:
-    """Two layers with a shared one between them, 130 tokens in two spans."""
-    return samples.record(layers=3, tokens=130, heads=1, dim=4, dtype=dtype)
+    """Two layers with a shared one between them, 130 tokens in two spans, keys that lie away from zero."""
+    plain = samples.record(layers=3, tokens=130, heads=1, dim=4, dtype=dtype)
+    offsets = np.array([0, 10, -50, 1000], np.float32)
+    layers = [
+        layer and LayerKV(narrow(widen(layer.keys, dtype) + offsets, dtype), layer.values) for layer in plain.layers
+    ]
+    return Record(dtype, tuple(layers), "0123456789abcdef" * 2)
 
 
 def key(spec: str) -> CacheKey:
@@ -64,13 +70,14 @@ def write(name: str, content: bytes) -> None:
 
 
 def main() -> None:
-    blobs = {spec: pack(source(), spec) for spec in ("lossless", "q8", "q4", "q3", "q2")}
+    specs = ("lossless", "q8", "q4", "q3", "q2", "k4v2", "q6@1-k5v3", "lossless@1-q4")
+    blobs = {spec: pack(source(), spec) for spec in specs}
     blobs |= {f"lossless-{dtype}": pack(source(dtype), "lossless") for dtype in ("float16", "float32")}
     blobs |= {"three-frames": small()}
     expected = {name: described(blob) for name, blob in blobs.items()}
-    write("v1.json", json.dumps(expected, indent=1).encode() + b"\n")
+    write(f"v{FORMAT}.json", json.dumps(expected, indent=1).encode() + b"\n")
     for name, blob in blobs.items():
-        write(f"v1-{name}.blob", bytes(blob))
+        write(f"v{FORMAT}-{name}.blob", bytes(blob))
 
 
 if __name__ == "__main__":
