@@ -24,7 +24,10 @@ def stats(
     *,
     store: StoreUrl = "",
     models: Annotated[
-        bool, typer.Option("--models", help="Tell apart by tenant, model fingerprint and codec; lists every blob.")
+        bool,
+        typer.Option(
+            "--models", help="Tell apart by tenant, model fingerprint, codec and its format; reads every head."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -52,14 +55,17 @@ def stats(
 
 
 def _show_models(store: "BlobStore", *, as_json: bool) -> None:
+    from store.reader import BlobReader
+
     held: dict[tuple[str, ...], tuple[int, int]] = {}
     for tier in store.tiers:
         for entry in tier.entries():
-            key = entry.key
-            kind = (tier.name, key.tenant, key.fingerprint, key.codec)
+            key, found = entry.key, tier.open(entry.key)
+            version = str(found.head.format) if isinstance(found, BlobReader) else found.reason
+            kind = (tier.name, key.tenant, key.fingerprint, key.codec, version)
             blobs, nbytes = held.get(kind, (0, 0))
             held[kind] = blobs + 1, nbytes + entry.nbytes
-    names = ("tier", "tenant", "fingerprint", "codec")
+    names = ("tier", "tenant", "fingerprint", "codec", "format")
     if as_json:
         rows = ({**dict(zip(names, kind, strict=True)), "blobs": n, "nbytes": b} for kind, (n, b) in held.items())
         _print_json(list(rows))

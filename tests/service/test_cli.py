@@ -13,9 +13,13 @@ from typer.testing import CliRunner
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
 from service import cli
+from store.blob import Blob
+from store.codec.decode import decode
 from store.errors import MissReason
+from store.reader import BlobReader, read
 from store.url import open_store
 from tests.store.contract import flipped
+from tests.store.golden.make import FOLDER, checksum
 from tests.store.samples import blob, key
 
 
@@ -36,6 +40,19 @@ def run(*arguments: str, code: int = 0) -> str:
 def test_stats_counts_blobs(url: str) -> None:
     assert json.loads(run("stats", "--store", url, "--json"))[0]["blobs"] == 3
     assert "object" in run("stats", "--store", url)
+
+
+def test_a_store_of_two_formats_reads_and_tells_them_apart(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/both"
+    older, newer = (Blob.parse((FOLDER / f"{name}.blob").read_bytes()) for name in ("v1-q4", "v2-q8"))
+    with open_store(url) as store:
+        store.put_all([older, newer])
+        for kept in (older, newer):
+            found = store.open(kept.head.key)
+            assert isinstance(found, BlobReader)
+            assert checksum(decode(found)) == checksum(decode(read(kept)))
+    rows = json.loads(run("stats", "--models", "--store", url, "--json"))
+    assert [(row["codec"], row["format"], row["blobs"]) for row in rows] == [("q4", "1", 1), ("q8", "2", 1)]
 
 
 def test_verify_fails_for_a_corrupt_blob_once(url: str, tmp_path: Path) -> None:
