@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from retriever import query_terms
+from retriever.catalog import query_terms
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.catalog import CatalogChange
 from retriever.contract.types import CatalogState, Collection, Removal

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever import query_terms
-from retriever.catalog import schema
+from retriever.catalog import query_terms, schema
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.catalog import Catalog
 from retriever.contract.types import Collection, SourceFile
