@@ -76,18 +76,13 @@ class PackedTensor:
     `value = (code - (2**bits - 1) / 2) * scale`, computed in float32 and rounded once to the dtype.
     `scales` is (H, 1, D) for keys and (H, T, 1) for values, so that it multiplies an (H, T, D) tensor as it is.
     Every scale is exact in bfloat16. Byte p of a channel holds the codes of tokens `p*n ... p*n + n-1`, lowest bits
-    first, where n is `per_byte`; codes behind the last token are padding.
+    first, where n is `codes_per_byte`; codes behind the last token are padding.
     """
 
     codes: Codes  # (H, D, P)
     scales: Scales
     bits: int
     tokens: int
-
-    @property
-    def per_byte(self) -> int:
-        """Codes in one byte."""
-        return codes_per_byte(self.bits)
 
 
 @dataclass(frozen=True, slots=True)

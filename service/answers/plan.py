@@ -76,7 +76,7 @@ class EnginePlan:
     def chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
         """The report of each chunk after the fuse: what became of it."""
         misses = dict(report.misses)
-        slots, every = report.recomputed_slots, self.gathered.all
+        slots, every = report.stages[-1], self.gathered.all
         found: list[ChunkReport] = []
         place, order = len(self.fitted.prompt_tokens.prefix), 0
         for run in self.fitted.prompt_tokens.runs:

@@ -68,7 +68,7 @@ def bare(target: Target, found: list[CorpusFile]) -> Json:
     for batch in [*batches(items), None]:
         running, coming = (
             coming,
-            batch and target.tenant.model.capture(standing.capture_prefix.prefix, [item.ids for item in batch]),
+            batch and target.tenant.model.engine.capture(standing.capture_prefix.prefix, [item.ids for item in batch]),
         )
         if running is not None:
             nbytes += sum(record.nbytes for record in running.result())
