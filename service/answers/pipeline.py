@@ -31,7 +31,7 @@ from service.errors import Exhausted, ServiceError, Unavailable
 from service.model.grammar import Grammars
 from service.model.logit_processors import chained
 from service.settings import Settings
-from service.telemetry.logs import note, note_timings
+from service.telemetry.logs import note
 from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
 from store.errors import Miss
@@ -249,8 +249,8 @@ class Pipeline:
             reused_tokens=usage.reused,
             recomputed_tokens=usage.recomputed,
             finish=finished.reason,
+            **{f"{stage}_ms": ms for stage, ms in report.timings_ms.items()},
         )
-        note_timings(report.timings_ms)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._lookups, work)

@@ -13,11 +13,10 @@ from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrie
 from service.api.answer_request import to_answer_request
 from service.api.caller import By
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
-from service.api.rendering import rendered_source, rendered_usage
+from service.api.rendering import rendered_source, rendered_usage, server_timing
 from service.api.streams import EventStream, gone, sse, unless_gone
 from service.bodies.query import FusedEvent, LoadedEvent, QueryAnswer, QueryRequest, RetrievedEvent, TokenEvent
 from service.bodies.search import SourceOut
-from service.telemetry.middleware import server_timing
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,7 +31,6 @@ class Notes:
     """What the handling of one request says of itself while it runs."""
 
     fields: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
-    timings_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -72,13 +71,6 @@ def note(**values: Scalar) -> None:
     notes = _notes.get()
     if notes is not None:
         notes.fields.update(values)
-
-
-def note_timings(timings_ms: Mapping[str, float]) -> None:
-    """Notes how long the stages took: for the line, and for `Server-Timing` if the response has not started."""
-    notes = _notes.get()
-    if notes is not None:
-        notes.timings_ms.update(timings_ms)
 
 
 def fields(**values: Scalar) -> dict[str, object]:
