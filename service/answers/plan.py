@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blend.fuse.fuse import BlendOrder, FuseReport
-from blend.fuse.prompt import RecordSource
+from blend.fuse.prompt import Prompt
+from retriever.contract.types import Passage
 from service.answers.gather import Gathered, GatheredPassage
-from service.corpus.chunk_caches import OpenedBlob, mends
+from service.corpus.chunk_caches import mends
+from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptBuilder, PromptTokens
 from service.reports import ChunkReport, Usage
 from store.errors import Miss, MissReason
@@ -50,7 +52,7 @@ class EnginePlan:
     gathered: Gathered
     fitted: FittedPrompt
     blending: BlendOrder
-    opened: Mapping[int, OpenedBlob | Miss]
+    opened: Mapping[int, BlobSource | Miss]
     forced: bool = False
 
     @property
@@ -60,9 +62,10 @@ class EnginePlan:
         return [(run.passage, every[run.passage]) for run in self.fitted.prompt_tokens.runs if run.passage is not None]
 
     @property
-    def sources(self) -> dict[int, RecordSource]:
-        """The records that there are, by the numbers of their passages."""
-        return {number: each.source for number, each in self.opened.items() if isinstance(each, OpenedBlob)}
+    def prompt(self) -> Prompt:
+        """The prompt for the engine, with the records that there are."""
+        sources = {number: each for number, each in self.opened.items() if isinstance(each, BlobSource)}
+        return self.fitted.prompt_tokens.prompt(sources)
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -93,26 +96,26 @@ class EnginePlan:
         self, number: int, entry: GatheredPassage, *, tokens: int, again: int = 0, miss: Miss | None = None
     ) -> ChunkReport:
         chunk, opened = entry.passage.id, self.opened.get(number)
-        if isinstance(opened, OpenedBlob) and miss is None:
+        if isinstance(opened, BlobSource) and miss is None:
             return ChunkReport(chunk, opened.tier, None, tokens, again, opened.nbytes)
         match opened:
             case None:  # nobody asked for it
                 why = Miss(MissReason.CONTROLLER) if self.forced else None
             case Miss():
                 why = opened
-            case OpenedBlob():
-                why = Miss(opened.source.failure) if opened.source.failure else miss
+            case BlobSource():
+                why = Miss(opened.failure) if opened.failure else miss
         return ChunkReport(chunk, COMPUTED, why, tokens, 0, 0)
 
-    def to_mend(self, report: FuseReport) -> tuple[list[GatheredPassage], list[GatheredPassage]]:
+    def to_mend(self, report: FuseReport) -> tuple[list[Passage], list[Passage]]:
         """Passages whose records are missing, and those whose records turned out to be damaged."""
-        every = self.gathered.all
+        every = [entry.passage for entry in self.gathered.all]
         missing = [every[number] for number, each in self.opened.items() if isinstance(each, Miss) and mends(each)]
         order = [number for number, _ in self.shown]
         damaged = [
             every[order[at]]
             for at, _ in report.misses
-            if isinstance(each := self.opened.get(order[at]), OpenedBlob) and each.source.failure is MissReason.CORRUPT
+            if isinstance(each := self.opened.get(order[at]), BlobSource) and each.failure is MissReason.CORRUPT
         ]
         return missing, damaged
 
