@@ -81,10 +81,11 @@ class Caller:
 
     def stamped(self, draft: Draft) -> Draft:
         """The draft with the values that the key's filter demands, where it says nothing of these fields."""
-        values = exact_values(self.who.bound or {})
-        given = {field for field, _ in facets(draft.metadata)} if values else set[str]()
-        missing = {field: value for field, value in values.items() if field not in given}
-        return replace(draft, metadata={**missing, **draft.metadata}) if missing else draft
+        if self.who.bound is None:
+            return draft
+        given = {field for field, _ in facets(draft.metadata)}
+        missing = {field: value for field, value in exact_values(self.who.bound).items() if field not in given}
+        return replace(draft, metadata={**missing, **draft.metadata})
 
     def name_of(self, view: DocumentsView, document: str) -> str:
         """The id under which a document is kept that is not there for this key: nobody else's, whoever has that id."""
