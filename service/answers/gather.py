@@ -13,7 +13,7 @@ from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Source
 from service.corpus.tenants import Tenant
 from service.errors import Invalid, NotFound
-from service.model.prompt_builder import ASK, SYSTEM, PromptPassage, TurnPart, TurnParts
+from service.model.prompt_builder import ASK, SYSTEM, PromptPassage, TurnPart, TurnParts, passage_parts
 
 RERANKED = 4  # times as many as are wanted are reranked
 _BETWEEN = "\0"  # texts that are searched together: hardly a chunk holds one
@@ -81,20 +81,14 @@ class Gathered:
 
     def turns(self, *, without: frozenset[int] = frozenset()) -> list[TurnParts]:
         """The chat, with the passages in their places."""
-        said = [self._said(number, turn) for number, turn in enumerate(self.ask.turns)]
-        asked = said[-1]
-        ahead = [
-            part
-            for number, entry in enumerate(self.entries)
-            if number not in without
-            for part in (TurnPart(entry.titled.text, number), TurnPart(entry.titled.gap))
-        ]
-        ahead += self._loose_parts()
-        last = TurnParts(asked.role, (*ahead, *(_framed(asked.parts) if self.ask.asks else asked.parts)))
-        first = [TurnParts("system", (TurnPart(self.system),))] if self.system else []
-        return [*first, *said[:-1], last]
+        *before, last = [self._turn_parts(number, turn) for number, turn in enumerate(self.ask.turns)]
+        parts = _framed(last.parts) if self.ask.asks else last.parts
+        shown = {number: entry.titled for number, entry in enumerate(self.entries) if number not in without}
+        question = TurnParts(last.role, (*passage_parts(shown), *self._loose_parts(), *parts))
+        system = [TurnParts("system", (TurnPart(self.system),))] if self.system else []
+        return [*system, *before, question]
 
-    def _said(self, number: int, turn: Turn) -> TurnParts:
+    def _turn_parts(self, number: int, turn: Turn) -> TurnParts:
         """A turn cut where passages stand in it."""
         places = self._places(self.inside, first=len(self.entries))
         parts = tuple(_cut(turn.text, places.get(number, [])))
