@@ -113,13 +113,6 @@ def widen(array: Array, dtype: Dtype) -> NDArray[np.float32]:
     return array.astype(np.float32)
 
 
-def all_finite(array: Array, dtype: Dtype) -> bool:
-    """Whether there is no NaN and no infinity."""
-    if dtype == "bfloat16":
-        return int((array.view(np.uint16) & np.uint16(0x7FFF)).max()) < 0x7F80
-    return bool(np.isfinite(array).all())
-
-
 def largest(dtype: Dtype) -> float:
     """The dtype's largest finite number."""
     return _LARGEST[dtype]
