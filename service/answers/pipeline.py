@@ -21,7 +21,7 @@ from blend.fuse.fuse import BlendOrder, FuseReport
 from retriever.search import Hit
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
-from service.answers.events import Delta, Event, Finished, Fused, Loaded, Report, Retrieved, TopToken, Usage
+from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
 from service.answers.gather import Gathered, gather, look_up
 from service.answers.plan import EnginePlan, FittedPrompt, fit, usage_of
 from service.corpus.ingest import Ingest
@@ -270,24 +270,15 @@ class _RequestProgress:
         self.timings.ms["queue"] = 1000 * queued_s
         self.timings.ms["unpack"] = waited
         self.timings.ms["fuse"] = max(0.0, self.ready_at - self.submitted - 1000 * queued_s - waited)
-        return Fused(usage_of(report), self._report(report))
+        return Fused(usage_of(report), self.plan.report(report, self.timings.ms))
 
     def done(self, reason: Finish, text: str, *, generated: int) -> Finished:
         total = self.timings.since_start()
         if self.fused is None:  # given up before it was its turn
-            return Finished(
-                reason, text, Usage(self.plan.fitted.prompt_tokens.tokens), Report(*self._policy(), (), (), {})
-            )
+            return Finished(reason, text, Usage(self.plan.fitted.prompt_tokens.tokens), self.plan.report(None, {}))
         self.timings.ms["decode"] = total - self.ready_at
         self.timings.ms["total"] = total
-        return Finished(reason, text, usage_of(self.fused, generated), self._report(self.fused))
-
-    def _policy(self) -> tuple[str, float]:
-        return self.plan.blending.policy, self.plan.blending.ratio
-
-    def _report(self, fused: FuseReport) -> Report:
-        ms = {name: round(value, 3) for name, value in self.timings.ms.items()}
-        return Report(*self._policy(), self.plan.chunks(fused), self.plan.dropped, ms)
+        return Finished(reason, text, usage_of(self.fused, generated), self.plan.report(self.fused, self.timings.ms))
 
 
 def _explained(error: Exception) -> Exception:

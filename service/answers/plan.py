@@ -11,7 +11,7 @@ from service.answers.gather import Gathered, GatheredPassage
 from service.corpus.chunk_caches import mends
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptBuilder, PromptTokens
-from service.reports import ChunkReport, Usage
+from service.reports import ChunkReport, Report, Usage
 from store.errors import Miss, MissReason
 
 COMPUTED = "computed"
@@ -67,16 +67,20 @@ class EnginePlan:
         sources = {number: each for number, each in self.opened.items() if isinstance(each, BlobSource)}
         return self.fitted.prompt_tokens.prompt(sources)
 
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """The ids of the chunks that had no room."""
-        return tuple(self.gathered.entries[number].passage.id for number in sorted(self.fitted.dropped))
-
     def loaded(self) -> tuple[ChunkReport, ...]:
         """The report of each chunk before anything is fused."""
         return tuple(self._report(number, entry, tokens=0) for number, entry in self.shown)
 
-    def chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
+    def report(self, fused: FuseReport | None, timings_ms: Mapping[str, float]) -> Report:
+        """How the answer came about; None for one that was given up before its turn."""
+        policy, ratio = self.blending.policy, self.blending.ratio
+        if fused is None:
+            return Report(policy, ratio, (), (), {})
+        dropped = tuple(self.gathered.entries[number].passage.id for number in sorted(self.fitted.dropped))
+        ms = {stage: round(value, 3) for stage, value in timings_ms.items()}
+        return Report(policy, ratio, self._chunks(fused), dropped, ms)
+
+    def _chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
         """The report of each chunk after the fuse: what became of it."""
         misses = dict(report.misses)
         slots, every = report.stages[-1], self.gathered.all
