@@ -73,7 +73,7 @@ class Tenant:
         with self._sweeping:
             while time.monotonic() < end:
                 with self.catalog.view() as view:
-                    removed = view.standing().removed
+                    removed = view.state().removed
                     rows = view.unswept(_SWEPT)
                 if not self._forget(rows, until=end):
                     return False

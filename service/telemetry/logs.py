@@ -35,7 +35,7 @@ class Notes:
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
-_told: ContextVar[BaseException | None] = ContextVar("told", default=None)
+_reported: ContextVar[BaseException | None] = ContextVar("reported", default=None)
 
 
 def setup_logs(level: str, style: Style, *, stream: TextIO | None = None) -> None:
@@ -80,7 +80,7 @@ def fields(**values: Scalar) -> dict[str, object]:
 
 def tell_once(error: BaseException) -> None:
     """This exception is written down, or not worth it: the server must not write it again for this request."""
-    _told.set(error)
+    _reported.set(error)
 
 
 def guard(value: object) -> Scalar:
@@ -144,7 +144,7 @@ def _adopt_uvicorn() -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     error = _error_of(record)
-    return error is None or error is not _told.get()
+    return error is None or error is not _reported.get()
 
 
 def _error_of(record: logging.LogRecord) -> BaseException | None:
