@@ -93,9 +93,14 @@ class Caller:
         names = (f"{name}.{number}" if number else name for number in count())
         return next(each for each in names if each not in taken)
 
-    def writable(self, view: CatalogView, document: str) -> str:
-        """The id under which the document is kept. Raises Forbidden for one that is not, or not alone, this key's."""
+    def writable(self, view: CatalogView, document: str, *, after: Json | None = None) -> str:
+        """The id under which the document is kept. Raises Forbidden for one that is not, or not alone, this key's.
+
+        `after` is the metadata that takes the place of what is there.
+        """
         entry = self.seen(view, document)
+        if entry and after is not None:
+            self.check_unmoved(document, entry.metadata, after=after)
         if entry and not self._owns_all_of(view, entry):
             raise unfitting(document)
         name = entry.id if entry else self.name_of(view, document)

@@ -11,7 +11,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 
-from retriever.contract.catalog import CatalogView
 from retriever.contract.upload_types import NewUpload
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.readers.files import SUFFIXES, read
@@ -44,7 +43,7 @@ def accept(by: Caller, drafts: Sequence[Draft], *, collection: str) -> tuple[str
     for name, draft in named:
         _check_own(by, name, collection=collection, draft=draft)
     with by.tenant.catalog.view() as view:
-        kept = [replace(draft, id=_writable(by, view, name=name, draft=draft)) for name, draft in named]
+        kept = [replace(draft, id=by.writable(view, name, after=draft.metadata)) for name, draft in named]
     job = _handed_over(by, [upload_of(draft, collection) for draft in kept], collection=collection)
     return job, [name for name, _ in named]
 
@@ -169,13 +168,6 @@ def _check_own(by: Caller, name: str, *, collection: str, draft: Draft) -> None:
     for part in draft.parts:
         if part.metadata:
             by.check_own(name, collection, metadata={**draft.metadata, **part.metadata})
-
-
-def _writable(by: Caller, view: CatalogView, *, name: str, draft: Draft) -> str:
-    entry = by.seen(view, name)
-    if entry:
-        by.check_unmoved(name, entry.metadata, after=draft.metadata)
-    return by.writable(view, name)
 
 
 def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -> str:
