@@ -28,6 +28,7 @@ T = TypeVar("T")
 class Library:
     """The library of one tenant. Safe for threads. `folder` is for what can be made again from the catalog.
 
+    `catalog` itself is for what concerns documents alone: listing, patching, deleting, collections.
     Of the embedders the first is the wanted one. Where the catalog still serves the vectors of another, that one is
     needed as well, until `advance` has embedded everything anew; without it search is by words meanwhile.
     """
@@ -35,7 +36,7 @@ class Library:
     def __init__(
         self, catalog: Catalog, folder: Path, *, embedders: Sequence[Embedder] = (), reranker: Reranker | None = None
     ) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
         self._folder = folder
         self._embedders = {each.name: each for each in embedders}
         self._reranker = reranker
@@ -46,15 +47,10 @@ class Library:
             with catalog.change() as change:
                 change.add_embedder(embedders[0].name, dim=embedders[0].dim)
 
-    @property
-    def catalog(self) -> Catalog:
-        """The catalog, for what concerns documents alone: listing, patching, deleting, collections."""
-        return self._catalog
-
     def put(self, documents: Sequence[Document], *, collection: str) -> Removal:
         """Embed documents and make them serve."""
         vectors = self._embedded(documents, collection=collection)
-        with self._catalog.change() as change:
+        with self.catalog.change() as change:
             removal = change.put(documents, collection=collection)
             _keep(change, vectors)
         return removal
@@ -71,7 +67,7 @@ class Library:
         `claim` is called with these within the change, and says which are still wanted; the others are dropped.
         """
         vectors = self._embedded(documents, collection=collection)
-        with self._catalog.change() as change:
+        with self.catalog.change() as change:
             versions = [change.stage(document, collection=collection) for document in documents]
             _keep(change, vectors)
             wanted = set(claim(change, versions))
@@ -102,7 +98,7 @@ class Library:
         wanted = next(iter(self._embedders.values()), None)
         if wanted is None or chunks < 1:
             return 0
-        with self._catalog.view() as view:
+        with self.catalog.view() as view:
             found = _lacking(view, wanted.name, after=self._advanced, limit=chunks)
             if not found and self._advanced:  # what was passed may lack one now
                 found = _lacking(view, wanted.name, after=0, limit=chunks)
@@ -110,7 +106,7 @@ class Library:
         if done:
             return 0
         vectors = {wanted.name: _by(wanted, [(chunk, text) for _, chunk, text in found])}
-        with self._catalog.change() as change:
+        with self.catalog.change() as change:
             change.add_embedder(wanted.name, dim=wanted.dim)  # another library, with another wish, may have let it go
             _keep(change, vectors)
             if not found:
@@ -120,18 +116,18 @@ class Library:
 
     def maintain(self) -> None:
         """Let go what was deleted; make the vector index anew if it was outgrown, and save it. May take minutes."""
-        with self._catalog.change() as change:
+        with self.catalog.change() as change:
             change.purge()
-        self._catalog.empty_log()
-        with self._catalog.view() as view:
+        self.catalog.empty_log()
+        with self.catalog.view() as view:
             serving = self._serving(view)
         if serving:
-            self._index(serving).maintain(self._catalog)
+            self._index(serving).maintain(self.catalog)
 
     def _embedded(self, documents: Sequence[Document], *, collection: str) -> dict[str, tuple[list[str], Vectors]]:
         """Vectors of all chunks but white space, by each embedder; none where the collection is kept without search."""
         texts = {part.id: part.text for each in documents for part in each.parts if part.text.strip()}
-        with self._catalog.view() as view:
+        with self.catalog.view() as view:
             if collection in view.unsearched():
                 return {}
             known = {entry.name for entry in view.embedders()}
@@ -155,7 +151,7 @@ class Library:
 
     def _seeing(self, look: Callable[[CatalogView], T]) -> T:
         for _ in range(TRIES):
-            with self._catalog.view() as view:
+            with self.catalog.view() as view:
                 try:
                     return look(view)
                 except Overtaken:

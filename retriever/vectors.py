@@ -57,63 +57,63 @@ class VectorIndex:
         self, view: CatalogView, query: Vectors, *, allowed: FilterCondition, limit: int
     ) -> list[tuple[int, float]]:
         """The nearest chunks and their cosines, best first. Raises Overtaken."""
-        standing = view.standing()
+        state = view.state()
         with self._guard:
-            self._catch_up(view, standing)
-            rows = None if allowed == EVERYTHING else self._rows(view, allowed, changes=standing.changes)
+            self._catch_up(view, state)
+            rows = None if allowed == EVERYTHING else self._rows(view, allowed, changes=state.changes)
             return self._nearest.search(query, limit=limit, allowed=rows)
 
     def maintain(self, catalog: Catalog) -> None:
         """Make the index anew if it was outgrown, and keep it in its file. Searches go on while it is made."""
         with catalog.view() as view:
-            standing = view.standing()
+            state = view.state()
             with self._guard:
                 with suppress(Overtaken):  # a search was sooner: what it has seen is as good
-                    self._catch_up(view, standing)
+                    self._catch_up(view, state)
                 outgrown = self._nearest.is_outgrown
             if outgrown:
-                made = self._made(view, standing)
+                made = self._made(view, state)
                 with self._guard:
-                    self._nearest, self._seen = made, _seen(standing)
+                    self._nearest, self._seen = made, _seen(state)
         with self._guard:
             if self._seen and self._seen != self._saved:
                 self._file.write(self._nearest, asdict(self._seen))
                 self._saved = self._seen
 
-    def _catch_up(self, view: CatalogView, standing: CatalogState) -> None:
-        if self._seen is None or self._seen.catalog != standing.catalog:
-            self._load(standing)
+    def _catch_up(self, view: CatalogView, state: CatalogState) -> None:
+        if self._seen is None or self._seen.catalog != state.catalog:
+            self._load(state)
         seen = self._seen
         assert seen is not None
-        if seen.vectors > standing.vectors or seen.removed > standing.removed:
+        if seen.vectors > state.vectors or seen.removed > state.removed:
             raise Overtaken("another search has seen a later state of the catalog")
-        if seen.vectors < standing.vectors and self._holds_former(view, seen):
+        if seen.vectors < state.vectors and self._holds_former(view, seen):
             self._nearest = Nearest.flat(self._dim)
         self._nearest.remove(view.removed_after(seen.removed))
         for batch in self._batches(view, seen.vectors):
             self._nearest.add(batch.chunks, batch.vectors)
             self._seen = replace(seen, vectors=int(batch.rows[-1]))  # what follows may fail
-        self._seen = _seen(standing)
+        self._seen = _seen(state)
 
     def _holds_former(self, view: VectorsView, seen: _Seen) -> bool:
         """Whether all vectors are newer than what was seen, as with an embedder that another replaced for a while."""
         first = view.embedded_after(0, embedder=self._embedder, limit=1).rows
         return len(self._nearest) > 0 and (not len(first) or first[0] > seen.vectors)
 
-    def _load(self, standing: CatalogState) -> None:
+    def _load(self, state: CatalogState) -> None:
         """Reads the file, if it is of this catalog and not ahead of it, as it is when a backup was restored."""
-        self._nearest, self._seen = Nearest.flat(self._dim), _Seen(standing.catalog, 0, 0)
+        self._nearest, self._seen = Nearest.flat(self._dim), _Seen(state.catalog, 0, 0)
         self._allowed.clear()
         found = self._file.read()
         if found is None:
             return
         nearest, facts = found
         seen = _Seen(str(facts["catalog"]), int(facts["vectors"]), int(facts["removed"]))
-        ahead = seen.vectors > standing.vectors or seen.removed > standing.removed
-        if seen.catalog == standing.catalog and not ahead and nearest.dim == self._dim:
+        ahead = seen.vectors > state.vectors or seen.removed > state.removed
+        if seen.catalog == state.catalog and not ahead and nearest.dim == self._dim:
             self._nearest, self._seen, self._saved = nearest, seen, seen
 
-    def _made(self, view: VectorsView, standing: CatalogState) -> Nearest:
+    def _made(self, view: VectorsView, state: CatalogState) -> Nearest:
         """The index made anew from the catalog. The sample is spread over all of it."""
         count = len(self._nearest)
         wanted = TRAINED * LISTS * count**0.5
@@ -143,5 +143,5 @@ class VectorIndex:
         return self._allowed[key]
 
 
-def _seen(standing: CatalogState) -> _Seen:
-    return _Seen(standing.catalog, standing.vectors, standing.removed)
+def _seen(state: CatalogState) -> _Seen:
+    return _Seen(state.catalog, state.vectors, state.removed)

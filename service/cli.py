@@ -71,13 +71,13 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = STOPPED
     except typer.TyperException as error:
-        code = _told(usage(error))
+        code = _report(usage(error))
     except expected() as error:
-        code = _told(sentence(error))
+        code = _report(sentence(error))
     sys.exit(code or 0)
 
 
-def _told(line: str) -> int:
+def _report(line: str) -> int:
     if line:
         tell(f"kvweave: {line}", err=True)
     return 2

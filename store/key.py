@@ -1,7 +1,7 @@
 """Names of blobs: tenant, chunk, fingerprint, codec, in that order, so that one scan finds all of a chunk."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from store.errors import KeyFormatError
@@ -59,14 +59,10 @@ class CacheKey:
     chunk: str
     fingerprint: str
     codec: str
+    text: str = field(init=False, repr=False, compare=False)  # the spelling that media use: the parts joined by '/'
 
     def __post_init__(self) -> None:
-        _join((self.tenant, self.chunk, self.fingerprint, self.codec))
-
-    @property
-    def text(self) -> str:
-        """The spelling that media use: four parts joined by '/'."""
-        return _join((self.tenant, self.chunk, self.fingerprint, self.codec))
+        object.__setattr__(self, "text", _join((self.tenant, self.chunk, self.fingerprint, self.codec)))
 
     @property
     def scopes(self) -> tuple[str, ...]:

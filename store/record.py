@@ -81,7 +81,7 @@ class PackedTensor:
     product is exact, as every scale is exact in bfloat16, so that a fused multiplication makes the same bits.
     `scales` is (H, 1, D) for keys and (H, T, 1) for values, so that it multiplies an (H, T, D) tensor as it is;
     `centers` are of its shape, None where all are zero. Byte p of a channel holds the codes of tokens
-    `p*n ... p*n + n-1`, lowest bits first, where n is `per_byte`; codes behind the last token are padding.
+    `p*n ... p*n + n-1`, lowest bits first, where n is `codes_per_byte`; codes behind the last token are padding.
     """
 
     codes: Codes  # (H, D, P)
@@ -89,11 +89,6 @@ class PackedTensor:
     bits: int
     tokens: int
     centers: Scales | None = None
-
-    @property
-    def per_byte(self) -> int:
-        """Codes in one byte."""
-        return codes_per_byte(self.bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +117,6 @@ def widen(array: Array, dtype: Dtype) -> NDArray[np.float32]:
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array.astype(np.float32)
-
-
-def all_finite(array: Array, dtype: Dtype) -> bool:
-    """Whether there is no NaN and no infinity."""
-    if dtype == "bfloat16":
-        return int((array.view(np.uint16) & np.uint16(0x7FFF)).max()) < 0x7F80
-    return bool(np.isfinite(array).all())
 
 
 def largest(dtype: Dtype) -> float:

@@ -60,11 +60,6 @@ class FuseReport:
     bytes: int
     seconds: dict[str, float]
 
-    @property
-    def recomputed_slots(self) -> tuple[int, ...]:
-        """The cached slots that were computed through all layers."""
-        return self.stages[-1]
-
 
 @dataclass(frozen=True, slots=True)
 class FusedPrompt:

@@ -145,14 +145,13 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
         raise PromptError(f"the prompt has {len(ids)} tokens, the model's window {window}: leave out chunks")
     spans: list[ChunkSpan] = []
     misses: list[tuple[int, Miss]] = []
-    behind = digest_ids(prompt.prefix)
     place, number = len(prompt.prefix), 0
     for index, segment in enumerate(prompt.segments):
         stop = place + len(segment.ids)
         if isinstance(segment, ChunkSegment) and segment.ids:
             reason = _why_not(segment, fingerprint)
             if reason is None and segment.source is not None:
-                exact = index == 0 and segment.source.fingerprint.prefix == behind
+                exact = index == 0 and segment.source.fingerprint.prefix == digest_ids(prompt.prefix)
                 spans.append(ChunkSpan(number, place, stop, segment.source, exact))
             elif reason is not None:
                 misses.append((number, Miss(reason)))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from store.record import Array, Codes, Dtype, LayerKV, PackedLayer, PackedTensor, largest, reach
+from store.record import Array, Codes, Dtype, LayerKV, PackedLayer, PackedTensor, codes_per_byte, largest, reach
 
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32,
@@ -76,7 +76,7 @@ def _alike(tensors: Sequence[PackedTensor], *, device: torch.device) -> Iterator
     """Groups neighbours of one form, to be decoded together: a call costs as much as some ten thousand numbers."""
     for _, group in groupby(tensors, key=lambda each: (each.codes.shape, each.tokens, each.bits, each.centers is None)):
         tiles = list(group)
-        numbers = tiles[0].codes.size * tiles[0].per_byte
+        numbers = tiles[0].codes.size * codes_per_byte(tiles[0].bits)
         step = max(1, _TOGETHER // numbers) if device.type == "cpu" else len(tiles)
         for first in range(0, len(tiles), step):
             yield tiles[first : first + step]
@@ -107,7 +107,7 @@ def _spread(tiles: list[PackedTensor], device: torch.device) -> Tensor:
     turned = words.view(torch.uint8)[:numbers].view(shape)
     for index, tile in enumerate(tiles):
         turned[index] = _send(tile.codes, device).transpose(1, 2)
-    count = tiles[0].per_byte
+    count = codes_per_byte(tiles[0].bits)
     wide = torch.empty(len(tiles), heads, packed, count, dim, device=device)
     if count == 1:
         wide[:, :, :, 0] = turned

@@ -26,14 +26,10 @@ class Decoder:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.vocabulary: int = text_config(model).vocab_size
+        self.token_bytes = token_bytes(model_layers.shapes, model.dtype)  # that one token keeps in a context
         self._tables: dict[int, Angles] = {}
         self._known = 0  # positions in each table
         self._growing = Lock()
-
-    @property
-    def token_bytes(self) -> int:
-        """How many bytes one token keeps in a context."""
-        return token_bytes(self.model_layers.shapes, self.dtype)
 
     def context(self, capacity: int) -> Context:
         """A context with buffers for that many tokens."""

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retriever.catalog.postings import Places, Postings, weighed
+from retriever.catalog.query_terms import query_terms, terms
 from retriever.catalog.rows import LISTED, listed, passages
 from retriever.contract.types import WordMatch
 from retriever.filter_condition import EVERYTHING, FilterCondition
-from retriever.query_terms import query_terms, terms
 
 K1, B = 1.2, 0.75
 ROWS = 250_000  # that the words which choose candidates may have together

@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from retriever import query_terms
+from retriever.catalog import query_terms
 from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import fact, sound_text
 from retriever.catalog.schema import transaction

@@ -5,7 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
-from retriever import query_terms
+from retriever.catalog import query_terms
 from retriever.errors import CatalogError
 
 # A label is what a filter sees: a document's collection and metadata, or a passage's own.

@@ -37,7 +37,7 @@ class SqliteView:
         self._connection = connection
         self._postings = postings
 
-    def standing(self) -> CatalogState:
+    def state(self) -> CatalogState:
         found: dict[str, int] = dict(self._connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
         catalog, changes = (fact(self._connection, name) for name in ("catalog", "changes"))
         return CatalogState(

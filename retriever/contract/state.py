@@ -8,17 +8,17 @@ from retriever.contract.types import CatalogState, Counts, Rows
 class StateView(Protocol):
     """The state of a whole catalog, in one committed state."""
 
-    def standing(self) -> CatalogState: ...
+    def state(self) -> CatalogState: ...
     def counts(self) -> Counts: ...
 
     def removed_after(self, row: int) -> Rows:
-        """The chunks that were removed since the standing's `removed` was this."""
+        """The chunks that were removed since the state's `removed` was this."""
         ...
 
     def unswept(self, limit: int) -> list[tuple[int, str]]:
         """Removed chunks (row, id) whose caches are not known to be gone, oldest first, but for chunks that are again.
 
-        The same id may come twice. Where there are none, all up to the standing's `removed` may be called swept.
+        The same id may come twice. Where there are none, all up to the state's `removed` may be called swept.
         """
         ...
 

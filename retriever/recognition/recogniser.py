@@ -32,7 +32,7 @@ class Recogniser:
     def find(self, view: CatalogView, text: str, *, allowed: FilterCondition) -> list[Recognised]:
         """Chunks of documents that serve and fit, in the order of the text. Raises Overtaken."""
         with self._guard:
-            self._catch_up(view, view.standing())
+            self._catch_up(view, view.state())
             known = copy(self._known)  # as it is now, whatever a search with a later view adds to it
         holding: dict[int, Passage] = {}
 
@@ -43,11 +43,11 @@ class Recogniser:
         found = known.find(text, texts=view.texts, allowed=lambda rows: fitting(list(rows)))
         return [Recognised(match.start, match.end, holding[match.row]) for match in found]
 
-    def _catch_up(self, view: CatalogView, standing: CatalogState) -> None:
+    def _catch_up(self, view: CatalogView, state: CatalogState) -> None:
         seen = self._seen
-        if seen is None or seen.catalog != standing.catalog:
-            self._known, seen = KnownChunks(), CatalogState(standing.catalog, 0, 0, 0, 0)
-        if seen.chunks > standing.chunks or seen.removed > standing.removed:
+        if seen is None or seen.catalog != state.catalog:
+            self._known, seen = KnownChunks(), CatalogState(state.catalog, 0, 0, 0, 0)
+        if seen.chunks > state.chunks or seen.removed > state.removed:
             raise Overtaken("another search has seen a later state of the catalog")
         marked = view.marked_after(seen.chunks)
         entries = MarkEntries.columns(rows=marked.chunks, heads=marked.heads, tails=marked.tails, nbytes=marked.nbytes)
@@ -58,4 +58,4 @@ class Recogniser:
             self._known.add(entries)
         if len(removed):
             self._known.remove(removed.tolist())
-        self._seen = standing
+        self._seen = state

@@ -185,7 +185,7 @@ def _parsed(data: bytes) -> Manifest:
 
 
 @contextmanager
-def told_of(file: Path) -> Generator[None]:
+def archive_errors_explained(file: Path) -> Generator[None]:
     """Turns whatever the block finds wrong inside the archive into an AccessError with the archive's name."""
     damaged = f"{file} is no backup, or a damaged one, and nothing was restored from it: "
     try:

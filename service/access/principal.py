@@ -9,7 +9,6 @@ from typing import Self
 from blake3 import blake3
 
 from retriever.documents import Json
-from service.errors import Forbidden
 
 DEFAULT_TENANT = "default"
 
@@ -47,11 +46,6 @@ class Principal:
     key_id: str
     bound: Json | None = None
     per_minute: int | None = None
-
-    def need(self, role: Role) -> None:
-        """Raise Forbidden for a key of a lesser role."""
-        if self.role < role:
-            raise Forbidden(f"this needs a key of role {role.label}, yours has {self.role.label}")
 
     @property
     def id_suffix(self) -> str:

@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from retriever.catalog import schema as catalog_schema
 from service.access import schema as control_schema
-from service.access.archive import PIECE, ArchiveMember, ArchiveTally, Manifest, members, told_of
+from service.access.archive import PIECE, ArchiveMember, ArchiveTally, Manifest, archive_errors_explained, members
 from service.access.errors import AccessError
 from service.access.lock import hold
 from service.access.move import CATALOG, CONTROL, TENANTS, databases, decide_move, finish_move
@@ -70,14 +70,14 @@ def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[
     shutil.rmtree(staging, ignore_errors=True)  # of a restore that was killed
     staging.mkdir(mode=0o700)
     try:
-        with told_of(file):
+        with archive_errors_explained(file):
             manifest = _unpack(archive, staging)
             for path in databases(staging):
                 _prepare(path)
         before = {path.parent.name for path in data.glob(f"{TENANTS}/*/{CATALOG}")}
         blobs: Counter[str] = Counter()
         if manifest.blobs:
-            with open_store() as store, told_of(file):
+            with open_store() as store, archive_errors_explained(file):
                 blobs = _fill(store, archive, manifest=manifest)
         decide_move(staging, data)
         finish_move(data)
@@ -107,8 +107,8 @@ def _unpack(archive: BinaryIO, staging: Path) -> Manifest:
             raise AccessError(f"it holds {member.name} twice")
         else:
             found[member.name] = _unpack_one(member, staging / member.name)
-    told = (manifest.files, manifest.blobs, manifest.nbytes, manifest.packed)
-    if told != (found, tally.blobs, tally.nbytes, tally.digest) or CONTROL not in found:
+    stated = (manifest.files, manifest.blobs, manifest.nbytes, manifest.packed)
+    if stated != (found, tally.blobs, tally.nbytes, tally.digest) or CONTROL not in found:
         raise AccessError("what it holds is not what its manifest tells")
     return manifest
 

@@ -13,7 +13,7 @@ from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Source
 from service.corpus.tenants import Tenant
 from service.errors import Invalid, NotFound
-from service.model.prompt_builder import ASK, SYSTEM, PromptPassage, TurnPart, TurnParts
+from service.model.prompt_builder import ASK, SYSTEM, PromptPassage, TurnPart, TurnParts, passage_parts
 
 RERANKED = 4  # times as many as are wanted are reranked
 _BETWEEN = "\0"  # texts that are searched together: hardly a chunk holds one
@@ -81,20 +81,14 @@ class Gathered:
 
     def turns(self, *, without: frozenset[int] = frozenset()) -> list[TurnParts]:
         """The chat, with the passages in their places."""
-        said = [self._said(number, turn) for number, turn in enumerate(self.ask.turns)]
-        asked = said[-1]
-        ahead = [
-            part
-            for number, entry in enumerate(self.entries)
-            if number not in without
-            for part in (TurnPart(entry.titled.text, number), TurnPart(entry.titled.gap))
-        ]
-        ahead += self._loose_parts()
-        last = TurnParts(asked.role, (*ahead, *(_framed(asked.parts) if self.ask.asks else asked.parts)))
-        first = [TurnParts("system", (TurnPart(self.system),))] if self.system else []
-        return [*first, *said[:-1], last]
+        *before, last = [self._turn_parts(number, turn) for number, turn in enumerate(self.ask.turns)]
+        parts = _framed(last.parts) if self.ask.asks else last.parts
+        shown = {number: entry.titled for number, entry in enumerate(self.entries) if number not in without}
+        question = TurnParts(last.role, (*passage_parts(shown), *self._loose_parts(), *parts))
+        system = [TurnParts("system", (TurnPart(self.system),))] if self.system else []
+        return [*system, *before, question]
 
-    def _said(self, number: int, turn: Turn) -> TurnParts:
+    def _turn_parts(self, number: int, turn: Turn) -> TurnParts:
         """A turn cut where passages stand in it."""
         places = self._places(self.inside, first=len(self.entries))
         parts = tuple(_cut(turn.text, places.get(number, [])))
@@ -151,7 +145,9 @@ def gather(tenant: Tenant, ask: AnswerRequest) -> Gathered:
 def look_up(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> list[Hit]:
     """The hits, best first, each before its neighbors. Raises Invalid for a collection that is kept without search."""
     allowed = _searched(tenant, lookup, ask=ask)
-    hits = tenant.library.search(_query_of(lookup, ask=ask, allowed=allowed))
+    reranked = min(RERANKED * lookup.top_k, MOST) if lookup.rerank else 0
+    bound = scope(bound=ask.principal.bound)
+    hits = tenant.library.search(Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked, bound=bound))
     if lookup.neighbors and hits:
         with tenant.catalog.view() as view:
             hits = with_neighbors(view, hits, before=lookup.neighbors, after=lookup.neighbors, allowed=allowed)
@@ -159,14 +155,9 @@ def look_up(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> list[Hit]:
     return hits
 
 
-def allowed_by(ask: AnswerRequest) -> FilterCondition:
-    """What the key of the request may see."""
-    return scope(bound=ask.principal.bound)
-
-
 def _searched(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> FilterCondition:
     """What the request wants to be looked through, within what its key may see."""
-    name, bound = lookup.collection, ask.principal.bound
+    name = lookup.collection
     with tenant.catalog.view() as view:
         hidden = view.unsearched()
         if name in hidden and _sees(view, name, ask=ask):
@@ -175,13 +166,7 @@ def _searched(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> FilterCo
                 "(PUT /v1/collections/{name}), or name chunk_ids",
                 field="collection",
             )
-    return scope(collection=name, where=lookup.where, bound=bound, without=hidden)
-
-
-def _query_of(lookup: Lookup, *, ask: AnswerRequest, allowed: FilterCondition) -> Query:
-    """What the library is asked."""
-    reranked = min(RERANKED * lookup.top_k, MOST) if lookup.rerank else 0
-    return Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked, bound=allowed_by(ask))
+    return scope(collection=name, where=lookup.where, bound=ask.principal.bound, without=hidden)
 
 
 def _sees(view: DocumentsView, collection: str, *, ask: AnswerRequest) -> bool:
@@ -196,7 +181,7 @@ def _named(tenant: Tenant, ask: AnswerRequest) -> Sequence[Passage]:
         return ()
     with tenant.catalog.view() as view:
         rows = view.rows_of(ask.chunk_ids)
-        held = view.holding(list(rows.values()), allowed_by(ask))
+        held = view.holding(list(rows.values()), scope(bound=ask.principal.bound))
     by_id: Mapping[str, Passage] = {passage.id: passage for passage in held}
     missing = [chunk for chunk in ask.chunk_ids if chunk not in by_id]
     if missing:
@@ -211,7 +196,7 @@ def _recognised(
     if not any(text.strip() for text in texts):
         return
     starts = list(accumulate((len(text) + len(_BETWEEN) for text in texts), initial=0))
-    for each in tenant.library.recognise(_BETWEEN.join(texts), allowed=allowed_by(ask)):
+    for each in tenant.library.recognise(_BETWEEN.join(texts), allowed=scope(bound=ask.principal.bound)):
         number = bisect_right(starts, each.start) - 1
         place = TextPlace(number, each.start - starts[number], each.end - starts[number])
         if place.end <= len(texts[number]):  # a chunk may hold what stands between texts, too

@@ -21,17 +21,17 @@ from blend.fuse.fuse import BlendOrder, FuseReport
 from retriever.search import Hit
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
-from service.answers.events import Delta, Event, Finished, Fused, Loaded, Report, Retrieved, TopToken, Usage
+from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
 from service.answers.gather import Gathered, gather, look_up
 from service.answers.plan import EnginePlan, FittedPrompt, fit, usage_of
-from service.corpus.chunk_caches import OpenedBlob
 from service.corpus.ingest import Ingest
-from service.corpus.tenants import Tenant, Tenants
+from service.corpus.tenants import Tenants
 from service.errors import Exhausted, ServiceError, Unavailable
+from service.model.blob_source import BlobSource
 from service.model.grammar import Grammars
 from service.model.logit_processors import chained
 from service.settings import Settings
-from service.telemetry.logs import note, note_timings
+from service.telemetry.logs import note
 from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
 from store.errors import Miss
@@ -103,9 +103,8 @@ class Pipeline:
 
     async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
         """Retrieval alone, best first."""
-        tenant = self._tenants.open(principal.tenant)
         ask = AnswerRequest(principal, (Turn("user", lookup.query),), lookup)
-        return await self._in_thread(lambda: look_up(tenant, lookup, ask=ask))
+        return await self._in_thread(lambda: look_up(self._tenants.open(principal.tenant), lookup, ask=ask))
 
     async def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]:
         """All events of one answer. Closing it frees the request's place; each error is raised once, and counted."""
@@ -131,10 +130,9 @@ class Pipeline:
 
     async def _events(self, ask: AnswerRequest, flight: _Flight) -> AsyncGenerator[Event]:
         timings = _Timings()
-        tenant = self._tenants.open(ask.principal.tenant)
         blending, forced = self._blending(ask)
         with self._tracer.span("retrieve"):
-            gathered, opening = await self._in_thread(lambda: self._gather(tenant, ask, blending=blending))
+            gathered, opening = await self._in_thread(lambda: self._gather(ask, blending))
         timings.ms["retrieve"] = timings.since_start()
         yield Retrieved(gathered.sources)
         begun = timings.since_start()
@@ -143,22 +141,21 @@ class Pipeline:
         plan = EnginePlan(gathered, fitted, blending, opened, forced)
         timings.ms["fetch"] = timings.since_start() - begun
         yield Loaded(plan.loaded())
-        told: asyncio.Queue[EngineEvent] = asyncio.Queue()
+        queue: asyncio.Queue[EngineEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def listen(event: EngineEvent) -> None:
-            loop.call_soon_threadsafe(told.put_nowait, event)
+            loop.call_soon_threadsafe(queue.put_nowait, event)
 
         submitted = timings.since_start()
         await self._in_thread(lambda: flight.begin(self._model.engine, self._request(ask, plan), listen=listen))
-        async with aclosing(self._told(told, _RequestProgress(ask, plan, tenant, timings, submitted))) as events:
+        async with aclosing(self._answered(queue, _RequestProgress(ask, plan, timings, submitted))) as events:
             async for event in events:
                 yield event
 
-    def _gather(
-        self, tenant: Tenant, ask: AnswerRequest, *, blending: BlendOrder
-    ) -> "tuple[Gathered, list[Future[OpenedBlob | Miss]]]":
+    def _gather(self, ask: AnswerRequest, blending: BlendOrder) -> "tuple[Gathered, list[Future[BlobSource | Miss]]]":
         """The passages of the prompt, with their blobs on their way."""
+        tenant = self._tenants.open(ask.principal.tenant)
         gathered = gather(tenant, ask)
         if blending.policy == "full":
             return gathered, []
@@ -166,22 +163,25 @@ class Pipeline:
         return gathered, tenant.caches.open(passages, pool=self._fetches)
 
     def _fetched(
-        self, gathered: Gathered, opening: "Sequence[Future[OpenedBlob | Miss]]"
-    ) -> tuple[FittedPrompt, dict[int, OpenedBlob | Miss]]:
+        self, gathered: Gathered, opening: "Sequence[Future[BlobSource | Miss]]"
+    ) -> tuple[FittedPrompt, dict[int, BlobSource | Miss]]:
         """The prompt in tokens, made while the blobs are opened."""
         fitted = fit(self._model.prompt_builder, gathered, window=self._model.window)
         return fitted, {number: each.result() for number, each in enumerate(opening)}
 
-    async def _told(self, told: "asyncio.Queue[EngineEvent]", course: "_RequestProgress") -> AsyncGenerator[Event]:
+    async def _answered(
+        self, queue: "asyncio.Queue[EngineEvent]", progress: "_RequestProgress"
+    ) -> AsyncGenerator[Event]:
+        """The answer's events, out of those of the engine."""
         generated = 0
         span = self._tracer.span("fuse")
         try:
             while True:
-                event = await told.get()
+                event = await queue.get()
                 match event:
                     case Ready(report=report, queued_s=queued_s):
-                        fused = course.ready(report, queued_s)
-                        self._mend(course)
+                        fused = progress.ready(report, queued_s)
+                        self._mend(progress.ask, progress.plan, report=report)
                         span.set(prompt_tokens=fused.usage.prompt, reused_tokens=fused.usage.reused)
                         span.end()
                         span = self._tracer.span("decode")
@@ -189,11 +189,11 @@ class Pipeline:
                     case Token():
                         generated += 1
                         if generated == 1:
-                            course.timings.ms["first_token"] = course.timings.since_start()
-                        yield self._delta(event, wanted=course.ask.sampling.logprobs is not None)
+                            progress.timings.ms["first_token"] = progress.timings.since_start()
+                        yield self._delta(event, wanted=progress.ask.sampling.logprobs is not None)
                     case Done(reason=reason, text=text, generated=count):
-                        finished = course.done(reason, text, generated=count)
-                        self._account(course.ask, finished)
+                        finished = progress.done(reason, text, generated=count)
+                        self._account(progress.ask, finished)
                         yield finished
                         return
                     case Failed(error=error):
@@ -203,31 +203,27 @@ class Pipeline:
 
     def _blending(self, ask: AnswerRequest) -> tuple[BlendOrder, bool]:
         """The blending of this request, and whether an operator decided it."""
-        wanted, switch = ask.blending or self._model.blending, self._tenants.control.switch()
+        blending, switch = ask.blending or self._model.blending, self._tenants.control.switch()
         share = self._settings.share if switch.share is None else switch.share
-        if wanted.policy != "full" and (not switch.enabled or random.random() >= share):
+        if blending.policy != "full" and (not switch.enabled or random.random() >= share):
             return BlendOrder("full", 0.0), True
-        return wanted, False
+        return blending, False
 
     def _request(self, ask: AnswerRequest, plan: EnginePlan) -> EngineRequest:
+        prompt, principal = plan.prompt, ask.principal
         grammar = None if ask.grammar is None else self._grammars.processor(ask.grammar)
         sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
-        principal = ask.principal
         sharing = repr(principal.bound) if self._settings.shared_prefixes else principal.key_id
-        return EngineRequest(
-            plan.fitted.prompt_tokens.prompt(plan.sources),
-            sampling,
-            plan.blending,
-            owner=f"{principal.tenant} {sharing}",
-        )
+        return EngineRequest(prompt, sampling, plan.blending, owner=f"{principal.tenant} {sharing}")
 
-    def _mend(self, course: "_RequestProgress") -> None:
-        assert course.fused is not None
-        missing, damaged = course.plan.to_mend(course.fused)
+    def _mend(self, ask: AnswerRequest, plan: EnginePlan, *, report: FuseReport) -> None:
+        """Asks that records be computed which were missing, or turned out to be damaged."""
+        missing, damaged = plan.to_mend(report)
+        tenant = self._tenants.open(ask.principal.tenant)
         if missing:
-            self._ingest.fill(course.tenant, [entry.passage for entry in missing])
+            self._ingest.fill(tenant, missing)
         if damaged:
-            self._ingest.fill(course.tenant, [entry.passage for entry in damaged], damaged=True)
+            self._ingest.fill(tenant, damaged, damaged=True)
 
     def _delta(self, token: Token, *, wanted: bool) -> Delta:
         if not wanted:
@@ -249,8 +245,8 @@ class Pipeline:
             reused_tokens=usage.reused,
             recomputed_tokens=usage.recomputed,
             finish=finished.reason,
+            **{f"{stage}_ms": ms for stage, ms in report.timings_ms.items()},
         )
-        note_timings(report.timings_ms)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._lookups, work)
@@ -262,7 +258,6 @@ class _RequestProgress:
 
     ask: AnswerRequest
     plan: EnginePlan
-    tenant: Tenant
     timings: _Timings
     submitted: float
     fused: FuseReport | None = None
@@ -275,24 +270,15 @@ class _RequestProgress:
         self.timings.ms["queue"] = 1000 * queued_s
         self.timings.ms["unpack"] = waited
         self.timings.ms["fuse"] = max(0.0, self.ready_at - self.submitted - 1000 * queued_s - waited)
-        return Fused(usage_of(report), self._report(report))
+        return Fused(usage_of(report), self.plan.report(report, self.timings.ms))
 
     def done(self, reason: Finish, text: str, *, generated: int) -> Finished:
         total = self.timings.since_start()
         if self.fused is None:  # given up before it was its turn
-            return Finished(
-                reason, text, Usage(self.plan.fitted.prompt_tokens.tokens), Report(*self._policy(), (), (), {})
-            )
+            return Finished(reason, text, Usage(self.plan.fitted.prompt_tokens.tokens), self.plan.report(None, {}))
         self.timings.ms["decode"] = total - self.ready_at
         self.timings.ms["total"] = total
-        return Finished(reason, text, usage_of(self.fused, generated), self._report(self.fused))
-
-    def _policy(self) -> tuple[str, float]:
-        return self.plan.blending.policy, self.plan.blending.ratio
-
-    def _report(self, fused: FuseReport) -> Report:
-        ms = {name: round(value, 3) for name, value in self.timings.ms.items()}
-        return Report(*self._policy(), self.plan.chunks(fused), self.plan.dropped, ms)
+        return Finished(reason, text, usage_of(self.fused, generated), self.plan.report(self.fused, self.timings.ms))
 
 
 def _explained(error: Exception) -> Exception:

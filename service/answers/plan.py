@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blend.fuse.fuse import BlendOrder, FuseReport
-from blend.fuse.prompt import RecordSource
+from blend.fuse.prompt import Prompt
+from retriever.contract.types import Passage
 from service.answers.gather import Gathered, GatheredPassage
-from service.corpus.chunk_caches import OpenedBlob, mends
+from service.corpus.chunk_caches import mends
+from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptBuilder, PromptTokens
-from service.reports import ChunkReport, Usage
+from service.reports import ChunkReport, Report, Usage
 from store.errors import Miss, MissReason
 
 COMPUTED = "computed"
@@ -50,7 +52,7 @@ class EnginePlan:
     gathered: Gathered
     fitted: FittedPrompt
     blending: BlendOrder
-    opened: Mapping[int, OpenedBlob | Miss]
+    opened: Mapping[int, BlobSource | Miss]
     forced: bool = False
 
     @property
@@ -60,23 +62,28 @@ class EnginePlan:
         return [(run.passage, every[run.passage]) for run in self.fitted.prompt_tokens.runs if run.passage is not None]
 
     @property
-    def sources(self) -> dict[int, RecordSource]:
-        """The records that there are, by the numbers of their passages."""
-        return {number: each.source for number, each in self.opened.items() if isinstance(each, OpenedBlob)}
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """The ids of the chunks that had no room."""
-        return tuple(self.gathered.entries[number].passage.id for number in sorted(self.fitted.dropped))
+    def prompt(self) -> Prompt:
+        """The prompt for the engine, with the records that there are."""
+        sources = {number: each for number, each in self.opened.items() if isinstance(each, BlobSource)}
+        return self.fitted.prompt_tokens.prompt(sources)
 
     def loaded(self) -> tuple[ChunkReport, ...]:
         """The report of each chunk before anything is fused."""
         return tuple(self._report(number, entry, tokens=0) for number, entry in self.shown)
 
-    def chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
+    def report(self, fused: FuseReport | None, timings_ms: Mapping[str, float]) -> Report:
+        """How the answer came about; None for one that was given up before its turn."""
+        policy, ratio = self.blending.policy, self.blending.ratio
+        if fused is None:
+            return Report(policy, ratio, (), (), {})
+        dropped = tuple(self.gathered.entries[number].passage.id for number in sorted(self.fitted.dropped))
+        ms = {stage: round(value, 3) for stage, value in timings_ms.items()}
+        return Report(policy, ratio, self._chunks(fused), dropped, ms)
+
+    def _chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
         """The report of each chunk after the fuse: what became of it."""
         misses = dict(report.misses)
-        slots, every = report.recomputed_slots, self.gathered.all
+        slots, every = report.stages[-1], self.gathered.all
         found: list[ChunkReport] = []
         place, order = len(self.fitted.prompt_tokens.prefix), 0
         for run in self.fitted.prompt_tokens.runs:
@@ -93,26 +100,26 @@ class EnginePlan:
         self, number: int, entry: GatheredPassage, *, tokens: int, again: int = 0, miss: Miss | None = None
     ) -> ChunkReport:
         chunk, opened = entry.passage.id, self.opened.get(number)
-        if isinstance(opened, OpenedBlob) and miss is None:
+        if isinstance(opened, BlobSource) and miss is None:
             return ChunkReport(chunk, opened.tier, None, tokens, again, opened.nbytes)
         match opened:
             case None:  # nobody asked for it
                 why = Miss(MissReason.CONTROLLER) if self.forced else None
             case Miss():
                 why = opened
-            case OpenedBlob():
-                why = Miss(opened.source.failure) if opened.source.failure else miss
+            case BlobSource():
+                why = Miss(opened.failure) if opened.failure else miss
         return ChunkReport(chunk, COMPUTED, why, tokens, 0, 0)
 
-    def to_mend(self, report: FuseReport) -> tuple[list[GatheredPassage], list[GatheredPassage]]:
+    def to_mend(self, report: FuseReport) -> tuple[list[Passage], list[Passage]]:
         """Passages whose records are missing, and those whose records turned out to be damaged."""
-        every = self.gathered.all
+        every = [entry.passage for entry in self.gathered.all]
         missing = [every[number] for number, each in self.opened.items() if isinstance(each, Miss) and mends(each)]
         order = [number for number, _ in self.shown]
         damaged = [
             every[order[at]]
             for at, _ in report.misses
-            if isinstance(each := self.opened.get(order[at]), OpenedBlob) and each.source.failure is MissReason.CORRUPT
+            if isinstance(each := self.opened.get(order[at]), BlobSource) and each.failure is MissReason.CORRUPT
         ]
         return missing, damaged
 

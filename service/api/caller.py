@@ -81,10 +81,11 @@ class Caller:
 
     def stamped(self, draft: Draft) -> Draft:
         """The draft with the values that the key's filter demands, where it says nothing of these fields."""
-        values = exact_values(self.who.bound or {})
-        given = {field for field, _ in facets(draft.metadata)} if values else set[str]()
-        missing = {field: value for field, value in values.items() if field not in given}
-        return replace(draft, metadata={**missing, **draft.metadata}) if missing else draft
+        if self.who.bound is None:
+            return draft
+        given = {field for field, _ in facets(draft.metadata)}
+        missing = {field: value for field, value in exact_values(self.who.bound).items() if field not in given}
+        return replace(draft, metadata={**missing, **draft.metadata})
 
     def name_of(self, view: DocumentsView, document: str) -> str:
         """The id under which a document is kept that is not there for this key: nobody else's, whoever has that id."""
@@ -92,9 +93,14 @@ class Caller:
         names = (f"{name}.{number}" if number else name for number in count())
         return next(each for each in names if each not in taken)
 
-    def writable(self, view: CatalogView, document: str) -> str:
-        """The id under which the document is kept. Raises Forbidden for one that is not, or not alone, this key's."""
+    def writable(self, view: CatalogView, document: str, *, after: Json | None = None) -> str:
+        """The id under which the document is kept. Raises Forbidden for one that is not, or not alone, this key's.
+
+        `after` is the metadata that takes the place of what is there.
+        """
         entry = self.seen(view, document)
+        if entry and after is not None:
+            self.check_unmoved(document, entry.metadata, after=after)
         if entry and not self._owns_all_of(view, entry):
             raise unfitting(document)
         name = entry.id if entry else self.name_of(view, document)

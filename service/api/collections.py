@@ -43,7 +43,7 @@ def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Resp
     with tenant.catalog.view() as view:
         documents = view.count(by.allowed(collection=name))
     response.status_code = 201 if is_new else 200
-    return _told(name, kept, documents=documents)
+    return _body(name, kept, documents=documents)
 
 
 def delete_collection(by: By, name: CollectionName) -> CollectionDeleted:
@@ -71,10 +71,10 @@ def _shown(by: Caller, view: DocumentsView, *, collection: Collection) -> Collec
     rules = CollectionRules.from_json(collection.rules)
     if by.is_bound:  # its system prompt may speak of what the key does not see
         rules = replace(rules, system=None)
-    return _told(collection.name, rules, documents=documents)
+    return _body(collection.name, rules, documents=documents)
 
 
-def _told(name: str, rules: CollectionRules, *, documents: int) -> CollectionOut:
+def _body(name: str, rules: CollectionRules, *, documents: int) -> CollectionOut:
     return CollectionOut(
         name=name,
         chunk_tokens=rules.chunk_tokens,

@@ -84,7 +84,7 @@ def delete_document(by: By, document_id: DocumentId) -> Deleted:
     with tenant.catalog.view() as view:
         name = _deletable(by, view, document_id=document_id)
     removed = tenant.delete([name])
-    gone, kept = _told_apart(by, removed)
+    gone, kept = _gone_and_kept(by, removed)
     return Deleted(id=document_id, chunks_removed=gone, chunks_kept=kept, done=removed.done)
 
 
@@ -134,7 +134,7 @@ def _deletable(by: Caller, view: CatalogView, *, document_id: str) -> str:
     return name
 
 
-def _told_apart(by: Caller, removed: Removed) -> tuple[list[str], list[str]]:
+def _gone_and_kept(by: Caller, removed: Removed) -> tuple[list[str], list[str]]:
     """Ids of chunks that are gone and of those that are kept: for a key with a filter, by documents that it sees."""
     if not by.is_bound:
         return [*removed.chunks], [*removed.kept]

@@ -77,7 +77,8 @@ class Guarded(APIRoute):
 
     def admit(self, who: Principal) -> None:
         """Raise Forbidden for a key that may not come in here."""
-        who.need(self.role)
+        if who.role < self.role:
+            raise Forbidden(f"this needs a key of role {self.role.label}, yours has {who.role.label}")
         if self.operators and not who.is_operator:
             raise Forbidden("this needs an operator's key: of role admin, of the tenant default, without a filter")
 

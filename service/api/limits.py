@@ -40,8 +40,8 @@ class RequestLimits:
             self._running -= 1
 
     async def _within(self, limit: int, scope: Scope, *, receive: Receive, send: Send) -> None:
-        told = Headers(scope=scope).get("content-length", "")
-        if told.isdecimal() and int(told[:20]) > limit:
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > limit:
             await self._refuse(_too_large(limit), scope, receive=receive, send=send)
             return
         body = _Counted(limit, receive, send=send)

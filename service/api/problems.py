@@ -157,8 +157,8 @@ def field_errors(errors: Sequence[Mapping[str, object]]) -> tuple[FieldError, ..
 
 def _invalid(error: RequestValidationError) -> Failure:
     found = field_errors(cast(Sequence[Mapping[str, object]], error.errors()))
-    told = "; ".join(f"{each.field}: {each.message}" if each.field else each.message for each in found[:3])
-    return Failure(422, _REFUSED, _cut(told), found)
+    message = "; ".join(f"{each.field}: {each.message}" if each.field else each.message for each in found[:3])
+    return Failure(422, _REFUSED, _cut(message), found)
 
 
 def _place(location: Sequence[object]) -> str:

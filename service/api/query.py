@@ -13,11 +13,10 @@ from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrie
 from service.api.answer_request import to_answer_request
 from service.api.caller import By
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
-from service.api.rendering import rendered_source, rendered_usage
+from service.api.rendering import rendered_source, rendered_usage, server_timing
 from service.api.streams import EventStream, gone, sse, unless_gone
 from service.bodies.query import FusedEvent, LoadedEvent, QueryAnswer, QueryRequest, RetrievedEvent, TokenEvent
 from service.bodies.search import SourceOut
-from service.telemetry.middleware import server_timing
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +58,14 @@ async def _opened(events: Events) -> _Opened:
 
 
 async def _answered(ask: AnswerRequest, events: Events) -> QueryAnswer:
-    tale = _Tale(ask)
+    partial = _PartialAnswer(ask)
     async with aclosing(events):
         async for event in events:
-            tale.hear(event)
-    return tale.answer()
+            partial.add(event)
+    return partial.answer()
 
 
-class _Tale:
+class _PartialAnswer:
     """What an answer has told so far."""
 
     def __init__(self, ask: AnswerRequest) -> None:
@@ -75,7 +74,7 @@ class _Tale:
         self._texts: list[str] = []
         self._end: Finished | None = None
 
-    def hear(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         match event:
             case Retrieved():
                 self._sources = [rendered_source(each) for each in event.sources]
@@ -100,11 +99,11 @@ class _Tale:
 
 
 async def _streamed(ask: AnswerRequest, opened: _Opened, *, request_id: str) -> AsyncGenerator[bytes]:
-    tale = _Tale(ask)
+    partial = _PartialAnswer(ask)
     async with aclosing(opened.others):
         try:
             async for event in _all_of(opened):
-                tale.hear(event)
+                partial.add(event)
                 for name, content in _rendered(ask, event):
                     yield sse(name, content)
         except Exception as error:
@@ -113,7 +112,7 @@ async def _streamed(ask: AnswerRequest, opened: _Opened, *, request_id: str) -> 
                 raise
             log.warning("an answer ended early", extra={"reason": type(error).__name__})
             return
-    yield sse("done", tale.answer())
+    yield sse("done", partial.answer())
 
 
 async def _all_of(opened: _Opened) -> AsyncIterator[Event]:

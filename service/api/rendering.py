@@ -1,9 +1,15 @@
 """What an answer rests on and what it took, as all interfaces tell it."""
 
+import math
+import re
+from collections.abc import Mapping
+
 from service.answers.events import Source, Usage
 from service.api.search import source_of as passage_of
 from service.bodies.query import UsageOut
 from service.bodies.search import SourceOut
+
+_NO_TOKEN = re.compile(r"[^\w!#$%&'*+.^`|~-]", re.ASCII)
 
 
 def rendered_source(source: Source) -> SourceOut:
@@ -30,4 +36,13 @@ def rendered_usage(usage: Usage) -> UsageOut:
         completion_tokens=usage.completion,
         reused_tokens=usage.reused,
         recomputed_tokens=usage.recomputed,
+    )
+
+
+def server_timing(timings_ms: Mapping[str, float]) -> str:
+    """The value of the header `Server-Timing`."""
+    return ", ".join(
+        f"{_NO_TOKEN.sub('_', stage) or '_'};dur={milliseconds:.1f}"
+        for stage, milliseconds in timings_ms.items()
+        if math.isfinite(milliseconds)
     )

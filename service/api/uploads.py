@@ -11,7 +11,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 
-from retriever.contract.catalog import CatalogView
 from retriever.contract.upload_types import NewUpload
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.readers.files import SUFFIXES, read
@@ -44,7 +43,7 @@ def accept(by: Caller, drafts: Sequence[Draft], *, collection: str) -> tuple[str
     for name, draft in named:
         _check_own(by, name, collection=collection, draft=draft)
     with by.tenant.catalog.view() as view:
-        kept = [replace(draft, id=_writable(by, view, name=name, draft=draft)) for name, draft in named]
+        kept = [replace(draft, id=by.writable(view, name, after=draft.metadata)) for name, draft in named]
     job = _handed_over(by, [upload_of(draft, collection) for draft in kept], collection=collection)
     return job, [name for name, _ in named]
 
@@ -107,28 +106,28 @@ def _accept_files(by: Caller, files: Sequence[UploadedFile], *, fields: Sequence
         try:
             _check_file(file)
             if is_read:
-                drafts += [_laid_over(draft, given.metadata) for draft in named(_read(file), file.name)]
+                drafts += [_with_metadata(draft, given.metadata) for draft in named(_read(file), file.name)]
             else:
                 uploads.append(NewUpload("", given.collection, file.name, file.content))
         except Invalid as error:  # which is no fault of the others
             refused.append(error)
     if len(refused) == len(files):
         raise refused[0]
-    told = [str(error) for error in refused]
+    reasons = [str(error) for error in refused]
     if is_read:
         job, ids = accept(by, drafts, collection=given.collection)
-        return Accepted(job_id=job, documents=ids, files=[], refused=told)
+        return Accepted(job_id=job, documents=ids, files=[], refused=reasons)
     job = _handed_over(by, uploads, collection=given.collection)
-    return Accepted(job_id=job, documents=[], files=[upload.name for upload in uploads], refused=told)
+    return Accepted(job_id=job, documents=[], files=[upload.name for upload in uploads], refused=reasons)
 
 
 def _given(files: Sequence[UploadedFile], fields: Sequence[tuple[str, object]]) -> FileUpload:
-    told: dict[str, object] = {"files": [file.content for file in files]}
+    sent: dict[str, object] = {"files": [file.content for file in files]}
     for name, value in fields:
-        if name in told:
+        if name in sent:
             raise Invalid("it is there twice: send it once", field=name[:64])
-        told[name] = parse(value.encode(), field=name) if name == "metadata" and isinstance(value, str) else value
-    return _valid(FileUpload, told)
+        sent[name] = parse(value.encode(), field=name) if name == "metadata" and isinstance(value, str) else value
+    return _valid(FileUpload, sent)
 
 
 def _check_file(file: UploadedFile) -> None:
@@ -148,7 +147,7 @@ def _read(file: UploadedFile) -> Sequence[Draft]:
     return reading.drafts
 
 
-def _laid_over(draft: Draft, metadata: Json) -> Draft:
+def _with_metadata(draft: Draft, metadata: Json) -> Draft:
     merged = {**draft.metadata, **metadata}
     try:
         check_metadata(merged)
@@ -169,13 +168,6 @@ def _check_own(by: Caller, name: str, *, collection: str, draft: Draft) -> None:
     for part in draft.parts:
         if part.metadata:
             by.check_own(name, collection, metadata={**draft.metadata, **part.metadata})
-
-
-def _writable(by: Caller, view: CatalogView, *, name: str, draft: Draft) -> str:
-    entry = by.seen(view, name)
-    if entry:
-        by.check_unmoved(name, entry.metadata, after=draft.metadata)
-    return by.writable(view, name)
 
 
 def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -> str:

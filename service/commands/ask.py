@@ -187,10 +187,10 @@ def _good(response: "httpx.Response") -> Json:
     found = cast(Json, body) if isinstance(body, dict) else {}
     if response.is_success:
         return found or _strange(response)
-    said = str(found.get("detail") or f"{response.url} answered {response.status_code}: is it a kvweave service?")
+    detail = str(found.get("detail") or f"{response.url} answered {response.status_code}: is it a kvweave service?")
     if response.status_code == 401:
-        raise Unauthorized(f"{said}; name it by --key or KVWEAVE_API_KEY")
-    raise ServiceError(said)
+        raise Unauthorized(f"{detail}; name it by --key or KVWEAVE_API_KEY")
+    raise ServiceError(detail)
 
 
 def _strange(response: "httpx.Response") -> Json:

@@ -132,8 +132,8 @@ def bench(
         store=store,
     )
     typer.echo(f"loading {settings.model}", err=True)
-    with _ended_in_order(), _progress(plan.steps) as told:
-        found = measure(settings, plan, on_progress=told)
+    with _ended_in_order(), _progress(plan.steps) as on_progress:
+        found = measure(settings, plan, on_progress=on_progress)
     for problem in found.problems:
         tell(f"not read: {problem.place}: {problem.reason}", err=True)
     if as_json:

@@ -45,14 +45,14 @@ def demo(*, as_json: AsJson = False) -> None:
 
     logging.getLogger().addHandler(logging.NullHandler())  # what goes wrong is told once, as the error
     settings, start = load_settings(), time.perf_counter()
-    with status("loading the built-in model") as told:
+    with status("loading the built-in model") as show:
         from service.demo.demo_answers import answers, demo_settings, ingest, running
 
         mine = demo_settings(settings)
         progress = ingest(
-            mine, on_progress=lambda progress: told(f"computing the caches of its documents: {progress.stored}")
+            mine, on_progress=lambda progress: show(f"computing the caches of its documents: {progress.stored}")
         )
-        told("asking")
+        show("asking")
         with running(mine) as core:
             found = list(answers(core))
     seconds = time.perf_counter() - start

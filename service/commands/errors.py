@@ -57,7 +57,7 @@ def _system(error: OSError, reason: str, *, remedy: str) -> str:
 
 def usage(error: typer.TyperException) -> str:
     """A line for a command line that is not understood; empty where the help was shown in its place."""
-    said = " ".join(error.format_message().replace("Value error, ", "").split()).removesuffix(".")
+    message = " ".join(error.format_message().replace("Value error, ", "").split()).removesuffix(".")
     context: typer.Context | None = getattr(error, "ctx", None)
     command = context.command_path if context else "kvweave"
-    return said and f"{said[0].lower()}{said[1:]}: see {command} --help"
+    return message and f"{message[0].lower()}{message[1:]}: see {command} --help"

@@ -231,8 +231,8 @@ def _run(
     from service.precompute.precompute import Precompute
 
     work = Precompute(target, wanted)
-    with shown_progress(found, as_json=as_json) as told:
-        progress = work.run(found, on_progress=told)
+    with shown_progress(found, as_json=as_json) as on_progress:
+        progress = work.run(found, on_progress=on_progress)
     work.prune(gone)
     return progress
 
@@ -277,26 +277,26 @@ def _foretell(
     """Prints what a run would do and cost. Returns the exit code."""
     from service.precompute.forecast import forecast
 
-    told = forecast(target, found, price_per_tb=price_per_tb)
+    estimate = forecast(target, found, price_per_tb=price_per_tb)
     if as_json:
-        typer.echo(json.dumps({"event": "forecast", **asdict(told)}))
+        typer.echo(json.dumps({"event": "forecast", **asdict(estimate)}))
     else:
-        _show_forecast(told, price_per_tb=price_per_tb)
-    return 1 if told.problems else 0
+        _show_forecast(estimate, price_per_tb=price_per_tb)
+    return 1 if estimate.problems else 0
 
 
-def _show_forecast(told: "Forecast", *, price_per_tb: float) -> None:
-    for each in told.problems:
+def _show_forecast(estimate: "Forecast", *, price_per_tb: float) -> None:
+    for each in estimate.problems:
         tell(f"cannot be read: {each.place}: {each.reason}", err=True)
-    cost = f"{told.month_cost:,.2f}" if told.month_cost >= CENT or not told.month_cost else f"less than {CENT}"
-    documents = many(told.documents, "document")
-    tell(f"{many(told.files, 'file')}, {told.unchanged:,} of them unchanged; {documents} to put in.")
-    texts = f", {told.unsupported:,} can be text only" if told.unsupported else ""
-    tell(f"{many(told.chunks, 'chunk')}: {told.present:,} are there{texts}.")
-    if not told.tokens:
+    cost = f"less than {CENT}" if 0 < estimate.month_cost < CENT else f"{estimate.month_cost:,.2f}"
+    documents = many(estimate.documents, "document")
+    tell(f"{many(estimate.files, 'file')}, {estimate.unchanged:,} of them unchanged; {documents} to put in.")
+    texts = f", {estimate.unsupported:,} can be text only" if estimate.unsupported else ""
+    tell(f"{many(estimate.chunks, 'chunk')}: {estimate.present:,} are there{texts}.")
+    if not estimate.tokens:
         tell("Nothing is to be computed.")
         return
-    rate, each = f"{told.tokens_per_s:,.0f} a second", f"{told.bytes_per_token:,.0f} bytes a token"
-    tell(f"{many(told.tokens, 'token')} to compute, at {rate}: {lasting(told.seconds)}.")
-    tell(f"They take {size(told.nbytes)}, {each}: {cost} a month at {price_per_tb:g} a TB.")
-    tell(f"Reuse pays where the store reads {size(told.pays_from)} a second or more.")
+    rate, each = f"{estimate.tokens_per_s:,.0f} a second", f"{estimate.bytes_per_token:,.0f} bytes a token"
+    tell(f"{many(estimate.tokens, 'token')} to compute, at {rate}: {lasting(estimate.seconds)}.")
+    tell(f"They take {size(estimate.nbytes)}, {each}: {cost} a month at {price_per_tb:g} a TB.")
+    tell(f"Reuse pays where the store reads {size(estimate.pays_from)} a second or more.")

@@ -40,8 +40,8 @@ def shown_progress(
         nonlocal last
         if time.monotonic() - last >= LINE_S:
             last = time.monotonic()
-            told = {"event": "progress", **_told(progress), "of_files": len(found), "of_bytes": total}
-            typer.echo(json.dumps(told) if as_json else _sentence(progress, total), err=not as_json)
+            event = {"event": "progress", **_fields(progress), "of_files": len(found), "of_bytes": total}
+            typer.echo(json.dumps(event) if as_json else _sentence(progress, total), err=not as_json)
 
     if as_json or not screen.is_terminal:
         yield line
@@ -92,13 +92,13 @@ def _sentence(progress: "RunProgress", total: int) -> str:
     return f"{size(progress.worked_bytes)} of {size(total)}: {_short(progress)}"
 
 
-def _told(progress: "RunProgress") -> dict[str, object]:
+def _fields(progress: "RunProgress") -> dict[str, object]:
     return {**asdict(progress), "problems": [asdict(each) for each in progress.problems]}
 
 
 def show_run(progress: "RunProgress", *, seconds: float, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"event": "done", **_told(progress), "wall_s": seconds}))
+        typer.echo(json.dumps({"event": "done", **_fields(progress), "wall_s": seconds}))
         return
     for each in progress.problems:
         tell(f"failed: {each.place}: {each.reason}", err=True)

@@ -93,10 +93,10 @@ def verify(*, store: StoreUrl = "", as_json: AsJson = False) -> None:
     from store.scrub import verify as scrub
 
     report = ScrubReport()
-    with _opened(store) as opened, status("checking") as told:
+    with _opened(store) as opened, status("checking") as show:
         for done, report in scrub(opened):
             if done % EVERY == 0:
-                told(f"{many(done, 'blob')} checked, {len(report.bad):,} bad")
+                show(f"{many(done, 'blob')} checked, {len(report.bad):,} bad")
     catalogs = dict(_catalogs())
     if as_json:
         bad = [{"tier": b.tier, "key": b.key.text, "reason": b.reason, "detail": b.detail} for b in report.bad]

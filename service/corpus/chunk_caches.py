@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from threading import Lock
 
 from blend.model.fingerprint import Fingerprint
@@ -19,8 +20,7 @@ from store.key import CacheKey, Scope
 from store.reader import BlobReader
 
 _SEEN = 100_000  # blobs that are remembered to have been there
-
-_TIERS = {"object": "s3"}  # what reports call a medium
+_PREFIXES = 1024  # capture prefixes whose digests are remembered
 _IN_VAIN = {MissReason.UNSUPPORTED, MissReason.PENDING, MissReason.OVER_BUDGET, MissReason.UNAVAILABLE}
 
 
@@ -46,19 +46,11 @@ class ChunkState:
 
 @dataclass(frozen=True, slots=True)
 class CapturePrefix:
-    """What a collection's chunks are captured behind, and what identifies a record that was."""
+    """What a collection's chunks are captured behind, and what identifies a record that was, with its digest."""
 
     prefix: Ids
     fingerprint: Fingerprint
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedBlob:
-    """A blob that is there, as a source for a prompt."""
-
-    source: BlobSource
-    tier: str
-    nbytes: int
+    digest: str
 
 
 class ChunkCaches:
@@ -72,14 +64,14 @@ class ChunkCaches:
         self._catalog = catalog
         self._store = store
         self._control = control
-        self._remembered: set[str] = set()
+        self._model_digest = model.fingerprint.digest
+        self._behind = lru_cache(_PREFIXES)(self._capture_prefix)
         self._lock = Lock()
         self._seen: OrderedDict[CacheKey, None] = OrderedDict()
 
     def capture_prefixes(self, collections: Iterable[str]) -> dict[str, CapturePrefix]:
         """What the chunks of each collection are behind. A prefix that this model lacks is rendered, once for ever."""
-        model = self.model.fingerprint.digest
-        names = set(collections)
+        model, names = self._model_digest, set(collections)
         with self._catalog.view() as view:
             found = {name: view.prefix(name, model=model) for name in names}
             rules = {name: view.collection(name) for name, ids in found.items() if ids is None}
@@ -89,23 +81,22 @@ class ChunkCaches:
                 found[name] = change.keep_prefix(name, model=model, ids=fresh) if collection else fresh
         return {name: self._behind(ids) for name, ids in found.items() if ids is not None}
 
-    def _behind(self, prefix: Ids) -> CapturePrefix:
+    def _capture_prefix(self, prefix: Ids) -> CapturePrefix:
         fingerprint = self.model.fingerprint.behind(prefix)
-        if fingerprint.digest not in self._remembered:
-            self._control.remember_fingerprint(fingerprint.digest, fingerprint.to_dict())
-            self._remembered.add(fingerprint.digest)
-        return CapturePrefix(prefix, fingerprint)
+        digest = fingerprint.digest
+        self._control.remember_fingerprint(digest, fingerprint.to_dict())
+        return CapturePrefix(prefix, fingerprint, digest)
 
     def key(self, chunk: str, capture_prefix: CapturePrefix) -> CacheKey:
         """The key of a chunk's blob."""
-        return CacheKey(self._tenant, chunk, capture_prefix.fingerprint.digest, self.model.codec)
+        return CacheKey(self._tenant, chunk, capture_prefix.digest, self.model.codec)
 
-    def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[OpenedBlob | Miss]]":
+    def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[BlobSource | Miss]]":
         """Begins to open the passages' blobs, in their order. A store that does not answer makes them missing, too."""
         capture_prefix = self.capture_prefixes(passage.collection for passage in passages)
         return [pool.submit(self._open, passage, capture_prefix[passage.collection]) for passage in passages]
 
-    def _open(self, passage: Passage, capture_prefix: CapturePrefix) -> OpenedBlob | Miss:
+    def _open(self, passage: Passage, capture_prefix: CapturePrefix) -> BlobSource | Miss:
         key = self.key(passage.id, capture_prefix)
         try:
             found = self._store.open(key)
@@ -114,7 +105,7 @@ class ChunkCaches:
         except StoreError as error:
             return Miss(MissReason.UNAVAILABLE, type(error).__name__)
         self.saw(key)
-        return OpenedBlob(BlobSource(found, capture_prefix.fingerprint), tier_of(found), _nbytes(found))
+        return BlobSource(found, capture_prefix.fingerprint)
 
     def saw(self, key: CacheKey) -> None:
         """Remember that a blob was there."""
@@ -129,7 +120,7 @@ class ChunkCaches:
             return Miss(miss.reason)
         with self._catalog.view() as view:
             upload = view.upload_of(passage.document)
-            limit = view.limit(passage.collection, model=capture_prefix.fingerprint.digest)
+            limit = view.limit(passage.collection, model=capture_prefix.digest)
         if self.model.ids(passage.text) is None:
             return Miss(MissReason.UNSUPPORTED)
         if upload and upload.state.is_live:
@@ -140,9 +131,9 @@ class ChunkCaches:
             return Miss(MissReason.EVICTED)
         if limit and not upload:  # a file of a corpus
             return Miss(MissReason.OVER_BUDGET)
-        return Miss(self._differing(passage.id, capture_prefix.fingerprint) or MissReason.ABSENT)
+        return Miss(self._differing(passage.id, capture_prefix) or MissReason.ABSENT)
 
-    def _differing(self, chunk: str, wanted: Fingerprint) -> MissReason | None:
+    def _differing(self, chunk: str, wanted: CapturePrefix) -> MissReason | None:
         """The field in which a blob that is there differs, where only such are there."""
         others = self._control.fingerprints()
         if not others.keys() - {wanted.digest}:
@@ -151,7 +142,7 @@ class ChunkCaches:
             if entry.key.fingerprint == wanted.digest:
                 return MissReason.CODEC
             if entry.key.fingerprint in others:
-                field = wanted.differs(Fingerprint.from_dict(others[entry.key.fingerprint]))
+                field = wanted.fingerprint.differs(Fingerprint.from_dict(others[entry.key.fingerprint]))
                 return MissReason(field) if field else None
         return None
 
@@ -164,7 +155,8 @@ class ChunkCaches:
         key = self.key(passage.id, capture_prefix)
         found = self._store.open(key)
         if isinstance(found, BlobReader):
-            return ChunkState(passage.id, KvState.STORED, _nbytes(found), tier_of(found))
+            blob = BlobSource(found, capture_prefix.fingerprint)
+            return ChunkState(passage.id, KvState.STORED, blob.nbytes, blob.tier)
         reason = self._why(passage, key, capture_prefix=capture_prefix, miss=found).reason
         known = {state.value: state for state in KvState}
         return ChunkState(passage.id, known.get(reason.value, KvState.ABSENT))
@@ -193,12 +185,3 @@ class ChunkCaches:
 def mends(miss: Miss) -> bool:
     """Would computing the chunk anew help?"""
     return miss.reason not in _IN_VAIN
-
-
-def tier_of(reader: BlobReader) -> str:
-    """The medium that answered, as reports call it."""
-    return _TIERS.get(reader.source, reader.source)
-
-
-def _nbytes(reader: BlobReader) -> int:
-    return len(reader.raw_head) + reader.head.body_bytes

@@ -130,7 +130,7 @@ class ChunkCapture:
             yield from self._ended(prefix, flights.popleft(), pool=pool)
 
     def _begun(self, prefix: Ids, batch: Sequence[CaptureItem], *, epoch: int) -> _Flight:
-        return _Flight(epoch, batch, self._model.capture(prefix, [item.ids for item in batch]))
+        return _Flight(epoch, batch, self._model.engine.capture(prefix, [item.ids for item in batch]))
 
     def _ended(self, prefix: Ids, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
         start = time.perf_counter()

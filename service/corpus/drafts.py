@@ -26,8 +26,8 @@ def decode_draft(content: bytes) -> Draft:
 
 def document_id(draft: Draft, collection: str) -> str:
     """The user's id, or a digest of all that was put in: the same content is the same document."""
-    told = [collection, msgspec.to_builtins(draft)]
-    return draft.id or f"doc-{blake3(msgspec.json.encode(told, order='sorted')).hexdigest(_DIGEST)}"
+    content = [collection, msgspec.to_builtins(draft)]
+    return draft.id or f"doc-{blake3(msgspec.json.encode(content, order='sorted')).hexdigest(_DIGEST)}"
 
 
 def upload_of(draft: Draft, collection: str) -> NewUpload:

@@ -257,12 +257,12 @@ class Ingestion:
 
 def _summary(upload: QueuedUpload) -> str:
     """What a person should know of an upload."""
-    told: list[str] = []
+    remarks: list[str] = []
     if upload.over_budget:
-        told.append(f"{upload.stored} of {upload.chunks} chunks are stored: the store's budget is used up")
+        remarks.append(f"{upload.stored} of {upload.chunks} chunks are stored: the store's budget is used up")
     if upload.unsupported:
-        told.append(f"{upload.unsupported} of {upload.chunks} chunks are served as text only")
-    return "; ".join(told)
+        remarks.append(f"{upload.unsupported} of {upload.chunks} chunks are served as text only")
+    return "; ".join(remarks)
 
 
 def _chunks(document: Document) -> set[str]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from retriever.contract.catalog import Catalog
 from retriever.contract.types import Removal
 from retriever.library import Library
 from service.access.control import Control
@@ -47,19 +46,11 @@ class Tenant:
     def __init__(self, name: str, library: Library, *, caches: ChunkCaches, store: BlobStore) -> None:
         self.name = name
         self.library = library
+        self.catalog = library.catalog
         self.caches = caches
+        self.model = caches.model
         self.store = store
         self._sweeping = Lock()
-
-    @property
-    def catalog(self) -> Catalog:
-        """The library's catalog."""
-        return self.library.catalog
-
-    @property
-    def model(self) -> ServedModel:
-        """The model whose records the shelf knows."""
-        return self.caches.model
 
     def delete(self, documents: Sequence[str]) -> Removed:
         """Deletes all versions of documents, what waits to be cut too; then the caches that nothing else needs."""
@@ -82,7 +73,7 @@ class Tenant:
         with self._sweeping:
             while time.monotonic() < end:
                 with self.catalog.view() as view:
-                    removed = view.standing().removed
+                    removed = view.state().removed
                     rows = view.unswept(_SWEPT)
                 if not self._forget(rows, until=end):
                     return False

@@ -7,17 +7,25 @@ from store.errors import BadBlob, MissReason, StoreError
 from store.reader import BlobReader
 from store.record import LayerKV, PackedLayer
 
+_TIERS = {"object": "s3"}  # what reports call a medium
+
 
 class BlobSource:
-    """One chunk's record in a store. One thread reads it, in ascending order of layers; each group is read once."""
+    """One chunk's record in a store. One thread reads it, in ascending order of layers; each group is read once.
+
+    `tier` is the medium that answered, as reports call it; of the blob's `nbytes` so many are `read` so far.
+    """
 
     def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
         self.fingerprint = fingerprint
+        self.tokens, self.ids_digest = reader.head.tokens, reader.head.ids_digest
+        self.tier = _TIERS.get(reader.source, reader.source)
+        self.nbytes = len(reader.raw_head) + reader.head.body_bytes
+        self.read = len(reader.raw_head)
         self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
-        self.nbytes = len(reader.raw_head)  # read so far
         self._reader = reader
-        groups = reader.head.groups
-        first = [reader.head.frames[numbers.start] for numbers in groups]
+        self._groups = reader.head.groups
+        first = [reader.head.frames[numbers.start] for numbers in self._groups]
         self._group_of = {
             layer: group
             for group, frame in enumerate(first)
@@ -26,16 +34,6 @@ class BlobSource:
         self._start_of = [frame.layer for frame in first]
         self._group: int = -1
         self._layers: list[LayerKV | PackedLayer | None] = []
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens the chunk has, as the blob's head says."""
-        return self._reader.head.tokens
-
-    @property
-    def ids_digest(self) -> str:
-        """The digest of the chunk's token ids, as the blob's head says."""
-        return self._reader.head.ids_digest
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
         """A layer's keys and values. Raises Unreadable for a damaged frame, and where the medium does not answer."""
@@ -50,8 +48,7 @@ class BlobSource:
                 self.failure = MissReason.UNAVAILABLE
                 raise UnreadableRecord(str(error)) from error
             self._group = group
-            head = self._reader.head
-            self.nbytes += sum(head.frames[number].nbytes for number in head.groups[group])
+            self.read += sum(self._reader.head.frames[number].nbytes for number in self._groups[group])
         layer = self._layers[index - self._start_of[group]]
         assert layer is not None, f"layer {index} keeps nothing of its own"
         return layer

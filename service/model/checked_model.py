@@ -81,7 +81,7 @@ def _agrees(model: ServedModel, tenant: str, *, catalog: Catalog, store: BlobAcc
             key = CacheKey(tenant, passage.id, model.fingerprint.behind(prefix).digest, model.codec)
             found = store.open(key) if ids else None
             if ids and isinstance(found, BlobReader):
-                [record] = model.capture(prefix, [ids]).result()
+                [record] = model.engine.capture(prefix, [ids]).result()
                 return _close(found, record, key=key)
     except (BlendError, StoreError) as error:
         log.warning("no stored record could be compared", extra=fields(tenant=tenant, reason=type(error).__name__))

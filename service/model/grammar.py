@@ -84,8 +84,8 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            told = self._matcher.get_error().partition("\n<")[0]  # what follows is the library's own state
-            reason = " ".join(told.split()) if " " in told else "nothing fits it"
+            message = self._matcher.get_error().partition("\n<")[0]  # what follows is the library's own state
+            reason = " ".join(message.split()) if " " in message else "nothing fits it"
             raise Invalid(f"the JSON schema cannot be followed: {reason}", field=FIELD)
 
 

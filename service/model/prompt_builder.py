@@ -159,14 +159,15 @@ def question_turns(
 ) -> list[TurnParts]:
     """A question about passages, behind what was said before."""
     head = TurnParts("system", (TurnPart(system),))
-    return [head, *before, TurnParts("user", (*passage_parts(passages), TurnPart(ASK + question)))]
+    numbered = dict(enumerate(passages))
+    return [head, *before, TurnParts("user", (*passage_parts(numbered), TurnPart(ASK + question)))]
 
 
-def passage_parts(passages: Sequence[PromptPassage]) -> tuple[TurnPart, ...]:
-    """The parts of passages, each with the gap behind it."""
-    return tuple(
-        part for number, each in enumerate(passages) for part in (TurnPart(each.text, number), TurnPart(each.gap))
-    )
+def passage_parts(passages: Mapping[int, PromptPassage]) -> Iterator[TurnPart]:
+    """The parts of passages by their numbers, each with the gap behind it."""
+    for number, passage in passages.items():
+        yield TurnPart(passage.text, number)
+        yield TurnPart(passage.gap)
 
 
 def _messages(turns: Sequence[TurnParts]) -> list[ChatMessage]:

@@ -1,7 +1,6 @@
 """What a loaded model brings: its engine, its tokenizer, what identifies it, how its records are packed and reused."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from blend.engine.engine import Engine
@@ -9,7 +8,6 @@ from blend.fuse.fuse import BlendOrder
 from blend.model.fingerprint import Fingerprint
 from retriever.documents import Json
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, question_turns
-from store.record import Record
 
 Ids = tuple[int, ...]
 
@@ -45,7 +43,3 @@ class ServedModel:
     def counted(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has, as a chunker counts them."""
         return [len(self.prompt_builder.tokenizer.encode_text(text)) for text in texts]
-
-    def capture(self, prefix: Ids, chunks: Sequence[Ids]) -> Future[list[Record]]:
-        """See `Engine.capture`."""
-        return self.engine.capture(prefix, chunks)

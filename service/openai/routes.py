@@ -16,13 +16,13 @@ from service.answers.answer_request import AnswerRequest
 from service.answers.events import Event
 from service.api.guards import BEARER, principal
 from service.api.problems import request_id_of
+from service.api.rendering import server_timing
 from service.api.streams import EventStream, gone, unless_gone
 from service.openai.answer_bodies import ChatCompletion, ErrorBody, Model, ModelList
 from service.openai.completion import Envelope, completion, stream
 from service.openai.defaults import Defaults, to_answer_request
 from service.openai.errors import ModelNotFound, OpenAIRoute
 from service.openai.request import ChatRequest
-from service.telemetry.middleware import server_timing
 
 ALIAS: Final = "default"  # of the one model, whatever its name
 PREFIXES: Final = ("/v1/chat/completions", "/v1/models")  # where failures have OpenAI's form

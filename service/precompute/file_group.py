@@ -68,9 +68,9 @@ class CorpusState:
 
 
 def look(target: Target) -> CorpusState:
-    """The standing as the catalog and the store tell it now."""
+    """What the catalog and the store hold now."""
     capture_prefix = target.tenant.caches.capture_prefixes([target.collection])[target.collection]
-    digest = capture_prefix.fingerprint.digest
+    digest = capture_prefix.digest
     stored = {
         entry.key.chunk: entry.nbytes
         for entry in target.tenant.store.entries(Scope(target.tenant.name))

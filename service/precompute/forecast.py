@@ -75,9 +75,9 @@ def _sampled(model: ServedModel, prefix: Ids, *, missing: Sequence[Ids]) -> tupl
     sample = missing[:: max(1, len(missing) // SAMPLED)][:SAMPLED]
     if not sample:
         return 0.0, 0.0
-    model.capture(prefix, sample[:1]).result()
+    model.engine.capture(prefix, sample[:1]).result()
     start = time.perf_counter()
-    records = model.capture(prefix, sample).result()
+    records = model.engine.capture(prefix, sample).result()
     blobs = [
         encode(record, CacheKey("forecast", str(number), "sample", model.codec), terms=Terms(0, precomputed=False))
         for number, record in enumerate(records)

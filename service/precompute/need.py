@@ -40,18 +40,18 @@ def read_log(path: Path) -> tuple[str, ...]:
 
 def _question(line: str, place: str) -> str:
     try:
-        told = json.loads(line)
+        found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise Invalid(f"{place} is no JSON: {error}") from None
-    if isinstance(told, dict):
-        entry = cast("dict[str, object]", told)
+    if isinstance(found, dict):
+        entry = cast("dict[str, object]", found)
         messages = entry.get("messages")
         if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
             entry = {"question": cast("dict[str, object]", messages[-1]).get("content")}
-        told = next((entry[name] for name in TEXTS if entry.get(name)), None)
-    if not isinstance(told, str) or not told.strip():
+        found = next((entry[name] for name in TEXTS if entry.get(name)), None)
+    if not isinstance(found, str) or not found.strip():
         raise Invalid(f"{place} has no question: write one as {', '.join(TEXTS)} or the last of messages")
-    return told
+    return found
 
 
 def needs(library: Library, questions: Iterable[str], *, collection: str, top_k: int) -> Counter[str]:

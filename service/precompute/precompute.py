@@ -116,7 +116,7 @@ class Precompute:
         limit = Limit(terms, self._held(look(self._target))) if self.progress.over_budget else None
         if limit != state.limit:
             with self._target.tenant.catalog.change() as change:
-                change.put_limit(self._target.collection, limit, model=state.capture_prefix.fingerprint.digest)
+                change.put_limit(self._target.collection, limit, model=state.capture_prefix.digest)
 
 
 class _Run:

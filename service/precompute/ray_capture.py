@@ -203,7 +203,7 @@ class _Actor:
             self._model = compose_served(order.settings)
             self._store = compose_store(order.settings)
         except (BlendError, ServiceError, SettingsError, StoreError, ImportError, OSError, RuntimeError) as error:
-            self._fault = _told(error)
+            self._fault = _failure(error)
         else:
             self._fault = _other(self._model, order)
 
@@ -214,10 +214,10 @@ class _Actor:
         try:
             return list(ChunkCapture(self._model, self._store, purpose=Purpose.JOB).run(self._prefix, batch))
         except (BlendError, StoreError) as error:
-            return _told(error)
+            return _failure(error)
 
 
-def _told(error: BaseException) -> str:
+def _failure(error: BaseException) -> str:
     return f"on node {socket.gethostname()}: {' '.join(str(error).split()) or type(error).__name__}"
 
 

@@ -125,7 +125,7 @@ class _Run:
         model, plan = self._model, self._plan
         texts = self._texts()
         self._check_room(texts.chunks)
-        first = model.capture(self._prefix, [self._ids(texts.chunks[0])]).result()[0]
+        first = model.engine.capture(self._prefix, [self._ids(texts.chunks[0])]).result()[0]
         lengths = self._lengths(texts.chunks, token_bytes=first.nbytes // first.tokens)
         chunks = texts.chunks[: lengths[-1]]
         items = self._part.items(
@@ -191,7 +191,7 @@ class _Run:
         records: list[Record] = []
         for _ in range(self._plan.repeats):
             start = time.perf_counter()
-            records = model.capture(self._prefix, batch).result()
+            records = model.engine.capture(self._prefix, batch).result()
             seconds.append(time.perf_counter() - start)
         self._on_progress("computing and storing chunks")
         store_s = self._part.write(model, self._prefix, items=items)

@@ -106,8 +106,8 @@ class CaseProbe:
 
     def __init__(self, model: LoadedModel, *, answer_tokens: int) -> None:
         self._tokenizer = model.tokenizer
-        self._wording = PromptBuilder(model.tokenizer)
-        self._prefix = self._wording.lay(question_turns([PromptPassage("")], question="")).prefix
+        self._prompt_builder = PromptBuilder(model.tokenizer)
+        self._prefix = self._prompt_builder.lay(question_turns([PromptPassage("")], question="")).prefix
         self._behind = model.fingerprint.behind(self._prefix)
         self._answer_tokens = answer_tokens
         self._window = model.decoder.window
@@ -152,7 +152,7 @@ class CaseProbe:
         """The prompt with as many of the first passages as the window holds, and how many were left out."""
         shown, dropped = tuple(passage for passage in case.passages if passage.text), 0
         while True:
-            prompt_tokens = self._wording.lay(replace(case, passages=shown).turns)
+            prompt_tokens = self._prompt_builder.lay(replace(case, passages=shown).turns)
             if prompt_tokens.tokens + self._answer_tokens <= self._window:
                 return prompt_tokens, dropped
             if not shown:

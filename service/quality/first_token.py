@@ -110,7 +110,7 @@ class FirstTokenTimer:
         if missed:
             raise Unavailable(f"a chunk that was stored could not be used ({missed}): look at it with kvweave verify")
         tiers = tuple(sorted({reader.source for reader in readers}))
-        return _Asked(found, sum(each.nbytes for each in sources), tiers)
+        return _Asked(found, sum(each.read for each in sources), tiers)
 
 
 def lay(model: ServedModel, chunks: Sequence[PromptPassage]) -> PromptTokens:

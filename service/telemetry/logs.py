@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,12 +31,11 @@ class Notes:
     """What the handling of one request says of itself while it runs."""
 
     fields: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
-    timings_ms: dict[str, float] = field(default_factory=dict[str, float])
 
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
-_told: ContextVar[BaseException | None] = ContextVar("told", default=None)
+_reported: ContextVar[BaseException | None] = ContextVar("reported", default=None)
 
 
 def setup_logs(level: str, style: Style, *, stream: TextIO | None = None) -> None:
@@ -74,13 +73,6 @@ def note(**values: Scalar) -> None:
         notes.fields.update(values)
 
 
-def note_timings(timings_ms: Mapping[str, float]) -> None:
-    """Notes how long the stages took: for the line, and for `Server-Timing` if the response has not started."""
-    notes = _notes.get()
-    if notes is not None:
-        notes.timings_ms.update(timings_ms)
-
-
 def fields(**values: Scalar) -> dict[str, object]:
     """What a logging call takes as `extra`."""
     return {FIELDS: values}
@@ -88,7 +80,7 @@ def fields(**values: Scalar) -> dict[str, object]:
 
 def tell_once(error: BaseException) -> None:
     """This exception is written down, or not worth it: the server must not write it again for this request."""
-    _told.set(error)
+    _reported.set(error)
 
 
 def guard(value: object) -> Scalar:
@@ -152,7 +144,7 @@ def _adopt_uvicorn() -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     error = _error_of(record)
-    return error is None or error is not _told.get()
+    return error is None or error is not _reported.get()
 
 
 def _error_of(record: logging.LogRecord) -> BaseException | None:

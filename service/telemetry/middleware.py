@@ -1,11 +1,9 @@
 """Gives each request an id, and tells of it when its response has ended. Looks at no body, and holds none back."""
 
 import logging
-import math
 import re
 import secrets
 import time
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -22,7 +20,6 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 UNMATCHED = "unmatched"  # a path that nothing serves
 
 _log = logging.getLogger("service.request")
-_NO_TOKEN = re.compile(r"[^\w!#$%&'*+.^`|~-]", re.ASCII)
 
 
 class TelemetryMiddleware:
@@ -45,15 +42,6 @@ class TelemetryMiddleware:
             _Exchange(scope, send, metrics=self._metrics, notes=notes, span=span) as exchange,
         ):
             await self.app(scope, receive, exchange.send)
-
-
-def server_timing(timings_ms: Mapping[str, float]) -> str:
-    """The value of the header `Server-Timing`."""
-    return ", ".join(
-        f"{_NO_TOKEN.sub('_', stage) or '_'};dur={milliseconds:.1f}"
-        for stage, milliseconds in timings_ms.items()
-        if math.isfinite(milliseconds)
-    )
 
 
 class _Exchange:
@@ -98,8 +86,6 @@ class _Exchange:
     def _headers(self, message: Message) -> list[tuple[bytes, bytes]]:
         headers = MutableHeaders(raw=list(message.get("headers", ())))
         headers["x-request-id"] = self._scope["state"]["request_id"]
-        if self._notes.timings_ms:
-            headers.setdefault("server-timing", server_timing(self._notes.timings_ms))
         return headers.raw
 
     def _finish(self, status: int, ended: str, *, error: str = "") -> None:
@@ -114,14 +100,13 @@ class _Exchange:
             self._span.fail(error or str(status))
         self._span.describe(method=method, route=route, status=status)
         self._span.set(request_id=self._scope["state"]["request_id"], tenant=self._notes.fields.get("tenant"))
-        said = {**self._notes.fields, **{f"{stage}_ms": ms for stage, ms in self._notes.timings_ms.items()}}
-        said |= {"method": method, "route": route, "status": status, "seconds": round(seconds, 6)}
+        line = {**self._notes.fields, "method": method, "route": route, "status": status, "seconds": round(seconds, 6)}
         if ended != "complete":
-            said["ended"] = ended
+            line["ended"] = ended
         if self._span.trace_id:
-            said["trace_id"] = self._span.trace_id
+            line["trace_id"] = self._span.trace_id
             self._span.end()
-        _log.info("request", extra=fields(**said))
+        _log.info("request", extra=fields(**line))
 
 
 def _identify(asked: str) -> str:

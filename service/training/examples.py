@@ -83,7 +83,7 @@ class Examples:
     """Writes scenes as the service writes prompts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._wording = PromptBuilder(tokenizer)
+        self._prompt_builder = PromptBuilder(tokenizer)
         self._tokenizer = tokenizer
         [self._end] = tokenizer.stop_ids
         [self._stop] = tokenizer.encode_text(".")
@@ -112,12 +112,12 @@ class Examples:
         system = random.choice(SYSTEMS if mixture.forms else SYSTEMS[:3])
         before = list(_history(random, scene)) if random.random() < mixture.history else []
         shown = [PromptPassage(passage.text, passage.title) for passage in scene.passages]
-        pieces = list(self._wording.rows(form.turns(shown, question="", system=system, before=before)))
+        pieces = list(self._prompt_builder.rows(form.turns(shown, question="", system=system, before=before)))
         asking = max(at for at, (_, part) in enumerate(pieces) if part is not None)
         row = ExampleRow([], [], [], [], [], [])
         for ids, part in pieces[:asking]:
             if part is not None and part.passage is not None:
-                row.hints += self._told(ids, scene, page=part.passage, start=len(row.ids))
+                row.hints += self._hints(ids, scene, page=part.passage, start=len(row.ids))
                 self._add(row, ids, owner=0, learn=self._restated(ids))
             else:
                 self._add(row, ids, owner=0)
@@ -148,12 +148,12 @@ class Examples:
         for place in learn:
             row.targets[begin + place - 1] = ids[place]
 
-    def _told(self, ids: Sequence[int], scene: Scene, *, page: int, start: int) -> Iterator[tuple[int, int, int, int]]:
+    def _hints(self, ids: Sequence[int], scene: Scene, *, page: int, start: int) -> Iterator[tuple[int, int, int, int]]:
         """Yields a hint at each fact's full stop: who it is about, what is said; in its own words if these are new."""
-        said = {fact.sentence: fact for fact in scene.facts[page]}
+        facts = {fact.sentence: fact for fact in scene.facts[page]}
         stops = [place for place, token in enumerate(ids) if token == self._stop]
         for place, sentence in zip(stops, re.findall(r"[^.]+\.", scene.passages[page].text), strict=True):
-            fact = said.get(sentence.strip())
+            fact = facts.get(sentence.strip())
             if fact is not None:
                 subject, value = (_known(name, fact, page=page) for name in (fact.subject, fact.value))
                 yield start + place, self._first(subject), self._first(value), fact.relation

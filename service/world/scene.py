@@ -164,7 +164,7 @@ class _Writer:
         self._theme = random.choice(self._relations)  # links are told of in the same way, or one could guess
         self._joined: set[int] = set()  # pages that go on on the next one
         self._known: list[Entity] = []
-        self._told: set[tuple[Entity, Relation]] = set()
+        self._stated: set[tuple[Entity, Relation]] = set()
         self._questions: list[SceneQuestion] = []
 
     def write(self) -> Scene:
@@ -179,8 +179,8 @@ class _Writer:
             ScenePassage(title, page.text(self._random)) for title, page in zip(titles, self._pages, strict=True)
         )
         facts = tuple(tuple(page.facts) for page in self._pages)
-        told = Scene(passages, tuple(self._questions), facts, tuple(self._unanswered()))
-        return self._filled(told) if self._fillers else told
+        scene = Scene(passages, tuple(self._questions), facts, tuple(self._unanswered()))
+        return self._filled(scene) if self._fillers else scene
 
     def _links(self) -> Iterator[_Link]:
         free = list(range(len(self._pages) - 1))  # a page border holds one topic
@@ -219,7 +219,7 @@ class _Writer:
 
     def _tell_of(self, link: _Link, number: int) -> None:
         """Tells a fact about what the link names, in its other name: the theme, if it can be, as with its rivals."""
-        fits = self._theme.subject == link.entity.kind and (link.entity, self._theme) not in self._told
+        fits = self._theme.subject == link.entity.kind and (link.entity, self._theme) not in self._stated
         relation = self._theme if fits else self._untold(link.entity)
         if relation is None:
             return
@@ -239,7 +239,7 @@ class _Writer:
             return False
         relation = self._random.choice(fitting)
         subject = self._subject(relation.subject)
-        if (subject, relation) in self._told or subject == link.entity:
+        if (subject, relation) in self._stated or subject == link.entity:
             return False
         sentence = self._random.choice(relation.says).format(S=subject.name, V=self._mention(link))
         self._pages[number].body.append(sentence)
@@ -255,7 +255,7 @@ class _Writer:
         """Tells a plain fact."""
         relation = self._random.choice(self._relations)
         subject = self._subject(relation.subject)
-        if (subject, relation) in self._told:
+        if (subject, relation) in self._stated:
             subject = self._draw.entity(relation.subject)
             self._known.append(subject)
         value = self._value(relation)
@@ -265,7 +265,7 @@ class _Writer:
         self._note(sentence, number)
 
     def _ask(self, relation: Relation, subject: Entity, *, value: str, kind: str, needs: tuple[int, ...]) -> None:
-        self._told.add((subject, relation))
+        self._stated.add((subject, relation))
         ask = self._random.choice(relation.asks).format(S=subject.name)
         self._questions.append(SceneQuestion(ask, subject.name, value, kind, needs, RELATIONS.index(relation)))
 
@@ -286,7 +286,7 @@ class _Writer:
                 word = self._draw.fresh(naming.name)
                 yield SceneQuestion(self._random.choice(naming.asks).format(X=word), word, UNKNOWN, UNKNOWN, ())
             elif relation is not None:
-                self._told.add((entity, relation))
+                self._stated.add((entity, relation))
                 ask = self._random.choice(relation.asks).format(S=entity.name)
                 yield SceneQuestion(ask, entity.name, UNKNOWN, UNKNOWN, (), RELATIONS.index(relation))
 
@@ -304,8 +304,8 @@ class _Writer:
         """A kind that the naming can name: mostly the theme's, else one that this scene's facts tell about."""
         if self._theme.subject in naming.kinds and self._random.random() < 0.8:
             return self._theme.subject
-        told = [relation.subject for relation in self._relations if relation.subject in naming.kinds]
-        return self._random.choice(told or [kind for kind in THINGS if kind in naming.kinds])
+        subjects = [relation.subject for relation in self._relations if relation.subject in naming.kinds]
+        return self._random.choice(subjects or [kind for kind in THINGS if kind in naming.kinds])
 
     def _subject(self, kind: str) -> Entity:
         """A subject of this kind, often one that is known already."""
@@ -318,7 +318,7 @@ class _Writer:
     def _untold(self, entity: Entity) -> Relation | None:
         """What was not told of the entity yet: one of the scene's relations, or else any."""
         for relations in (self._relations, RELATIONS):
-            left = [each for each in relations if each.subject == entity.kind and (entity, each) not in self._told]
+            left = [each for each in relations if each.subject == entity.kind and (entity, each) not in self._stated]
             if left:
                 return self._random.choice(left)
         return None

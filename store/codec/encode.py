@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import zstandard
 
 from store.blob import FORMAT, Blob, Frame, Head, StoredShape, Terms, digest, write_head
@@ -11,7 +12,7 @@ from store.codec.frame import MAX_FRAME_BYTES, LayerForm, cut_evenly, write_laye
 from store.codec.spec import Spec
 from store.errors import RecordError
 from store.key import CacheKey
-from store.record import LayerKV, Record, all_finite
+from store.record import Array, Dtype, LayerKV, Record
 
 # LMDB's file stays within 5 % of its content with values of this size, and a layer of a large model fills one.
 FRAME_BYTES = 320 << 10
@@ -92,10 +93,16 @@ def _shape(layer: LayerKV) -> StoredShape:
 def _refuse_non_finite(record: Record) -> None:
     for index, layer in enumerate(record.layers):
         for name, array in (("keys", layer.keys), ("values", layer.values)) if layer else ():
-            if not all_finite(array, record.dtype):
+            if not _all_finite(array, record.dtype):
                 raise RecordError(
                     f"layer {index} {name}: NaN or infinity is no cache; was the model run in a dtype that overflows?"
                 )
+
+
+def _all_finite(array: Array, dtype: Dtype) -> bool:
+    if dtype == "bfloat16":
+        return int((array.view(np.uint16) & np.uint16(0x7FFF)).max()) < 0x7F80
+    return bool(np.isfinite(array).all())
 
 
 def _compress(pieces: Iterable[bytes]) -> bytes:

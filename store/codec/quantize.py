@@ -148,7 +148,7 @@ def dequantize(tiles: Sequence[PackedTensor], dtype: Dtype) -> Array:
 
 def _values(tensor: PackedTensor) -> Floats:
     """The tensor's values (H, T, D) in float32."""
-    values = unpack(tensor.codes, tensor.per_byte, tokens=tensor.tokens).astype(np.float32)
+    values = unpack(tensor.codes, codes_per_byte(tensor.bits), tokens=tensor.tokens).astype(np.float32)
     values -= np.float32((2**tensor.bits - 1) / 2)
     with np.errstate(over="ignore"):  # the cell of the largest number may reach beyond it; `clip` brings it back
         values *= tensor.scales

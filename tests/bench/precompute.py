@@ -60,15 +60,15 @@ def bench(folder: Path, model: str, threads: int) -> Iterator[Target]:
 
 def bare(target: Target, found: list[CorpusFile]) -> Json:
     """The capture alone; the next batch waits while one is computed, as in the whole run."""
-    standing = look(target)
-    chunks = [pair for group in CorpusReader(target, standing).groups(found) for pair in group.chunks.items()]
-    items = [CaptureItem(target.tenant.caches.key(chunk, standing.capture_prefix), ids) for chunk, ids in chunks]
+    state = look(target)
+    chunks = [pair for group in CorpusReader(target, state).groups(found) for pair in group.chunks.items()]
+    items = [CaptureItem(target.tenant.caches.key(chunk, state.capture_prefix), ids) for chunk, ids in chunks]
     start, cpu, nbytes = time.perf_counter(), time.process_time(), 0
     coming = None
     for batch in [*batches(items), None]:
         running, coming = (
             coming,
-            batch and target.tenant.model.capture(standing.capture_prefix.prefix, [item.ids for item in batch]),
+            batch and target.tenant.model.engine.capture(state.capture_prefix.prefix, [item.ids for item in batch]),
         )
         if running is not None:
             nbytes += sum(record.nbytes for record in running.result())

@@ -50,7 +50,7 @@ def test_a_fuse_is_dense_attention_over_what_was_cached(case: Case, name: str, p
     choice = replace(choice, rows=sorted({*choice.rows, *computed}))
     logits, recomputed = dense.blended(native(name), prompt.ids, case.cached[int(exact) :], choice=choice)
     assert close(found.logits, logits)
-    assert list(report.recomputed_slots) == recomputed
+    assert list(report.stages[-1]) == recomputed
 
 
 @settings(max_examples=25, deadline=None)

@@ -73,7 +73,7 @@ def seen(view: CatalogView) -> list[object]:
     entries = view.documents(EVERYTHING, limit=10_000)
     rows = view.chunks_of(EVERYTHING).tolist()
     return [
-        view.standing(), view.collections(), entries, [view.passages(each.id) for each in entries], rows,
+        view.state(), view.collections(), entries, [view.passages(each.id) for each in entries], rows,
         view.texts(rows), view.embedders(), view.removed_after(0).tolist(),
         [worded.passage.row for worded in view.lexical("words x y", EVERYTHING, limit=1000)],
         view.marked_after(0).chunks.tolist(), view.without_vector(0, embedder="e", limit=10_000),

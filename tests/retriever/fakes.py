@@ -6,8 +6,8 @@ from functools import lru_cache
 import numpy as np
 from blake3 import blake3
 
+from retriever.catalog.query_terms import terms
 from retriever.embedders.embedding import EmbeddingError, Vector, Vectors, checked
-from retriever.query_terms import terms
 
 DIM = 16
 

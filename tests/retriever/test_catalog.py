@@ -231,11 +231,11 @@ class CatalogContract(Contract):
     def test_a_removed_chunk_is_told_and_its_number_never_given_again(self, catalog: Catalog) -> None:
         put(catalog, document("a", "x"))
         with catalog.view() as view:
-            first, before = view.rows_of(ids("x"))[chunk_id("x")], view.standing()
+            first, before = view.rows_of(ids("x"))[chunk_id("x")], view.state()
         deleted(catalog, "a")
         put(catalog, document("a", "x"))
         with catalog.view() as view:
-            again, after = view.rows_of(ids("x"))[chunk_id("x")], view.standing()
+            again, after = view.rows_of(ids("x"))[chunk_id("x")], view.state()
             assert view.removed_after(before.removed).tolist() == [first] and again > first
             assert view.removed_after(after.removed).tolist() == [] and after.chunks == again
         assert after.catalog == before.catalog and after.changes == before.changes + 2

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from retriever import query_terms
+from retriever.catalog import query_terms
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.catalog import CatalogChange
 from retriever.contract.types import CatalogState, Collection, Removal
@@ -119,7 +119,7 @@ class Changes(RuleBasedStateMachine):
         self.catalog = SqliteCatalog(self.path)
         self.model = Model()
         self.numbers: dict[str, int] = {}
-        self.standing = CatalogState("", 0, 0, 0, 0)
+        self.state = CatalogState("", 0, 0, 0, 0)
 
     def teardown(self) -> None:
         self.catalog.close()
@@ -287,14 +287,14 @@ class Changes(RuleBasedStateMachine):
     @invariant()
     def numbers_only_rise_and_what_went_is_told(self) -> None:
         with self.catalog.view() as view:
-            standing, before = view.standing(), self.standing
-            assert standing.changes >= before.changes and standing.vectors >= before.vectors
+            state, before = view.state(), self.state
+            assert state.changes >= before.changes and state.vectors >= before.vectors
             rows = view.rows_of([chunk_id(text) for text in TEXTS])
             for chunk, row in rows.items():
-                assert row == self.numbers.get(chunk) or before.chunks < row <= standing.chunks
+                assert row == self.numbers.get(chunk) or before.chunks < row <= state.chunks
             assert _gone(self.numbers, rows) <= set(view.removed_after(before.removed).tolist())
             assert not set(view.removed_after(0).tolist()) & set(rows.values())
-        self.numbers, self.standing = rows, standing
+        self.numbers, self.state = rows, state
 
     @invariant()
     def nothing_is_left_in_the_tables_of_what_went(self) -> None:

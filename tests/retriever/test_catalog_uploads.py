@@ -369,7 +369,7 @@ class UploadContract(Contract):
         version = staged(catalog, document("a", "x"))
         assert unswept(catalog) == []
         with catalog.view() as view:
-            removed = view.standing().removed
+            removed = view.state().removed
         swept(catalog, removed)
         with catalog.change() as change:
             change.drop(version)

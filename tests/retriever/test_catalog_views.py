@@ -120,7 +120,7 @@ class ViewContract(Contract):
             rows = view.rows_of([x, y])
             found = view.embedded_after(0, embedder="e", limit=9)
             assert found.chunks.tolist() == [rows[y], rows[x]] and found.vectors.tolist() == [[0.5, 0.25], [0, 1]]
-            assert found.rows[0] < found.rows[1] == view.standing().vectors
+            assert found.rows[0] < found.rows[1] == view.state().vectors
             later = view.embedded_after(int(found.rows[0]), embedder="e", limit=1)
             assert later.chunks.tolist() == [rows[x]] and later.vectors.dtype == np.float32
             told = view.vectors([y, unknown], embedder="e")
@@ -182,7 +182,7 @@ class ViewContract(Contract):
         with catalog.view() as view:
             put(catalog, document("a", "y"), document("b", "y"))
             assert [each.text for each in view.passages("a")] == ["x"] and view.document("b") is None
-            assert view.lexical("y", EVERYTHING, limit=5) == [] and view.standing().changes == 1
+            assert view.lexical("y", EVERYTHING, limit=5) == [] and view.state().changes == 1
         assert texts(catalog, "a") == ["y"]
 
     def test_a_view_inside_a_change_sees_the_state_before_it(self, catalog: Catalog) -> None:
@@ -228,7 +228,7 @@ class ViewContract(Contract):
             for _ in range(rounds * 2):
                 with (catalog, other)[number % 2].view() as view:
                     assert view.count(in_collection("c")) == view.count(in_collection("d"))
-                    assert view.count(EVERYTHING) == 2 * view.standing().changes
+                    assert view.count(EVERYTHING) == 2 * view.state().changes
 
         with ThreadPoolExecutor(writers + 2) as threads:
             working = [threads.submit(write, number) for number in range(writers)]
@@ -236,7 +236,7 @@ class ViewContract(Contract):
         for each in working:
             each.result()
         with catalog.view() as view:
-            assert view.count(EVERYTHING) == 2 * writers * rounds == 2 * view.standing().changes
+            assert view.count(EVERYTHING) == 2 * writers * rounds == 2 * view.state().changes
             assert len(view.chunks_of(EVERYTHING)) == 2 * rounds
 
 

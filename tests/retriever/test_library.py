@@ -245,7 +245,7 @@ def test_an_older_view_finds_its_words_whatever_a_later_one_has_read(
     library = make()
     library.put([document("d", "an old heron"), document("e", "and a heron")], collection="c")
     with catalog.view() as view:
-        before = view.standing()
+        before = view.state()
         with catalog.change() as change:
             change.delete(["d"])
             change.put(then, collection="c")
@@ -254,4 +254,4 @@ def test_an_older_view_finds_its_words_whatever_a_later_one_has_read(
             "an old heron",
             "and a heron",
         }
-        assert view.standing() == before
+        assert view.state() == before

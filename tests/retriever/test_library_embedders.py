@@ -92,14 +92,14 @@ def test_an_error_of_the_embedder_leaves_nothing_behind(way: str, catalog: Sqlit
     library = make(embedder)
     library.put([document("d", "a heron")], collection="c")
     with catalog.view() as view:
-        before = view.standing()
+        before = view.state()
     bad = document("d", "a pearl", "and poison")
     with pytest.raises(EmbeddingError):
         library.put([document("new", "a pearl"), bad], collection="c") if way == "put" else library.stage_all(
             [bad], collection="c"
         )
     with catalog.view() as view:
-        assert view.standing() == before
+        assert view.state() == before
     assert found(library, "heron") == {"a heron"}
     with pytest.raises(EmbeddingError):
         library.search(Query("poison"))

@@ -5,7 +5,7 @@ import unicodedata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retriever import query_terms
+from retriever.catalog import query_terms
 
 UNSPACED = st.text("東京都市海山川日本語カタナひらがกขคงมา서울대한민국中华人𠮷", min_size=1, max_size=12)
 

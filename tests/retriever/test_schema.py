@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever import query_terms
-from retriever.catalog import schema
+from retriever.catalog import query_terms, schema
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.catalog import Catalog
 from retriever.contract.types import Collection, SourceFile
@@ -42,7 +41,7 @@ def observed(catalog: Catalog) -> list[object]:
     with catalog.view() as view:
         entries = view.documents(EVERYTHING, limit=10_000)
         return [
-            *(entries, [view.passages(each.id) for each in entries], view.standing(), view.collections()),
+            *(entries, [view.passages(each.id) for each in entries], view.state(), view.collections()),
             [(each.passage, each.score) for each in view.lexical("text catalog 1", EVERYTHING, limit=1000)],
             view.embedded_after(0, embedder="e", limit=1000).vectors.tolist(),
             [each.id for each in view.documents(condition({"n": {"$gte": 1}}))],
@@ -261,7 +260,7 @@ def test_threads_that_open_a_new_catalog_at_once_open_the_same(tmp_path: Path) -
         together.wait()
         catalog = SqliteCatalog(path)
         with catalog.view() as view:
-            told = view.standing().catalog
+            told = view.state().catalog
         catalog.close()
         return told
 
@@ -301,7 +300,7 @@ def test_processes_that_open_a_new_catalog_at_once_open_the_same(tmp_path: Path)
             assert process.stdout and process.stdout.readline() == "done\n"
         catalog = SqliteCatalog(tmp_path / str(turn))
         with catalog.view() as view:
-            assert [each.id for each in view.documents(EVERYTHING)] == names and view.standing().changes == 3
+            assert [each.id for each in view.documents(EVERYTHING)] == names and view.state().changes == 3
             assert len(view.chunks_of(EVERYTHING)) == 1
         catalog.close()
     for process in running:

@@ -196,7 +196,7 @@ class UploadChanges(Changes):
     @rule(data=st.data())
     def sweep(self, data: st.DataObject) -> None:
         with self.catalog.view() as view:
-            rows = [row for row, _ in view.unswept(1000)] or [view.standing().removed]
+            rows = [row for row, _ in view.unswept(1000)] or [view.state().removed]
         row = data.draw(st.sampled_from(rows))
         with self.catalog.change() as change:
             change.swept(row)

@@ -153,10 +153,10 @@ def test_an_index_that_has_seen_more_than_a_view_says_so(catalog: SqliteCatalog,
     index, query = index_in(tmp_path), units(np.random.default_rng(0), 1)[0]
     fill(catalog, range(5))
     with catalog.view() as old:
-        before = old.standing()
+        before = old.state()
         fill(catalog, range(5, 9))
         assert agrees(index, catalog)
-        assert old.standing() == before
+        assert old.state() == before
         with pytest.raises(Overtaken):
             index.search(old, query, allowed=EVERYTHING, limit=5)
     assert agrees(index, catalog)
@@ -166,7 +166,7 @@ def test_maintaining_goes_on_where_a_search_has_seen_a_later_state(catalog: Sqli
     index = index_in(tmp_path)
     fill(catalog, range(5))
     with catalog.view() as old:
-        assert old.standing().vectors == 10
+        assert old.state().vectors == 10
         fill(catalog, range(5, 9))
         assert agrees(index, catalog)
         index.maintain(Behind(catalog, [old]))  # pyright: ignore[reportArgumentType]

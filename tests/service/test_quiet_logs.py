@@ -37,7 +37,7 @@ def test_whatever_is_asked_no_word_of_it_is_in_the_log(service: Service) -> None
     leave(service)
     service.terminate()
     text = service.text()
-    assert text.count("/v1/query") > 10 and "ready" in text
+    assert text.count("/v1/query") > 10 and "ready" in text and "first_token_ms" in text
     assert STEM.lower() not in text.lower(), [line for line in text.splitlines() if STEM.lower() in line.lower()][:5]
 
 

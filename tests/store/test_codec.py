@@ -17,7 +17,7 @@ from store.codec.encode import FRAME_BYTES, encode
 from store.codec.spec import Spec
 from store.errors import RecordError
 from store.reader import read
-from store.record import Dtype, LayerKV, PackedTensor, Record, largest, narrow, widen
+from store.record import Dtype, LayerKV, PackedTensor, Record, codes_per_byte, largest, narrow, widen
 from tests.store import samples
 
 LOSSY = ("q2", "q3", "q4", "q5", "q6", "q7", "q8", "k4v2", "k3v8@1-q2")
@@ -318,10 +318,10 @@ def test_a_group_decodes_alone_to_its_part_of_the_whole(spec: str) -> None:
 def formula(tensor: PackedTensor) -> np.ndarray:
     """The sum that a packed tensor stands for, code by code, in float32."""
     heads, dim, _ = tensor.codes.shape
-    width = {1: 8, 2: 4, 4: 2}[tensor.per_byte]
+    width = {1: 8, 2: 4, 4: 2}[codes_per_byte(tensor.bits)]
     codes = np.zeros((heads, tensor.tokens, dim), np.float32)
     for token in range(tensor.tokens):
-        byte, place = divmod(token, tensor.per_byte)
+        byte, place = divmod(token, codes_per_byte(tensor.bits))
         codes[:, token] = tensor.codes[:, :, byte].astype(np.int64) // 2 ** (width * place) % 2**width
     centers = np.float32(0) if tensor.centers is None else tensor.centers
     return (codes - np.float32((2**tensor.bits - 1) / 2)) * tensor.scales + centers

@@ -58,7 +58,7 @@ def told(data: Path) -> dict[str, object]:
 def catalog_name(data: Path, tenant: str) -> str:
     catalog = SqliteCatalog(catalog_file(data, tenant))
     with catalog.view() as view:
-        name = view.standing().catalog
+        name = view.state().catalog
     catalog.close()
     return name
 

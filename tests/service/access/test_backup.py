@@ -149,7 +149,7 @@ def state_of(data: Path) -> int:
     with catalog.view() as view:
         entries = {entry.id: entry for entry in view.documents(EVERYTHING, limit=10_000)}
         number = len(entries) - 2
-        assert view.standing().changes == number
+        assert view.state().changes == number
         assert {entries[name].metadata["number"] for name in ("a", "z", f"m{number:06}")} == {number}
         for name in ("a", "z", f"m{number:06}"):
             [passage] = view.passages(name)

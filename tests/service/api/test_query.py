@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import math
 from typing import get_args
 
 import pytest
 from fastapi.testclient import TestClient
+from hypothesis import example, given
+from hypothesis import strategies as st
 from starlette.types import Message
 
 from blend.errors import Busy, NotFinite, PromptError
 from blend.fuse.policy import POLICIES
+from service.api.rendering import server_timing
 from service.bodies.query import BlendIn
 from service.errors import NotFound
 from store.errors import StoreUnavailable
@@ -44,6 +48,14 @@ def test_a_stream_tells_the_same_in_order(operator: TestClient) -> None:
     assert [name for name, _ in told] == ["retrieved", "loaded", "fused", "token", "token", "done"]
     assert "".join(str(content["text"]) for name, content in told if name == "token") == told[-1][1]["answer"]
     assert told[0][1]["id"] == told[-1][1]["id"]
+
+
+@given(st.dictionaries(st.text(), st.floats()))
+@example({"fuse": 1.25, "first token": 2.0, "endless": float("inf")})
+def test_server_timing_is_a_header_whatever_is_in_it(timings: dict[str, float]) -> None:
+    value = server_timing(timings)
+    assert value.isascii() and value.isprintable()
+    assert len(value.split(", ")) == max(1, sum(map(math.isfinite, timings.values())))
 
 
 FAULTS = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import StreamingResponse
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.telemetry.export import tracer_over
-from service.telemetry.logs import FIELDS, note, note_timings, request_id
+from service.telemetry.logs import FIELDS, note, request_id
 from service.telemetry.metrics import Metrics
-from service.telemetry.middleware import REQUEST_ID, TelemetryMiddleware, server_timing
+from service.telemetry.middleware import REQUEST_ID, TelemetryMiddleware
 from service.telemetry.traces import silent
 
 
@@ -60,15 +60,9 @@ def make_app() -> FastAPI:
         note(tenant="acme", tokens=3)
         return request_id.get()
 
-    @app.get("/timed")
-    async def timed() -> str:
-        note_timings({"fuse": 1.25, "first token": 2.0})
+    @app.get("/plain")
+    async def plain() -> str:
         return "ok"
-
-    @app.get("/own")
-    async def own() -> Response:
-        note_timings({"fuse": 1.25})
-        return Response(headers={"Server-Timing": server_timing({"total": 3.0})})
 
     @app.get("/broken")
     async def broken() -> str:
@@ -107,7 +101,7 @@ def test_a_request_makes_one_line_with_template_notes_and_id(lines: Lines) -> No
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=80))
 def test_an_id_is_the_clients_if_it_is_sane_and_else_drawn(asked: str) -> None:
-    answered = get("/timed", x_request_id=asked).headers["x-request-id"]
+    answered = get("/plain", x_request_id=asked).headers["x-request-id"]
     assert REQUEST_ID.fullmatch(answered)
     assert (answered == asked) == bool(REQUEST_ID.fullmatch(asked))
 
@@ -119,12 +113,6 @@ def test_paths_that_nothing_serves_share_one_name(lines: Lines) -> None:
         get(f"/nothing/{number}", metrics=metrics, app=app)
     assert counted(metrics) == {("GET", "unmatched", "404"): 20}
     assert {line["route"] for line in lines.requests} == {"unmatched"}
-
-
-def test_stages_that_were_noted_are_told_to_the_client_and_in_the_line(lines: Lines) -> None:
-    assert get("/timed").headers["server-timing"] == "fuse;dur=1.2, first_token;dur=2.0"
-    assert get("/own").headers["server-timing"] == "total;dur=3.0"
-    assert lines.requests[0]["fuse_ms"] == 1.25
 
 
 def test_an_exception_is_told_once_with_its_traceback_and_answered_with_the_id(lines: Lines) -> None:
@@ -267,9 +255,3 @@ def test_what_is_no_http_passes_untouched() -> None:
 
     asyncio.run(TelemetryMiddleware(app, metrics=Metrics(), tracer=silent())({"type": "lifespan"}, receive, send))
     assert seen == ["lifespan"]
-
-
-@given(st.dictionaries(st.text(), st.floats()))
-def test_server_timing_is_a_header_whatever_is_in_it(timings: dict[str, float]) -> None:
-    value = server_timing(timings)
-    assert value.isascii() and value.isprintable()
