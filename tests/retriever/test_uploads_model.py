@@ -244,10 +244,7 @@ class UploadChanges(Changes):
             assert view.chunk_ids("", 1000) == sorted(uses)
 
 
-def test_a_catalog_holds_the_uploads_that_its_changes_say() -> None:
-    run_state_machine_as_test(UploadChanges, settings=settings(max_examples=15, stateful_step_count=25, deadline=None))
-
-
-@pytest.mark.long
-def test_a_catalog_holds_the_uploads_that_many_changes_say() -> None:
-    run_state_machine_as_test(UploadChanges, settings=settings(max_examples=200, stateful_step_count=60, deadline=None))
+@pytest.mark.parametrize(("examples", "steps"), [(15, 25), pytest.param(200, 60, marks=pytest.mark.long)])
+def test_a_catalog_holds_the_uploads_that_its_changes_say(examples: int, steps: int) -> None:
+    length = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    run_state_machine_as_test(UploadChanges, settings=length)
