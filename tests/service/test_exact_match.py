@@ -34,7 +34,9 @@ def reference_f1(answer: str, wanted: str) -> float:
 
 
 TEXTS = st.lists(
-    st.sampled_from(["the", "a", "An", "red", "Red.", "blue", "U.S.", "us", "(x)", "!", "12,5", "theatre", "two-one"])
+    st.sampled_from(
+        ["the", "a", "An", "red", "Red.", "blue", "U.S.", "us", "(x)", "!", "12,5", "theatre", "lathe", "x-y"]
+    )
 ).map(" ".join)
 
 

@@ -150,6 +150,21 @@ def test_memory_follows_the_residents_however_many_keys_pass() -> None:
     assert evictor.entries <= 80
 
 
+def test_evicted_keys_are_remembered_and_deleted_ones_are_not() -> None:
+    def next_victim(goes: str) -> str:
+        evictor = Evictor[str]()
+        evictor.inserted("filler", 1, cost=1e9)
+        evictor.inserted("back", 1, cost=1.0)
+        evictor.evicted("back")
+        getattr(evictor, goes)("back")
+        evictor.inserted("back", 1, cost=1.0)
+        evictor.inserted("new", 1, cost=1.0)
+        return evictor.victims(1)[0]
+
+    assert next_victim("evicted") == "new"  # the second time there is nothing to evict
+    assert next_victim("removed") == "back"  # older than "new", and no more is known of it
+
+
 def test_a_key_used_again_outlives_a_scan() -> None:
     evictor = Evictor[int]()
     evictor.inserted(-1, 1, cost=1.0)
