@@ -4,7 +4,7 @@ import math
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,21 +18,10 @@ from retriever.contract.catalog import Catalog
 from retriever.contract.types import WordMatch
 from retriever.documents import Document, DocumentPart
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition, in_collection
+from tests.retriever.catalogs import put
 
 # Words that stemming leaves as they are, the first ones far more frequent.
 VOCABULARY = tuple(f"w{number}q" for number in range(400))
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    catalog = SqliteCatalog(tmp_path / "catalog.sqlite")
-    yield catalog
-    catalog.close()
-
-
-def put(catalog: Catalog, *documents: Document, collection: str = "c") -> None:
-    with catalog.change() as change:
-        change.put(documents, collection=collection)
 
 
 def single(*texts: str) -> list[Document]:
