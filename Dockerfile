@@ -1,39 +1,35 @@
 # The image of kvweave: `docker build .`, or `docker compose build`. It runs as user 10001 and needs no writable root.
 #
-# torch's default build brings CUDA along. For another build, hand over the index that has it:
+# All that is installed is told by hash: `make lock` writes the two files from constraints.txt. torch's default build
+# brings CUDA along. For another build, hand over the index that has it; its hashes are not here, so that torch, and
+# what only that build of it needs, is then taken by version alone:
 #
 #     docker build --build-arg TORCH_INDEX_URL=... .
 #
+# A tag can be moved, a digest cannot: `--build-arg PYTHON_IMAGE=python@sha256:...` is an image that you have looked at.
+#
 # What changes seldom is in the lower layers: a change of the code installs and ships a few megabytes.
 
-FROM python:3.11.15-slim-trixie AS base
+ARG PYTHON_IMAGE=python:3.11.15-slim-trixie
+FROM ${PYTHON_IMAGE} AS base
 ENV PATH=/opt/kvweave/bin:$PATH
-
-
-# What is to be installed, and nothing else of the two files: a bumped linter does not install torch again.
-FROM base AS wanted
-ARG EXTRAS=readers,traces
-WORKDIR /wanted
-COPY constraints.txt pyproject.toml ./
-RUN grep '^torch==' constraints.txt > torch.txt \
-    && python -c 'import sys, tomllib; \
-project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-extras = [name for name in sys.argv[1].split(",") if name]; \
-print(*project["dependencies"], *(each for name in extras for each in project["optional-dependencies"][name]), sep="\n")' \
-    "$EXTRAS" > requirements.txt
 
 
 FROM base AS packages
 ARG TORCH_INDEX_URL=
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ONLY_BINARY=:all:
 WORKDIR /wanted
 # The code stands in a folder of its own, and so in a layer of its own.
 RUN python -m venv /opt/kvweave \
     && echo /opt/kvweave-code > /opt/kvweave/lib/python3.11/site-packages/kvweave.pth
-COPY --from=wanted /wanted/torch.txt ./
-RUN pip install ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} -r torch.txt
-COPY --from=wanted /wanted/constraints.txt /wanted/requirements.txt ./
-RUN pip install -c constraints.txt -r requirements.txt && pip check
+COPY requirements.lock ./
+RUN pip install --require-hashes --no-deps -r requirements.lock
+COPY torch.lock ./
+RUN if test -z "$TORCH_INDEX_URL"; then \
+        pip install --require-hashes --no-deps -r torch.lock; \
+    else \
+        pip install --extra-index-url "$TORCH_INDEX_URL" "$(grep -o '^torch==[^ ]*' torch.lock)"; \
+    fi && pip check
 
 
 FROM packages AS code
@@ -43,7 +39,7 @@ COPY store ./store
 COPY retriever ./retriever
 COPY blend ./blend
 COPY service ./service
-RUN pip install --no-deps --target /opt/kvweave-code .
+RUN pip install --no-deps --no-build-isolation --target /opt/kvweave-code .
 
 
 FROM base

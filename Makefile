@@ -11,10 +11,13 @@ RUNS := $(VENV)/.runs
 INSTALLED := $(VENV)/.installed
 UNFINISHED := $(VENV).unfinished
 OLDEST := $(shell sed -n 's/.*transformers>=\([0-9.]*\),.*/\1.0/p' pyproject.toml)
+LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_39 \
+	--only-binary :all: --generate-hashes --no-header --no-annotate -c constraints.txt --extra readers --extra traces \
+	pyproject.toml
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-long test-rgw test-oldest fuzz fmt bench eval model demo serve clean
+.PHONY: help install check test test-clients test-long test-rgw test-oldest fuzz fmt lock bench eval model demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -75,6 +78,14 @@ fuzz: $(INSTALLED) ## the decoder on millions of mangled blobs, and the stores a
 fmt: $(INSTALLED) ## format, and fix what can be fixed
 	$(PY) -m ruff format
 	$(PY) -m ruff check --fix
+
+# One file for all processors of Linux. torch.lock has what constraints.txt cannot name: what torch's CUDA build brings.
+lock: ## what the image installs, with hashes: requirements.lock and torch.lock, as constraints.txt pins it
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install -q uv==0.13.9
+	$(LOCK) -o torch.lock --no-emit-package=setuptools \
+		$$(sed -n '/^torch==/!s/^\([^=]*\)==.*/--no-emit-package=\1/p' constraints.txt)
+	$(LOCK) -o requirements.lock $$(sed -n 's/^\([^=]*\)==.*/--no-emit-package=\1/p' torch.lock)
 
 bench: $(INSTALLED) ## the benchmarks, as JSON; `make bench ARGS="--trace FILE"` replays a block trace too
 	@$(PY) -m tests.bench $(ARGS)

@@ -64,7 +64,10 @@ class VectorIndex:
             return self._nearest.search(query, limit=limit, allowed=rows)
 
     def maintain(self, catalog: Catalog) -> None:
-        """Make the index anew if it was outgrown, and keep it in its file. Searches go on while it is made."""
+        """Make the index anew if it was outgrown, and keep it in its file. Searches go on while it is made.
+
+        Until then the file holds the vectors of what was deleted since it was written.
+        """
         with catalog.view() as view:
             state = view.state()
             with self._guard:

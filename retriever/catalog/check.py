@@ -4,15 +4,16 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from retriever.catalog.renew import index_anew
-from retriever.catalog.rows import digest_told, loads, sound_text
+from retriever.catalog.renew import index_anew, is_index_sound
+from retriever.catalog.repairs import Repair, loose_ends, repairs
+from retriever.catalog.rows import digest_told, sound_text
 from retriever.catalog.schema import transaction
 from retriever.catalog.sqlite import WAIT_S, SqliteCatalog
 from retriever.catalog.sqlite_errors import foreign_sqlite_errors_explained
 from retriever.errors import CatalogError
-from retriever.filter_condition import facets
 
 _DOCUMENTS = """
 SELECT d.row, d.id, d.digest, l.collection, d.title, l.metadata
@@ -22,11 +23,15 @@ _PARTS = """
 SELECT CAST(c.text AS BLOB), c.id, p.name, p.start, p.page, coalesce(p.own, '{}')
 FROM passages p LEFT JOIN chunks c ON c.row = p.chunk WHERE p.document = ? ORDER BY p.place
 """
+_LOST = """
+SELECT DISTINCT p.document, (SELECT document FROM uploads u WHERE u.version = p.document)
+FROM passages p WHERE p.document NOT IN (SELECT row FROM documents)
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogReport:
-    """What a check found. `damaged`: ids of documents that must be put in again. `mended`: labels, and the index."""
+    """What a check found. `damaged`: ids of documents that must be put in again. `mended`: changes of rows."""
 
     documents: int
     damaged: tuple[str, ...]
@@ -34,21 +39,29 @@ class CatalogReport:
 
 
 def check_catalog(path: Path) -> CatalogReport:
-    """Check a catalog, which others may use meanwhile. Raises CatalogError where its pages are damaged."""
+    """Check a catalog, which others may use meanwhile; they see all that was mended at their next start.
+
+    Raises CatalogError where its pages are damaged.
+    """
     SqliteCatalog(path).close()  # an older one becomes one of today
     with foreign_sqlite_errors_explained(path), closing(_connected(path)) as connection:
         [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise CatalogError(f"{path} is damaged ({found.splitlines()[-1]}): restore it from a backup")
-        judged = list(_judged(connection))
+        is_whole = _is_index_whole(connection)
+        connection.execute("BEGIN")  # nobody waits while all is looked at
+        judged = [*_judged(connection), *_lost(connection)]
         damaged = tuple(name for name, is_sound in judged if not is_sound)
-        with transaction(connection):
-            mended = _mend_facets(connection) + _mend_index(connection)
+        is_right = is_whole and next(_wrong(connection, damaged), None) is None and is_index_sound(connection)
+        connection.execute("COMMIT")
+        mended = 0 if is_right else _mend(connection, damaged)
     return CatalogReport(len(judged), damaged, mended)
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
+    connection.execute("PRAGMA secure_delete = ON")
+    return connection
 
 
 def _judged(connection: sqlite3.Connection) -> Iterator[tuple[str, bool]]:
@@ -59,23 +72,35 @@ def _judged(connection: sqlite3.Connection) -> Iterator[tuple[str, bool]]:
         yield name, is_sound and (not digest or digest == digest_told(*told, parts=[part for _, *part in parts]))
 
 
-def _mend_facets(connection: sqlite3.Connection) -> int:
-    """Makes anew what filters look at, where it is not what the metadata say; returns for how many labels."""
-    wrong = 0
-    for label, metadata in connection.execute("SELECT row, metadata FROM labels").fetchall():
-        wanted = {(field, value, label) for field, value in facets(loads(metadata))}
-        found = connection.execute("SELECT field, value, label FROM facets WHERE label = ?", (label,)).fetchall()
-        if set(found) != wanted:
-            connection.execute("DELETE FROM facets WHERE label = ?", (label,))
-            connection.executemany("INSERT OR REPLACE INTO facets VALUES (?, ?, ?)", wanted)
-            wrong += 1
-    return wrong
+def _lost(connection: sqlite3.Connection) -> Iterator[tuple[str, bool]]:
+    """Yields documents of which only passages are left, by number where nobody knows the id any more."""
+    for row, name in connection.execute(_LOST):
+        yield name or f"number {row}", False
 
 
-def _mend_index(connection: sqlite3.Connection) -> int:
+def _wrong(connection: sqlite3.Connection, damaged: tuple[str, ...]) -> Iterator[Repair]:
+    return repairs(connection) if damaged else chain(repairs(connection), loose_ends(connection))
+
+
+def _mend(connection: sqlite3.Connection, damaged: tuple[str, ...]) -> int:
+    """Mends what is wrong; returns how much. Indexes and filters of open catalogs then begin anew."""
+    mended = 0
+    with transaction(connection):
+        for statement, values in _wrong(connection, damaged):
+            connection.execute(statement, values)
+            mended += 1
+        if not (_is_index_whole(connection) and is_index_sound(connection)):
+            index_anew(connection)
+            mended += 1
+        connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'changes'")
+        connection.execute("UPDATE facts SET value = hex(randomblob(8)) WHERE name = 'catalog'")
+    return mended
+
+
+def _is_index_whole(connection: sqlite3.Connection) -> bool:
+    """Whether FTS5 can read all of its index."""
     try:
         connection.execute("INSERT INTO terms (terms) VALUES ('integrity-check')")
     except sqlite3.DatabaseError:
-        index_anew(connection)
-        return 1
-    return 0
+        return False
+    return True

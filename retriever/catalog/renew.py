@@ -8,6 +8,10 @@ from retriever.catalog.rows import fact, sound_text
 from retriever.catalog.schema import transaction
 
 _BATCH = 1000
+_SERVING = """
+SELECT p.row, d.title, c.id, CAST(c.text AS BLOB), p.words
+FROM passages p JOIN documents d ON d.row = p.document JOIN chunks c ON c.row = p.chunk WHERE d.serving = 1
+"""
 
 
 def renew(connection: sqlite3.Connection) -> None:
@@ -24,16 +28,30 @@ def is_current(connection: sqlite3.Connection) -> bool:
     return str(fact(connection, "analysis")) == query_terms.VERSION
 
 
+def is_index_sound(connection: sqlite3.Connection) -> bool:
+    """Whether the index has the words of what serves, each where it stands, and no others, and all are counted."""
+    wanted = words = 0
+    for row, title, chunk, data, counted in connection.execute(_SERVING):
+        found = body(title, sound_text(chunk, data) or "")
+        if counted != len(found):
+            return False
+        wanted += hash((row,)) + sum(hash((word, row, at)) for at, word in enumerate(found))
+        words += len(found)
+    connection.execute("CREATE VIRTUAL TABLE IF NOT EXISTS temp.held USING fts5vocab('main', 'terms', 'instance')")
+    try:
+        held = sum(map(hash, connection.execute("SELECT id FROM terms_docsize")))
+        held += sum(map(hash, connection.execute("SELECT term, doc, offset FROM temp.held")))
+    except sqlite3.DatabaseError:
+        return False
+    return words == fact(connection, "words") and wanted == held
+
+
 def index_anew(connection: sqlite3.Connection) -> None:
     """Makes the index anew, within the caller's transaction. A damaged text has no words."""
     connection.execute("INSERT INTO terms (terms) VALUES ('delete-all')")
     words, last = 0, 0
-    while found := connection.execute(
-        "SELECT p.row, d.title, c.id, CAST(c.text AS BLOB) FROM passages p JOIN documents d ON d.row = p.document "
-        "JOIN chunks c ON c.row = p.chunk WHERE d.serving = 1 AND p.row > ? ORDER BY p.row LIMIT ?",
-        (last, _BATCH),
-    ).fetchall():
-        words += index(connection, [(row, body(title, sound_text(*each) or "")) for row, title, *each in found])
+    while found := connection.execute(f"{_SERVING} AND p.row > ? ORDER BY p.row LIMIT ?", (last, _BATCH)).fetchall():
+        words += index(connection, [(row, body(title, sound_text(*each) or "")) for row, title, *each, _ in found])
         last = found[-1][0]
     connection.execute("UPDATE facts SET value = ? WHERE name = 'words'", (words,))
     connection.execute("UPDATE facts SET value = ? WHERE name = 'analysis'", (query_terms.VERSION,))

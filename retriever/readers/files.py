@@ -53,9 +53,11 @@ def read_file(path: Path) -> Reading:
     return read(str(path), content)
 
 
-def read_all(paths: Iterable[Path]) -> Iterator[tuple[Path, Reading]]:
+def read_all(
+    paths: Iterable[Path], on_skipped: Callable[[Path], None] = lambda path: None
+) -> Iterator[tuple[Path, Reading]]:
     """What becomes of every file that `walk` finds, and of folders that it cannot read."""
-    for path, refusal in walk(paths):
+    for path, refusal in walk(paths, on_skipped):
         yield path, refusal or read_file(path)
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from service.commands.console import console, many, tell
 from service.commands.options import AsJson, listed, settings_with
 from service.commands.options import codecs as complete_codecs
 from service.commands.options import policies as complete_policies
+from service.commands.shown_progress import tell_skipped
 
 if TYPE_CHECKING:
     from service.quality.bench import BenchFacts, BenchMeasurement
@@ -134,6 +136,7 @@ def bench(
     typer.echo(f"loading {settings.model}", err=True)
     with _ended_in_order(), _progress(plan.steps) as on_progress:
         found = measure(settings, plan, on_progress=on_progress)
+    tell_skipped(map(Path, found.skipped))
     for problem in found.problems:
         tell(f"not read: {problem.place}: {problem.reason}", err=True)
     if as_json:

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 
 from service.commands.console import console, many, status, tell
 from service.commands.options import AsJson, codecs, listed, policies, settings_with
+from service.commands.shown_progress import tell_skipped
 from service.quality import MULTIHOP
 
 if TYPE_CHECKING:
@@ -266,7 +267,9 @@ def _read(suite: str, corpus: Path | None, *, drawn: _Drawn) -> "list[Case]":
     if corpus is None:
         cases = read_cases(Path(suite))
     else:
-        cases, problems = corpus_cases(corpus, Path(suite))
+        skipped: list[Path] = []
+        cases, problems = corpus_cases(corpus, Path(suite), on_skipped=skipped.append)
+        tell_skipped(skipped)
         for problem in problems:
             tell(f"not read: {problem.place}: {problem.reason}", err=True)
     cases = cases[: drawn.size or None]

@@ -203,7 +203,10 @@ def _listed(
         known = view.sources(target.collection)
     listing = CorpusListing(named, known)
     found = list(listing.walk())
-    tell_skipped(listing.skipped, as_json=as_json)
+    if not as_json:
+        tell_skipped(listing.skipped)
+    elif listing.skipped:
+        typer.echo(json.dumps({"event": "skipped", "paths": [str(path) for path in listing.skipped]}))
     for old, root in listing.moved.items():
         tell(f"{root} is gone from {old}: taken as moved, so its documents keep their ids", err=True)
     if not prune:

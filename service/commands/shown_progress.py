@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -63,11 +63,8 @@ def shown_progress(
         yield show
 
 
-def tell_skipped(skipped: Sequence[Path], *, as_json: bool) -> None:
-    """Names what is left out of folders, by the reason; machines get all of it."""
-    if as_json and skipped:
-        typer.echo(json.dumps({"event": "skipped", "paths": [str(path) for path in skipped]}))
-        return
+def tell_skipped(skipped: Iterable[Path]) -> None:
+    """Names what is left out of folders, by the reason."""
     reasons: dict[str, list[str]] = {}
     for path in skipped:
         reason = "hidden" if path.name.startswith(".") else f"the suffix {path.suffix!r} is unknown"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -17,6 +18,7 @@ from service.corpus.chunk_capture import CaptureItem, batches
 from service.errors import Invalid
 from service.model.prompt_builder import PromptPassage
 from service.model.served_model import Ids, ServedModel
+from service.precompute.corpus_listing import CorpusListing, arguments
 from service.quality.first_token import FirstTokenTimer, TimingRow, lay
 from service.quality.grid import grid
 from service.quality.packing import Packed, Sample, arrays, packed
@@ -73,7 +75,8 @@ class BenchFacts:
 
 @dataclass(frozen=True, slots=True)
 class BenchMeasurement:
-    """A whole measurement. The first of `codecs` is in use. `notes`: what was asked for and could not be."""
+    """A whole measurement. The first of `codecs` is in use. `skipped`: what was passed over in the corpus's folders.
+    `notes`: what was asked for and could not be."""
 
     facts: BenchFacts
     codecs: tuple[Packed, ...]
@@ -81,6 +84,7 @@ class BenchMeasurement:
     tiers: tuple[TierSpeed, ...]
     worth: Worth
     problems: tuple[ReadingProblem, ...]
+    skipped: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -120,6 +124,7 @@ class _Run:
         self._prefix = self._model.prefix({})
         self._fingerprint = self._model.fingerprint.behind(self._prefix)
         self._notes: list[str] = []
+        self._skipped: list[Path] = []
 
     def measure(self) -> BenchMeasurement:
         model, plan = self._model, self._plan
@@ -145,12 +150,15 @@ class _Run:
         tiers = self._part.speeds(items, repeats=plan.repeats)
         found = worth(rows, self._points[1].policy, bytes_per_token=codecs[0].bytes_per_token, tiers=tiers)
         return BenchMeasurement(
-            facts, tuple(codecs), tuple(rows), tuple(tiers), found, texts.problems, tuple(self._notes)
+            *(facts, tuple(codecs), tuple(rows), tuple(tiers), found),
+            *(texts.problems, tuple(map(str, self._skipped)), tuple(self._notes)),
         )
 
     def _texts(self) -> Texts:
         plan, most = self._plan, max(self._plan.chunks)
-        drafts = of_files(plan.corpus) if plan.corpus else islice(made_up(plan.chunk_tokens), most)
+        listing = CorpusListing(arguments([plan.corpus] if plan.corpus else []), {})
+        self._skipped = listing.skipped
+        drafts = of_files(listing) if plan.corpus else islice(made_up(plan.chunk_tokens), most)
         return chunks_of(drafts, self._model, most=most, tokens=plan.chunk_tokens)
 
     def _ids(self, chunk: PromptPassage) -> Ids:

@@ -1,7 +1,7 @@
 """The user's own corpus with questions alone: a search by words chooses the passages of each. Knows no model."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,9 @@ RULES = CutRules(tokens=160)
 _COLLECTION = "eval"
 
 
-def corpus_cases(corpus: Path, questions: Path, *, top_k: int = 5) -> tuple[list[Case], list[ReadingProblem]]:
+def corpus_cases(
+    corpus: Path, questions: Path, *, top_k: int = 5, on_skipped: Callable[[Path], None] = lambda path: None
+) -> tuple[list[Case], list[ReadingProblem]]:
     """Every question with the passages that fit it best, in prompt order, and what could not be read.
 
     `corpus` is a file or a folder of files. Where nothing fits a question, it gets the first passages of the corpus.
@@ -31,7 +33,7 @@ def corpus_cases(corpus: Path, questions: Path, *, top_k: int = 5) -> tuple[list
     asked = read_questions(questions)
     if not corpus.exists():
         raise SuiteError(f"the corpus {str(corpus)!r} does not exist: name a file or a folder")
-    readings = list(read_all([corpus]))
+    readings = list(read_all([corpus], on_skipped))
     problems = [problem for _, reading in readings for problem in reading.problems]
     drafts = [draft for _, reading in readings for draft in reading.drafts]
     if not drafts:

@@ -13,7 +13,7 @@ from service.errors import Invalid
 from service.model.prompt_builder import PromptPassage
 from service.model.served_model import ServedModel
 from service.precompute.corpus_file import CorpusFile, read_in
-from service.precompute.corpus_listing import files
+from service.precompute.corpus_listing import CorpusListing
 from service.quality.suites import multihop
 
 LEVEL = 2  # of the made-up world
@@ -35,9 +35,9 @@ def made_up(tokens: int) -> Iterator[Draft]:
         yield Draft("\n\n".join(each.text for case in cases for each in case.passages), title=f"Register {seed}")
 
 
-def of_files(path: str) -> Iterator[Draft | ReadingProblem]:
-    """The documents of a file, a folder or a pattern, in order."""
-    for found in files([path]):
+def of_files(listing: CorpusListing) -> Iterator[Draft | ReadingProblem]:
+    """The documents of the files that are listed, in order."""
+    for found in listing.walk():
         if isinstance(found, CorpusFile):
             read = read_in(found)
             yield from (*read.problems, *read.drafts)

@@ -25,8 +25,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from retriever.catalog.sqlite import SqliteCatalog
-from retriever.filter_condition import EVERYTHING
 from service.corpus.chunk_capture import CaptureItem, batches
 from service.precompute.corpus_file import CorpusFile
 from service.precompute.corpus_listing import files
@@ -34,9 +32,9 @@ from service.precompute.file_group import CorpusReader, Target, look
 from service.precompute.precompute import Precompute
 from service.precompute.workspace import open_workspace
 from service.settings import Settings
-from store.reader import BlobReader
 from store.url import open_store
 from tests.bench.models import random_model
+from tests.service.test_precompute import held
 
 START_S = 4.0  # before a process begins to read
 KVWEAVE = (sys.executable, "-c", "from service.cli import main; main()")
@@ -128,22 +126,8 @@ class Place:
         out, _ = process.communicate()
         return {**json.loads(out.splitlines()[-1]), "exit": process.returncode}
 
-    def holds(self) -> tuple[dict[str, str], dict[str, bytes]]:
-        """Every document's chunks, and every blob but for when it was begun."""
-        catalog = SqliteCatalog(self._folder / "tenants/default/catalog.sqlite")
-        with catalog.view() as view:
-            documents = {
-                each.id: " ".join(passage.id for passage in view.passages(each.id))
-                for each in view.documents(EVERYTHING, limit=1 << 30)
-            }
-        catalog.close()
-        with open_store(f"lmdb://{self._folder}/store") as store:
-            blobs: dict[str, bytes] = {}
-            for entry in store.entries():
-                found = store.open(entry.key)
-                assert isinstance(found, BlobReader), found
-                blobs[entry.key.text] = b"".join(map(bytes, found.blob().frames))
-        return documents, blobs
+    def holds(self) -> object:
+        return held(self._folder, f"lmdb://{self._folder}/store")
 
 
 def kills(times: int, paths: list[str], *, undisturbed: Place, whole_s: float, folder: Path) -> Json:

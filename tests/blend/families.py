@@ -6,40 +6,9 @@ from functools import cache
 from typing import Any
 
 import torch
+import transformers as hf
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
-from transformers import (
-    ArceeConfig,
-    AutoModelForCausalLM,
-    Cohere2Config,
-    DeepseekV3Config,
-    Ernie4_5Config,
-    Exaone4Config,
-    Gemma2Config,
-    Gemma3TextConfig,
-    Gemma4TextConfig,
-    Glm4Config,
-    GPTNeoXConfig,
-    GptOssConfig,
-    GraniteConfig,
-    Llama4TextConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    NanoChatConfig,
-    NemotronConfig,
-    Olmo2Config,
-    Olmo3Config,
-    Phi3Config,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    SmolLM3Config,
-    StableLmConfig,
-)
 
 from blend.load import LoadedModel, adopt
 
@@ -67,18 +36,20 @@ YARN = {"factor": 64.0, "original_max_position_embeddings": 64}
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**BASE),
-    "llama3-rope": lambda: LlamaConfig(
+FAMILIES: dict[str, Callable[[], hf.PreTrainedConfig]] = {
+    "llama": lambda: hf.LlamaConfig(**BASE),
+    "llama3-rope": lambda: hf.LlamaConfig(
         **BASE, rope_parameters={"rope_type": "llama3", "rope_theta": 10000.0, **LLAMA3}
     ),
-    "llama-yarn": lambda: LlamaConfig(**BASE, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, **YARN}),
-    "mistral-window": lambda: MistralConfig(**BASE, sliding_window=WINDOW),
-    "qwen2": lambda: Qwen2Config(**BASE),
-    "qwen3": lambda: Qwen3Config(**BASE),
-    "gemma2": lambda: Gemma2Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING, query_pre_attn_scalar=8),
-    "gemma3": lambda: Gemma3TextConfig(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING, query_pre_attn_scalar=8),
-    "gemma4": lambda: Gemma4TextConfig(
+    "llama-yarn": lambda: hf.LlamaConfig(**BASE, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, **YARN}),
+    "mistral-window": lambda: hf.MistralConfig(**BASE, sliding_window=WINDOW),
+    "qwen2": lambda: hf.Qwen2Config(**BASE),
+    "qwen3": lambda: hf.Qwen3Config(**BASE),
+    "gemma2": lambda: hf.Gemma2Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING, query_pre_attn_scalar=8),
+    "gemma3": lambda: hf.Gemma3TextConfig(
+        **BASE, sliding_window=WINDOW, layer_types=ALTERNATING, query_pre_attn_scalar=8
+    ),
+    "gemma4": lambda: hf.Gemma4TextConfig(
         **{**BASE, "num_hidden_layers": 6, "global_head_dim": 16},
         sliding_window=WINDOW,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
@@ -86,20 +57,22 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         hidden_size_per_layer_input=8,
         vocab_size_per_layer_input=VOCABULARY,
     ),
-    "phi3-partial": lambda: Phi3Config(**BASE, rope_parameters=PARTIAL),
-    "olmo2": lambda: Olmo2Config(**BASE),
-    "gpt-oss": lambda: GptOssConfig(
+    "phi3-partial": lambda: hf.Phi3Config(**BASE, rope_parameters=PARTIAL),
+    "olmo2": lambda: hf.Olmo2Config(**BASE),
+    "gpt-oss": lambda: hf.GptOssConfig(
         **BASE, sliding_window=WINDOW, layer_types=ALTERNATING, num_local_experts=4, num_experts_per_tok=2
     ),
-    "granite": lambda: GraniteConfig(**BASE, attention_multiplier=0.4, residual_multiplier=0.3, embedding_multiplier=3),
-    "mixtral": lambda: MixtralConfig(**BASE, num_local_experts=4, num_experts_per_tok=2),
-    "qwen3-moe": lambda: Qwen3MoeConfig(
+    "granite": lambda: hf.GraniteConfig(
+        **BASE, attention_multiplier=0.4, residual_multiplier=0.3, embedding_multiplier=3
+    ),
+    "mixtral": lambda: hf.MixtralConfig(**BASE, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3-moe": lambda: hf.Qwen3MoeConfig(
         **BASE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=1
     ),
-    "cohere2": lambda: Cohere2Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING),
-    "smollm3": lambda: SmolLM3Config(**BASE, no_rope_layers=[1, 1, 0, 1]),
-    "glm4": lambda: Glm4Config(**BASE, rope_parameters=PARTIAL),
-    "deepseek-v3": lambda: DeepseekV3Config(
+    "cohere2": lambda: hf.Cohere2Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING),
+    "smollm3": lambda: hf.SmolLM3Config(**BASE, no_rope_layers=[1, 1, 0, 1]),
+    "glm4": lambda: hf.Glm4Config(**BASE, rope_parameters=PARTIAL),
+    "deepseek-v3": lambda: hf.DeepseekV3Config(
         **{**BASE, "num_key_value_heads": 4},
         moe_intermediate_size=24,
         n_routed_experts=4,
@@ -114,7 +87,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         qk_nope_head_dim=8,
         v_head_dim=8,
     ),
-    "llama4": lambda: Llama4TextConfig(
+    "llama4": lambda: hf.Llama4TextConfig(
         **BASE,
         intermediate_size_mlp=48,
         num_local_experts=4,
@@ -127,23 +100,23 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 
 # Families that nobody named, of the same kind.
-OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "arcee": lambda: ArceeConfig(**BASE),
-    "ernie4.5": lambda: Ernie4_5Config(**BASE),
-    "exaone4": lambda: Exaone4Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING),
-    "gpt-neox": lambda: GPTNeoXConfig(**BASE),
-    "nanochat": lambda: NanoChatConfig(**BASE),
-    "nemotron": lambda: NemotronConfig(**BASE),
-    "olmo3": lambda: Olmo3Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING),
-    "stablelm": lambda: StableLmConfig(**BASE),
+OTHERS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
+    "arcee": lambda: hf.ArceeConfig(**BASE),
+    "ernie4.5": lambda: hf.Ernie4_5Config(**BASE),
+    "exaone4": lambda: hf.Exaone4Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING),
+    "gpt-neox": lambda: hf.GPTNeoXConfig(**BASE),
+    "nanochat": lambda: hf.NanoChatConfig(**BASE),
+    "nemotron": lambda: hf.NemotronConfig(**BASE),
+    "olmo3": lambda: hf.Olmo3Config(**BASE, sliding_window=WINDOW, layer_types=ALTERNATING),
+    "stablelm": lambda: hf.StableLmConfig(**BASE),
 }
 
 
-def build(config: PreTrainedConfig, *, seed: int = 0, spread: float = 0.3) -> PreTrainedModel:
+def build(config: hf.PreTrainedConfig, *, seed: int = 0, spread: float = 0.3) -> hf.PreTrainedModel:
     """A float32 model whose attention is not flat: weights are wide enough that positions and chunks matter."""
     torch.manual_seed(seed)
     config.initializer_range = spread
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim < 2:
@@ -152,7 +125,7 @@ def build(config: PreTrainedConfig, *, seed: int = 0, spread: float = 0.3) -> Pr
 
 
 @cache
-def native(name: str) -> PreTrainedModel:
+def native(name: str) -> hf.PreTrainedModel:
     """The model as transformers made it: the reference."""
     model = build({**FAMILIES, **OTHERS}[name]())
     model.set_attn_implementation("eager")
@@ -165,18 +138,18 @@ def ours(name: str) -> LoadedModel:
     return adopt(put(copy.deepcopy(native(name))), words())
 
 
-def put(model: PreTrainedModel) -> PreTrainedModel:
+def put(model: hf.PreTrainedModel) -> hf.PreTrainedModel:
     """On the device that the tests compute on."""
     torch.nn.Module.to(model, DEVICE)
     return model
 
 
-def words() -> PreTrainedTokenizerFast:
+def words() -> hf.PreTrainedTokenizerFast:
     """A tokenizer in which token i is the word `wi`."""
     vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{number}": number for number in range(3, VOCABULARY)}
     backend = Backend(models.WordLevel(vocabulary, unk_token="<pad>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="</s>", pad_token="<pad>", bos_token="<s>", unk_token="<pad>"
     )
 

@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma3TextConfig,
-    PreTrainedModel,
-    Qwen3Config,
-    SiglipVisionConfig,
-)
 
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.load import LoadedModel, adopt, load
@@ -29,7 +21,7 @@ from tests.blend.fusing import close
 IDS = draw(20, 60)[0]
 
 
-def save(folder: Path, model: PreTrainedModel) -> str:
+def save(folder: Path, model: hf.PreTrainedModel) -> str:
     model.save_pretrained(folder)
     words().save_pretrained(folder)
     return str(folder)
@@ -37,7 +29,7 @@ def save(folder: Path, model: PreTrainedModel) -> str:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("qwen3"), build(Qwen3Config(**BASE)))
+    return save(tmp_path_factory.mktemp("qwen3"), build(hf.Qwen3Config(**BASE)))
 
 
 def logits(model: LoadedModel) -> torch.Tensor:
@@ -51,7 +43,7 @@ def logits(model: LoadedModel) -> torch.Tensor:
 def test_a_folder_loads_and_computes_what_transformers_computes(checkpoint: str) -> None:
     model = load(checkpoint, device="cpu", dtype="float32")
 
-    assert close(logits(model), prefill(AutoModelForCausalLM.from_pretrained(checkpoint), IDS)[-1])
+    assert close(logits(model), prefill(hf.AutoModelForCausalLM.from_pretrained(checkpoint), IDS)[-1])
     assert model.tokenizer.encode_text("w5 w77") == [5, 77]
     assert model.decoder.window == 4096
 
@@ -59,7 +51,7 @@ def test_a_folder_loads_and_computes_what_transformers_computes(checkpoint: str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_loads_and_passes_the_checks(checkpoint: str, dtype: str) -> None:
     model = load(checkpoint, device="cpu", dtype=dtype)
-    reference = prefill(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), IDS)[-1]
+    reference = prefill(hf.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), IDS)[-1]
 
     assert model.decoder.dtype == getattr(torch, dtype)
     assert (logits(model).float() - reference).norm() < 0.1 * reference.norm()
@@ -67,13 +59,13 @@ def test_half_precision_loads_and_passes_the_checks(checkpoint: str, dtype: str)
 
 
 def test_the_text_side_of_a_multimodal_checkpoint_is_served(tmp_path: Path) -> None:
-    text = Gemma3TextConfig(**BASE, query_pre_attn_scalar=8, sliding_window=24).to_dict()
-    vision = SiglipVisionConfig(
+    text = hf.Gemma3TextConfig(**BASE, query_pre_attn_scalar=8, sliding_window=24).to_dict()
+    vision = hf.SiglipVisionConfig(
         hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2, image_size=16, patch_size=8
     ).to_dict()
-    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=126)
+    config = hf.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=126)
     torch.manual_seed(0)
-    whole = Gemma3ForConditionalGeneration(config).eval()
+    whole = hf.Gemma3ForConditionalGeneration(config).eval()
     model = load(save(tmp_path, whole), device="cpu", dtype="float32")
 
     assert close(logits(model), prefill(whole, IDS)[-1])
@@ -83,10 +75,10 @@ def test_the_text_side_of_a_multimodal_checkpoint_is_served(tmp_path: Path) -> N
 def test_a_fingerprint_says_which_field_differs(checkpoint: str, tmp_path: Path) -> None:
     base = load(checkpoint, device="cpu").fingerprint
     again = load(checkpoint, device="cpu", digests=tmp_path / "digests.json").fingerprint
-    retrained = load(save(tmp_path / "a", build(Qwen3Config(**BASE), seed=1)), device="cpu").fingerprint
+    retrained = load(save(tmp_path / "a", build(hf.Qwen3Config(**BASE), seed=1)), device="cpu").fingerprint
     turned = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-    rope = load(save(tmp_path / "b", build(Qwen3Config(**turned))), device="cpu").fingerprint
-    eps = load(save(tmp_path / "c", build(Qwen3Config(**BASE, rms_norm_eps=1e-3))), device="cpu").fingerprint
+    rope = load(save(tmp_path / "b", build(hf.Qwen3Config(**turned))), device="cpu").fingerprint
+    eps = load(save(tmp_path / "c", build(hf.Qwen3Config(**BASE, rms_norm_eps=1e-3))), device="cpu").fingerprint
 
     assert base == again
     assert base.differs(again) is None
@@ -97,7 +89,7 @@ def test_a_fingerprint_says_which_field_differs(checkpoint: str, tmp_path: Path)
 
 
 def test_a_model_in_memory_is_known_by_its_weights() -> None:
-    one, same, other = (adopt(build(Qwen3Config(**BASE), seed=seed), words()).fingerprint for seed in (0, 0, 1))
+    one, same, other = (adopt(build(hf.Qwen3Config(**BASE), seed=seed), words()).fingerprint for seed in (0, 0, 1))
 
     assert one == same
     assert one.differs(other) == "weights"
@@ -111,7 +103,7 @@ def test_the_model_still_works_for_others_by_its_own_attention(checkpoint: str) 
 
     module.set_attn_implementation("eager")
 
-    assert close(prefill(module, IDS)[-1], prefill(AutoModelForCausalLM.from_pretrained(checkpoint), IDS)[-1])
+    assert close(prefill(module, IDS)[-1], prefill(hf.AutoModelForCausalLM.from_pretrained(checkpoint), IDS)[-1])
 
 
 def test_what_is_no_checkpoint_is_an_error_that_names_it(tmp_path: Path, checkpoint: str) -> None:
@@ -122,7 +114,7 @@ def test_what_is_no_checkpoint_is_an_error_that_names_it(tmp_path: Path, checkpo
     with pytest.raises(UnsupportedModel, match="no such device"):
         load(checkpoint, device="warp:0")
     (tmp_path / "bare").mkdir()
-    build(Qwen3Config(**BASE)).save_pretrained(tmp_path / "bare")
+    build(hf.Qwen3Config(**BASE)).save_pretrained(tmp_path / "bare")
     with pytest.raises(TokenizerError, match="tokenizer"):
         load(str(tmp_path / "bare"), device="cpu")
 

@@ -6,16 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from blend.engine.sampling import Sampler, Sampling
 from blend.errors import NotFinite, SamplingError
@@ -64,7 +58,10 @@ def test_greedy_takes_the_lowest_of_the_likeliest_ids(size: int) -> None:
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3])
 def test_the_repetition_penalty_is_that_of_transformers_over_prompt_and_answer(penalty: float) -> None:
-    chooser, theirs = sampler(Sampling(repetition_penalty=penalty), PROMPT), RepetitionPenaltyLogitsProcessor(penalty)
+    chooser, theirs = (
+        sampler(Sampling(repetition_penalty=penalty), PROMPT),
+        hf.RepetitionPenaltyLogitsProcessor(penalty),
+    )
     for step in range(40):
         logits = random_logits(step)
         so_far = torch.LongTensor([[*PROMPT, *chooser.ids]])
@@ -88,10 +85,10 @@ def test_the_repetition_penalty_is_that_of_transformers_over_prompt_and_answer(p
 )
 def test_tokens_come_as_often_as_behind_the_processors_of_transformers(sampling: Sampling) -> None:
     draws, logits = 3000, random_logits(7)
-    theirs = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)])
-    theirs.append(TemperatureLogitsWarper(sampling.temperature))
-    theirs.append(TopKLogitsWarper(sampling.top_k or len(logits)))
-    theirs.append(TopPLogitsWarper(sampling.top_p))
+    theirs = hf.LogitsProcessorList([hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)])
+    theirs.append(hf.TemperatureLogitsWarper(sampling.temperature))
+    theirs.append(hf.TopKLogitsWarper(sampling.top_k or len(logits)))
+    theirs.append(hf.TopPLogitsWarper(sampling.top_p))
     wanted = theirs(torch.LongTensor([PROMPT]), logits[None].clone())[0].softmax(0)
 
     counts = torch.zeros(len(logits))

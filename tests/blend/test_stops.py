@@ -37,16 +37,3 @@ def test_no_character_waits_that_cannot_begin_a_stop(pieces: list[str], stops: t
             break
         held = given_in.removeprefix(left)
         assert not held or any(stop.startswith(held) and stop != held for stop in stops)
-
-
-def test_a_stop_is_told_with_the_piece_that_completes_it() -> None:
-    watch = StopStrings(("\nUser:", "</s>"))
-    assert [watch.push(piece).text for piece in ("Hello\n", "Us", "ed<", "/s")] == ["Hello", "", "\nUsed", ""]
-    assert watch.push("> and more").stopped
-    assert watch.push("and more").text == watch.finish() == ""
-
-
-def test_a_complete_stop_waits_for_a_longer_one_that_began_earlier() -> None:
-    watch = StopStrings(("abc", "b"))
-    assert watch.push("xab").text == "x" and not watch.stopped
-    assert watch.finish() == "a" and watch.stopped

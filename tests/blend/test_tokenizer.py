@@ -10,22 +10,8 @@ from transformers import CanineTokenizer, GenerationConfig
 
 from blend.errors import TokenizerError
 from blend.model.tokenizer import Tokenizer
-from tests.blend.tokenizers_made import (
-    BYTES,
-    KINDS,
-    LOSSLESS,
-    METASPACE,
-    ORDINARY,
-    TEMPLATE,
-    WORDS,
-    bare,
-    end_of,
-    fresh,
-    made,
-    name_of,
-    spellings,
-    token_of,
-)
+from tests.blend import tokenizers_made
+from tests.blend.tokenizers_made import KINDS, end_of, fresh, made, spellings, token_of
 
 WRAPPED = {kind: Tokenizer(made(kind)) for kind in KINDS}
 LETTERS = [
@@ -67,7 +53,9 @@ def cases(kinds: tuple[str, ...]) -> st.SearchStrategy[tuple[str, str]]:
 def test_a_document_cannot_inject_a_control_token(case: tuple[str, str]) -> None:
     kind, text = case
     ids = set(WRAPPED[kind].encode_text(text)) - ({token_of(kind, "<unk>")} if kind == "unknown" else set())
-    named = {token for token, added in made(kind).added_tokens_decoder.items() if added.content not in WORDS}
+    named = {
+        token for token, added in made(kind).added_tokens_decoder.items() if added.content not in tokenizers_made.WORDS
+    }
     assert ids.isdisjoint(WRAPPED[kind].control | named)
 
 
@@ -80,13 +68,13 @@ def test_the_stock_way_would_let_control_tokens_through(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_control_is_what_is_special_or_spelled_as_a_marker_and_no_word(kind: str) -> None:
-    names = {name_of(kind, token) for token in WRAPPED[kind].control}
-    assert names >= {*ORDINARY, *made(kind).all_special_tokens}
-    assert names.isdisjoint({*WORDS, *BYTES})
+    names = {tokenizers_made.name_of(kind, token) for token in WRAPPED[kind].control}
+    assert names >= {*tokenizers_made.ORDINARY, *made(kind).all_special_tokens}
+    assert names.isdisjoint({*tokenizers_made.WORDS, *tokenizers_made.BYTES})
 
 
 @settings(max_examples=300)
-@given(cases(LOSSLESS))
+@given(cases(tokenizers_made.LOSSLESS))
 @example(("unigram", "a line<0x0A>and</s> no more"))
 def test_a_text_comes_back_as_it_was(case: tuple[str, str]) -> None:
     kind, text = case[0], case[1].replace("▁", "_")  # Metaspace cannot tell this letter from a space
@@ -95,12 +83,12 @@ def test_a_text_comes_back_as_it_was(case: tuple[str, str]) -> None:
 
 
 @settings(max_examples=300)
-@given(cases(METASPACE))
+@given(cases(tokenizers_made.METASPACE))
 def test_a_text_has_the_ids_that_it_has_behind_a_snowman(case: tuple[str, str]) -> None:
     kind, text = case
     tokenizer, front = WRAPPED[kind], made(kind).encode("☃", add_special_tokens=False)
     stock = made(kind).encode("☃" + text, add_special_tokens=False)
-    named = tokenizer.control | {token_of(kind, name) for name in BYTES if name in text}
+    named = tokenizer.control | {token_of(kind, name) for name in tokenizers_made.BYTES if name in text}
     if named.isdisjoint(stock) and text[:1].isascii():  # unknown letters in a row would become one
         assert stock[: len(front)] == front
         assert tokenizer.encode_text(text) == stock[len(front) :]
@@ -109,10 +97,10 @@ def test_a_text_has_the_ids_that_it_has_behind_a_snowman(case: tuple[str, str]) 
 @given(texts("bytes"))
 @example("".join(spellings("bytes")))
 def test_a_text_has_the_ids_of_a_tokenizer_that_never_heard_of_control(text: str) -> None:
-    for word in WORDS:
+    for word in tokenizers_made.WORDS:
         text = text.replace(word, "")
-    if not any(word in text for word in WORDS):
-        assert WRAPPED["bytes"].encode_text(text) == bare("bytes").encode(text).ids
+    if not any(word in text for word in tokenizers_made.WORDS):
+        assert WRAPPED["bytes"].encode_text(text) == tokenizers_made.bare("bytes").encode(text).ids
         assert WRAPPED["bytes-prefix"].decode(WRAPPED["bytes-prefix"].encode_text(text)) == text
 
 
@@ -205,7 +193,11 @@ def test_an_answer_stops_at_what_tokenizer_and_generation_config_say() -> None:
 
 
 def test_the_digest_names_what_decides_ids() -> None:
-    added, replaced, spoken = fresh("bytes"), fresh("bytes"), fresh("bytes", chat_template=TEMPLATE + " ")
+    added, replaced, spoken = (
+        fresh("bytes"),
+        fresh("bytes"),
+        fresh("bytes", chat_template=tokenizers_made.TEMPLATE + " "),
+    )
     added.backend_tokenizer.add_tokens([AddedToken("fox")])
     replaced.backend_tokenizer.normalizer = normalizers.NFC()
     digests = [Tokenizer(each).digest for each in (added, replaced, spoken, made("bytes-prefix"), made("bytes"))]

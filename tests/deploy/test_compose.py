@@ -79,7 +79,9 @@ def test_a_service_runs_a_pinned_image(name: str) -> None:
 
 
 def test_the_image_is_made_from_a_pinned_one() -> None:
-    bases = re.findall(r"^FROM (\S+)(?: AS (\w+))?$", DOCKERFILE, re.MULTILINE)
+    defaults = dict(re.findall(r"^ARG (\w+)=(\S+)$", DOCKERFILE, re.MULTILINE))
+    plain = re.sub(r"\$\{(\w+)\}", lambda named: defaults.get(named[1], ""), DOCKERFILE)
+    bases = re.findall(r"^FROM (\S+)(?: AS (\w+))?$", plain, re.MULTILINE)
     stages = {stage for _, stage in bases}
     assert [base for base, _ in bases if base not in stages and not is_pinned(base)] == []
 

@@ -75,8 +75,10 @@ def seen(view: CatalogView) -> list[object]:
     return [
         view.state(), view.collections(), entries, [view.passages(each.id) for each in entries], rows,
         view.texts(rows), view.embedders(), view.removed_after(0).tolist(),
-        [worded.passage.row for worded in view.lexical("words x y", EVERYTHING, limit=1000)],
-        view.marked_after(0).chunks.tolist(), view.without_vector(0, embedder="e", limit=10_000),
+        [(each.passage, each.score) for each in view.lexical("words x y text catalog 1", EVERYTHING, limit=1000)],
+        view.embedded_after(0, embedder="e", limit=1000).vectors.tolist(),
+        view.documents(condition({"n": {"$gte": 1}})), view.marked_after(0).chunks.tolist(),
+        view.without_vector(0, embedder="e", limit=10_000),
     ]  # fmt: skip
 
 

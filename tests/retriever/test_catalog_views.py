@@ -10,19 +10,8 @@ from retriever.contract.types import Collection
 from retriever.documents import chunk_id
 from retriever.errors import CatalogError, SearchError
 from retriever.filter_condition import EVERYTHING, condition, in_collection
-from tests.retriever.catalogs import (
-    Contract,
-    Opened,
-    Sqlite,
-    deleted,
-    document,
-    entry,
-    ids,
-    observed,
-    put,
-    texts,
-    unit,
-)
+from tests.retriever import catalogs
+from tests.retriever.catalogs import Contract, Opened, Sqlite, document, ids, put
 
 LONG = "a text that is long enough to be recognised in another"
 
@@ -63,7 +52,7 @@ class ViewContract(Contract):
             many = [f"{number:032x}" for number in range(40_000)]
             assert list(view.rows_of([*many, chunk_id("x")])) == list(ids("x"))
             assert [each.text for each in view.holding(range(40_000), EVERYTHING)] == ["x"]
-        assert deleted(catalog, *many, "a").gone == ids("x")
+        assert catalogs.deleted(catalog, *many, "a").gone == ids("x")
 
     def test_long_chunks_have_marks_and_short_ones_have_none(self, catalog: Catalog) -> None:
         put(catalog, document("a", LONG, "short"))
@@ -81,7 +70,7 @@ class ViewContract(Contract):
                 change.put_collection(Collection("c", rules))
             with catalog.view() as view:
                 assert view.collection("c") == Collection("c", rules) and view.collections() == [Collection("c", rules)]
-        assert texts(catalog, "a") == ["x"]
+        assert catalogs.texts(catalog, "a") == ["x"]
 
     def test_the_first_prefix_that_was_kept_stays(self, catalog: Catalog) -> None:
         with catalog.change() as change:
@@ -113,9 +102,9 @@ class ViewContract(Contract):
         x, y, unknown = ids("x", "y", "unknown")
         with catalog.change() as change:
             change.add_embedder("e", dim=2)
-            change.put_vectors([unknown, y], unit((1, 0), (0.5, 0.25)), embedder="e")
-            change.put_vectors([y, x], unit((9, 9), (0, 1)), embedder="e")
-            change.put_vectors([x], unit((0, 1)), embedder="unknown")
+            change.put_vectors([unknown, y], catalogs.unit((1, 0), (0.5, 0.25)), embedder="e")
+            change.put_vectors([y, x], catalogs.unit((9, 9), (0, 1)), embedder="e")
+            change.put_vectors([x], catalogs.unit((0, 1)), embedder="unknown")
         with catalog.view() as view:
             rows = view.rows_of([x, y])
             found = view.embedded_after(0, embedder="e", limit=9)
@@ -131,13 +120,13 @@ class ViewContract(Contract):
         put(catalog, document("a", "x"))
         with pytest.raises(AssertionError), catalog.change() as change:  # noqa: PT012
             change.add_embedder("e", dim=2)
-            change.put_vectors(ids("x"), unit((1, 0, 0)), embedder="e")
+            change.put_vectors(ids("x"), catalogs.unit((1, 0, 0)), embedder="e")
 
     def test_chunks_without_a_vector_are_told_in_pages(self, catalog: Catalog) -> None:
         put(catalog, document("a", "x", "y", "z"))
         with catalog.change() as change:
             change.add_embedder("e", dim=2)
-            change.put_vectors(ids("y"), unit((1, 0)), embedder="e")
+            change.put_vectors(ids("y"), catalogs.unit((1, 0)), embedder="e")
         with catalog.view() as view:
             ((first, *found),) = view.without_vector(0, embedder="e", limit=1)
             assert found == [chunk_id("x"), "x"]
@@ -148,7 +137,7 @@ class ViewContract(Contract):
         with catalog.change() as change:
             for name in ("e", "f"):
                 change.add_embedder(name, dim=2)
-                change.put_vectors(ids("x"), unit((1, 0)), embedder=name)
+                change.put_vectors(ids("x"), catalogs.unit((1, 0)), embedder=name)
             change.serve_embedder("f")
         with catalog.view() as view:
             assert [(e.name, e.serving) for e in view.embedders()] == [("f", True)]
@@ -164,18 +153,18 @@ class ViewContract(Contract):
 
     def test_an_exception_inside_a_change_undoes_all_of_it(self, catalog: Catalog) -> None:
         put(catalog, document("a", "x"), document("b", "words"))
-        state = observed(catalog)
+        state = catalogs.observed(catalog)
         with pytest.raises(ZeroDivisionError), catalog.change() as change:  # noqa: PT012
             change.put([document("a", "y"), document("n", "words")], collection="d")
             change.delete(["b"])
             change.put_collection(Collection("new", {}))
             change.add_embedder("e", dim=1)
-            change.put_vectors(ids("y"), unit((1,)), embedder="e")
+            change.put_vectors(ids("y"), catalogs.unit((1,)), embedder="e")
             change.stage(document("s", "s"), collection="c")
             raise ZeroDivisionError
-        assert observed(catalog) == state
+        assert catalogs.observed(catalog) == state
         put(catalog, document("b", "z"))
-        assert texts(catalog, "b") == ["z"]
+        assert catalogs.texts(catalog, "b") == ["z"]
 
     def test_a_view_does_not_see_later_changes_though_it_reads_first_after_them(self, catalog: Catalog) -> None:
         put(catalog, document("a", "x"))
@@ -183,26 +172,26 @@ class ViewContract(Contract):
             put(catalog, document("a", "y"), document("b", "y"))
             assert [each.text for each in view.passages("a")] == ["x"] and view.document("b") is None
             assert view.lexical("y", EVERYTHING, limit=5) == [] and view.state().changes == 1
-        assert texts(catalog, "a") == ["y"]
+        assert catalogs.texts(catalog, "a") == ["y"]
 
     def test_a_view_inside_a_change_sees_the_state_before_it(self, catalog: Catalog) -> None:
         with catalog.change() as change:
             change.put([document("a", "x")], collection="c")
-            assert entry(catalog, "a") is None
-        assert entry(catalog, "a") is not None
+            assert catalogs.entry(catalog, "a") is None
+        assert catalogs.entry(catalog, "a") is not None
 
     def test_a_change_is_seen_by_whoever_has_the_same_catalog_open(self, catalog: Catalog, opened: Opened) -> None:
         other = opened()
         put(catalog, document("a", "x"))
-        assert observed(other) == observed(catalog)
+        assert catalogs.observed(other) == catalogs.observed(catalog)
         put(other, document("a", "y"))
-        assert texts(catalog, "a") == ["y"]
+        assert catalogs.texts(catalog, "a") == ["y"]
 
     def test_a_catalog_that_is_opened_again_is_the_same(self, catalog: Catalog, opened: Opened) -> None:
         put(catalog, document("a", "x", LONG))
-        state = observed(catalog)
+        state = catalogs.observed(catalog)
         catalog.close()
-        assert observed(opened()) == state
+        assert catalogs.observed(opened()) == state
 
     def test_a_closed_catalog_says_so(self, catalog: Catalog) -> None:
         with catalog.view() as view:

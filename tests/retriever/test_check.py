@@ -11,7 +11,7 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.errors import CatalogError
 from retriever.library import Library
 from retriever.search import Query
-from tests.retriever.catalogs import document, names, put
+from tests.retriever.catalogs import document, ids, names, put
 
 
 @pytest.fixture
@@ -48,10 +48,23 @@ def test_what_was_not_put_in_is_named(path: Path, damage: str) -> None:
     assert check_catalog(path).damaged == ("a",)
 
 
+def test_texts_wait_for_a_document_that_is_damaged(path: Path, catalog: SqliteCatalog) -> None:
+    """What no version holds any more goes when all of them are right again."""
+    run(path, "DELETE FROM documents WHERE id = 'a'")
+    assert check_catalog(path).damaged == ("number 1",)
+    with catalog.view() as view:
+        assert view.rows_of(ids("a lamp")) and not view.removed_after(0).size
+    report = check_catalog(path)
+    assert report.damaged == () and report.mended > 0
+    with catalog.view() as view:
+        assert not view.rows_of(ids("a lamp")) and view.removed_after(0).size == 2
+    assert check_catalog(path) == CatalogReport(1, (), 0)
+
+
 def test_filters_are_mended_from_the_metadata(path: Path, catalog: SqliteCatalog) -> None:
     run(path, "UPDATE facets SET value = 'law' WHERE value = 'hr'")
     assert names(catalog, {"team": "law"}) == ["a", "b"]
-    assert check_catalog(path) == CatalogReport(2, (), 1)
+    assert check_catalog(path) == CatalogReport(2, (), 2)
     assert names(catalog, {"team": "law"}) == ["a"]
     assert check_catalog(path).mended == 0
 

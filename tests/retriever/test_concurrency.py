@@ -40,7 +40,8 @@ def write_all(library: Library, last: int) -> None:
             library.maintain()
 
 
-def threads_agree(library: Library, last: int) -> None:
+@pytest.mark.parametrize("last", [40, pytest.param(1500, marks=pytest.mark.long)])
+def test_eight_threads_see_one_generation_at_a_time(library: Library, last: int) -> None:
     started = Barrier(READERS + 1)
 
     def read(seed: int) -> int:
@@ -57,11 +58,12 @@ def threads_agree(library: Library, last: int) -> None:
         assert all(each.result() for each in looks)
 
 
-def processes_agree(library: Library, folder: Path, last: int) -> None:
+@pytest.mark.parametrize("last", [60, pytest.param(3000, marks=pytest.mark.long)])
+def test_eight_processes_see_one_generation_at_a_time(library: Library, tmp_path: Path, last: int) -> None:
     with ExitStack() as stack:
         readers: list[subprocess.Popen[str]] = []
         for seed in range(READERS):
-            command = [sys.executable, "-m", "tests.retriever.concurrency_child", str(folder), str(seed), str(last)]
+            command = [sys.executable, "-m", "tests.retriever.concurrency_child", str(tmp_path), str(seed), str(last)]
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             readers.append(stack.enter_context(process))
             stack.callback(process.kill)
@@ -73,21 +75,3 @@ def processes_agree(library: Library, folder: Path, last: int) -> None:
             said, wrong = reader.communicate()
             assert reader.returncode == 0, wrong
             assert int(said) > 1
-
-
-def test_eight_threads_see_one_generation_at_a_time(library: Library) -> None:
-    threads_agree(library, 40)
-
-
-def test_eight_processes_see_one_generation_at_a_time(library: Library, tmp_path: Path) -> None:
-    processes_agree(library, tmp_path, 60)
-
-
-@pytest.mark.long
-def test_eight_threads_see_one_generation_at_a_time_for_long(library: Library) -> None:
-    threads_agree(library, 1500)
-
-
-@pytest.mark.long
-def test_eight_processes_see_one_generation_at_a_time_for_long(library: Library, tmp_path: Path) -> None:
-    processes_agree(library, tmp_path, 3000)

@@ -143,30 +143,6 @@ def test_adding_and_removing_is_as_knowing_from_the_start(
     assert Caller(lambda row: now.get(row, chunks[row])).find(known, prompt) == find(now, prompt)
 
 
-def test_a_shorter_chunk_fits_where_a_longer_one_is_dropped() -> None:
-    long, across, inside = "the longest of these chunks", "chunks overlap here", "overlap here, and"
-    prompt = f"{long} overlap here, and"
-    chunks = {1: long, 2: across, 3: inside}
-    assert find(chunks, prompt) == [Match(0, 27, 1), Match(28, 45, 3)]
-    assert find(chunks, prompt, [2, 3]) == [Match(21, 40, 2)]
-
-
-def test_a_chunk_that_is_not_allowed_leaves_no_trace() -> None:
-    secret, public = "the public text and the secret one", "the public text"
-    chunks = {1: secret, 2: f"{public}!", 3: f" {public}! "}
-    prompt = f"{secret} {public}!"
-    assert find(chunks, prompt, [3]) == find({3: chunks[3]}, prompt) == [Match(35, 51, 3)]
-    assert find(chunks, prompt, []) == []
-
-
-def test_a_chunk_whose_text_is_gone_is_not_recognised() -> None:
-    text = "a text that two rows have, one of which is gone"
-    known = KnownChunks(entries({1: text, 2: text}))
-    assert Caller({2: text}.get).find(known, text) == [Match(0, len(text), 2)]
-    assert Caller({}.get).find(known, text) == []
-    assert Caller({1: text.upper()}.get).find(known, text) == []
-
-
 def test_too_short_a_text_has_no_mark_whatever_stands_around_it() -> None:
     assert mark(" \n" + "x" * 15 + "\t" * 9) is None
     assert mark("é" * 7 + "x") is None

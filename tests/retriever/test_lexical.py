@@ -4,7 +4,7 @@ import math
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,21 +18,10 @@ from retriever.contract.catalog import Catalog
 from retriever.contract.types import WordMatch
 from retriever.documents import Document, DocumentPart
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition, in_collection
+from tests.retriever.catalogs import put
 
 # Words that stemming leaves as they are, the first ones far more frequent.
 VOCABULARY = tuple(f"w{number}q" for number in range(400))
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    catalog = SqliteCatalog(tmp_path / "catalog.sqlite")
-    yield catalog
-    catalog.close()
-
-
-def put(catalog: Catalog, *documents: Document, collection: str = "c") -> None:
-    with catalog.change() as change:
-        change.put(documents, collection=collection)
 
 
 def single(*texts: str) -> list[Document]:
@@ -317,25 +306,10 @@ def test_a_text_of_another_script_is_not_found(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        'apple" OR "pear',
-        "apple AND NOT apple",
-        "apple NEAR(pear, 0)",
-        "body : apple",
-        "{body}: ^apple",
-        "apple*",
-        '"apple',
-        "((((apple",
-        "apple' OR 1=1; DROP TABLE terms; --",
-        "apple\0",
-        "\0apple\0\0",
-        "\ud800 apple \udfff",
-        "apple \uffff \U0010ffff \u202e",
-        "-apple",
-        "+apple\\",
-        "apple -- /* */",
-        "' apple ''",
-        "%apple_",
-        "NULL apple",
+        *('apple" OR "pear', "apple AND NOT apple", "apple NEAR(pear, 0)", "body : apple", "{body}: ^apple", "apple*"),
+        *('"apple', "((((apple", "apple' OR 1=1; DROP TABLE terms; --", "apple\0", "\0apple\0\0"),
+        *("\ud800 apple \udfff", "apple \uffff \U0010ffff \u202e", "-apple", "+apple\\", "apple -- /* */"),
+        *("' apple ''", "%apple_", "NULL apple"),
     ],
 )
 def test_a_query_is_words_and_nothing_else(catalog: Catalog, query: str) -> None:

@@ -304,13 +304,9 @@ for name, made, kept in (
 """
 
 
-def test_a_line_of_20_mb_takes_a_multiple_of_its_memory() -> None:
-    run(LONG_LINES, 20_000_000)
-
-
-@pytest.mark.long
-def test_a_line_of_200_mb_takes_a_multiple_of_its_memory() -> None:
-    run(LONG_LINES, 200_000_000)
+@pytest.mark.parametrize("nbytes", [20_000_000, pytest.param(200_000_000, marks=pytest.mark.long)])
+def test_a_long_line_takes_a_multiple_of_its_memory(nbytes: int) -> None:
+    run(LONG_LINES, nbytes)
 
 
 POEM = """

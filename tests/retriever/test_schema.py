@@ -6,8 +6,9 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ import pytest
 
 from retriever.catalog import query_terms, schema
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import Catalog
 from retriever.contract.types import Collection, SourceFile
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import CatalogError
-from retriever.filter_condition import EVERYTHING, condition
+from retriever.filter_condition import EVERYTHING
+from tests.retriever.catalogs import observed
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,15 +38,13 @@ def filled(path: Path, *, documents: int = 3) -> None:
     catalog.close()
 
 
-def observed(catalog: Catalog) -> list[object]:
-    with catalog.view() as view:
-        entries = view.documents(EVERYTHING, limit=10_000)
-        return [
-            *(entries, [view.passages(each.id) for each in entries], view.state(), view.collections()),
-            [(each.passage, each.score) for each in view.lexical("text catalog 1", EVERYTHING, limit=1000)],
-            view.embedded_after(0, embedder="e", limit=1000).vectors.tolist(),
-            [each.id for each in view.documents(condition({"n": {"$gte": 1}}))],
-        ]
+@contextmanager
+def at_version(number: int) -> Iterator[None]:
+    """As it was when catalogs had this version."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "STEPS", schema.STEPS[:number])
+        patch.setattr(schema, "VERSION", number)
+        yield
 
 
 def state(path: Path) -> list[object]:
@@ -106,11 +105,9 @@ def test_an_older_catalog_is_brought_forward_with_all_it_holds(tmp_path: Path, m
     assert version(fresh) == schema.VERSION
 
 
-def test_an_older_catalog_loses_the_ids_of_deleted_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_catalog_loses_the_ids_of_deleted_documents(tmp_path: Path) -> None:
     path = tmp_path / "catalog"
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "STEPS", schema.STEPS[:5])
-        patch.setattr(schema, "VERSION", 5)
+    with at_version(5):
         filled(path)
         before = state(path)
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -122,11 +119,9 @@ def test_an_older_catalog_loses_the_ids_of_deleted_documents(tmp_path: Path, mon
     assert b"idneedle" not in path.read_bytes()
 
 
-def test_an_older_catalog_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_catalog_keeps_its_files(tmp_path: Path) -> None:
     path = tmp_path / "catalog"
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "STEPS", schema.STEPS[:6])
-        patch.setattr(schema, "VERSION", 6)
+    with at_version(6):
         filled(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO sources VALUES ('c', 'docs/a.md', '12 34 256', '[\"docs/a.md\"]')")

@@ -13,17 +13,15 @@ from retriever.contract.catalog import Catalog
 from retriever.contract.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.filter_condition import EVERYTHING
-from tests.retriever.catalogs import document, ids, put
-from tests.retriever.test_schema import filled, observed, version
+from tests.retriever.catalogs import document, ids, observed, put
+from tests.retriever.test_schema import at_version, filled, version
 
 
 @pytest.fixture
-def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def older(tmp_path: Path) -> Path:
     """A catalog of version 1, with documents in it, and a chunk that was removed."""
     path = tmp_path / "catalog"
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "STEPS", schema.STEPS[:1])
-        patch.setattr(schema, "VERSION", 1)
+    with at_version(1):
         filled(path)
         with closing(SqliteCatalog(path)) as catalog:
             put(catalog, Document("00000", (DocumentPart("another text of the catalog"),), "Title", {"n": 0}))

@@ -14,16 +14,8 @@ from retriever.contract.catalog import CatalogChange
 from retriever.contract.types import Collection
 from retriever.contract.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.documents import Document
-from tests.retriever.test_catalog_model import (
-    COLLECTIONS,
-    NAMES,
-    Changes,
-    Model,
-    Version,
-    collections,
-    documents,
-    told,
-)
+from tests.retriever import test_catalog_model
+from tests.retriever.test_catalog_model import COLLECTIONS, NAMES, Changes, Model, Version, told
 
 JOBS = ("j", "k")
 ENDS = (UploadState.READY, UploadState.FAILED)
@@ -31,7 +23,7 @@ ENDS = (UploadState.READY, UploadState.FAILED)
 new = st.builds(
     NewUpload,
     st.sampled_from([*NAMES, "", ""]),
-    collections,
+    test_catalog_model.collections,
     name=st.just("f"),
     content=st.binary(max_size=3),
 )
@@ -115,7 +107,7 @@ class UploadChanges(Changes):
             removal = change.delete(names)
         assert told(removal) == self.uploads.delete({(name, each) for name in names for each in COLLECTIONS})
 
-    @rule(name=collections)
+    @rule(name=test_catalog_model.collections)
     def delete_collection(self, name: str) -> None:
         with self.catalog.change() as change:
             change.put_collection(Collection(name, {"size": 1}))
@@ -149,7 +141,7 @@ class UploadChanges(Changes):
             for upload, each in zip(after, uploads, strict=True):
                 self.uploads.accept(upload.number, Kept(file.job, kept.origin, each))
 
-    @rule(data=st.data(), document=documents)
+    @rule(data=st.data(), document=test_catalog_model.documents)
     @precondition(lambda self: self.uploads.uploads)
     def compute(self, data: st.DataObject, document: Document) -> None:
         upload = self.pick(data)
@@ -244,10 +236,7 @@ class UploadChanges(Changes):
             assert view.chunk_ids("", 1000) == sorted(uses)
 
 
-def test_a_catalog_holds_the_uploads_that_its_changes_say() -> None:
-    run_state_machine_as_test(UploadChanges, settings=settings(max_examples=15, stateful_step_count=25, deadline=None))
-
-
-@pytest.mark.long
-def test_a_catalog_holds_the_uploads_that_many_changes_say() -> None:
-    run_state_machine_as_test(UploadChanges, settings=settings(max_examples=200, stateful_step_count=60, deadline=None))
+@pytest.mark.parametrize(("examples", "steps"), [(15, 25), pytest.param(200, 60, marks=pytest.mark.long)])
+def test_a_catalog_holds_the_uploads_that_its_changes_say(examples: int, steps: int) -> None:
+    length = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    run_state_machine_as_test(UploadChanges, settings=length)

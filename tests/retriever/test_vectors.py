@@ -75,30 +75,21 @@ class Walk:
         self._restart()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_search_is_exact(seed: int, tmp_path: Path) -> None:
+LONG = [pytest.param(seed, "lists", 100, marks=pytest.mark.long) for seed in range(100, 130)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "held", "steps"),
+    [*((seed, "flat", 25) for seed in range(3)), *((seed, "lists", 25) for seed in range(3, 6)), *LONG],
+)
+def test_whatever_happens_search_is_exact_in_lists_too_when_all_are_searched(
+    seed: int, held: str, steps: int, *, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if held == "lists":
+        request.getfixturevalue("small_lists")
     with opened(tmp_path) as one, opened(tmp_path) as other:
         walk = Walk(tmp_path, [one, other], seed)
-        for _ in range(25):
-            walk.step()
-
-
-@pytest.mark.parametrize("seed", range(3, 6))
-@pytest.mark.usefixtures("small_lists")
-def test_whatever_happens_search_in_lists_is_exact_when_all_are_searched(seed: int, tmp_path: Path) -> None:
-    with opened(tmp_path) as one, opened(tmp_path) as other:
-        walk = Walk(tmp_path, [one, other], seed)
-        for _ in range(25):
-            walk.step()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(100, 130))
-@pytest.mark.usefixtures("small_lists")
-def test_whatever_happens_for_long_search_is_exact(seed: int, tmp_path: Path) -> None:
-    with opened(tmp_path) as one, opened(tmp_path) as other:
-        walk = Walk(tmp_path, [one, other], seed)
-        for _ in range(100):
+        for _ in range(steps):
             walk.step()
 
 
@@ -190,11 +181,10 @@ class Behind:
                 yield view
 
 
+@pytest.mark.usefixtures("small_lists")
 def test_an_index_is_made_anew_while_searches_go_on(
     catalog: SqliteCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nearest, "FLAT", 40)
-    monkeypatch.setattr(nearest, "FEWEST_PROBED", ALL)
     fill(catalog, range(40))
     index, listed = index_in(tmp_path), Nearest.listed
     making, searched = threading.Event(), threading.Event()

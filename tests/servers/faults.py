@@ -54,15 +54,9 @@ class Fault:
 
     change: Change
     reaches_server: bool = True
-    delay_s: float = 0.0
 
     def after_apply(self) -> Fault:
         return replace(self, reaches_server=True)
-
-    def then(self, other: Fault) -> Fault:
-        """Both faults strike the same request, `other` changing the answer that this one leaves."""
-        reaches_server = self.reaches_server and other.reaches_server
-        return Fault(lambda answer: other.change(self.change(answer)), reaches_server, self.delay_s + other.delay_s)
 
     @staticmethod
     def none() -> Fault:
@@ -81,10 +75,6 @@ class Fault:
     @staticmethod
     def reset() -> Fault:
         return Fault(lambda _: replace(SILENCE, ending=Ending.RESET), reaches_server=False)
-
-    @staticmethod
-    def delay(seconds: float) -> Fault:
-        return Fault(lambda answer: answer, delay_s=seconds)
 
     @staticmethod
     def cut_body(after: int) -> Fault:

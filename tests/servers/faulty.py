@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from threading import Event, Lock, Thread
+from threading import Lock, Thread
 from urllib.parse import urlsplit
 
 from tests.servers.faults import SILENCE, Answer, Ending, Fault, refusal
@@ -52,7 +52,6 @@ class FaultyProxy:
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(f"the proxy speaks plain HTTP, got {upstream!r}")
         self.upstream = (parts.hostname, parts.port or 80)
-        self.closing = Event()
         self._lock = Lock()
         self._scripts: list[tuple[Matches, Iterator[Fault]]] = []
         self._standing: list[tuple[Matches, Fault]] = []
@@ -102,7 +101,6 @@ class FaultyProxy:
         try:
             yield self
         finally:
-            self.closing.set()
             self._server.shutdown()
             thread.join()
             self._server.close()
@@ -160,7 +158,6 @@ class _Connection(BaseHTTPRequestHandler):
         assert isinstance(self.server, _Server)
         proxy = self.server.proxy
         fault = proxy.take_fault(request)
-        proxy.closing.wait(fault.delay_s)
         answer = fault.change(self._ask(proxy.upstream, body) if fault.reaches_server else SILENCE)
         proxy.record(replace(request, status=None if answer.is_silent else answer.status))
         if not answer.is_silent:

@@ -155,8 +155,10 @@ def test_a_corpus_is_cut_as_any_other(settings: Settings, tmp_path: Path) -> Non
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.md").write_text("# Pumps\n\nA pump moves water.\n\n# Valves\n\nA valve stops water.\n")
     (tmp_path / "corpus" / "b.pdf").write_bytes(b"no pdf")
+    (tmp_path / "corpus" / "c.png").write_bytes(b"no text")
     found = run(settings, replace(PLAN, corpus=str(tmp_path / "corpus"), chunks=(1, 50), chunk_tokens=24))
     assert [problem.place for problem in found.problems] == [str(tmp_path / "corpus" / "b.pdf")]
+    assert found.skipped == (str(tmp_path / "corpus" / "c.png"),)
     assert [note.partition(":")[2] for note in found.notes] == [" the corpus has no more."]
     assert found.facts.chunk_tokens <= 24
 

@@ -131,15 +131,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_entry_is_named(name: str, tmp_path: Path) -> None:
+def test_a_bad_entry_is_named_in_a_list_and_on_a_line(name: str, tmp_path: Path) -> None:
     entry, words = BAD[name]
     with pytest.raises(SuiteError, match=rf"suite\.json, {words}"):
         read_cases(suite(tmp_path, [ENTRY, entry]))
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_entry_on_a_line_is_named(name: str, tmp_path: Path) -> None:
-    entry, words = BAD[name]
     path = suite(tmp_path, f"{json.dumps(ENTRY)}\n{json.dumps(entry)}", "suite.jsonl")
     with pytest.raises(SuiteError, match=rf"suite\.jsonl, {words.replace('entry 2: an', '(entry|line) 2: an')}"):
         read_cases(path)

@@ -2,8 +2,6 @@
 
 import json
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -88,20 +86,3 @@ def test_gc_compacts_an_lmdb_store(tmp_path: Path) -> None:
         for name in range(20):
             store.discard(key(name))
     assert json.loads(run("gc", "--store", url, "--json", "--compact"))["compacted"] > 100_000
-
-
-def test_an_expected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["kvweave", "stats", "--store", "nfs://here"])
-    with pytest.raises(SystemExit) as raised:
-        cli.main()
-    assert raised.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("kvweave: 'nfs://here' names no store")
-    assert error.count("\n") == 1
-
-
-def test_help_and_completion_load_no_model_library_and_no_server() -> None:
-    heavy = "torch", "transformers", "faiss", "fastapi", "lmdb", "obstore"
-    script = f"import sys, service.cli; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

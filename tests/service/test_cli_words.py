@@ -351,7 +351,7 @@ def _read(descriptor: int) -> Iterator[bytes]:
         yield piece
 
 
-HEAVY = ("torch", "numpy", "pydantic_settings", "httpx", "fastapi", "lmdb")
+HEAVY = ("torch", "transformers", "faiss", "numpy", "pydantic_settings", "httpx", "fastapi", "lmdb", "obstore")
 LOADED = f"""
 import atexit, sys
 atexit.register(lambda: sys.stderr.write(",".join(name for name in {HEAVY} if name in sys.modules)))

@@ -184,11 +184,13 @@ def test_logprobs_are_of_the_answer(client: OpenAI) -> None:
         assert each.logprob == max(top.logprob for top in each.top_logprobs) <= 0
 
 
-def test_models_are_listed_and_found(client: OpenAI) -> None:
-    assert [each.id for each in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).id == client.models.retrieve("default").id == MODEL
-    with pytest.raises(openai.NotFoundError):
+def test_models_are_listed_and_found(client: OpenAI, service: Inside) -> None:
+    [listed] = client.models.list()
+    assert (listed.id, listed.owned_by, listed.created) == (MODEL, "kvweave", int(service.core.created))
+    assert client.models.retrieve(MODEL) == client.models.retrieve("default") == listed
+    with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt-5")
+    assert caught.value.code == "model_not_found" and "gpt-5" in caught.value.message and MODEL in caught.value.message
 
 
 def test_a_raw_response_has_the_request_id_that_the_answer_has(client: OpenAI) -> None:

@@ -13,9 +13,9 @@ from service.app import composition
 from service.app.composition import compose_core
 from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
-from service.commands.serve import _bound, serve
+from service.commands.serve import _bound
 from service.corpus.tenants import Tenants
-from service.demo import PASSAGES, QUESTIONS
+from service.demo import QUESTIONS
 from service.errors import ServiceError
 from service.settings import SettingsError
 from service.telemetry.logs import FIELDS
@@ -28,9 +28,8 @@ from store.reader import BlobReader
 from store.record import LayerKV, Record
 from store.tiers.memory_store import MemoryStore
 from tests.service.checkpoints import checkpoint
+from tests.service.demo_served import DOCUMENTS
 from tests.service.serving import Inside, Service, ask, good, in_process, put_in, settings_in
-
-DOCUMENTS = [{"id": f"d{at}", "title": each.title, "text": each.text} for at, each in enumerate(PASSAGES)]
 
 
 @pytest.fixture(scope="module")
@@ -171,12 +170,6 @@ def test_a_model_that_does_not_load_ends_the_start_with_the_reason(tmp_path: Pat
     service.start(ready=False)
     assert service.process is not None and service.process.wait(120) == 2
     assert "/nowhere" in service.text().splitlines()[-1] and "Traceback" not in service.text()
-
-
-def test_without_keys_the_service_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVWEAVE_AUTH", "false")
-    with pytest.raises(SettingsError, match="KVWEAVE_AUTH on, or bind 127"):
-        serve(host="0.0.0.0")
 
 
 def test_traces_to_no_url_end_the_start(tmp_path: Path) -> None:

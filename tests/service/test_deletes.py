@@ -3,7 +3,7 @@
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -12,10 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+from service.app import composition
 from service.app.core import Core
 from service.corpus import chunk_capture, ingest, ingestion
 from store.blob_store import BlobStore
 from store.key import Scope
+from tests.retriever.fakes import WordEmbedder
 from tests.servers.s3 import S3Server
 from tests.service.serving import WAIT_S, Inside, Json, ask, finished, good, in_process, put_in, settings_in, wait_for
 
@@ -263,13 +265,18 @@ def test_a_delete_outlives_an_older_file_with_the_same_document(
 
 
 def test_no_byte_of_a_deleted_document_is_left_in_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of the data folder and of the store, spools, and the log."""
+    """Files of the data folder and of the store, the index of vectors among them, spools, and the log."""
+    embedder = WordEmbedder()
+    monkeypatch.setattr(composition, "_embedder", lambda settings: embedder)
     monkeypatch.setattr(ingest, "IDLE_S", 0.05)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with logged(tmp_path / "service.log"), in_process(settings_in(tmp_path)) as inside, inside.client() as client:
         put_in(client, [draft("kept", *OTHERS[:1]), HARMLESS])
         put_in(client, [{**draft("a", TEXT), "title": "Zorbulax", "metadata": {"by": "Pimwick"}}])
-        marks = [b"lives in K7", b"Zorbulax", b"Pimwick", b"badger"]
+        [halves] = embedder.passages([TEXT]).astype("<f2")
+        vector = halves.astype("<f4").tobytes()
+        wait_for(lambda: vector in _indexed(tmp_path), "the index is written")
+        marks = [b"lives in K7", b"Zorbulax", b"Pimwick", b"badger", vector, halves.tobytes()]
         put_in(client, [{"id": "a", "text": "Trundel keeps it."}])
         marks += [b"Trundel", b"trundel", b"zorbulax"]
         for name, text in FILES.items():
@@ -283,6 +290,8 @@ def test_no_byte_of_a_deleted_document_is_left_in_any_file(tmp_path: Path, monke
         deleted(client, *(each for each in listed if each not in ("kept", "harmless")))
         wait_for(lambda: not _found(tmp_path, marks), "no file holds a word of it")
         assert ask(client, "Which lamps?")["sources"]
+        [kept] = embedder.passages(OTHERS[:1]).astype("<f2").astype("<f4")
+        assert kept.tobytes() in _indexed(tmp_path)
     assert not _found(tmp_path, marks)
     assert not [str(place) for place in tmp_path.rglob("*") if place.stat().st_mode & 0o077]
 
@@ -309,6 +318,19 @@ def logged(file: Path) -> Iterator[None]:
             handler.close()
 
 
+def _indexed(folder: Path) -> bytes:
+    """What the file of the index holds."""
+    return b"".join(content for name, content in _contents(folder).items() if name.endswith(".faiss"))
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    """All files, but those that went while they were looked at."""
+    found: dict[str, bytes] = {}
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError, IsADirectoryError):
+            found[str(path)] = path.read_bytes()
+    return found
+
+
 def _found(folder: Path, marks: Sequence[bytes]) -> list[tuple[str, bytes]]:
-    files = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return [(name, mark) for name, content in files.items() for mark in marks if mark in content]
+    return [(name, mark) for name, content in _contents(folder).items() for mark in marks if mark in content]

@@ -277,10 +277,13 @@ def test_the_command_shows_a_table_and_a_recommendation(folder: Path) -> None:
 def test_a_corpus_with_questions_alone_is_measured_by_agreement(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/animals.txt").write_text("The fox is quick.\n\nThe dog is lazy.")
+    (tmp_path / "corpus/picture.png").write_bytes(b"no text")
     (tmp_path / "asked.txt").write_text("Who is lazy?\nWho is quick?\n")
-    output = asked("--suite", str(tmp_path / "asked.txt"), "--corpus", str(tmp_path / "corpus"), "--model", str(folder),
-                   "--policies", "full,reuse", "--ratios", "0", "--codecs", "q4", "--json")  # fmt: skip
-    assert [each["exact_match"] for each in json.loads(output)["rows"]] == [None, None]
+    options = ["--suite", str(tmp_path / "asked.txt"), "--corpus", str(tmp_path / "corpus"), "--model", str(folder),
+               "--policies", "full,reuse", "--ratios", "0", "--codecs", "q4", "--json"]  # fmt: skip
+    result = CliRunner().invoke(cli.app, ["eval", *options], catch_exceptions=False)
+    assert [each["exact_match"] for each in json.loads(result.stdout)["rows"]] == [None, None]
+    assert f"skipped, the suffix '.png' is unknown: {tmp_path}/corpus/picture.png\n" in result.stderr
 
 
 def asked(*options: str) -> str:

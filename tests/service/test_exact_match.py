@@ -12,35 +12,6 @@ from numpy.typing import NDArray
 from service.quality.exact_match import Interval, exact_match, f1, interval, verdict, words
 
 
-@pytest.mark.parametrize(
-    ("answer", "wanted", "exact", "overlap"),
-    [
-        ("Bela", ["Bela"], 1, 1),
-        ("bela.", ["Bela"], 1, 1),
-        ("The  Bela!", ["a bela"], 1, 1),
-        ("Bela", ["Cora", "Bela"], 1, 1),
-        ("Bela", ["Cora"], 0, 0),
-        ("Bela", [], 0, 0),
-        ("", ["Bela"], 0, 0),
-        ("the", ["an"], 1, 1),
-        ("", [""], 1, 1),
-        ("Bela", ["the"], 0, 0),
-        ("in Halford", ["Halford"], 0, 2 / 3),
-        ("Halford and Calton", ["Halford"], 0, 1 / 2),
-        ("red red blue", ["red green"], 0, 2 / 5),
-        ("red red", ["red red red"], 0, 4 / 5),
-        ("Halford", ["near old Halford", "old Halford"], 0, 2 / 3),
-        ("U.S.", ["US"], 1, 1),
-        ("theatre", ["atre"], 0, 0),
-        ("blue red", ["red blue"], 0, 1),
-        ("twenty-one", ["twenty one"], 0, 0),
-    ],
-)
-def test_scores_are_those_computed_by_hand(answer: str, wanted: list[str], exact: float, overlap: float) -> None:
-    assert exact_match(answer, wanted) == exact
-    assert f1(answer, wanted) == pytest.approx(overlap)
-
-
 def reference_words(text: str) -> list[str]:
     """Character by character, where the score works by patterns."""
     kept = "".join(letter for letter in text.lower() if letter not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
@@ -62,9 +33,11 @@ def reference_f1(answer: str, wanted: str) -> float:
     return 2 * precision * recall / (precision + recall) if common else 0.0
 
 
-TEXTS = st.lists(st.sampled_from(["the", "a", "An", "red", "Red.", "blue", "U.S.", "us", "(x)", "!", "12,5"])).map(
-    " ".join
-)
+TEXTS = st.lists(
+    st.sampled_from(
+        ["the", "a", "An", "red", "Red.", "blue", "U.S.", "us", "(x)", "!", "12,5", "theatre", "lathe", "x-y"]
+    )
+).map(" ".join)
 
 
 @settings(deadline=None)

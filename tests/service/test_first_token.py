@@ -11,10 +11,9 @@ import pytest
 
 from service import cli
 from service.commands import ask
-from service.demo import PASSAGES, QUESTIONS
+from service.demo import QUESTIONS
+from tests.service.demo_served import DOCUMENTS
 from tests.service.serving import KVWEAVE, Inside, in_process, put_in, settings_in
-
-DOCUMENTS = [{"id": f"d{at}", "title": each.title, "text": each.text} for at, each in enumerate(PASSAGES)]
 
 
 @pytest.fixture(scope="module")

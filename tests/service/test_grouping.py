@@ -31,6 +31,7 @@ from tests.service.test_deletes import IN_JOBS, Place, passed
 TEXTS = [f"{who} keeps a {what} in K{at}." for at, (who, what) in enumerate(zip("ABCDEF", "abcdef", strict=True))]
 FEW = settings(max_examples=3, deadline=None, derandomize=True)  # each takes a tenant or two
 MANY = settings(max_examples=60, deadline=None)
+LENGTHS = pytest.mark.parametrize("length", [FEW, pytest.param(MANY, marks=pytest.mark.long)], ids=["few", "many"])
 LAST = "Nothing else was noted."
 FAULTS = ["uncut", "cursed", "strange", "poison", "unsaid"]
 
@@ -126,33 +127,23 @@ made = st.builds(
 )
 
 
-several = st.lists(made, min_size=2, max_size=9)
+@LENGTHS
+def test_each_comes_to_the_end_that_it_comes_to_alone(inside: Inside, length: settings) -> None:
+    @length
+    @given(st.lists(made, min_size=2, max_size=9))
+    def check(several: list[Json]) -> None:
+        documents = [{"id": f"d{at}", **each} for at, each in enumerate(several)]
+        ends: list[object] = []
+        for limit in (1, grouping.TOGETHER):
+            with pytest.MonkeyPatch.context() as patch, Tenanted(inside) as tenant:
+                patch.setattr(grouping, "TOGETHER", limit)
+                items = tenant.items(tenant.post(documents))
+                ends.append((items, tenant.documents(), tenant.blobs()))
+                assert tenant.blobs() <= tenant.chunks()
+                assert {each["state"] for each in items} <= {"ready", "failed"}
+        assert ends[0] == ends[1]
 
-
-@FEW
-@given(documents=several)
-def test_each_comes_to_the_end_that_it_comes_to_alone(inside: Inside, documents: list[Json]) -> None:
-    check_ends(inside, documents)
-
-
-@pytest.mark.long
-@MANY
-@given(documents=several)
-def test_each_of_many_comes_to_the_end_that_it_comes_to_alone(inside: Inside, documents: list[Json]) -> None:
-    check_ends(inside, documents)
-
-
-def check_ends(inside: Inside, given: list[Json]) -> None:
-    documents = [{"id": f"d{at}", **each} for at, each in enumerate(given)]
-    ends: list[object] = []
-    for limit in (1, grouping.TOGETHER):
-        with pytest.MonkeyPatch.context() as patch, Tenanted(inside) as tenant:
-            patch.setattr(grouping, "TOGETHER", limit)
-            items = tenant.items(tenant.post(documents))
-            ends.append((items, tenant.documents(), tenant.blobs()))
-            assert tenant.blobs() <= tenant.chunks()
-            assert {each["state"] for each in items} <= {"ready", "failed"}
-    assert ends[0] == ends[1]
+    check()
 
 
 # --- while they are worked on
@@ -175,48 +166,37 @@ meanwhiles = st.lists(
 HELD = ["before it begins", "as it begins", "before it is written", "when it is written"]
 
 
-@FEW
-@given(held=st.sampled_from(HELD), shared=st.booleans(), steps=meanwhiles)
-def test_what_ends_one_of_them_meanwhile_ends_that_alone(
-    inside: Inside, *, held: str, shared: bool, steps: list[Meanwhile]
-) -> None:
-    check_meanwhile(inside, held, shared=shared, steps=steps)
+@LENGTHS
+def test_what_ends_one_of_them_meanwhile_ends_that_alone(inside: Inside, length: settings) -> None:
+    @length
+    @given(held=st.sampled_from(HELD), shared=st.booleans(), steps=meanwhiles)
+    def check(held: str, *, shared: bool, steps: list[Meanwhile]) -> None:
+        wanted = {f"d{at}": [TEXTS[at % 3]] if shared else [f"{TEXTS[0]} {at}"] for at in range(8)}
+        body = [{"id": name, "chunks": [{"text": text} for text in told]} for name, told in wanted.items()]
+        with Tenanted(inside) as tenant:
+            with IN_JOBS[held].gated(inside.core) as gate:
+                jobs = [tenant.post(body[:4]), tenant.post(body[4:])]
+                passed(gate)
+                of = {name: jobs[at // 4] for at, name in enumerate(wanted)}
+                for step in steps:
+                    name = f"d{step.document}"
+                    if step.what == "put":
+                        of[name] = tenant.post([{"id": name, "text": step.text}])
+                        wanted[name] = [step.text]
+                        jobs.append(of[name])
+                    elif step.what == "delete":
+                        tenant.client.delete(f"/v1/documents/{name}")
+                        wanted.pop(name, None)
+                    else:
+                        good(tenant.client.delete(f"/v1/jobs/{of[name]}"))
+                        wanted = {each: told for each, told in wanted.items() if of[each] != of[name]}
+            for job in jobs:
+                finished(tenant.client, job)
+            put_in(tenant.client, [{"id": "last", "text": LAST}])  # what comes after it sweeps
+            assert tenant.documents() == {**wanted, "last": [LAST]}
+            assert tenant.blobs() == tenant.chunks()
 
-
-@pytest.mark.long
-@MANY
-@given(held=st.sampled_from(HELD), shared=st.booleans(), steps=meanwhiles)
-def test_whatever_ends_some_of_them_meanwhile_ends_these_alone(
-    inside: Inside, *, held: str, shared: bool, steps: list[Meanwhile]
-) -> None:
-    check_meanwhile(inside, held, shared=shared, steps=steps)
-
-
-def check_meanwhile(inside: Inside, held: str, *, shared: bool, steps: list[Meanwhile]) -> None:
-    wanted = {f"d{at}": [TEXTS[at % 3]] if shared else [f"{TEXTS[0]} {at}"] for at in range(8)}
-    body = [{"id": name, "chunks": [{"text": text} for text in told]} for name, told in wanted.items()]
-    with Tenanted(inside) as tenant:
-        with IN_JOBS[held].gated(inside.core) as gate:
-            jobs = [tenant.post(body[:4]), tenant.post(body[4:])]
-            passed(gate)
-            of = {name: jobs[at // 4] for at, name in enumerate(wanted)}
-            for step in steps:
-                name = f"d{step.document}"
-                if step.what == "put":
-                    of[name] = tenant.post([{"id": name, "text": step.text}])
-                    wanted[name] = [step.text]
-                    jobs.append(of[name])
-                elif step.what == "delete":
-                    tenant.client.delete(f"/v1/documents/{name}")
-                    wanted.pop(name, None)
-                else:
-                    good(tenant.client.delete(f"/v1/jobs/{of[name]}"))
-                    wanted = {each: told for each, told in wanted.items() if of[each] != of[name]}
-        for job in jobs:
-            finished(tenant.client, job)
-        put_in(tenant.client, [{"id": "last", "text": LAST}])  # what comes after it sweeps
-        assert tenant.documents() == {**wanted, "last": [LAST]}
-        assert tenant.blobs() == tenant.chunks()
+    check()
 
 
 def test_a_store_that_does_not_answer_makes_all_of_them_wait(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import json
 import socket
 import struct
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import cast
 
 import pytest
@@ -45,16 +46,16 @@ class Stage:
 
 
 @contextmanager
-def in_lookup(running: Demo) -> Generator[Stage]:
-    """While its passages are looked up."""
-    stage, gather = Stage(), pipeline.gather
+def in_call(module: ModuleType, name: str) -> Generator[Stage]:
+    """While this function works for it."""
+    stage, function = Stage(), getattr(module, name)
 
     def held(*arguments: object, **more: object) -> object:
         stage.gate.pass_through()
-        return gather(*arguments, **more)  # type: ignore[arg-type]
+        return function(*arguments, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "gather", held)
+        patch.setattr(module, name, held)
         stage.is_there = stage.gate.reached.is_set
         yield stage
 
@@ -86,21 +87,6 @@ def in_queue(running: Demo) -> Generator[Stage]:
 
 
 @contextmanager
-def in_fuse(running: Demo) -> Generator[Stage]:
-    """While its prompt is computed."""
-    stage, fuse = Stage(), local_engine.fuse
-
-    def held(*arguments: object, **more: object) -> object:
-        stage.gate.pass_through()
-        return fuse(*arguments, **more)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_engine, "fuse", held)
-        stage.is_there = stage.gate.reached.is_set
-        yield stage
-
-
-@contextmanager
 def in_decoding(running: Demo) -> Generator[Stage]:
     """After its first token."""
     stage = Stage()
@@ -113,7 +99,13 @@ def in_decoding(running: Demo) -> Generator[Stage]:
         running.steps.before = lambda segments: None
 
 
-STAGES = {"lookup": in_lookup, "fetch": in_fetch, "queue": in_queue, "fuse": in_fuse, "decoding": in_decoding}
+STAGES: dict[str, Callable[[Demo], AbstractContextManager[Stage]]] = {
+    "lookup": lambda running: in_call(pipeline, "gather"),
+    "fetch": in_fetch,
+    "queue": in_queue,
+    "fuse": lambda running: in_call(local_engine, "fuse"),  # its prompt is computed
+    "decoding": in_decoding,
+}
 
 
 def asked(running: Demo, path: str, mode: str) -> bytes:

@@ -6,7 +6,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ from retriever.filter_condition import EVERYTHING
 from service.demo import PASSAGES, QUESTIONS
 from service.precompute.corpus_file import CorpusFile
 from service.precompute.corpus_listing import files
+from store.errors import Miss
+from store.reader import BlobReader
 from store.url import open_store
 from tests.service.serving import KVWEAVE, Json, Service, ask, good
 
@@ -57,22 +59,21 @@ class Place:
         return json.loads(out.splitlines()[-1]) if out else {"error": err.decode()}
 
     def holds(self) -> tuple[dict[str, bytes], dict[str, list[str]]]:
-        """Every blob, but for when it was begun, and every document's chunks."""
-        catalog = SqliteCatalog(self.folder / "data/tenants/default/catalog.sqlite")
-        with catalog.view() as view:
-            documents = {
-                each.id: [passage.text for passage in view.passages(each.id)]
-                for each in view.documents(EVERYTHING, limit=10_000)
-            }
-        catalog.close()
-        with open_store(self.settings["KVWEAVE_STORE"]) as store:
-            blobs = {entry.key.text: b"".join(map(bytes, _frames(store, entry.key))) for entry in store.entries()}
-        return blobs, documents
+        return held(self.folder / "data", self.settings["KVWEAVE_STORE"])
 
 
-def _frames(store: object, key: object) -> Iterator[bytes]:
-    found = store.open(key)  # type: ignore[attr-defined]
-    yield from found.blob().frames
+def held(data: Path, url: str) -> tuple[dict[str, bytes], dict[str, list[str]]]:
+    """Every blob of the store, but for when it was begun, and every document's chunks."""
+    with closing(SqliteCatalog(data / "tenants/default/catalog.sqlite")) as catalog, catalog.view() as view:
+        entries = view.documents(EVERYTHING, limit=1 << 30)
+        documents = {each.id: [passage.text for passage in view.passages(each.id)] for each in entries}
+    with open_store(url) as store:
+        return {entry.key.text: frames(store.open(entry.key)) for entry in store.entries()}, documents
+
+
+def frames(found: BlobReader | Miss) -> bytes:
+    assert isinstance(found, BlobReader), found
+    return b"".join(map(bytes, found.blob().frames))
 
 
 @pytest.fixture(scope="module")

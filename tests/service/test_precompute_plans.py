@@ -204,27 +204,19 @@ def test_it_goes_on_where_a_delete_made_room(tmp_path: Path) -> None:
     assert len(place.captured) <= CHECKED
 
 
-def test_a_store_with_a_budget_of_its_own_is_a_normal_state(tmp_path: Path) -> None:
-    root, place = letters(tmp_path), Near(tmp_path, store=f"file://{tmp_path}/store?budget={SMALL}")
+@pytest.mark.parametrize(("scheme", "budget"), [("file", SMALL), ("lmdb", MIDDLE)])  # lmdb counts pages of its file
+def test_a_store_with_a_budget_of_its_own_is_a_normal_state(tmp_path: Path, scheme: str, budget: int) -> None:
+    root, place = letters(tmp_path), Near(tmp_path, store=f"{scheme}://{tmp_path}/store?budget={budget}")
     done = place.run(str(root))
     sizes = place.sizes()
     assert 0 < done["stored"] == len(sizes) == len(ANIMALS) - done["over_budget"] < len(ANIMALS)
-    assert sum(sizes.values()) <= SMALL and len(place.documents()) == len(ANIMALS)
+    assert sum(sizes.values()) <= budget and len(place.documents()) == len(ANIMALS)
     again = place.run(str(root))
     assert (again["stored"], again["over_budget"], again["problems"]) == (0, done["over_budget"], [])
     assert len(place.captured) <= CHECKED
-    place.settings["KVWEAVE_STORE"] = f"file://{tmp_path}/store?budget=1GB"
+    place.settings["KVWEAVE_STORE"] = f"{scheme}://{tmp_path}/store?budget=1GB"
     assert place.run(str(root))["over_budget"] == 0
     assert len(place.sizes()) == len(ANIMALS)
-
-
-def test_lmdb_with_a_budget_of_its_own_is_a_normal_state(tmp_path: Path) -> None:
-    root, place = letters(tmp_path), Near(tmp_path, store=f"lmdb://{tmp_path}/store?budget={MIDDLE}")
-    done = place.run(str(root))
-    assert 0 < done["stored"] == len(place.sizes()) == len(ANIMALS) - done["over_budget"] < len(ANIMALS)
-    again = place.run(str(root))
-    assert (again["stored"], again["over_budget"]) == (0, done["over_budget"])
-    assert len(place.captured) <= CHECKED
 
 
 def test_a_full_store_ends_a_run_that_has_a_budget_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

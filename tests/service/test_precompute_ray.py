@@ -21,8 +21,6 @@ from pathlib import Path
 
 import pytest
 
-from retriever.catalog.sqlite import SqliteCatalog
-from retriever.filter_condition import EVERYTHING
 from service.builtin import CHECKPOINT
 from service.settings import PREFIX
 from store.blob import Blob
@@ -36,6 +34,7 @@ from store.record import LayerKV, Record
 from store.url import open_store
 from tests.servers.s3 import moto_server
 from tests.service.serving import KVWEAVE, free_port, wait_for
+from tests.service.test_precompute import held
 
 pytest.importorskip("ray", reason="needs the extra kvweave[ray]")
 
@@ -135,24 +134,7 @@ class Place:
         return 0
 
     def holds(self) -> tuple[dict[str, bytes], dict[str, list[str]]]:
-        """Every blob, but for when it was begun, and every document's chunks."""
-        catalog = SqliteCatalog(self.data / "tenants/default/catalog.sqlite")
-        with catalog.view() as view:
-            documents = {
-                each.id: [passage.text for passage in view.passages(each.id)]
-                for each in view.documents(EVERYTHING, limit=10_000)
-            }
-        catalog.close()
-        with open_store(self.store) as store:
-            blobs = {entry.key.text: content(store, entry.key) for entry in store.entries()}
-        return blobs, documents
-
-
-def content(store: BlobStore, key: CacheKey) -> bytes:
-    """All frames of a blob."""
-    found = store.open(key)
-    assert isinstance(found, BlobReader)
-    return b"".join(map(bytes, found.blob().frames))
+        return held(self.data, self.store)
 
 
 class Cluster:

@@ -126,19 +126,16 @@ def test_the_description_is_valid(served: Served) -> None:
         validate(good(client.get("/openapi.json")))
 
 
-@pytest.mark.parametrize(("key", "examples", "least"), [("operator", 4, 200), ("write", 1, 80), ("bound", 1, 60)])
-def test_the_description_is_true(served: Served, tmp_path: Path, key: str, examples: int, least: int) -> None:
-    assert cases(served, tmp_path, Run(key, examples)) >= least
+SHORT = [(Run("operator", 4), 200), (Run("write", 1), 80), (Run("bound", 1), 60)]
+CORNERS = [
+    (Run("operator", 60, coverage=True), 5000),
+    *((Run(key, 20, coverage=True), 3000) for key in ("write", "bound")),
+]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("key", "examples", "least"), [("operator", 60, 5000), ("write", 20, 3000), ("bound", 20, 3000)]
-)
-def test_the_description_is_true_in_every_corner(
-    served: Served, tmp_path: Path, key: str, examples: int, least: int
-) -> None:
-    assert cases(served, tmp_path, Run(key, examples, coverage=True)) >= least
+@pytest.mark.parametrize(("run", "least"), [*SHORT, *(pytest.param(*each, marks=pytest.mark.long) for each in CORNERS)])
+def test_the_description_is_true(served: Served, tmp_path: Path, run: Run, least: int) -> None:
+    assert cases(served, tmp_path, run) >= least
 
 
 def cases(served: Served, folder: Path, run: Run) -> int:

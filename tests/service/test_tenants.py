@@ -8,27 +8,9 @@ import pytest
 
 from retriever.documents import Json, chunk_id
 from service.access.principal import Role
+from tests.service import steps
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
-from tests.service.steps import (
-    BEHIND,
-    CHAT,
-    CLOSED,
-    HIDDEN,
-    LEDGER,
-    LETTER,
-    PLAIN,
-    TEAM,
-    Foreign,
-    Step,
-    Told,
-    asking,
-    body_of,
-    chat,
-    every,
-    live,
-    using,
-    writing,
-)
+from tests.service.steps import Foreign, Step, Told
 
 OPERATED = {"GET /v1/admin/blend", "PUT /v1/admin/blend", "GET /metrics"}
 OPEN = {"GET /healthz", "GET /readyz"}
@@ -77,18 +59,23 @@ def described(service: Inside) -> dict[str, Json]:
 
 def fill(client: httpx.Client) -> str:
     """As others might: the same texts, more of them, in a collection with a secret system prompt; the job."""
-    good(client.put(f"/v1/collections/{CLOSED}", json={"system": SECRET_PROMPT, "chunk_tokens": 64}))
+    good(client.put(f"/v1/collections/{steps.CLOSED}", json={"system": SECRET_PROMPT, "chunk_tokens": 64}))
     others = [
         {"id": name, "chunks": [{"text": text}], "metadata": {"team": "b"}}
-        for name, text in {"hidden": HIDDEN, "hers": LETTER, "theirs": LEDGER, "more": "A heron is no badger."}.items()
+        for name, text in {
+            "hidden": steps.HIDDEN,
+            "hers": steps.LETTER,
+            "theirs": steps.LEDGER,
+            "more": "A heron is no badger.",
+        }.items()
     ]
-    put_in(client, [{**each, "id": f"{each['id']} too"} for each in others], collection=CLOSED)
+    put_in(client, [{**each, "id": f"{each['id']} too"} for each in others], collection=steps.CLOSED)
     job = put_in(client, others)
-    for step in using():
+    for step in steps.using():
         if step.operation in ("POST /v1/query", "POST /v1/chat/completions", "POST /v1/search"):
             step.send(client)
-    for text in (CHAT, PLAIN, f"{HIDDEN}\n\nQuestion: Who keeps a heron?"):
-        good(client.post("/v1/chat/completions", json=chat(text)))
+    for text in (steps.CHAT, steps.PLAIN, f"{steps.HIDDEN}\n\nQuestion: Who keeps a heron?"):
+        good(client.post("/v1/chat/completions", json=steps.chat(text)))
     return job["id"]
 
 
@@ -101,7 +88,7 @@ def check_same(found: list[Told], wanted: list[Told]) -> None:
 
 
 def test_every_endpoint_and_every_name_in_it_is_tried(described: dict[str, Json]) -> None:
-    assert described.keys() - OPERATED - OPEN == {step.operation for step in every()}
+    assert described.keys() - OPERATED - OPEN == {step.operation for step in steps.every()}
     assert described.keys() >= OPERATED | OPEN | READ
     for operation, told in described.items():
         assert ("security" in told) == (operation not in OPEN), operation
@@ -115,15 +102,14 @@ def test_a_wrong_key_is_told_the_same_everywhere_and_nothing_else(service: Insid
     number = key.split("_")[1]
     entry, revoked = service.core.control.create_key("acme", Role.ADMIN)
     assert service.core.control.revoke_key(entry.id)
-    wrong = ["", "nonsense", key[:-1], f"{key}x", key.swapcase(), f"kvw_{number}_{'a' * 40}", revoked[1], " "]
-    steps = [*{step.operation: step for step in every()}.values(), *(Step(operation) for operation in OPERATED)]
+    tried = [*{step.operation: step for step in steps.every()}.values(), *(Step(operation) for operation in OPERATED)]
     wrong = ["", "nonsense", key[:-1], f"{key}x", key.swapcase(), f"kvw_{number}_{'a' * 40}", revoked]
     headers = [f"Bearer {each}".strip() for each in wrong] + [key, f"Basic {key}", f"Bearer{key}"]
     told: dict[object, set[str]] = {}
     with service.client("") as client:
         for number, header in enumerate(headers):
             client.headers["Authorization"] = header
-            for step in steps if number < 2 else steps[number :: len(headers)]:
+            for step in tried if number < 2 else tried[number :: len(headers)]:
                 response = step.send(client)
                 assert (response.status_code, response.headers["www-authenticate"][:6]) == (401, "Bearer"), step
                 told.setdefault(header.startswith("Bearer "), set()).add(str(told_apart(response)))
@@ -132,11 +118,11 @@ def test_a_wrong_key_is_told_the_same_everywhere_and_nothing_else(service: Insid
 
 def told_apart(response: httpx.Response) -> object:
     assert "json" in response.headers["content-type"]
-    return body_of(response)
+    return steps.body_of(response)
 
 
 @pytest.mark.parametrize("role", [Role.READ, Role.WRITE, Role.ADMIN])
-@pytest.mark.parametrize("bound", [None, TEAM])
+@pytest.mark.parametrize("bound", [None, steps.TEAM])
 def test_too_small_a_role_is_told_so_before_anything_is_looked_at(
     service: Inside, role: Role, bound: Json | None
 ) -> None:
@@ -146,11 +132,11 @@ def test_too_small_a_role_is_told_so_before_anything_is_looked_at(
             assert (
                 Step(operation, body={"enabled": True} if "PUT" in operation else None).send(client).status_code == 403
             )
-        for step in asking(Foreign()):
+        for step in steps.asking(Foreign()):
             status = step.send(client).status_code
             unbound = bound is not None and step.operation == "POST /v1/cache/evict"
             assert (status == 403) == (step.operation not in READ and (role < Role.WRITE or unbound)), step
-        for step in writing():
+        for step in steps.writing():
             assert step.send(client).status_code == (403 if role < Role.WRITE else 202)
 
 
@@ -159,21 +145,23 @@ def test_too_small_a_role_is_told_so_before_anything_is_looked_at(
 
 def test_two_tenants_share_nothing_observable(service: Inside) -> None:
     with client_in(service, "tenant-1") as first, client_in(service, "tenant-2") as second:
-        alone = live(first, every())
+        alone = steps.live(first, steps.every())
         assert is_reused(alone), "what is asked twice is not reused: this shows nothing"
         with client_in(service, "tenant-0") as others:
             job = fill(others)
-            before = live(others, list(watching()))
-            foreign = [replace(step, names={"job_id": job}) for step in asking(Foreign()) if "job_id" in step.names]
-            assert {told.status for told in live(second, foreign)} == {404}
-            check_same(live(second, every()), alone)
-            check_same(live(others, list(watching())), before)
+            before = steps.live(others, list(watching()))
+            foreign = [
+                replace(step, names={"job_id": job}) for step in steps.asking(Foreign()) if "job_id" in step.names
+            ]
+            assert {told.status for told in steps.live(second, foreign)} == {404}
+            check_same(steps.live(second, steps.every()), alone)
+            check_same(steps.live(others, list(watching())), before)
 
 
 def watching() -> Iterator[Step]:
     """What the others see of their own."""
     yield Step("POST /v1/cache/lookup", body={"collection": "default"})
-    yield Step("POST /v1/cache/lookup", body={"collection": CLOSED})
+    yield Step("POST /v1/cache/lookup", body={"collection": steps.CLOSED})
     yield Step("GET /v1/documents")
     yield Step("GET /v1/stats")
     yield Step("GET /v1/jobs")
@@ -181,17 +169,20 @@ def watching() -> Iterator[Step]:
 
 def is_reused(told: list[Told]) -> bool:
     """Whether the second question behind one system prompt finds the prompt computed; chunks are reused both times."""
-    first, second = [each.body["usage"]["reused_tokens"] for each in told if each.step.body == BEHIND]  # pyright: ignore
+    first, second = [each.body["usage"]["reused_tokens"] for each in told if each.step.body == steps.BEHIND]  # pyright: ignore
     return first + 10 < second
 
 
 def test_a_key_with_a_filter_learns_nothing_of_what_is_outside(service: Inside) -> None:
-    with client_in(service, "team-1", bound=TEAM) as first, client_in(service, "team-2", bound=TEAM) as second:
-        alone = live(first, every())
+    with (
+        client_in(service, "team-1", bound=steps.TEAM) as first,
+        client_in(service, "team-2", bound=steps.TEAM) as second,
+    ):
+        alone = steps.live(first, steps.every())
         assert is_reused(alone)
         with client_in(service, "team-2") as others:
             fill(others)
-        check_same(live(second, every()), alone)
+        check_same(steps.live(second, steps.every()), alone)
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -201,23 +192,25 @@ def test_a_key_reuses_the_beginning_of_anothers_prompt_only_where_keys_are_joine
     settings = service.core.settings.model_copy(update={"shared_prefixes": is_shared})
     monkeypatch.setattr(service.core.pipeline, "_settings", settings)
     with client_in(service, f"joined-{is_shared:d}") as one, client_in(service, f"joined-{is_shared:d}") as other:
-        put_in(one, [{"id": "letter", "chunks": [{"text": LETTER}]}])
-        asked = [good(client.post("/v1/query", json=BEHIND))["usage"]["reused_tokens"] for client in (one, one, other)]
+        put_in(one, [{"id": "letter", "chunks": [{"text": steps.LETTER}]}])
+        asked = [
+            good(client.post("/v1/query", json=steps.BEHIND))["usage"]["reused_tokens"] for client in (one, one, other)
+        ]
     assert asked[0] + 10 < asked[1] and asked[2] == asked[is_shared]
 
 
 def test_cursors_count_nothing_of_others(service: Inside) -> None:
-    with client_in(service, "cursors", bound=TEAM) as client, client_in(service, "cursors") as others:
+    with client_in(service, "cursors", bound=steps.TEAM) as client, client_in(service, "cursors") as others:
         put_in(
             others, [{"id": f"{number}", "text": f"Text {number}.", "metadata": {"team": "b"}} for number in range(9)]
         )
-        job = put_in(client, [{"id": "pair", "chunks": [{"text": LETTER}, {"text": LEDGER}]}])["id"]
+        job = put_in(client, [{"id": "pair", "chunks": [{"text": steps.LETTER}, {"text": steps.LEDGER}]}])["id"]
         for chosen in ({"document_ids": ["pair"]}, {"collection": "default"}):
             told = good(client.post("/v1/cache/lookup", json={**chosen, "limit": 1}))
             assert told["next"] == 1
             more = good(client.post("/v1/cache/lookup", json={**chosen, "limit": 1, "after": 1}))
             assert {each["chunk_id"] for each in (*told["chunks"], *more["chunks"])} == {
-                *map(chunk_id, (LETTER, LEDGER))
+                *map(chunk_id, (steps.LETTER, steps.LEDGER))
             }
         assert good(client.get(f"/v1/jobs/{job}", params={"limit": 1}))["next"] == 1
         assert good(client.get(f"/v1/jobs/{job}", params={"limit": 1, "after": 1}))["items"] == []
@@ -228,9 +221,9 @@ def test_scores_of_a_key_with_a_filter_do_not_move_with_what_is_outside(service:
         hits = good(client.post("/v1/search", json={"query": "Which animal does Halio keep? heron"}))["hits"]
         return [(hit["document_id"], hit["score"]) for hit in hits]
 
-    with client_in(service, "scores", bound=TEAM) as client, client_in(service, "scores") as others:
-        put_in(client, [{"id": "letter", "text": LETTER, "metadata": TEAM}])
+    with client_in(service, "scores", bound=steps.TEAM) as client, client_in(service, "scores") as others:
+        put_in(client, [{"id": "letter", "text": steps.LETTER, "metadata": steps.TEAM}])
         before = scores()
-        put_in(others, [{"id": "hidden", "text": HIDDEN, "metadata": {"team": "b"}}])
+        put_in(others, [{"id": "hidden", "text": steps.HIDDEN, "metadata": {"team": "b"}}])
         after = scores()
         assert before and after == before, f"{before} became {after}"

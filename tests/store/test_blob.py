@@ -9,22 +9,8 @@ import pytest
 import zstandard
 from blake3 import blake3
 
-from store.blob import (
-    DIGEST_BYTES,
-    FORMAT,
-    MAX_HEAD_BYTES,
-    MAX_ROWS,
-    PREAMBLE_BYTES,
-    Blob,
-    Frame,
-    Head,
-    StoredShape,
-    Terms,
-    digest,
-    head_bytes,
-    read_head,
-    write_head,
-)
+from store import blob as stored
+from store.blob import Blob, Frame, Head, StoredShape, Terms, digest, read_head
 from store.codec.decode import decode
 from store.codec.encode import encode
 from store.codec.frame import MAX_FRAME_BYTES
@@ -34,7 +20,6 @@ from store.record import LayerKV, Record
 from tests.store import samples
 
 TERMS = Terms(0, precomputed=True)
-DIGESTED = PREAMBLE_BYTES - DIGEST_BYTES
 
 
 def small(codec: str = "q4") -> Blob:
@@ -59,13 +44,13 @@ def recut(blob: Blob, plain: Record) -> Blob:
 
 
 def assemble(head: Head, frames: Sequence[bytes]) -> Blob:
-    return Blob(head, write_head(head), tuple(frames))
+    return Blob(head, stored.write_head(head), tuple(frames))
 
 
-def sealed(body: bytes, version: int = FORMAT) -> bytes:
+def sealed(body: bytes, version: int = stored.FORMAT) -> bytes:
     """Any bytes as a head under a valid digest."""
     front = b"KVWB" + version.to_bytes(2, "little") + bytes(2) + len(body).to_bytes(4, "little")
-    return front + blake3(front + body).digest(DIGEST_BYTES) + body
+    return front + blake3(front + body).digest(stored.DIGEST_BYTES) + body
 
 
 def refused(data: bytes) -> BadBlob:
@@ -152,7 +137,7 @@ def test_a_frame_of_another_blob_is_found() -> None:
     refused(one.head_bytes + b"".join(other.frames))
 
 
-@pytest.mark.parametrize("version", [FORMAT + 1, FORMAT + 255, 65535])
+@pytest.mark.parametrize("version", [stored.FORMAT + 1, stored.FORMAT + 255, 65535])
 def test_a_newer_format_is_told_apart_from_a_broken_blob(version: int) -> None:
     data = bytes(small())
     newer = data[:4] + version.to_bytes(2, "little") + data[6:]
@@ -162,10 +147,10 @@ def test_a_newer_format_is_told_apart_from_a_broken_blob(version: int) -> None:
 
 
 def test_a_head_that_claims_too_much_is_refused_before_it_is_read() -> None:
-    for length in (MAX_HEAD_BYTES + 1, 2**31, 2**32 - 1):
-        start = b"KVWB" + FORMAT.to_bytes(2, "little") + bytes(2) + length.to_bytes(4, "little") + bytes(16)
-        with pytest.raises(BadBlob, match=str(MAX_HEAD_BYTES)):
-            head_bytes(start)
+    for length in (stored.MAX_HEAD_BYTES + 1, 2**31, 2**32 - 1):
+        start = b"KVWB" + stored.FORMAT.to_bytes(2, "little") + bytes(2) + length.to_bytes(4, "little") + bytes(16)
+        with pytest.raises(BadBlob, match=str(stored.MAX_HEAD_BYTES)):
+            stored.head_bytes(start)
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\xc0", b"\xdd\xff\xff\xff\xff", b"\x91" * 100_000])
@@ -180,7 +165,7 @@ def test_a_sealed_head_with_a_bottomless_extra_field_is_refused() -> None:
 
 SHAPE = StoredShape(1, 2, 1, 2)
 FAR = 2**63
-MANY = MAX_ROWS // 8
+MANY = stored.MAX_ROWS // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +179,7 @@ class Layout:
 
 def with_layout(layout: Layout, nbytes: int = 0) -> bytes:
     rows = tuple(Frame(*row, nbytes, digest(b"")) for row in layout.frames)
-    return write_head(
+    return stored.write_head(
         msgspec.structs.replace(small().head, tokens=layout.tokens, shapes=layout.shapes, frames=rows)
     )  # fmt: skip
 
@@ -339,6 +324,6 @@ def test_a_codec_that_is_not_known_yet_is_a_newer_format(codec: str) -> None:
 
 
 def test_a_head_too_large_to_be_read_is_not_written() -> None:
-    head = msgspec.structs.replace(small().head, shapes=(None,) * (MAX_HEAD_BYTES + 1))
-    with pytest.raises(RecordError, match=str(MAX_HEAD_BYTES)):
-        write_head(head)
+    head = msgspec.structs.replace(small().head, shapes=(None,) * (stored.MAX_HEAD_BYTES + 1))
+    with pytest.raises(RecordError, match=str(stored.MAX_HEAD_BYTES)):
+        stored.write_head(head)

@@ -160,16 +160,6 @@ def test_lossless_returns_every_finite_number_bit_for_bit(dtype: Dtype) -> None:
     assert same(decode(read(pack(plain, "lossless"))), plain)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("spec", LOSSY)
-def test_a_lossy_spec_keeps_its_bound(spec: str, data: str, dtype: Dtype) -> None:
-    for tokens in (1, 3, 64, 127):
-        shapes = (2, tokens, 24), (3, tokens, 7)
-        plain = Record(dtype, (LayerKV(*(tensor(DATA[data], shape, dtype, tokens) for shape in shapes)),))
-        assert keeps_bound(spec, plain, decode(read(pack(plain, spec))))
-
-
 @pytest.mark.parametrize("spec", LOSSY)
 def test_the_bound_is_not_wide(spec: str) -> None:
     plain = Record("float32", (LayerKV(*[tensor(DATA["normal"], (2, 64, 64), "float32")] * 2),))
@@ -211,7 +201,7 @@ def records(draw: st.DrawFn, tokens: st.SearchStrategy[int]) -> Record:
     return Record(dtype, tuple(found))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(records(st.integers(1, 127)), st.sampled_from(LOSSY))
 def test_a_record_of_any_shape_keeps_the_bound(plain: Record, spec: str) -> None:
     assert keeps_bound(spec, plain, decode(read(pack(plain, spec))))

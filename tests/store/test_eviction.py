@@ -19,8 +19,6 @@ from store.tiers.eviction import (
 )
 from tests.bench.eviction import Arc, Lfu, Lru, Ours, S3Fifo, equal_blocks, mixed_blocks, replay, zipf
 
-ROUNDING = 2.0 ** (1 / STEPS_PER_DOUBLING)  # two keys of one step differ by less
-
 
 @dataclass(frozen=True)
 class Known:
@@ -165,17 +163,6 @@ def test_evicted_keys_are_remembered_and_deleted_ones_are_not() -> None:
 
     assert next_victim("evicted") == "new"  # the second time there is nothing to evict
     assert next_victim("removed") == "back"  # older than "new", and no more is known of it
-
-
-def test_of_two_keys_used_alike_the_cheaper_per_byte_goes() -> None:
-    evictor = Evictor[str]()
-    for _ in range(2):
-        evictor.inserted("dear", 100, cost=100.0 * ROUNDING**2)
-        evictor.inserted("cheap", 100, cost=100.0)
-        evictor.inserted("large", 100_000, cost=100.0)
-    assert evictor.victims(100_200) == ["large", "cheap", "dear"]
-    evictor.inserted("dear", 100, cost=0.0)  # rewritten
-    assert evictor.victims(100_200)[0] == "dear"
 
 
 def test_a_key_used_again_outlives_a_scan() -> None:

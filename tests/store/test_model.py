@@ -34,12 +34,8 @@ BLOBS = {
 }
 SCOPES = [Scope(t) for t in TENANTS] + [Scope(t, f"chunk-{c}") for t in TENANTS for c in CHUNKS]
 SCOPES += [Scope(t, f"chunk-{c}", "fp", s) for t in TENANTS for c in CHUNKS for s in CODECS]
-SHORT = settings(
-    max_examples=25,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+SHORT = settings(max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=CHECKS)
 LONG = settings(SHORT, max_examples=600, stateful_step_count=80)
 
 names = st.sampled_from(sorted(BLOBS))
@@ -210,12 +206,7 @@ class SmallLmdbModel(Model):
 MODELS = [MemoryModel, LmdbModel, FolderModel, TieredModel, SmallMemoryModel, SmallLmdbModel]
 
 
+@pytest.mark.parametrize("length", [SHORT, pytest.param(LONG, marks=pytest.mark.long)], ids=["short", "long"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_store_answers_as_a_dict_does(model: type[Model]) -> None:
-    run_state_machine_as_test(model, settings=SHORT)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model", MODELS)
-def test_a_store_answers_as_a_dict_does_for_long(model: type[Model]) -> None:
-    run_state_machine_as_test(model, settings=LONG)
+def test_a_store_answers_as_a_dict_does(model: type[Model], length: settings) -> None:
+    run_state_machine_as_test(model, settings=length)

@@ -265,11 +265,3 @@ class TestDeletions:
         assert store.put(blob(1, epoch=1)) is Put.STORED
         store.finish_deletes()
         assert read(store, key(1)) == blob(1, epoch=1)
-
-    def test_trimming_keeps_the_newest_deletion(self, medium: Medium) -> None:
-        store = medium.open()
-        for number in range(3):
-            store.delete(chunk(number))
-        assert [store.trim("acme", 0.0), store.trim("acme", 2**40), store.trim("acme", 2**40)] == [0, 2, 0]
-        assert store.deletions("acme") == [Deletion(3, chunk(2))]
-        assert store.delete(ACME) == 4

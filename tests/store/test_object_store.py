@@ -21,6 +21,7 @@ from store.url import open_store
 from tests.servers.faults import Answer, Fault
 from tests.servers.faulty import FaultyProxy
 from tests.servers.s3 import VARIABLE, S3Server
+from tests.store.contract import flipped
 from tests.store.media import Medium, is_blob, read, s3_medium, sized
 from tests.store.samples import blob, key
 
@@ -120,11 +121,6 @@ class TestReading:
 
 
 class TestWriting:
-    def test_a_second_put_changes_no_byte(self, medium: Medium) -> None:
-        store, first = medium.open(), blob(seed=1)
-        assert [store.put(first), store.put(blob(seed=2))] == [Put.STORED, Put.PRESENT]
-        assert read(store, key()) == first
-
     @pytest.mark.parametrize("fault", [Fault.reset(), Fault.status(503), Fault.hang()], ids=["reset", "503", "hang"])
     def test_a_create_whose_answer_is_lost_ends_well(self, impatient: Medium, proxy: FaultyProxy, fault: Fault) -> None:
         store = impatient.open()
@@ -171,10 +167,6 @@ def replace_key(head: Head, key: CacheKey) -> Head:
     return Head(
         key.tenant, key.chunk, key.fingerprint, key.codec, head.terms, head.dtype, head.tokens, head.shapes, head.frames
     )
-
-
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 class TestDamage:

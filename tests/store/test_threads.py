@@ -134,12 +134,7 @@ def work(tenants: list[Tenant], steps: int) -> list[BaseException]:
     return failures
 
 
-def test_each_thread_finds_what_its_dict_says(store: BlobStore) -> None:
-    assert work([Tenant(store, number) for number in range(THREADS)], 30) == []
-    store.flush()
-
-
-@pytest.mark.long
-def test_each_thread_finds_what_its_dict_says_for_long(store: BlobStore) -> None:
-    assert work([Tenant(store, number) for number in range(THREADS)], 400) == []
+@pytest.mark.parametrize("steps", [30, pytest.param(400, marks=pytest.mark.long)])
+def test_each_thread_finds_what_its_dict_says(store: BlobStore, steps: int) -> None:
+    assert work([Tenant(store, number) for number in range(THREADS)], steps) == []
     store.flush()

@@ -159,12 +159,15 @@ def work(path: Path, number: int, *, steps: int, barrier: Barrier, answer: Conne
         answer.send(([entry.key.text for entry in store.entries()], store.usage()[0].blobs, worker.there))
 
 
-def two_at_work(path: Path, steps: int) -> None:
+@pytest.mark.parametrize("steps", [300, pytest.param(6000, marks=pytest.mark.long)])
+def test_two_processes_at_work_agree(tmp_path: Path, steps: int) -> None:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)
     pipes = [context.Pipe(duplex=False) for _ in range(2)]
     processes = [
-        context.Process(target=work, args=(path, number), kwargs={"steps": steps, "barrier": barrier, "answer": end})
+        context.Process(
+            target=work, args=(tmp_path, number), kwargs={"steps": steps, "barrier": barrier, "answer": end}
+        )
         for number, (_, end) in enumerate(pipes)
     ]
     for process in processes:
@@ -179,7 +182,7 @@ def two_at_work(path: Path, steps: int) -> None:
     assert listed == listed_too and blobs == blobs_too == len(listed)
     for pipe, _ in pipes:
         pipe.close()
-    check_after_the_end(path, listed, own=first | second)
+    check_after_the_end(tmp_path, listed, own=first | second)
 
 
 def check_after_the_end(path: Path, listed: list[str], *, own: dict[str, int]) -> None:
@@ -193,15 +196,6 @@ def check_after_the_end(path: Path, listed: list[str], *, own: dict[str, int]) -
             sizes = [row.nbytes for _, row in rows.scan(txn)]
             total = rows.total(txn, TENANT.encode())
         assert (total.blobs, total.nbytes) == (len(sizes), sum(sizes))
-
-
-def test_two_processes_at_work_agree(tmp_path: Path) -> None:
-    two_at_work(tmp_path, 300)
-
-
-@pytest.mark.long
-def test_two_processes_at_work_for_long_agree(tmp_path: Path) -> None:
-    two_at_work(tmp_path, 6000)
 
 
 @contextmanager

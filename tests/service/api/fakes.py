@@ -1,6 +1,5 @@
 """A core whose ingest serves at once and whose pipeline tells a fixed tale; catalogs, tenants and metrics are real."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,7 +124,6 @@ class FakePipeline:
         self.asks: list[AnswerRequest] = []
         self.fault: Exception | None = None
         self.late = False
-        self.endless = False
         self.closed = 0
 
     async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
@@ -152,9 +150,6 @@ class FakePipeline:
             yield Delta("Hello")
             if self.fault:
                 raise self.fault
-            while self.endless:
-                await asyncio.sleep(0)
-                yield Delta(" again")
             yield Finished("stop", " world", USAGE, report)
         finally:
             self.closed += 1

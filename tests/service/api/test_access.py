@@ -1,6 +1,5 @@
 """Who may call what, and what a key with a filter learns of the rest."""
 
-import json
 from urllib.parse import quote
 
 import pytest
@@ -81,51 +80,6 @@ def test_a_key_that_asks_too_often_is_told_when_to_ask_again(as_key: Clients, co
     core.rates.take = take
     answer = as_key("read").get("/v1/documents")
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "8")
-
-
-UNSEEN = [
-    ("GET", "/v1/documents/{}", None),
-    ("GET", "/v1/documents/{}/chunks", None),
-    ("PATCH", "/v1/documents/{}", {"metadata": {"team": "a"}}),
-    ("DELETE", "/v1/documents/{}", None),
-]
-
-
-@pytest.mark.parametrize(("method", "path", "body"), UNSEEN)
-def test_what_is_outside_a_filter_looks_like_what_is_not_there(
-    method: str, path: str, body: object, filled: Clients
-) -> None:
-    client = filled("bound")
-    there = client.request(method, path.format("theirs"), json=body)
-    absent = client.request(method, path.format("nothing"), json=body)
-    assert there.status_code == absent.status_code == 404
-    assert there.json() == json.loads(absent.text.replace("nothing", "theirs"))
-    assert filled("operator").get("/v1/documents/theirs").status_code == 200
-
-
-def test_a_filter_holds_in_listings_search_cache_collections_and_counts(filled: Clients) -> None:
-    client, secret = filled("bound"), chunk_id("theirs alone, secret")
-    assert [each["id"] for each in client.get("/v1/documents").json()["documents"]] == ["hers"]
-    assert client.get("/v1/documents", params={"filter": '{"team": "b"}'}).json()["documents"] == []
-    assert [hit["document_id"] for hit in client.post("/v1/search", json={"query": "alone"}).json()["hits"]] == ["hers"]
-    for what in ("lookup", "prefetch", "pin", "unpin"):
-        told = client.post(f"/v1/cache/{what}", json={"chunk_ids": [secret, "0" * 32]}).json()
-        assert told["unknown"] == [secret, "0" * 32]
-        assert told["chunks"] in ([], 0)
-        told = client.post(f"/v1/cache/{what}", json={"document_ids": ["theirs", "nothing"]}).json()
-        assert told["unknown"] == ["theirs", "nothing"]
-    assert client.post("/v1/rerank", json={"query": "q", "chunk_ids": [secret]}).status_code == 404
-    assert client.get("/v1/collections").json()["collections"][0]["documents"] == 1
-    stats = client.get("/v1/stats").json()
-    assert (stats["documents"], stats["chunks"], stats["served"], stats["store"]) == (1, 1, None, None)
-
-
-def test_a_collection_without_a_document_for_a_key_is_not_there(filled: Clients) -> None:
-    filled("operator").post("/v1/documents", json={"documents": [{"text": "x"}], "collection": "closed"})
-    client = filled("bound")
-    assert [each["name"] for each in client.get("/v1/collections").json()["collections"]] == ["default"]
-    assert client.get("/v1/collections/closed").status_code == 404
-    assert client.post("/v1/cache/lookup", json={"collection": "closed"}).status_code == 404
 
 
 @pytest.mark.parametrize("team", ["b", ["a", "b"], ["a", ["b"]], [], {"a": "a"}, None])
@@ -281,16 +235,6 @@ def test_jobs_of_others_are_not_there_for_a_bound_key(filled: Clients) -> None:
     [other] = set(jobs) - set(own)
     for method, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
         assert client.request(method, f"/v1/jobs/{other}{path}").status_code == 404
-
-
-def test_tenants_share_nothing(filled: Clients) -> None:
-    foreign = filled("foreign-admin")
-    assert foreign.get("/v1/documents").json()["documents"] == []
-    assert foreign.get("/v1/documents/hers").status_code == 404
-    assert put(foreign, "hers", "hers alone", team="a") == 202
-    assert foreign.delete("/v1/documents/hers").json()["chunks_kept"] == []
-    assert filled("bound-read").get("/v1/documents/hers").status_code == 200
-    assert foreign.get("/v1/stats").json()["store"] is None
 
 
 def test_roles_are_ordered_and_operators_are_of_the_default_tenant() -> None:

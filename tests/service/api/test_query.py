@@ -1,6 +1,5 @@
-"""Answers as JSON and as events, errors before and behind the first event, and clients that leave."""
+"""Answers as JSON and as events, and errors before and behind the first event."""
 
-import asyncio
 import json
 import math
 from typing import get_args
@@ -9,7 +8,6 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import example, given
 from hypothesis import strategies as st
-from starlette.types import Message
 
 from blend.errors import Busy, NotFinite, PromptError
 from blend.fuse.policy import POLICIES
@@ -17,7 +15,6 @@ from service.api.rendering import server_timing
 from service.bodies.query import BlendIn
 from service.errors import NotFound
 from store.errors import StoreUnavailable
-from tests.service.api.conftest import Clients
 from tests.service.api.fakes import FakeCore
 
 
@@ -166,44 +163,3 @@ def test_search_and_rerank(operator: TestClient) -> None:
 def test_the_schema_knows_every_policy() -> None:
     [policies, _] = get_args(BlendIn.model_fields["policy"].annotation)
     assert set(get_args(policies)) == set(POLICIES)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_place(*, stream: bool, as_key: Clients, core: FakeCore) -> None:
-    core.pipeline.endless = True
-    app = as_key("operator").app
-    body = json.dumps({"question": "What?", "stream": stream}).encode()
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/query",
-        "raw_path": b"/v1/query",
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"content-type", b"application/json"), (b"authorization", b"Bearer operator")],
-        "scheme": "http",
-        "http_version": "1.1",
-        "server": ("x", 1),
-        "client": ("y", 2),
-    }
-
-    async def leave() -> None:
-        left = asyncio.Event()
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Message:
-            if messages:
-                return messages.pop()
-            if stream:
-                await left.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Message) -> None:
-            if b"token" in message.get("body", b""):
-                left.set()
-            await asyncio.sleep(0)
-
-        await app(scope, receive, send)
-
-    asyncio.run(asyncio.wait_for(leave(), 10))
-    assert core.pipeline.closed == 1

@@ -29,7 +29,8 @@ async def test_a_stream_without_events_sends_pings_and_goes_on(monkeypatch: pyte
         await asyncio.Event().wait()
         raise AssertionError("nobody leaves")
 
-    await EventStream(events())({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+    async with asyncio.timeout(10):  # without pings the stream has no end
+        await EventStream(events())({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
     assert [body for body in sent if body not in (b"", PING)] == [b"one", b"two"]
     assert sent[1:3] == [b"one", PING]
 
@@ -54,5 +55,6 @@ async def test_a_stream_is_closed_where_the_client_leaves_between_two_events(mon
         await pinged.wait()
         return {"type": "http.disconnect"}
 
-    await EventStream(events())({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+    async with asyncio.timeout(10):
+        await EventStream(events())({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
     assert closed == ["closed"]

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,18 +12,6 @@ from service.telemetry import logs
 from service.telemetry.logs import Style, fields, guard, note, noting, request_id, setup_logs
 
 log = logging.getLogger("service.test")
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """The loggers as they were."""
-    names = ("", *logs.OURS, "uvicorn.error", "uvicorn.access")
-    loggers = [logging.getLogger(name) for name in names]
-    before = [(each, each.level, each.handlers, each.propagate, list(each.filters)) for each in loggers]
-    yield
-    for logger, level, handlers, propagate, filters in before:
-        logger.setLevel(level)
-        logger.handlers, logger.propagate, logger.filters = handlers, propagate, filters
 
 
 @pytest.fixture

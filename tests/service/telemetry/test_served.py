@@ -3,14 +3,12 @@
 import asyncio
 import io
 import json
-import logging
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import httpx
-import pytest
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
@@ -35,17 +33,6 @@ class Told(io.StringIO):
         if self._words in text:
             self.came.set()
         return count
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """The loggers as they were."""
-    loggers = [logging.getLogger(name) for name in ("", *logs.OURS, "uvicorn.error", "uvicorn.access")]
-    before = [(each, each.level, each.handlers, each.propagate, list(each.filters)) for each in loggers]
-    yield
-    for logger, level, handlers, propagate, filters in before:
-        logger.setLevel(level)
-        logger.handlers, logger.propagate, logger.filters = handlers, propagate, filters
 
 
 @contextmanager
