@@ -56,7 +56,7 @@ class Packed:
     def __init__(self, blob: BlobReader, fingerprint: Fingerprint) -> None:
         self._layers = packed_layers(blob)
         self.fingerprint = fingerprint
-        self.tokens = blob.head.tokens
+        self.tokens, self.ids_digest = blob.head.tokens, blob.head.ids_digest
 
     def layer(self, index: int) -> PackedLayer:
         layer = self._layers[index]

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
+from blend.engine.local_engine import LocalEngine
 from blend.load import LoadedModel
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filter_condition import EVERYTHING
@@ -18,7 +19,7 @@ from service import cli
 from service.app import composition
 from service.commands import shown_progress
 from service.corpus import chunk_capture
-from service.model.served_model import Ids, ServedModel
+from service.model.served_model import Ids
 from service.settings import Settings
 from store.blob import Blob
 from store.blob_store import Put
@@ -72,18 +73,18 @@ class Near(Place):
 
     @contextmanager
     def _patched(self, argv: Sequence[str]) -> Iterator[None]:
-        capture = ServedModel.capture
+        capture = LocalEngine.capture
 
-        def noted(model: ServedModel, prefix: Ids, chunks: Sequence[Ids]) -> object:
+        def noted(engine: LocalEngine, prefix: Ids, chunks: Sequence[Ids]) -> object:
             self.captured.extend(chunks)
-            return capture(model, prefix, chunks)
+            return capture(engine, prefix, chunks)
 
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.settings.items():
                 patch.setenv(name, value)
             patch.setattr("sys.argv", list(argv))
             patch.setattr(composition, "compose_model", model_of)
-            patch.setattr(ServedModel, "capture", noted)
+            patch.setattr(LocalEngine, "capture", noted)
             yield
 
     def sizes(self) -> dict[str, int]:

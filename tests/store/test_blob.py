@@ -243,7 +243,9 @@ def one_frame(data: bytes, codec: str = "q4", *, tokens: int = 64, shape: Stored
     """A blob whose only frame is any bytes, every digest valid."""
     key = samples.key(codec=codec)
     row = Frame(0, 1, 0, tokens, len(data), digest(data))
-    head = Head(key.tenant, key.chunk, key.fingerprint, codec, TERMS, "bfloat16", tokens, (shape,), (row,), FORMAT)
+    head = Head(
+        key.tenant, key.chunk, key.fingerprint, codec, TERMS, "bfloat16", tokens, (shape,), (row,), stored.FORMAT
+    )
     return Blob.parse(bytes(assemble(head, [data])))
 
 
