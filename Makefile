@@ -17,7 +17,7 @@ LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platfor
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-long test-rgw test-oldest fuzz fmt lock bench eval model demo serve clean
+.PHONY: help install check test test-clients test-long test-rgw test-oldest fuzz kills fmt lock bench eval model demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,7 +48,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 	$(PY) -m pytest tests/test_architecture.py
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-clients test-long test-rgw test-oldest fuzz bench eval model: export OMP_WAIT_POLICY = PASSIVE
+test test-clients test-long test-rgw test-oldest fuzz kills bench eval model: export OMP_WAIT_POLICY = PASSIVE
 
 # One file's tests run in one process, which computes with one thread: two of both fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
@@ -74,6 +74,11 @@ test-oldest: $(INSTALLED) ## the tests of blend with the oldest transformers tha
 
 fuzz: $(INSTALLED) ## the decoder on millions of mangled blobs, and the stores against a dict for long
 	$(PY) -m pytest -m long tests/store/test_fuzz.py tests/store/test_model.py $(ARGS)
+
+# Under root, a part of the services stands on a disk that fills up and breaks.
+kills: $(INSTALLED) ## 200 services and 1,000 writers of catalogs and stores, killed at any instant
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m long -rP -n $(PROCESSES) tests/service/test_kill.py tests/retriever/test_kill.py \
+		tests/store/test_crash.py $(ARGS)
 
 fmt: $(INSTALLED) ## format, and fix what can be fixed
 	$(PY) -m ruff format

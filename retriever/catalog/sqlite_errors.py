@@ -16,6 +16,7 @@ _REMEDIES = {
     sqlite3.SQLITE_NOTADB: "it is no database or a damaged one, restore it from a backup",
     sqlite3.SQLITE_READONLY: "let this process write it",
 }
+_OF_THE_DISK = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY}
 
 
 @contextmanager
@@ -34,8 +35,11 @@ def sqlite_errors_explained(what: str, error_type: type[Exception] = CatalogErro
 
 @contextmanager
 def foreign_sqlite_errors_explained(path: Path) -> Generator[None]:
-    """Raises every error as one that says that the file may be no catalog, while nobody knows yet."""
+    """Raises what may be the file's fault as an error that says that it may be no catalog, while nobody knows yet."""
     try:
         yield
     except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK:
+            with sqlite_errors_explained(f"the catalog {path}"):
+                raise
         raise CatalogError(f"{path} is no catalog, or a damaged one ({error}): restore it from a backup") from error

@@ -1,8 +1,7 @@
 """Puts, replaces and deletes documents until it is killed, by a plan that follows from a seed alone.
 
-    python -m tests.retriever.kill_child FOLDER SEED STEP
-
-Says `ready`, then the number of each step once its change has returned.
+Says `ready`, then the number of each step once its change has returned. The clock jumps, and now and then files may
+not grow, as on a full disk: then a step is refused, and taken again.
 """
 
 import os
@@ -14,7 +13,11 @@ from random import Random
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
+from retriever.errors import CatalogError
 from retriever.library import Library
+from tests.jumping_clock import let_clock_jump
+from tests.limited_files import limited_files
+from tests.nursery import serve
 from tests.retriever.fakes import WordEmbedder
 
 NAMES = 24
@@ -68,21 +71,33 @@ def take(library: Library, step: Step) -> None:
             change.delete(step.deleted)
 
 
+def is_taken(library: Library, step: Step, *, chance: Random) -> bool:
+    """Takes a step, unless the disk is full."""
+    try:
+        with limited_files(chance):
+            take(library, step)
+            if step.maintained:
+                library.maintain()
+    except CatalogError:
+        return False
+    return True
+
+
 def main(folder: str, seed: str, step: str) -> None:
     """Never returns: ends by a kill, or when nobody listens any more."""
     small_lists()
+    let_clock_jump()
     say("ready")
     catalog = SqliteCatalog(Path(folder) / "catalog.sqlite")
     library = Library(catalog, Path(folder) / "index", embedders=[WordEmbedder()])
-    number = int(step)
+    number, chance = int(step), Random()
     while True:
         plan = planned(int(seed), number)
-        take(library, plan)
+        while not is_taken(library, plan, chance=chance):
+            pass
         say(number)
-        if plan.maintained:
-            library.maintain()
         number += 1
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(main)

@@ -1,8 +1,7 @@
 """An ingest is killed at random instants. What it had acknowledged is there, and catalog and indexes agree."""
 
+import logging
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,10 +18,12 @@ from retriever.documents import Document
 from retriever.filter_condition import EVERYTHING, condition
 from retriever.library import Library
 from retriever.search import Mode, Query
+from tests.nursery import Nursery, nursing
 from tests.retriever.fakes import WordEmbedder
 from tests.retriever.kill_child import planned, take
 
-ROOT = Path(__file__).resolve().parents[2]
+log = logging.getLogger(__name__)
+
 SEED = 5
 ALL = 1000
 FILTERS = [EVERYTHING, condition({"team": "red"}), condition({"own": True})]
@@ -53,19 +54,20 @@ def after(state: State, number: int) -> State:
     return kept | {each.id: each for each in step.put}
 
 
-def acknowledged(folder: Path, chance: Random, *, step: int) -> int:
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with nursing("tests.retriever.kill_child") as nursery:
+        yield nursery
+
+
+def acknowledged(nursery: Nursery, folder: Path, *, chance: Random, step: int) -> int:
     """Run the child from a step on and kill it; how many steps it said it had taken."""
-    command = [sys.executable, "-m", "tests.retriever.kill_child", str(folder), str(SEED), str(step)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-            lines = [child.stdout.readline() for _ in range(chance.choice([0, 1, chance.randrange(40)]))]
-            threading.Event().wait(chance.random() / 50)  # chooses the instant, nothing waits for it
-            child.kill()
-            lines += child.stdout.readlines()
-        finally:
-            child.kill()
+    with nursery.talking(str(folder), str(SEED), str(step)) as (child, talk):
+        assert talk.readline() == "ready\n"
+        lines = [talk.readline() for _ in range(chance.choice([0, 1, chance.randrange(40)]))]
+        threading.Event().wait(chance.random() / 50)  # chooses the instant, nothing waits for it
+        child.kill()
+        lines += talk.readlines()
     assert child.returncode == -9, "it ended by itself"
     said = [int(line) for line in lines if line.endswith("\n")]
     assert said == list(range(step, step + len(said)))
@@ -150,13 +152,13 @@ def harm(folder: Path, chance: Random) -> None:
             file.write_bytes(data)
 
 
-def kill_often(folder: Path, times: int) -> None:
+def kill_often(nursery: Nursery, folder: Path, *, times: int) -> None:
     """One library, many ingests, all of them killed."""
     chance = Random(SEED)
     state: State = {}
     taken = 0
     for number in range(times):
-        for _ in range(acknowledged(folder / "it", chance, step=taken)):
+        for _ in range(acknowledged(nursery, folder / "it", chance=chance, step=taken)):
             state, taken = after(state, taken), taken + 1
         harm(folder / "it" / "index", chance)
         with opened(folder / "it") as library:
@@ -169,16 +171,13 @@ def kill_often(folder: Path, times: int) -> None:
                 fresh.put(list(state.values()), collection="c")
                 assert found(library) == found(fresh)
     assert taken > times, "the ingests were killed before they did anything"
+    log.warning("%d kills, %d changes acknowledged", times, taken)
     with opened(folder / "it") as library:
         take(library, planned(SEED, taken))
         library.maintain()
     assert sorted(file.suffix for file in (folder / "it" / "index").iterdir()) == [".faiss", ".json", ".lock"]
 
 
-def test_a_killed_ingest_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
-    kill_often(tmp_path, 12)
-
-
-@pytest.mark.long
-def test_100_killed_ingests_lose_nothing_that_they_acknowledged(tmp_path: Path) -> None:
-    kill_often(tmp_path, 100)
+@pytest.mark.parametrize("times", [12, pytest.param(400, marks=pytest.mark.long)])
+def test_killed_ingests_lose_nothing_that_they_acknowledged(times: int, nursery: Nursery, tmp_path: Path) -> None:
+    kill_often(nursery, tmp_path, times=times)

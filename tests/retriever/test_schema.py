@@ -335,10 +335,18 @@ def test_a_process_that_dies_within_a_change_loses_that_change_and_nothing_else(
 class Small(SqliteCatalog):
     """On a disk that is full soon."""
 
+    pages = 120
+
     def _open(self) -> sqlite3.Connection:
         connection = super()._open()
-        connection.execute("PRAGMA max_page_count = 120")
+        connection.execute(f"PRAGMA max_page_count = {self.pages}")
         return connection
+
+
+def test_a_full_disk_is_not_taken_for_a_damaged_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Small, "pages", 8)
+    with pytest.raises(CatalogError, match="full: free some space"):
+        Small(tmp_path / "catalog")
 
 
 def test_a_full_disk_undoes_the_change_and_says_so(tmp_path: Path) -> None:

@@ -1,45 +1,29 @@
-"""Runs `kvweave` again and again, each time in a process of its own that has the libraries loaded already.
+"""Runs `kvweave` in forks of a process that has libraries and model loaded: `python -m tests.service.kill_child`.
 
-    python -m tests.service.kill_child
-
-Reads one line of JSON for each run: its arguments, its environment, and the file that it says things into. Says the
-id of the process, and its exit status when it has ended.
+Their clock jumps, and they tidy up whenever they have nothing else to do.
 """
 
-import json
 import os
 import sys
-from pathlib import Path
 
-from service.cli import main
+from service import application, cli
+from service.app.composition import compose_model
+from service.corpus import ingest
+from service.settings import Settings
+from tests.jumping_clock import let_clock_jump
+from tests.nursery import serve
 
 
-def run(arguments: list[str], environment: dict[str, str], *, output: Path) -> None:
+def main(*arguments: str) -> None:
     """As the command would, in this process."""
-    os.environ.update(environment)
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for standard in (1, 2):
-        os.dup2(descriptor, standard)
     sys.argv = ["kvweave", *arguments]
-    main()
-
-
-def say(number: int) -> None:
-    os.write(1, f"{number}\n".encode())
-
-
-def serve() -> None:
-    """Until nobody asks any more. Each child returns from here, too, and ends as a program does."""
-    for line in sys.stdin:
-        arguments, environment, output = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            run(arguments, environment, output=Path(output))
-            return
-        say(child)
-        _, status = os.waitpid(child, 0)
-        say(os.waitstatus_to_exitcode(status))
+    os.dup2(1, 2)
+    let_clock_jump()
+    ingest.IDLE_S, ingest.PAUSE_S = 0.05, 0.1
+    cli.main()
 
 
 if __name__ == "__main__":
-    serve()
+    assert application  # and what a model needs is loaded when it is needed
+    compose_model(Settings.model_validate({"device": "cpu", "dtype": "float32", "store": "mem://"}))
+    serve(main)

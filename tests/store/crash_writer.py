@@ -1,8 +1,7 @@
 """Writes to a store until it is killed. Says on standard output what it begins, and what is done once a call returned.
 
-    python -m tests.store.crash_writer URL SEED WORK
-
-`WORK` is `mixed`, or `compact` for an LMDB store that is compacted again and again.
+Its work is `mixed`, or `compact` for an LMDB store that is compacted again and again. The clock jumps, and now and then
+files may not grow, as on a full disk: then a change is done, or said to be `REFUSED`.
 """
 
 import os
@@ -13,9 +12,13 @@ from pathlib import Path
 
 from store.blob import Blob, Frame, Head, StoredShape, Terms, digest, write_head
 from store.blob_store import BlobStore
+from store.errors import StoreFull
 from store.key import Scope
 from store.lmdb.lmdb_store import LmdbStore
 from store.url import open_store
+from tests.jumping_clock import let_clock_jump
+from tests.limited_files import limited_files
+from tests.nursery import serve
 from tests.store.samples import key
 
 NAMES = 40
@@ -70,7 +73,11 @@ class Writer:
         work = self._random.choices(list(self._works), [60, 5, 10, 5, 12, 2])[0]
         number = self._random.randrange(NAMES)
         say(f"begin {work} {number}")
-        said = self._works[work](number)
+        try:
+            with limited_files(self._random):
+                said = self._works[work](number)
+        except StoreFull:
+            said = "REFUSED"
         say(f"done {work} {number} {said}")
 
     def _blob(self, number: int, epoch: int) -> Blob:
@@ -115,6 +122,7 @@ def compact_again_and_again(folder: Path) -> None:
 
 def main(url: str, seed: str, work: str) -> None:
     """Never returns: ends by a kill, or when nobody listens any more."""
+    let_clock_jump()
     if work == "compact":
         compact_again_and_again(Path(url.removeprefix("lmdb://")))
     with open_store(url) as store:
@@ -125,4 +133,4 @@ def main(url: str, seed: str, work: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(main)

@@ -1,12 +1,10 @@
 """Writers are killed at random instants. What they had acknowledged is there, and nothing half-written is seen."""
 
+import logging
 import random
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,10 +14,12 @@ from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
 from store.scrub import verify
 from store.url import open_store
+from tests.nursery import Nursery, nursing
 from tests.store.crash_writer import KEPT, NAMES, bulk
 from tests.store.samples import key
 
-ROOT = Path(__file__).resolve().parents[2]
+log = logging.getLogger(__name__)
+
 LMDB = "lmdb://{0}/store?budget=4MB"
 TIERED = "tiered:mem://?budget=200kB|lmdb://{0}/cache?budget=2MB|file://{0}/low"
 THERE, GONE = "there", "gone"
@@ -49,7 +49,7 @@ class Acknowledged:
 
     def _after(self, work: str, said: str, number: int) -> str | None:
         if work in FORGETTING:
-            return GONE
+            return None if said == "REFUSED" else GONE
         if said in ("STORED", "PRESENT"):
             return None if self._evicts and number >= KEPT else THERE
         return self._before[number]  # refused, late or over budget: as if it had not been asked
@@ -59,26 +59,22 @@ class Acknowledged:
         return {number for number, known in self.names.items() if known == state}
 
 
-@contextmanager
-def writing(url: str, seed: int, *, work: str = "mixed") -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.store.crash_writer", url, str(seed), work]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
-        try:
-            yield writer
-        finally:
-            writer.kill()
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with nursing("tests.store.crash_writer") as nursery:
+        yield nursery
 
 
-def run_and_kill(url: str, seed: int, said: Acknowledged) -> int:
+def run_and_kill(nursery: Nursery, url: str, *, seed: int, said: Acknowledged) -> int:
     """Kill a writer at a random instant; returns the number of changes it finished."""
     chance = random.Random(seed)
-    with writing(url, seed) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        lines = [writer.stdout.readline() for _ in range(chance.randrange(60))]
+    with nursery.talking(url, str(seed), "mixed") as (writer, talk):
+        assert talk.readline() == "ready\n"
+        lines = [talk.readline() for _ in range(chance.randrange(60))]
         threading.Event().wait(chance.random() / 100)  # chooses the instant, nothing waits for it
         writer.kill()
-        lines += writer.stdout.readlines()
+        lines += talk.readlines()
+    assert writer.returncode == -9, "it ended by itself"
     whole = [line for line in lines if line.endswith("\n")]
     for line in whole:
         said.hear(line)
@@ -105,41 +101,34 @@ def check(store: BlobStore, said: Acknowledged) -> None:
     ]
 
 
-def kill_often(url: str, times: int, *, evicts: bool) -> Acknowledged:
+def kill_often(nursery: Nursery, url: str, *, times: int, evicts: bool) -> Acknowledged:
     """One store, many writers, all of them killed."""
     said = Acknowledged(evicts=evicts)
     finished = 0
     for seed in range(times):
-        finished += run_and_kill(url, seed, said)
+        finished += run_and_kill(nursery, url, seed=seed, said=said)
         with open_store(url) as store:
             check(store, said)
     assert finished > times, "the writers were killed before they did anything"
+    log.warning("%d kills, %d changes acknowledged", times, finished)
     return said
 
 
-def test_a_killed_writer_leaves_lmdb_whole(tmp_path: Path) -> None:
-    kill_often(LMDB.format(tmp_path), 8, evicts=True)
+@pytest.mark.parametrize("times", [8, pytest.param(300, marks=pytest.mark.long)])
+def test_killed_writers_leave_lmdb_whole(times: int, nursery: Nursery, tmp_path: Path) -> None:
+    kill_often(nursery, LMDB.format(tmp_path), times=times, evicts=True)
 
 
-def test_a_killed_writer_leaves_tiers_whole(tmp_path: Path) -> None:
-    kill_often(TIERED.format(tmp_path), 7, evicts=False)
+@pytest.mark.parametrize("times", [7, pytest.param(300, marks=pytest.mark.long)])
+def test_killed_writers_leave_tiers_whole(times: int, nursery: Nursery, tmp_path: Path) -> None:
+    kill_often(nursery, TIERED.format(tmp_path), times=times, evicts=False)
 
 
-@pytest.mark.long
-def test_200_killed_writers_leave_lmdb_whole(tmp_path: Path) -> None:
-    kill_often(LMDB.format(tmp_path), 200, evicts=True)
-
-
-@pytest.mark.long
-def test_200_killed_writers_leave_tiers_whole(tmp_path: Path) -> None:
-    kill_often(TIERED.format(tmp_path), 200, evicts=False)
-
-
-def test_a_cache_tier_that_is_lost_with_its_writer_loses_no_blob(tmp_path: Path) -> None:
+def test_a_cache_tier_that_is_lost_with_its_writer_loses_no_blob(nursery: Nursery, tmp_path: Path) -> None:
     url = TIERED.format(tmp_path)
     said = Acknowledged(evicts=False)
     for seed in (1001, 1002):
-        run_and_kill(url, seed, said)
+        run_and_kill(nursery, url, seed=seed, said=said)
     shutil.rmtree(tmp_path / "cache")
     assert said.numbers(THERE)
     with open_store(url) as store:
@@ -147,10 +136,9 @@ def test_a_cache_tier_that_is_lost_with_its_writer_loses_no_blob(tmp_path: Path)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_killed_compaction_leaves_the_store_whole(seed: int, tmp_path: Path) -> None:
-    with writing(f"lmdb://{tmp_path}", seed, work="compact") as writer:
-        assert writer.stdout is not None
-        assert [writer.stdout.readline() for _ in range(2)] == ["ready\n", "begin compact 0\n"]
+def test_a_killed_compaction_leaves_the_store_whole(seed: int, nursery: Nursery, tmp_path: Path) -> None:
+    with nursery.talking(f"lmdb://{tmp_path}", str(seed), "compact") as (writer, talk):
+        assert [talk.readline() for _ in range(2)] == ["ready\n", "begin compact 0\n"]
         threading.Event().wait(random.Random(seed).random() / 50)  # chooses the instant, nothing waits for it
         writer.kill()
     with LmdbStore(tmp_path) as store:
