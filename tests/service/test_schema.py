@@ -12,6 +12,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -119,6 +120,17 @@ def test_headers_without_an_end_are_cut_off(served: Served, piece: bytes) -> Non
         assert connection.recv(12) in (b"", b"HTTP/1.1 400")
     with served.service.client() as client:
         assert client.get("/healthz", headers={"x-long": "x" * 100_000}).status_code in (400, 431)
+
+
+def test_a_head_within_its_bound_may_come_in_pieces(served: Served) -> None:
+    host, port = served.service.base_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
+        for number in range(50):
+            connection.sendall(b"x-%d: %s\r\n" % (number, b"x" * 1000))
+            time.sleep(0.01)  # so that they are read one by one
+        connection.sendall(b"\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 200"
 
 
 def test_the_description_is_valid(served: Served) -> None:

@@ -171,6 +171,23 @@ def test_the_bound_is_not_wide(spec: str) -> None:
     assert np.abs(layer.values - back.values).max() > value_bound(bits.values, layer.values).max() / 2
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_channel_far_from_zero_keeps_what_it_tells_for_few_more_bits(dtype: Dtype) -> None:
+    bits: dict[int, float] = {}
+    for offset in (0, 10, 50, 1000):
+        away = np.float32(offset) * np.random.default_rng(1).choice([-1, 1], (8, 1, 128)).astype(np.float32)
+        keys = narrow(widen(tensor(DATA["normal"], (8, 256, 128), "float32"), "float32") + away, dtype)
+        plain = Record(dtype, (LayerKV(keys, tensor(DATA["normal"], (8, 256, 128), dtype, 2)),))
+        blob = pack(plain, "q4")
+        back = decode(read(blob)).layers[0]
+        assert back is not None
+        wide = widen(keys, dtype)
+        held = rounding(wide, dtype).max() if dtype == "bfloat16" else 0.0
+        assert np.sqrt(np.square(widen(back.keys, dtype) - wide).mean(axis=1)).max() <= 0.12 + held
+        bits[offset] = 8 * blob.nbytes / (2 * keys.size)
+    assert max(bits.values()) <= bits[0] + 0.15
+
+
 @pytest.mark.parametrize("spec", LOSSY)
 def test_zeros_stay_zeros_beside_loud_channels(spec: str) -> None:
     keys = tensor(cauchy, (2, 70, 8), "bfloat16")
