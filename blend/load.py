@@ -2,7 +2,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Makes a decoder that passed its checks out of a hub name, a folder or a model in memory."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from blend.model.fingerprint import Fingerprint
 from blend.model.layer_gate import find_layers, install, text_config
 from blend.model.model_layers import examine
 from blend.model.tokenizer import Tokenizer
-from blend.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_structure
+from blend.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_other_sight, refuse_structure
 
 # What a forward pass that was written for something else raises when it meets scattered rows.
 MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -116,8 +116,7 @@ def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, weights
     refuse_structure(model)
     if model.dtype not in DTYPES.values():
         raise UnsupportedModel(f"the model computes in {model.dtype}: load it with dtype float32, bfloat16 or float16")
-    with _explained(model):
-        decoder = _decoder(model)
+    decoder = _decoder(model)
     wrapped = Tokenizer(tokenizer, generation=model.generation_config)
     print_ = Fingerprint(
         weights=weights or weights_digest(model),
@@ -132,42 +131,50 @@ def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, weights
 
 
 @contextmanager
-def _explained(model: PreTrainedModel) -> Generator[None]:
+def _explained(why: Callable[[Exception], str]) -> Generator[None]:
     try:
         yield
     except UnsupportedModel:
         raise
     except MISFITS as error:
-        raise UnsupportedModel(
-            f"{type(model).__name__} cannot compute scattered rows: {type(error).__name__}: {error}"
-        ) from error
+        raise UnsupportedModel(why(error)) from error
 
 
 def _decoder(model: PreTrainedModel) -> Decoder:
-    window: int = text_config(model).max_position_embeddings
-    install(find_layers(model))
-    vocabulary: int = text_config(model).vocab_size
+    name, vocabulary = type(model).__name__, text_config(model).vocab_size
     ids = [(3 + (7 * place) % 89) % vocabulary for place in range(TOKENS)]
-    plain = _plain_logits(model, ids)
+    with _explained(lambda error: f"{name} fails in its own forward pass: {error}"):
+        install(find_layers(model))
+        plain = _plain_logits(model, ids)
+        refuse_other_sight(lambda other: _plain_logits(model, other), ids)
+    with _explained(
+        lambda _: f"{name} has a forward pass of its own, which takes whole prompts in order, no single rows"
+    ):
+        return _agreeing(model, plain, ids=ids)
+
+
+def _agreeing(model: PreTrainedModel, plain: Tensor, *, ids: Sequence[int]) -> Decoder:
+    """The decoder with the first kernel that computes what the model does."""
+    window: int = text_config(model).max_position_embeddings
     reasons: list[str] = []
-    for name in kernels(model):
-        _attend_by(model, name)
+    for kernel in kernels(model):
+        _attend_by(model, kernel)
         decoder = Decoder(model, examine(model, window=window), window=window)
         refuse_moving_angles(model, decoder)
         reason = disagreement(decoder, plain, ids=ids)
         if reason is None:
             return decoder
-        reasons.append(f"{reason} with {name}")
+        reasons.append(f"{reason} with {kernel}")
     raise UnsupportedModel(
         f"{type(model).__name__} computes something else in scattered rows than densely: {', '.join(reasons)}"
     )
 
 
-def _plain_logits(model: PreTrainedModel, ids: list[int]) -> Tensor:
+def _plain_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
     """The model's own logits (T, V), by its own plain attention."""
     _attend_by(model, "eager")
     with torch.inference_mode():
-        logits: Tensor = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0]
+        logits: Tensor = model(torch.tensor([list(ids)], device=model.device), use_cache=False).logits[0]
     if not bool(torch.isfinite(logits).all()):
         raise UnsupportedModel("the model's own logits are not finite: its weights are damaged")
     return logits

@@ -1,6 +1,6 @@
 """Refuses what cannot work, with the reason, before anything is served or stored. Runs the model; trusts no name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -22,6 +22,7 @@ TOKENS = 48
 PARTS = (12, 24, 12)  # prefix, chunk, question
 AGAIN = (2, 3, 17, 30, 31, 47)  # rows computed a second time, each at its own place
 AGREES = {torch.float32: 1e-3}  # of the largest logit; half precision is compared as a whole
+SEES = 0.02  # of a row's logits: what half precision may make of other tokens in the same pass, and no mask does
 AGREES_HALF = 0.2  # experts chosen otherwise by a last bit are a tenth; a wrong mask or rotation is nearer to one
 
 
@@ -31,7 +32,9 @@ def refuse_structure(model: PreTrainedModel) -> None:
     text = text_config(model)
     if model.config.is_encoder_decoder:
         raise UnsupportedModel(f"{name} is an encoder-decoder: its keys depend on more than the tokens before them")
-    if getattr(model, "_is_stateful", False):
+    if not getattr(text, "num_hidden_layers", None):
+        raise UnsupportedModel(f"{name} states no number of layers (num_hidden_layers): it is no one stack of them")
+    if getattr(model, "_is_stateful", False) and not getattr(text, "layer_types", None):
         raise UnsupportedModel(f"{name} keeps a recurrent state, not keys and values for each token")
     kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=text).layers if _is_state(layer)})
     if kinds:
@@ -42,8 +45,37 @@ def refuse_structure(model: PreTrainedModel) -> None:
         raise UnsupportedModel(f"{name} carries an adapter: merge it into the weights first")
     if _mentions(getattr(text, "rope_parameters", None), "mrope_section"):
         raise UnsupportedModel(f"{name} has positions of several axes (multi-axis RoPE)")
+    if _adds_alibi(model):
+        raise UnsupportedModel(
+            f"{name} adds a slope to scores instead of turning keys (ALiBi): nothing moves such a chunk"
+        )
+    if any("Indexer" in type(module).__name__ for module in model.modules()):
+        raise UnsupportedModel(f"{name} chooses the keys that a row sees by an indexer (sparse attention)")
     if not getattr(text, "max_position_embeddings", None):
         raise UnsupportedModel(f"{name} states no window (max_position_embeddings)")
+
+
+def _adds_alibi(model: PreTrainedModel) -> bool:
+    """What a configuration says of itself, or, where it says nothing, whether the model can make the slopes."""
+    text = text_config(model)
+    told = getattr(getattr(text, "attn_config", text), "alibi", None)
+    return any("alibi" in each for each in dir(model.base_model)) if told is None else bool(told)
+
+
+def refuse_other_sight(plain: Callable[[Sequence[int]], Tensor], ids: Sequence[int]) -> None:
+    """Refuses a model whose logits (T, V) follow more than the tokens up to a row. `plain` computes them."""
+    first = plain(ids)
+    if _differ(first, plain(ids)):
+        raise UnsupportedModel("the model's logits change with every pass over the same tokens: it keeps something")
+    half = TOKENS // 2
+    if _differ(first[:half], plain([*ids[:half], *reversed(ids[half:])])[:half]):
+        raise UnsupportedModel("a row sees tokens that come after it: a chunk's keys would depend on what follows it")
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    before, after = one.float(), other.float()
+    changes, sizes = ((each * each).sum(-1) for each in (after - before, before))
+    return bool((changes > SEES**2 * sizes).any())
 
 
 def _is_state(layer: object) -> bool:

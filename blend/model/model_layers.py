@@ -76,6 +76,8 @@ class LayerProbe(Step):
         self.shared: set[int] = set()
 
     def enter(self, layer: int, hidden: Tensor, *, given: object) -> Tensor | None:
+        if hidden.ndim != 3:
+            raise UnsupportedModel(f"layer {layer} is given several hidden states for each token, not one")
         self._layer = layer
         self.entered[layer] = hidden
         self.given[layer] = given

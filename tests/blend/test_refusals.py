@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,24 @@ LONG = {
     "original_max_position_embeddings": 1024,
 }
 HYBRID = {"attn_layer_period": 2, "attn_layer_offset": 1}
+GEMMA3N: dict[str, Any] = {
+    "vocab_size_per_layer_input": 128,
+    "hidden_size_per_layer_input": 8,
+    "laurel_rank": 4,
+    "num_kv_shared_layers": 0,
+    "activation_sparsity_pattern": None,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+}
 STATE = "recurrent state|linear-attention, convolution or state layers"
 
 REFUSED: dict[str, tuple[Callable[[], hf.PreTrainedConfig], str]] = {
@@ -39,9 +58,38 @@ REFUSED: dict[str, tuple[Callable[[], hf.PreTrainedConfig], str]] = {
     "longrope": (lambda: hf.Phi3Config(**BASE, rope_parameters=LONG), "depend on the prompt's length"),
     "gpt2": (lambda: hf.GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4), "learned absolute positions"),
     "opt": (lambda: hf.OPTConfig(**{**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32}), "learned absolute positions"),
-    "bloom": (lambda: hf.BloomConfig(vocab_size=128, hidden_size=32, n_layer=2, n_head=4), "no window|registry"),
-    "mpt": (lambda: hf.MptConfig(vocab_size=128, d_model=32, n_layers=2, n_heads=4), "no window|registry"),
+    "bloom": (lambda: hf.BloomConfig(vocab_size=128, hidden_size=32, n_layer=2, n_head=4), "ALiBi"),
+    "mpt": (lambda: hf.MptConfig(vocab_size=128, d_model=32, n_layers=2, n_heads=4), "ALiBi"),
+    "falcon": (lambda: hf.FalconConfig(**SMALL, alibi=True), "ALiBi"),
+    "granite-hybrid": (lambda: granite("attention", "mamba"), STATE),
+    "gemma3n": (lambda: hf.Gemma3nTextConfig(**BASE, **GEMMA3N), "several hidden states for each token"),
+    "deepseek-v3.2": (lambda: hf.DeepseekV32Config(**SMALL, **LATENT), "indexer"),
+    "gemma3-both-ways": (lambda: hf.Gemma3TextConfig(**BASE, use_bidirectional_attention=True), "come after it"),
 }
+
+
+def granite(*kinds: str) -> hf.PreTrainedConfig:
+    """A class that says of itself that it keeps a state, whatever its layers are."""
+    return hf.GraniteMoeHybridConfig(
+        **SMALL, num_key_value_heads=2, layer_types=[*kinds] * 2, num_local_experts=2, num_experts_per_tok=1,
+        shared_intermediate_size=32, mamba_n_heads=4, mamba_d_state=4,
+    )  # fmt: skip
+
+
+def test_a_class_with_states_works_where_none_of_its_layers_has_one() -> None:
+    adopt(build(granite("attention", "attention")), words())
+
+
+def test_a_model_that_sees_later_tokens_is_refused_in_half_precision_too() -> None:
+    config = hf.Gemma3TextConfig(**BASE, use_bidirectional_attention=True)
+    with pytest.raises(UnsupportedModel, match="come after it"):
+        adopt(hf.AutoModelForCausalLM.from_config(config).to(torch.bfloat16), words())
+
+
+def test_a_model_whose_own_pass_fails_is_refused_with_its_error() -> None:
+    config = hf.MiniMaxM2Config(**BASE, num_local_experts=2, num_experts_per_tok=4)
+    with pytest.raises(UnsupportedModel, match=r"its own forward pass.*out of range"):
+        adopt(hf.AutoModelForCausalLM.from_config(config), words())
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
@@ -105,8 +153,8 @@ def adapted(model: hf.PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (sees_the_future, "densely|mask"),
-        (shifts_with_every_call, "densely|change with the position"),
+        (sees_the_future, "come after it"),
+        (shifts_with_every_call, "change with every pass"),
         (spread_over_devices, "several devices"),
         (adapted, "merge it into the weights"),
     ],
