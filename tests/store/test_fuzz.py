@@ -221,7 +221,7 @@ def other_extras(head: Head, draw: random.Random) -> Head:
     rows = [msgspec.structs.replace(row, level=number(draw, 0)) for row in head.frames]
     changed = {
         "format": draw.choice((0, 1, 2, 3, 65535)),
-        "scores": bytes(draw.choice((1, head.tokens))),
+        "scores": bytes(draw.choice((1, 5, 130))),
         "frames": tuple(rows),
     }
     name = draw.choice(list(changed))
