@@ -24,7 +24,6 @@ from service.app.operating_point import operating_point
 from service.builtin import CHECKPOINT
 from service.corpus.tenants import TENANTS, Tenants
 from service.model.checked_model import checked_model
-from service.model.codec_check import check_codec
 from service.model.prompt_builder import PromptBuilder
 from service.model.served_model import ServedModel
 from service.settings import Settings, SettingsError
@@ -68,7 +67,6 @@ def compose_tenants(settings: Settings, store: BlobStore, *, control: Control) -
     with ExitStack() as stack:
         loaded = compose_served(settings)
         stack.callback(loaded.engine.close)
-        check_codec(loaded)
         model = checked_model(loaded, settings.data / TENANTS, library=library, store=store)
         stack.pop_all()
     return Tenants(settings.data, model, store=store, control=control, library=library)
