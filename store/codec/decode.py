@@ -1,7 +1,6 @@
 """Blobs to records, whole or one layer group alone. Takes frames from a reader and knows no medium."""
 
 import threading
-from collections.abc import Sequence
 
 import numpy as np
 import zstandard
@@ -20,8 +19,9 @@ _local = threading.local()  # zstd's contexts belong to one thread each
 
 def decode(reader: BlobReader) -> Record:
     """The plain record: exact for `lossless`, else within the spec's bound. Raises `BadBlob`."""
-    layers = [kv for group in range(len(reader.head.groups)) for kv in decode_group(reader, group)]
-    return Record(reader.head.dtype, tuple(layers), reader.head.ids_digest)
+    head = reader.head
+    layers = [_plain(layer, head.dtype) for numbers in head.groups for layer in _read(reader, numbers)]
+    return Record(head.dtype, tuple(layers), head.ids_digest)
 
 
 def decode_group(reader: BlobReader, group: int) -> list[LayerKV | None]:
@@ -31,21 +31,26 @@ def decode_group(reader: BlobReader, group: int) -> list[LayerKV | None]:
 
 def read_group(reader: BlobReader, group: int) -> list[LayerKV | PackedLayer | None]:
     """The layers of one group as they are kept, in layer order: plain where lossless, else codes. Raises `BadBlob`."""
-    head, numbers = reader.head, reader.head.groups[group]
-    forms = layer_forms(head, head.frames[numbers.start])
+    return _read(reader, reader.head.groups[group])
+
+
+def _read(reader: BlobReader, numbers: range) -> list[LayerKV | PackedLayer | None]:
+    """The layers of the frames of one group."""
+    head = reader.head
+    forms = _forms(head, head.frames[numbers.start])
     parts: list[list[LayerKV | PackedLayer]] = [[] for _ in forms]
     for number in numbers:
         frame = head.frames[number]
-        raw, place = memoryview(_decompress(reader, number, forms=forms)), 0
-        for form, found in zip(forms, parts, strict=True):
+        sizes = [_layer_bytes(head, form, tokens=frame.tokens) if form else 0 for form in forms]
+        raw, place = memoryview(_decompress(reader, number, expected=sum(sizes))), 0
+        for form, size, found in zip(forms, sizes, parts, strict=True):
             if form is not None:
-                end = place + _layer_bytes(head, form, tokens=frame.tokens)
-                found.append(_read_layer(raw[place:end], form, head=head, frame=frame))
-                place = end
+                found.append(_read_layer(raw[place : place + size], form, head=head, frame=frame))
+                place += size
     return [_join(found) if found else None for found in parts]
 
 
-def layer_forms(head: Head, frame: Frame) -> list[LayerForm | None]:
+def _forms(head: Head, frame: Frame) -> list[LayerForm | None]:
     """How each layer of a frame is laid out; None for a layer without a cache. Raises `BadBlob`."""
     try:
         spec = Spec.parse(head.codec)
@@ -67,9 +72,7 @@ def _read_layer(raw: memoryview, form: LayerForm, *, head: Head, frame: Frame) -
     return read(raw, form, start=frame.start, tokens=frame.tokens)
 
 
-def _decompress(reader: BlobReader, number: int, *, forms: Sequence[LayerForm | None]) -> bytes:
-    tokens = reader.head.frames[number].tokens
-    expected = sum(_layer_bytes(reader.head, form, tokens=tokens) for form in forms if form)
+def _decompress(reader: BlobReader, number: int, *, expected: int) -> bytes:
     if expected > MAX_FRAME_BYTES:
         raise BadBlob(MissReason.CORRUPT, f"frame {number} claims {expected} bytes, more than {MAX_FRAME_BYTES}")
     with reader.frame(number) as data:

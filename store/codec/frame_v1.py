@@ -37,7 +37,8 @@ def read_frame_v1(raw: memoryview, form: LayerForm, *, start: int, tokens: int) 
     shape, place = form.shape, 0
     tiles: list[PackedTile] = []
     for span in spans_of(tokens):
-        middle, end = (place + sum(_tensor_bytes(form, len(span))[:count]) for count in (1, 2))
+        key_bytes, value_bytes = _tensor_bytes(form, len(span))
+        middle, end = place + key_bytes, place + key_bytes + value_bytes
         keys = _tensor(raw[place:middle], (shape.key_heads, len(span), shape.key_dim), form=form, axis=KEYS)
         values = _tensor(raw[middle:end], (shape.value_heads, len(span), shape.value_dim), form=form, axis=VALUES)
         tiles.append(PackedTile(start + span.start, keys, values))

@@ -333,4 +333,6 @@ def is_refused(service: Service) -> bool:
         httpx.get(f"{service.base_url}/healthz", trust_env=False)
     except httpx.ConnectError:
         return True
+    except (httpx.ReadError, httpx.RemoteProtocolError):
+        return False  # it waited to be accepted when the listener closed: the next one is refused
     return False
