@@ -213,19 +213,24 @@ class TestADamagedBlob:
 def full_catalog(running: Demo) -> Generator[None]:
     """No page can be added to the tenant's catalog until the block ends."""
     catalog = cast(SqliteCatalog, running.core.tenants.open("default").catalog)
-    free, make = catalog._free, catalog._open
+    make = catalog._open
+    full = list(catalog._free)
+
+    def limit(connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA max_page_count = 1")  # never below what there is
 
     def limited() -> sqlite3.Connection:
         connection = make()
-        connection.execute("PRAGMA max_page_count = 1")  # never below what there is
+        limit(connection)
+        full.append(connection)
         return connection
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "_open", limited)
-        for connection in list(free):
-            connection.execute("PRAGMA max_page_count = 1")
+        for connection in list(full):
+            limit(connection)
         yield
-    for connection in list(free):
+    for connection in full:  # those too that somebody holds just now
         connection.execute("PRAGMA max_page_count = 4294967294")
 
 
