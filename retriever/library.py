@@ -3,7 +3,7 @@
 What is put is embedded first and then kept in one transaction, so that words and vectors never disagree.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,12 +61,14 @@ class Library:
         *,
         collection: str,
         claim: Callable[[CatalogChange, Sequence[int]], Sequence[int]] = lambda change, versions: versions,
+        anew: Set[str] = frozenset(),
     ) -> list[int]:
         """Embed documents together and keep them, to serve later; returns the numbers of their versions.
 
         `claim` is called with these within the change, and says which are still wanted; the others are dropped.
+        `anew`: ids of chunks that are embedded even if they were before, so that the time taken tells of nobody's.
         """
-        vectors = self._embedded(documents, collection=collection)
+        vectors = self._embedded(documents, collection=collection, anew=anew)
         with self.catalog.change() as change:
             versions = [change.stage(document, collection=collection) for document in documents]
             _keep(change, vectors)
@@ -124,7 +126,9 @@ class Library:
         if serving:
             self._index(serving).maintain(self.catalog)
 
-    def _embedded(self, documents: Sequence[Document], *, collection: str) -> dict[str, tuple[list[str], Vectors]]:
+    def _embedded(
+        self, documents: Sequence[Document], *, collection: str, anew: Set[str] = frozenset()
+    ) -> dict[str, tuple[list[str], Vectors]]:
         """Vectors of all chunks but white space, by each embedder; none where the collection is kept without search."""
         texts = {part.id: part.text for each in documents for part in each.parts if part.text.strip()}
         with self.catalog.view() as view:
@@ -132,7 +136,8 @@ class Library:
                 return {}
             known = {entry.name for entry in view.embedders()}
             wanted = [each for name, each in self._embedders.items() if name in known]
-            has = {each.name: view.vectors(list(texts), embedder=each.name) for each in wanted}
+            shared = [chunk for chunk in texts if chunk not in anew]
+            has = {each.name: view.vectors(shared, embedder=each.name) for each in wanted}
         return {each.name: _completed(each, texts, has=has[each.name]) for each in wanted}
 
     def _serving(self, view: VectorsView) -> Embedder | None:

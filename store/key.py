@@ -1,4 +1,7 @@
-"""Names of blobs: tenant, chunk, fingerprint, codec, in that order, so that one scan finds all of a chunk."""
+"""Names of blobs: tenant, chunk, fingerprint, codec, in that order, so that one scan finds all of a chunk.
+
+Behind a dot the fingerprint may name a domain: whoever sees no document of it shares none of its blobs.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -63,6 +66,16 @@ class CacheKey:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", _join((self.tenant, self.chunk, self.fingerprint, self.codec)))
+
+    @property
+    def origin(self) -> str:
+        """The fingerprint without a domain: what computed the blob."""
+        return self.fingerprint.partition(".")[0]
+
+    @property
+    def domain(self) -> str:
+        """The domain that the blob is kept for; empty where everybody of the tenant shares it."""
+        return self.fingerprint.partition(".")[2]
 
     @property
     def scopes(self) -> tuple[str, ...]:

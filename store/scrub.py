@@ -93,7 +93,7 @@ def collect(store: BlobStore, fingerprint: str | None = None, *, grace_s: float 
     for tier in reversed(store.tiers):  # the lowest first, so that a read copies nothing upwards that goes
         tier.finish_deletes()
         for entry in tier.entries() if fingerprint is not None else ():
-            if entry.key.fingerprint == fingerprint:
+            if entry.key.origin == fingerprint:
                 tier.discard(entry.key)
                 report.fingerprint += 1
                 report.nbytes += entry.nbytes

@@ -1,10 +1,14 @@
 """What several folders of tests need: one S3 server for the whole run."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.servers.s3 import S3Server, s3_server
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; the commands under test are to hear it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from retriever.contract.types import (
     DocumentRow,
     EmbeddedChunks,
     EmbedderEntry,
+    Label,
     Limit,
     MarkedChunks,
     Passage,
@@ -98,6 +99,17 @@ class SqliteView:
 
     def rows_of(self, ids: Sequence[str]) -> dict[str, int]:
         return dict(self._connection.execute(f"SELECT id, row FROM chunks WHERE id IN {LISTED}", (listed(ids),)))
+
+    def labels_of(self, ids: Sequence[str]) -> dict[str, list[Label]]:
+        found: dict[str, list[Label]] = {}
+        rows = self._connection.execute(
+            "SELECT DISTINCT c.id, l.collection, l.metadata FROM chunks c JOIN passages p ON p.chunk = c.row "
+            f"JOIN labels l ON l.row = p.label WHERE c.id IN {LISTED}",
+            (listed(ids),),
+        )
+        for chunk, collection, metadata in rows:
+            found.setdefault(chunk, []).append(Label(collection, loads(metadata)))
+        return found
 
     def lexical(
         self, query: str, allowed: FilterCondition, *, limit: int, within: FilterCondition = EVERYTHING

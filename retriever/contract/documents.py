@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever.contract.types import DocumentRow, Passage, Removal
+from retriever.contract.types import DocumentRow, Label, Passage, Removal
 from retriever.documents import Document, Json
 from retriever.filter_condition import EVERYTHING, FilterCondition
 
@@ -37,6 +37,10 @@ class DocumentsView(Protocol):
 
     def rows_of(self, ids: Sequence[str]) -> dict[str, int]:
         """The numbers of those chunks that are known, by their ids."""
+        ...
+
+    def labels_of(self, ids: Sequence[str]) -> dict[str, list[Label]]:
+        """The labels of these chunks in documents, each once; in staged versions too."""
         ...
 
     def texts(self, chunks: Sequence[int]) -> dict[int, str]: ...

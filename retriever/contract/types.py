@@ -54,6 +54,14 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """What a filter sees of a passage. `metadata`: the document's, with the chunk's own over it."""
+
+    collection: str
+    metadata: Json
+
+
+@dataclass(frozen=True, slots=True)
 class WordMatch:
     """A passage that a search by words finds. `share`: how much of what the query's words tell it has, up to 1."""
 

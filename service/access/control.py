@@ -20,7 +20,7 @@ from retriever.catalog.schema import transaction
 from retriever.catalog.sqlite_errors import sqlite_errors_explained
 from retriever.documents import Json
 from retriever.errors import FilterError
-from retriever.filter_condition import condition
+from retriever.filter_condition import condition, fields_of
 from service.access.errors import AccessError
 from service.access.principal import DEFAULT_TENANT, Principal, Role
 from service.access.private import private_file, private_folder, write_private
@@ -81,6 +81,7 @@ class _Known:
     version: int
     holders: dict[str, tuple[bytes, Principal]] = field(default_factory=dict[str, tuple[bytes, Principal]])
     switch: BlendingSwitch | None = None
+    bound_fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
 
 class Control:
@@ -126,6 +127,17 @@ class Control:
                 f"SELECT {_COLUMNS} FROM keys WHERE tenant = ?1 OR ?1 IS NULL ORDER BY created, id", (tenant,)
             ).fetchall()
         return [_entry(row) for row in found]
+
+    def bound_fields(self, tenant: str) -> frozenset[str]:
+        """The metadata fields that filters of the tenant's keys name, or named before they were revoked."""
+        with self._read() as connection:
+            known = self._current(connection).bound_fields
+            if tenant not in known:
+                found = connection.execute(
+                    "SELECT bound FROM keys WHERE tenant = ? AND bound IS NOT NULL", (tenant,)
+                ).fetchall()
+                known[tenant] = frozenset().union(*(fields_of(json.loads(bound)) for (bound,) in found))
+            return known[tenant]
 
     def identify(self, key: str) -> Principal | None:
         """Whose key this is; None for one that was never given, or is revoked."""

@@ -9,7 +9,7 @@ from retriever.contract.types import Passage
 from service.api.caller import By, Caller, unknown
 from service.bodies.cache import CacheChoice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
 from service.bodies.fields import MOST_LISTED
-from service.corpus.chunk_caches import ChunkCaches, ChunkState, KvState
+from service.corpus.chunk_caches import ChunkCaches, ChunkState
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,48 +32,23 @@ def lookup(by: By, wanted: LookupRequest) -> LookupAnswer:
 
 def prefetch(by: By, wanted: CacheChoice) -> Touched:
     """Ask that the caches of these chunks be near. `blobs`: fetches that began."""
-    return _touched(by, wanted, touch=lambda caches, passages: caches.prefetch(passages))
+    return _touched(by, wanted, touch=lambda caches, found: caches.prefetch(found))
 
 
 def pin(by: By, wanted: CacheChoice) -> Touched:
-    """Keep the caches of these chunks from eviction."""
-    return _touched(by, wanted, touch=_all_blobs(by, lambda caches, chunks: caches.pin(chunks)))
+    """Keep the caches of these chunks from eviction: for a key with a filter, those of what it sees."""
+    return _touched(by, wanted, touch=lambda caches, found: caches.pin(found, shared=not by.is_bound))
 
 
 def unpin(by: By, wanted: CacheChoice) -> Touched:
-    """Take the pins of these chunks back."""
-    return _touched(by, wanted, touch=_all_blobs(by, lambda caches, chunks: caches.unpin(_own(by, chunks))))
+    """Take the pins of these chunks back: for a key with a filter, those of what it sees."""
+    return _touched(by, wanted, touch=lambda caches, found: caches.unpin(found, shared=not by.is_bound))
 
 
 def evict(by: By, wanted: CacheChoice) -> Touched:
-    """Forget what is stored of these chunks. It is computed again when it is needed.
-
-    Equal texts share what is stored: what would go with a hidden document, or stay, is not for a key with a filter.
-    """
+    """Forget what is stored of these chunks. It is computed again when it is needed."""
     by.check_unbound("evict caches, which others may share")
-    return _touched(by, wanted, touch=_all_blobs(by, lambda caches, chunks: caches.evict(chunks)))
-
-
-def _all_blobs(
-    by: Caller, touch: Callable[[ChunkCaches, Sequence[str]], int]
-) -> Callable[[ChunkCaches, Sequence[Passage]], int]:
-    """Touches the chunks' blobs of all collections. A key with a filter is told only of those that it can look up."""
-
-    def touched(caches: ChunkCaches, passages: Sequence[Passage]) -> int:
-        stored = sum(each.state is KvState.STORED for each in caches.states(passages).values()) if by.is_bound else 0
-        blobs = touch(caches, [each.id for each in passages])
-        return stored if by.is_bound else blobs
-
-    return touched
-
-
-def _own(by: Caller, chunks: Sequence[str]) -> Sequence[str]:
-    """Those of the chunks that no document holds which this key does not see."""
-    if not by.is_bound:
-        return chunks
-    with by.tenant.catalog.view() as view:
-        hidden = {each.id for each in view.holding(list(view.rows_of(chunks).values()), ~by.allowed())}
-    return [each for each in chunks if each not in hidden]
+    return _touched(by, wanted, touch=lambda caches, found: caches.evict(found))
 
 
 def _touched(by: Caller, wanted: CacheChoice, *, touch: Callable[[ChunkCaches, Sequence[Passage]], int]) -> Touched:

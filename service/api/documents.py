@@ -59,7 +59,7 @@ def put_document(by: By, document_id: DocumentId, *, replacement: Replacement, r
 
 
 def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> DocumentOut:
-    """Lay metadata over a document's. Chunks and caches stay as they are."""
+    """Lay metadata over a document's. Chunks stay as they are; caches go where a key's filter tells the change."""
     tenant = by.tenant
     with tenant.catalog.view() as view:
         before = _entry(by, view, document_id=document_id)
@@ -75,6 +75,7 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
         except ValueError as error:
             raise Invalid(f"with what is there already, {error}", field="metadata") from error
     with tenant.catalog.view() as view:
+        by.core.ingest.move(tenant, view.passages(entry.id))
         return _shown(by, view, entry=entry)
 
 

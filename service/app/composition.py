@@ -67,7 +67,8 @@ def compose_tenants(settings: Settings, store: BlobStore, *, control: Control) -
     with ExitStack() as stack:
         loaded = compose_served(settings)
         stack.callback(loaded.engine.close)
-        model = checked_model(loaded, settings.data / TENANTS, library=library, store=store)
+        folder, bound_fields = settings.data / TENANTS, control.bound_fields
+        model = checked_model(loaded, folder, library=library, store=store, bound_fields=bound_fields)
         stack.pop_all()
     return Tenants(settings.data, model, store=store, control=control, library=library)
 

@@ -179,7 +179,7 @@ class Core:
         mine = {digest for digest, each in known.items() if model.fingerprint.behind(()).differs(_bare(each)) is None}
         try:
             for tenant in self.store.tenants():
-                found = {entry.key.fingerprint for entry in islice(self.store.entries(Scope(tenant)), LOOKED_AT)}
+                found = {entry.key.origin for entry in islice(self.store.entries(Scope(tenant)), LOOKED_AT)}
                 if found and not found & mine:
                     others = [known[digest] for digest in found if digest in known]
                     field = model.fingerprint.behind(()).differs(_bare(others[0])) if others else "an unknown field"

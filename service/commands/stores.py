@@ -62,7 +62,7 @@ def _show_models(store: "BlobStore", *, as_json: bool) -> None:
         for entry in tier.entries():
             key, found = entry.key, tier.open(entry.key)
             version = str(found.head.format) if isinstance(found, BlobReader) else found.reason
-            kind = (tier.name, key.tenant, key.fingerprint, key.codec, version)
+            kind = (tier.name, key.tenant, key.origin, key.codec, version)
             blobs, nbytes = held.get(kind, (0, 0))
             held[kind] = blobs + 1, nbytes + entry.nbytes
     names = ("tier", "tenant", "fingerprint", "codec", "format")

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from threading import Lock
@@ -11,13 +11,17 @@ from threading import Lock
 from blend.model.fingerprint import Fingerprint
 from retriever.contract.catalog import Catalog
 from retriever.contract.types import Passage
+from retriever.documents import Document, Json
+from retriever.filter_condition import EVERYTHING
 from service.access.control import Control
+from service.access.domains import DomainChunk, domain_of, fingerprint_in
 from service.model.blob_source import BlobSource
 from service.model.served_model import Ids, ServedModel
 from store.blob_store import BlobStore
 from store.errors import Miss, MissReason, StoreError
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
+from store.upkeep import StoredBlob
 
 _SEEN = 100_000  # blobs that are remembered to have been there
 _PREFIXES = 1024  # capture prefixes whose digests are remembered
@@ -87,9 +91,38 @@ class ChunkCaches:
         self._control.remember_fingerprint(digest, fingerprint.to_dict())
         return CapturePrefix(prefix, fingerprint, digest)
 
-    def key(self, chunk: str, capture_prefix: CapturePrefix) -> CacheKey:
+    @property
+    def fields(self) -> frozenset[str]:
+        """The metadata by which filters of the tenant's keys divide its documents into domains."""
+        return self._control.bound_fields(self._tenant)
+
+    def chunk(self, chunk: str, metadata: Json) -> DomainChunk:
+        """The chunk as it is shared by documents with this metadata."""
+        return DomainChunk(chunk, domain_of(metadata, self.fields))
+
+    def chunks(self, document: Document) -> list[DomainChunk]:
+        """The chunks of a document, as those of its domains share them; each once, in its order."""
+        found = (self.chunk(part.id, {**document.metadata, **part.metadata}) for part in document.parts)
+        return [*dict.fromkeys(found)]
+
+    def unshared(self, documents: Iterable[Document]) -> set[str]:
+        """Ids of chunks that no document of the same domain holds yet: what was made of them is not for these."""
+        if not self.fields:
+            return set()
+        wanted = {chunk for document in documents for chunk in self.chunks(document)}
+        with self._catalog.view() as view:
+            labels = view.labels_of([chunk.id for chunk in wanted])
+        held = {self.chunk(chunk, label.metadata) for chunk, found in labels.items() for label in found}
+        return {chunk.id for chunk in wanted - held}
+
+    def key(self, chunk: DomainChunk, capture_prefix: CapturePrefix) -> CacheKey:
         """The key of a chunk's blob."""
-        return CacheKey(self._tenant, chunk, capture_prefix.digest, self.model.codec)
+        fingerprint = fingerprint_in(chunk.domain, capture_prefix.digest)
+        return CacheKey(self._tenant, chunk.id, fingerprint, self.model.codec)
+
+    def key_of(self, passage: Passage, capture_prefix: CapturePrefix) -> CacheKey:
+        """The key of the blob of a passage's chunk."""
+        return self.key(self.chunk(passage.id, passage.metadata), capture_prefix)
 
     def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[BlobSource | Miss]]":
         """Begins to open the passages' blobs, in their order. A store that does not answer makes them missing, too."""
@@ -97,8 +130,8 @@ class ChunkCaches:
         return [pool.submit(self._open, passage, capture_prefix[passage.collection]) for passage in passages]
 
     def _open(self, passage: Passage, capture_prefix: CapturePrefix) -> BlobSource | Miss:
-        key = self.key(passage.id, capture_prefix)
         try:
+            key = self.key_of(passage, capture_prefix)
             found = self._store.open(key)
             if isinstance(found, Miss):
                 return self._why(passage, key, capture_prefix=capture_prefix, miss=found)
@@ -131,18 +164,20 @@ class ChunkCaches:
             return Miss(MissReason.EVICTED)
         if limit and not upload:  # a file of a corpus
             return Miss(MissReason.OVER_BUDGET)
-        return Miss(self._differing(passage.id, capture_prefix) or MissReason.ABSENT)
+        return Miss(self._differing(key, capture_prefix) or MissReason.ABSENT)
 
-    def _differing(self, chunk: str, wanted: CapturePrefix) -> MissReason | None:
-        """The field in which a blob that is there differs, where only such are there."""
+    def _differing(self, key: CacheKey, wanted: CapturePrefix) -> MissReason | None:
+        """The field in which a blob of the domain that is there differs, where only such are there."""
         others = self._control.fingerprints()
         if not others.keys() - {wanted.digest}:
             return None
-        for entry in self._store.entries(Scope(self._tenant, chunk)):
-            if entry.key.fingerprint == wanted.digest:
+        for entry in self._store.entries(Scope(self._tenant, key.chunk)):
+            if entry.key.domain != key.domain:
+                continue
+            if entry.key.origin == wanted.digest:
                 return MissReason.CODEC
-            if entry.key.fingerprint in others:
-                field = wanted.fingerprint.differs(Fingerprint.from_dict(others[entry.key.fingerprint]))
+            if entry.key.origin in others:
+                field = wanted.fingerprint.differs(Fingerprint.from_dict(others[entry.key.origin]))
                 return MissReason(field) if field else None
         return None
 
@@ -152,7 +187,7 @@ class ChunkCaches:
         return {passage.id: self._state(passage, capture_prefix[passage.collection]) for passage in passages}
 
     def _state(self, passage: Passage, capture_prefix: CapturePrefix) -> ChunkState:
-        key = self.key(passage.id, capture_prefix)
+        key = self.key_of(passage, capture_prefix)
         found = self._store.open(key)
         if isinstance(found, BlobReader):
             blob = BlobSource(found, capture_prefix.fingerprint)
@@ -164,22 +199,51 @@ class ChunkCaches:
     def prefetch(self, passages: Sequence[Passage]) -> int:
         """Asks that the passages' blobs be near. Returns how many fetches began."""
         capture_prefix = self.capture_prefixes(passage.collection for passage in passages)
-        return self._store.prefetch([self.key(passage.id, capture_prefix[passage.collection]) for passage in passages])
+        return self._store.prefetch([self.key_of(passage, capture_prefix[passage.collection]) for passage in passages])
 
-    def pin(self, chunks: Sequence[str]) -> int:
-        """Keeps the chunks' blobs from eviction. Returns how many there are."""
-        return sum(self._store.pin(Scope(self._tenant, chunk)) for chunk in dict.fromkeys(chunks))
+    def pin(self, passages: Sequence[Passage], *, shared: bool) -> int:
+        """Keeps the passages' blobs from eviction. Returns how many there are. `shared`: in all domains, too."""
+        return sum(self._store.pin(scope) for scope in self._scopes(passages, shared=shared))
 
-    def unpin(self, chunks: Sequence[str]) -> int:
-        """Takes the chunks' pins back. Returns how many blobs there are."""
-        return sum(self._store.unpin(Scope(self._tenant, chunk)) for chunk in dict.fromkeys(chunks))
+    def unpin(self, passages: Sequence[Passage], *, shared: bool) -> int:
+        """Takes the passages' pins back. Returns how many blobs there are. `shared`: in all domains, too."""
+        return sum(self._store.unpin(scope) for scope in self._scopes(passages, shared=shared))
 
-    def evict(self, chunks: Sequence[str]) -> int:
-        """Forgets the chunks' blobs, which may be computed again at once. Returns how many were there."""
-        keys = [
-            entry.key for chunk in dict.fromkeys(chunks) for entry in self._store.entries(Scope(self._tenant, chunk))
-        ]
+    def _scopes(self, passages: Sequence[Passage], *, shared: bool) -> list[Scope]:
+        capture_prefix = self.capture_prefixes(passage.collection for passage in passages)
+        keys = [self.key_of(passage, capture_prefix[passage.collection]) for passage in passages]
+        scopes = [Scope(self._tenant, key.chunk, None if shared else key.fingerprint) for key in keys]
+        return [*dict.fromkeys(scopes)]
+
+    def evict(self, passages: Sequence[Passage]) -> int:
+        """Forgets the blobs of the passages' chunks, which may be computed again at once. Returns how many there were.
+
+        Those of all domains go.
+        """
+        scopes = self._scopes(passages, shared=True)
+        keys = [entry.key for scope in scopes for entry in self._store.entries(scope)]
         return sum(self._store.discard(key) for key in keys)
+
+    def clear(self, blobs: Sequence[StoredBlob]) -> list[Passage]:
+        """Deletes those of the blobs whose domain no document of their chunk is in. Raises StoreError.
+
+        Returns their chunks as they stand in domains that have none of the blobs. Those that the catalog does not know
+        are left alone: a corpus may be computed before it is put in.
+        """
+        with self._catalog.view() as view:
+            labels = view.labels_of([blob.key.chunk for blob in blobs])
+            passages = view.holding([*view.rows_of([*labels]).values()], EVERYTHING)
+        wanted = {self.chunk(chunk, label.metadata) for chunk, held in labels.items() for label in held}
+        for key in (blob.key for blob in blobs):
+            if key.chunk in labels and DomainChunk.of(key) not in wanted:
+                self._store.delete(Scope(self._tenant, key.chunk, key.fingerprint))
+        lacking = wanted - {DomainChunk.of(blob.key) for blob in blobs}
+        return [
+            replace(passage, collection=label.collection, metadata=label.metadata)
+            for passage in passages
+            for label in labels[passage.id]
+            if self.chunk(passage.id, label.metadata) in lacking
+        ]
 
 
 def mends(miss: Miss) -> bool:

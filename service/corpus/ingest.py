@@ -15,6 +15,7 @@ from retriever.contract.types import Collection, Passage
 from retriever.contract.upload_types import NewUpload, QueuedUpload
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError
+from service.access.domains import DomainChunk
 from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.grouping import grouped
@@ -33,6 +34,7 @@ FILL_BATCH = 16
 PAUSE_S = 5.0  # before what failed for a reason that may pass is tried again
 IDLE_S = 60.0  # without work before it is looked what can be tidied
 BUSY_S = 600.0  # between two such looks of a service that never rests
+RENEWED = 256  # blobs at a time, whose domains are looked at
 EMBEDDED = 64  # chunks at a time, where the embedder changed
 KEPT_S = 7 * 86_400.0  # how long ended jobs, deletions and damaged blobs are kept
 
@@ -56,7 +58,7 @@ class Ingest:
         self._changed = Condition()
         self._busy: OrderedDict[str, None] = OrderedDict()
         self._rests: dict[str, float] = {}  # when a tenant whose catalog failed is tried again
-        self._fills: OrderedDict[tuple[str, str, str], _Fill] = OrderedDict()
+        self._fills: OrderedDict[tuple[str, str, DomainChunk], _Fill] = OrderedDict()
         self._apart: set[tuple[str, int]] = set()  # uploads among which one went wrong: each is tried alone
         self._closing = False
         self._tidied = time.monotonic()
@@ -107,8 +109,15 @@ class Ingest:
         with self._changed:
             for passage in passages:
                 if len(self._fills) < FILLS:
-                    self._fills[tenant.name, passage.collection, passage.id] = _Fill(tenant, passage, damaged)
+                    chunk = tenant.caches.chunk(passage.id, passage.metadata)
+                    self._fills[tenant.name, passage.collection, chunk] = _Fill(tenant, passage, damaged)
             self._changed.notify()
+
+    def move(self, tenant: Tenant, passages: Sequence[Passage]) -> None:
+        """Computes the caches of passages whose metadata changed where that took them into another domain."""
+        if tenant.caches.fields:
+            tenant.sweep(1.0, kept={passage.id for passage in passages})
+            self.fill(tenant, passages)
 
     @property
     def waiting_fills(self) -> int:
@@ -152,7 +161,7 @@ class Ingest:
                 self._tidy()
             return
         with self._changed:
-            if self._next() or self._fills or self._closing:
+            if not self._is_idle():
                 return
             woken = self._changed.wait(min(PAUSE_S, IDLE_S) if self._busy else IDLE_S)
         if not woken and (not self._busy or time.monotonic() - self._tidied > IDLE_S):
@@ -162,6 +171,9 @@ class Ingest:
         """The next tenant with work that does not rest."""
         now = time.monotonic()
         return next((name for name in self._busy if self._rests.get(name, now) <= now), None)
+
+    def _is_idle(self) -> bool:
+        return not (self._next() or self._fills or self._closing)
 
     def _turn(self) -> bool:
         """Works on a document of the next tenant, or a few small ones, and a batch of fills; whether there was any."""
@@ -263,7 +275,7 @@ class Ingest:
         capture_prefix = caches.capture_prefixes([collection])[collection]
         items: list[CaptureItem] = []
         for fill in fills:
-            ids, key = self._tenants.model.ids(fill.passage.text), caches.key(fill.passage.id, capture_prefix)
+            ids, key = self._tenants.model.ids(fill.passage.text), caches.key_of(fill.passage, capture_prefix)
             if ids is not None and (fill.damaged or isinstance(self._tenants.store.open(key), Miss)):
                 items.append(CaptureItem(key, ids))
 
@@ -286,8 +298,10 @@ class Ingest:
                 self._tenants.store.trim(tenant.name, old)
                 with tenant.catalog.change() as change:
                     change.forget_uploads(old)
-                while not (self._next() or self._fills or self._closing) and tenant.library.advance(EMBEDDED):
+                while self._is_idle() and tenant.library.advance(EMBEDDED):
                     pass
+                while self._is_idle() and (lacking := tenant.renew(RENEWED)) is not None:
+                    self.fill(tenant, lacking)
                 tenant.library.maintain()
             except _PASSING as error:
                 log.warning("tidying waits", extra=fields(tenant=tenant.name, reason=type(error).__name__))

@@ -21,6 +21,7 @@ from service.model.served_model import Ids
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from store.blob_store import Put
+from store.key import CacheKey
 from store.reader import BlobReader
 
 PROGRESS_S = 0.5  # between two marks of how far an upload came
@@ -55,7 +56,7 @@ class Ingestion:
         self._collection = uploads[0].collection
         self._live = {upload.number: upload for upload in uploads}  # as far as they came; none whose end is known
         self._full: set[int] = set()  # those for which the store's budget is used up
-        self._owners: dict[str, list[int]] = {}  # of each chunk that is missing
+        self._owners: dict[CacheKey, list[int]] = {}  # of each blob that is missing
         self._marked = 0.0
 
     def run(self) -> None:
@@ -151,7 +152,7 @@ class Ingestion:
             claimed: list[int] = []
             for version, (number, document) in zip(versions, documents.items(), strict=True):
                 upload = replace(self._live[number], state=UploadState.COMPUTING, version=version, detail="")
-                upload = replace(upload, chunks=len(_chunks(document)))
+                upload = replace(upload, chunks=len(self._tenant.caches.chunks(document)))
                 if change.advance(upload):
                     claimed.append(version)
                     self._live[number] = upload
@@ -160,7 +161,9 @@ class Ingestion:
             return claimed
 
         if documents:
-            self._tenant.library.stage_all([*documents.values()], collection=self._collection, claim=claim)
+            wanted = [*documents.values()]
+            anew = self._tenant.caches.unshared(wanted)
+            self._tenant.library.stage_all(wanted, collection=self._collection, claim=claim, anew=anew)
             self._keep(self._live)
 
     def _compute(self, documents: Mapping[int, Document]) -> None:
@@ -169,17 +172,23 @@ class Ingestion:
         capture_prefix = caches.capture_prefixes([self._collection])[self._collection]
         texts = {part.id: part.text for document in documents.values() for part in document.parts}
         known = {chunk: tenant.model.ids(text) for chunk, text in texts.items()}
-        items = [CaptureItem(caches.key(chunk, capture_prefix), ids) for chunk, ids in known.items() if ids is not None]
-        missing = [item for item in items if not isinstance(tenant.store.open(item.key), BlobReader)]
-        self._owners = {item.key.chunk: [] for item in missing}
-        for number, document in documents.items():
-            chunks = _chunks(document)
-            lacking = [chunk for chunk in chunks if chunk in self._owners]
-            for chunk in lacking:
-                self._owners[chunk].append(number)
-            unsupported = sum(known[chunk] is None for chunk in chunks)
-            counts = {"stored": len(chunks) - unsupported - len(lacking), "unsupported": unsupported, "over_budget": 0}
-            self._live[number] = replace(self._live[number], chunks=len(chunks), **counts)
+        keys = {
+            number: {caches.key(chunk, capture_prefix) for chunk in caches.chunks(document)}
+            for number, document in documents.items()
+        }
+        missing: list[CaptureItem] = []
+        for key in dict.fromkeys(key for each in keys.values() for key in each):
+            ids = known[key.chunk]
+            if ids is not None and not isinstance(tenant.store.open(key), BlobReader):
+                missing.append(CaptureItem(key, ids))
+        self._owners = {item.key: [] for item in missing}
+        for number, wanted in keys.items():
+            lacking = wanted & self._owners.keys()
+            for key in lacking:
+                self._owners[key].append(number)
+            unsupported = sum(known[key.chunk] is None for key in wanted)
+            counts = {"stored": len(wanted) - unsupported - len(lacking), "unsupported": unsupported, "over_budget": 0}
+            self._live[number] = replace(self._live[number], chunks=len(wanted), **counts)
         self._mark()
         self._capture(capture_prefix.prefix, missing)
         tenant.store.flush()
@@ -206,7 +215,7 @@ class Ingestion:
 
     def _count(self, outcome: CaptureOutcome) -> None:
         """Counts what became of a chunk, for all uploads that hold it."""
-        owners = [number for number in self._owners[outcome.item.key.chunk] if number in self._live]
+        owners = [number for number in self._owners[outcome.item.key] if number in self._live]
         is_stored = outcome.put in (Put.STORED, Put.PRESENT)
         if is_stored:
             self._tenant.caches.saw(outcome.item.key)
@@ -225,7 +234,7 @@ class Ingestion:
         with self._tenant.catalog.view() as view:
             self._keep({upload.number for upload in view.live(TOGETHER)})  # they are the oldest that there are
         wanting = self._live.keys() - self._full
-        return [item for item in batch if not wanting.isdisjoint(self._owners[item.key.chunk])]
+        return [item for item in batch if not wanting.isdisjoint(self._owners[item.key])]
 
     def _mark(self) -> None:
         """Keeps how far the uploads came, now and then. Raises _Ended where nobody wants any more of it."""
@@ -247,12 +256,10 @@ class Ingestion:
         ready = [replace(upload, state=UploadState.READY, detail=_summary(upload)) for upload in self._live.values()]
         with self._tenant.catalog.change() as change:
             ready = [upload for upload in ready if change.advance(upload)]
-            for upload in ready:
-                if upload.version is not None:
-                    change.serve(upload.version)
+            served = [change.serve(upload.version) for upload in ready if upload.version is not None]
         for upload in ready:
             self._metrics.uploaded(self._tenant.name, state=upload.state.value)
-        self._tenant.sweep(1.0)
+        self._tenant.sweep(1.0, kept={chunk for removal in served for chunk in removal.kept})
 
 
 def _summary(upload: QueuedUpload) -> str:
@@ -263,7 +270,3 @@ def _summary(upload: QueuedUpload) -> str:
     if upload.unsupported:
         remarks.append(f"{upload.unsupported} of {upload.chunks} chunks are served as text only")
     return "; ".join(remarks)
-
-
-def _chunks(document: Document) -> set[str]:
-    return {part.id for part in document.parts}

@@ -3,12 +3,13 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 
-from retriever.contract.types import Removal
+from retriever.contract.types import Passage, Removal
 from retriever.library import Library
 from service.access.control import Control
 from service.corpus.chunk_caches import ChunkCaches
@@ -17,6 +18,7 @@ from service.telemetry.logs import fields
 from store.blob_store import BlobStore
 from store.errors import StoreError
 from store.key import Scope
+from store.upkeep import StoredBlob
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Tenant:
         self.model = caches.model
         self.store = store
         self._sweeping = Lock()
+        self._divided: tuple[frozenset[str], Iterator[StoredBlob]] = frozenset(), iter(())
 
     def delete(self, documents: Sequence[str]) -> Removed:
         """Deletes all versions of documents, what waits to be cut too; then the caches that nothing else needs."""
@@ -65,12 +68,17 @@ class Tenant:
         return self._removed(removal)
 
     def _removed(self, removal: Removal) -> Removed:
-        return Removed(removal.gone, removal.kept, self.sweep(SWEEP_S))
+        return Removed(removal.gone, removal.kept, self.sweep(SWEEP_S, kept=removal.kept))
 
-    def sweep(self, limit_s: float) -> bool:
-        """Deletes the caches of chunks that are gone. Returns whether none is left; anybody finds the rest again."""
+    def sweep(self, limit_s: float, *, kept: Collection[str] = ()) -> bool:
+        """Deletes the caches of chunks that are gone. Returns whether none is left; anybody finds the rest again.
+
+        Of chunks that are `kept` by documents of other domains it deletes those of the domains that lost them.
+        """
         end = time.monotonic() + limit_s
         with self._sweeping:
+            if not self.clear(kept):
+                return False
             while time.monotonic() < end:
                 with self.catalog.view() as view:
                     removed = view.state().removed
@@ -82,6 +90,29 @@ class Tenant:
                 if len(rows) < _SWEPT:
                     return True
             return False
+
+    def renew(self, count: int) -> list[Passage] | None:
+        """Looks at so many blobs, whether their domain is still one: filters of new keys make others, and a kill may
+        leave some. Returns what is to be computed for new domains; None when all blobs were looked at.
+        """
+        fields, (before, blobs) = self.caches.fields, self._divided
+        if fields != before:
+            blobs = self.store.entries(Scope(self.name))
+        self._divided = frozenset(), iter(())  # of what fails all is looked at again
+        batch = list(islice(blobs, count))
+        lacking = self.caches.clear(batch)
+        self._divided = fields, blobs
+        return lacking if batch else None
+
+    def clear(self, chunks: Collection[str]) -> bool:
+        """Deletes the caches of these chunks in domains in which no document has them. Returns whether all went."""
+        try:
+            for chunk in chunks if self.caches.fields else ():
+                self.caches.clear(list(self.store.entries(Scope(self.name, chunk))))
+        except StoreError as error:
+            log.warning("caches of domains without documents could not be removed yet", extra=fields(reason=str(error)))
+            return False
+        return True
 
     def _forget(self, rows: Sequence[tuple[int, str]], *, until: float) -> bool:
         """Deletes the blobs of these chunks. Returns whether all went. A kill in between costs that some go twice."""

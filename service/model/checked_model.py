@@ -4,9 +4,9 @@ A fingerprint names what should decide a record. Here one record is computed aga
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from retriever.contract.types import Passage
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
 from retriever.library import Library
+from service.access.domains import domain_of, fingerprint_in
 from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
 from store.blob import Terms
@@ -37,13 +38,22 @@ MOST = 100  # fingerprints that were retired
 
 
 def checked_model(
-    model: ServedModel, folder: Path, *, library: Callable[[Path], Library], store: BlobAccess
+    model: ServedModel,
+    folder: Path,
+    *,
+    library: Callable[[Path], Library],
+    store: BlobAccess,
+    bound_fields: Callable[[str], Set[str]],
 ) -> ServedModel:
-    """The model, with another fingerprint where what a tenant below the folder has stored is not what it computes."""
+    """The model, with another fingerprint where what a tenant below the folder has stored is not what it computes.
+
+    `bound_fields`: what divides a tenant's documents into domains.
+    """
     for path in sorted(folder.glob("*/catalog.sqlite")):
         try:
             with closing(library(path.parent).catalog) as catalog:
-                found = _trusted(model, path.parent.name, catalog=catalog, store=store)
+                name = path.parent.name
+                found = _trusted(model, _StoredTenant(name, catalog, store, bound_fields(name)))
         except CatalogError as error:  # the others serve, and whoever asks for this one is told
             log.error(
                 "the catalog of a tenant cannot be used", extra=fields(tenant=path.parent.name, reason=str(error))
@@ -54,15 +64,25 @@ def checked_model(
     return model
 
 
-def _trusted(model: ServedModel, tenant: str, *, catalog: Catalog, store: BlobAccess) -> Fingerprint:
+@dataclass(frozen=True, slots=True)
+class _StoredTenant:
+    """What a tenant has; `fields` divide it into domains."""
+
+    name: str
+    catalog: Catalog
+    store: BlobAccess
+    fields: Set[str]
+
+
+def _trusted(model: ServedModel, tenant: _StoredTenant) -> Fingerprint:
     """The model's fingerprint, or one that nothing is stored under yet, where a stored record is not the model's."""
     first = tried = model.fingerprint
     for number in range(1, MOST):
-        if _agrees(replace(model, fingerprint=tried), tenant, catalog=catalog, store=store):
+        if _agrees(replace(model, fingerprint=tried), tenant):
             break
         log.error(
             "a stored record is not what the model computes: its fingerprint is retired, all is computed again",
-            extra=fields(tenant=tenant, fingerprint=tried.digest),
+            extra=fields(tenant=tenant.name, fingerprint=tried.digest),
         )
         tried = retired(first, number)
     return tried
@@ -73,18 +93,20 @@ def retired(first: Fingerprint, number: int) -> Fingerprint:
     return replace(first, capture=f"{first.capture}.{number}")
 
 
-def _agrees(model: ServedModel, tenant: str, *, catalog: Catalog, store: BlobAccess) -> bool:
+def _agrees(model: ServedModel, tenant: _StoredTenant) -> bool:
     """Is what is stored the model's? Where nothing is stored, or nothing can be compared, nothing is wrong."""
     try:
-        for passage, prefix in _some(model, catalog):
+        for passage, prefix in _some(model, tenant.catalog):
             ids = model.ids(passage.text)
-            key = CacheKey(tenant, passage.id, model.fingerprint.behind(prefix).digest, model.codec)
-            found = store.open(key) if ids else None
+            domain, behind = domain_of(passage.metadata, tenant.fields), model.fingerprint.behind(prefix)
+            fingerprint = fingerprint_in(domain, behind.digest)
+            key = CacheKey(tenant.name, passage.id, fingerprint, model.codec)
+            found = tenant.store.open(key) if ids else None
             if ids and isinstance(found, BlobReader):
                 [record] = model.engine.capture(prefix, [ids]).result()
                 return _close(found, record, key=key)
     except (BlendError, StoreError) as error:
-        log.warning("no stored record could be compared", extra=fields(tenant=tenant, reason=type(error).__name__))
+        log.warning("no stored record could be compared", extra=fields(tenant=tenant.name, reason=type(error).__name__))
     return True
 
 

@@ -9,6 +9,7 @@ from retriever.contract.types import Limit, SourceFile
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.reading import ReadingProblem
+from service.access.domains import DomainChunk
 from service.corpus.chunk_caches import CapturePrefix
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import cut_draft
@@ -58,7 +59,7 @@ class CorpusState:
     """What there is before a run. `stored`: the bytes of each chunk that the collection's model has there."""
 
     capture_prefix: CapturePrefix
-    stored: dict[str, int]
+    stored: dict[DomainChunk, int]
     limit: Limit | None
 
     @property
@@ -72,9 +73,9 @@ def look(target: Target) -> CorpusState:
     capture_prefix = target.tenant.caches.capture_prefixes([target.collection])[target.collection]
     digest = capture_prefix.digest
     stored = {
-        entry.key.chunk: entry.nbytes
+        DomainChunk.of(entry.key): entry.nbytes
         for entry in target.tenant.store.entries(Scope(target.tenant.name))
-        if (entry.key.fingerprint, entry.key.codec) == (digest, target.tenant.model.codec)
+        if (entry.key.origin, entry.key.codec) == (digest, target.tenant.model.codec)
     }
     with target.tenant.catalog.view() as view:
         return CorpusState(capture_prefix, stored, view.limit(target.collection, model=digest))
@@ -97,7 +98,7 @@ class FileGroup:
     """
 
     fresh: list[ReadFile] = field(default_factory=list[ReadFile])
-    chunks: dict[str, Ids] = field(default_factory=dict[str, Ids])
+    chunks: dict[DomainChunk, Ids] = field(default_factory=dict[DomainChunk, Ids])
     progress: RunProgress = field(default_factory=RunProgress)
     versions: list[int] = field(default_factory=list[int])
     staged: set[str] = field(default_factory=set[str])
@@ -126,7 +127,7 @@ class CorpusReader:
     def __init__(
         self, target: Target, state: CorpusState, *, shard: Shard | None = None, settled: bool = False
     ) -> None:
-        self.seen: dict[str, bool] = {}
+        self.seen: dict[DomainChunk, bool] = {}
         self._target = target
         self._standing = state
         self._shard = shard
@@ -165,7 +166,8 @@ class CorpusReader:
                 return False
             group.progress.unchanged += 1
             for passage in passages:
-                self._add(group, passage.id, text=passage.text, settled=self._settled)
+                chunk = self._target.tenant.caches.chunk(passage.id, passage.metadata)
+                self._add(group, chunk, text=passage.text, settled=self._settled)
         return True
 
     def _add_fresh(self, group: FileGroup, file: CorpusFile) -> None:
@@ -176,8 +178,9 @@ class CorpusReader:
         if documents or not problems:
             group.fresh.append(ReadFile(file, documents, whole=not problems))
         for document in documents:
-            for part in document.parts:
-                self._add(group, part.id, text=part.text, settled=False)
+            texts = {part.id: part.text for part in document.parts}
+            for chunk in self._target.tenant.caches.chunks(document):
+                self._add(group, chunk, text=texts[chunk.id], settled=False)
 
     def _cut(self, read: FileDocuments, problems: list[ReadingProblem]) -> Iterator[Document]:
         target = self._target
@@ -193,8 +196,8 @@ class CorpusReader:
             else:
                 yield document
 
-    def _add(self, group: FileGroup, chunk: str, *, text: str, settled: bool) -> None:
-        if chunk in self.seen or (self._shard and not self._shard.holds(chunk)):
+    def _add(self, group: FileGroup, chunk: DomainChunk, *, text: str, settled: bool) -> None:
+        if chunk in self.seen or (self._shard and not self._shard.holds(chunk.id)):
             return
         self.seen[chunk] = False
         group.progress.chunks += 1

@@ -12,6 +12,7 @@ from blake3 import blake3
 from retriever.contract.types import Collection, Limit, SourceFile
 from retriever.documents import Document
 from retriever.readers.reading import ReadingProblem
+from service.access.domains import DomainChunk
 from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
 from service.model.served_model import Ids
 from service.precompute.corpus_file import CorpusFile
@@ -130,7 +131,7 @@ class _Run:
         self._standing = state
         self._tally = progress
         self._on_progress = on_progress
-        self._owner: dict[str, FileGroup] = {}
+        self._owner: dict[DomainChunk, FileGroup] = {}
         self._is_full = False
         with target.tenant.catalog.view() as view:
             self._known = view.sources(target.collection)  # nobody else changes them meanwhile
@@ -139,7 +140,9 @@ class _Run:
         """Each group serves when all its chunks are stored, or cannot be."""
         self._take(self._asked(groups), sink=self._target.tenant.store)
 
-    def compute_needed(self, groups: Iterable[FileGroup], budget: CacheBudget, *, seen: Mapping[str, bool]) -> None:
+    def compute_needed(
+        self, groups: Iterable[FileGroup], budget: CacheBudget, *, seen: Mapping[DomainChunk, bool]
+    ) -> None:
         """All groups serve first; then what the questions need most is computed, until the budget is used up."""
         progress, target, stored = self._tally, self._target, self._standing.stored
         whole = FileGroup()  # what its chunks wait for is nothing but the end of the run
@@ -157,7 +160,7 @@ class _Run:
             need = needs(
                 target.tenant.library, budget.questions, collection=target.collection, top_k=self._plan.top_k
             )  # fmt: skip
-        ranked = sorted(seen, key=lambda chunk: -need[chunk])
+        ranked = sorted(seen, key=lambda chunk: -need[chunk.id])
         there = [
             (target.tenant.caches.key(chunk, self._standing.capture_prefix), stored[chunk])
             for chunk in ranked
@@ -199,23 +202,23 @@ class _Run:
                 self._close(group)
             yield from (CaptureItem(caches.key(chunk, capture_prefix), ids) for chunk, ids in group.chunks.items())
 
-    def _texts(self, chunks: Sequence[str], sink: BudgetedStore) -> Iterator[CaptureItem]:
+    def _texts(self, chunks: Sequence[DomainChunk], sink: BudgetedStore) -> Iterator[CaptureItem]:
         """Yields chunks with their token ids, as long as there is room."""
         target, capture_prefix = self._target, self._standing.capture_prefix
         for start in range(0, len(chunks), RANKED):
             with target.tenant.catalog.view() as view:
-                rows = view.rows_of(chunks[start : start + RANKED])
+                rows = view.rows_of([chunk.id for chunk in chunks[start : start + RANKED]])
                 texts = view.texts(list(rows.values()))
             for chunk in chunks[start : start + RANKED]:
                 if sink.is_full:
                     return
-                text = texts.get(rows.get(chunk, -1))  # somebody may have deleted it meanwhile, or it is damaged
+                text = texts.get(rows.get(chunk.id, -1))  # somebody may have deleted it meanwhile, or it is damaged
                 ids = None if text is None else target.tenant.model.ids(text)
                 if ids is not None:
                     yield CaptureItem(target.tenant.caches.key(chunk, capture_prefix), ids)
 
     def _count(self, outcome: CaptureOutcome) -> None:
-        progress, chunk = self._tally, outcome.item.key.chunk
+        progress, chunk = self._tally, DomainChunk.of(outcome.item.key)
         match outcome.put:
             case Put.STORED | Put.PRESENT:
                 progress.stored += 1
@@ -227,11 +230,11 @@ class _Run:
                 progress.over_budget += 1
             case Put.DELETED:
                 progress.problems.append(
-                    ReadingProblem(chunk, "it was deleted again and again while it was computed: run again")
+                    ReadingProblem(chunk.id, "it was deleted again and again while it was computed: run again")
                 )
             case None:
                 progress.unsupported += 1
-                progress.problems.append(ReadingProblem(chunk, outcome.reason))
+                progress.problems.append(ReadingProblem(chunk.id, outcome.reason))
         group = self._owner.pop(chunk, None)
         if group is not None:
             progress.worked_bytes += group.work(len(outcome.item.ids))
@@ -272,12 +275,12 @@ class _Run:
             self._stage(group, [each for each in fresh if each.id not in group.staged])  # that another file let go
             sources, dropped = self._sources(group)
             with target.tenant.catalog.change() as change:
-                for version in group.versions:
-                    change.serve(version)
+                removals = [change.serve(version) for version in group.versions]
                 for name, source in sources.items():
                     change.put_source(target.collection, name, source=source)
                 if dropped:
-                    change.delete(dropped)
+                    removals.append(change.delete(dropped))
+            target.tenant.clear({chunk for removal in removals for chunk in removal.kept})
         self._tally.removed += len(dropped)
         self._tally.documents += len(group.versions)
         self._on_progress(self._tally)

@@ -78,7 +78,7 @@ def ray_capture(settings: Settings, actors: int) -> Capture:
     def capture(prefix: Ids, items: Iterable[CaptureItem]) -> Iterator[CaptureOutcome]:
         coming = iter(items)
         for first in coming:  # they all are of one tenant, model and codec
-            order = ActorOrder(lean, prefix, first.key.fingerprint, _versions())
+            order = ActorOrder(lean, prefix, first.key.origin, _versions())
             form = shape([cast("Resources", node["Resources"]) for node in _living()], lean.device, actors=actors)
             yield from _computed(order, chain([first], coming), form=form)
 

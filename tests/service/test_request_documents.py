@@ -80,6 +80,7 @@ def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         in_process(settings_in(folder, model=model, dtype="float32", device="cpu", codec="lossless")) as inside,
         inside.client() as client,
     ):
+        inside.core.control.create_key("default", Role.READ, bound={"team": "d"})  # before what it divides is stored
         rules = {"system": "You read letters."}  # a prefix that no request has
         assert client.put("/v1/collections/letters", json=rules).status_code == 201
         for at, text in enumerate(CHUNKS):

@@ -48,6 +48,7 @@ class FakeShelf:
 
     def __init__(self) -> None:
         self.model = Letters()
+        self.fields = frozenset({"team"})
         self.told: list[tuple[str, list[str]]] = []
 
     def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
@@ -56,14 +57,17 @@ class FakeShelf:
     def prefetch(self, passages: Sequence[Passage]) -> int:
         return self._touch("prefetch", [passage.id for passage in passages])
 
-    def pin(self, chunks: Sequence[str]) -> int:
-        return self._touch("pin", chunks)
+    def pin(self, passages: Sequence[Passage], *, shared: bool) -> int:
+        return self._touch("pin in all domains" if shared else "pin", [passage.id for passage in passages])
 
-    def unpin(self, chunks: Sequence[str]) -> int:
-        return self._touch("unpin", chunks)
+    def unpin(self, passages: Sequence[Passage], *, shared: bool) -> int:
+        return self._touch("unpin in all domains" if shared else "unpin", [passage.id for passage in passages])
 
-    def evict(self, chunks: Sequence[str]) -> int:
-        return self._touch("evict", chunks)
+    def evict(self, passages: Sequence[Passage]) -> int:
+        return self._touch("evict", [passage.id for passage in passages])
+
+    def clear(self, blobs: object) -> list[Passage]:
+        return []
 
     def _touch(self, what: str, chunks: Sequence[str]) -> int:
         self.told.append((what, list(chunks)))
@@ -110,6 +114,9 @@ class FakeIngest:
     def cancel(self, tenant: Tenant, job: str) -> bool:
         with tenant.catalog.change() as change:
             return bool(change.cancel(job))
+
+    def move(self, tenant: Tenant, passages: Sequence[Passage]) -> None:
+        pass
 
     def put_collection(self, tenant: Tenant, name: str, *, rules: CollectionRules) -> None:
         with tenant.catalog.change() as change:

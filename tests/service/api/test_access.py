@@ -181,15 +181,17 @@ def test_pages_of_a_bound_key_show_each_document_once(as_key: Clients) -> None:
     assert sorted(seen) == ["a", "b", "ba", "bab", "bb", "c"]
 
 
-def test_a_bound_key_evicts_nothing_and_unpins_what_no_hidden_document_holds(filled: Clients, core: FakeCore) -> None:
+def test_a_bound_key_evicts_nothing_and_unpins_what_it_sees(filled: Clients, core: FakeCore) -> None:
     put(filled("operator"), "both", "hers alone", team="b")
     put(filled("bound"), "mine", "mine alone")
-    own = chunk_id("mine alone")
     chosen = {"document_ids": ["hers", "mine"]}
     assert filled("bound").post("/v1/cache/evict", json=chosen).status_code == 403
     told = filled("bound").post("/v1/cache/unpin", json=chosen).json()
     assert (told["chunks"], told["blobs"]) == (2, 2)
-    assert core.shelves["default"].told == [("unpin", [own])]
+    [(unpinned, chunks)] = core.shelves["default"].told
+    assert (unpinned, len(chunks), chunk_id("mine alone") in chunks) == ("unpin", 2, True)
+    filled("operator").post("/v1/cache/unpin", json={"document_ids": ["both"]})
+    assert core.shelves["default"].told[-1][0] == "unpin in all domains"
     filled("operator").post("/v1/cache/evict", json={"document_ids": ["both"]})
     assert core.shelves["default"].told[-1] == ("evict", [chunk_id("hers alone")])
 

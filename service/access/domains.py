@@ -1,0 +1,39 @@
+"""Visibility domains: what of a document the filters of its tenant's keys can tell apart.
+
+Two documents of one domain are seen by the same keys. So a cache that is kept by domain tells nobody, by the time that
+its absence takes, of a document that they do not see.
+"""
+
+from collections.abc import Set
+from typing import NamedTuple, Self
+
+from blake3 import blake3
+
+from retriever.documents import Json
+from retriever.filter_condition import facets
+from store.key import CacheKey
+
+_DIGEST_BYTES = 12
+
+
+class DomainChunk(NamedTuple):
+    """A chunk as documents of one domain share it."""
+
+    id: str
+    domain: str
+
+    @classmethod
+    def of(cls, key: CacheKey) -> Self:
+        """The chunk whose blob has this key."""
+        return cls(key.chunk, key.domain)
+
+
+def fingerprint_in(domain: str, digest: str) -> str:
+    """The fingerprint of a domain's blobs, out of that of what computed them."""
+    return f"{digest}.{domain}" if domain else digest
+
+
+def domain_of(metadata: Json, fields: Set[str]) -> str:
+    """The domain of what has this metadata, by the fields that filters name; empty where it has none of them."""
+    told = sorted({repr(facet) for facet in facets(metadata) if facet[0] in fields}) if fields else []
+    return blake3("\0".join(told).encode()).hexdigest(_DIGEST_BYTES) if told else ""
