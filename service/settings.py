@@ -73,7 +73,9 @@ class Settings(BaseSettings):
     reranker_key: Annotated[SecretStr, Field(description="key of the reranker")] = SecretStr("")
     chunk_tokens: Annotated[int, Field(description="tokens of a chunk at most", ge=16, le=4096)] = 256
     top_k: Annotated[int, Field(description="chunks of an answer, where the request does not say", ge=0, le=100)] = 5
-    kv_bytes: Annotated[int, Field(description="memory for the contexts of running requests", ge=1 << 20)] = 4 << 30
+    kv_bytes: Annotated[
+        int, Field(description="memory for the contexts of running requests and captures", ge=1 << 20)
+    ] = 4 << 30
     shared_prefixes: Annotated[
         bool, Field(description="whether keys share the beginnings of prompts that are kept")
     ] = False

@@ -18,7 +18,7 @@ import torch
 from blend.engine.answer_builder import AnswerBuilder, QueuedRequest
 from blend.engine.engine import EngineRequest, Event, Failed, Ready
 from blend.errors import Busy, PromptError
-from blend.fuse.capture import capture
+from blend.fuse.capture import CaptureHooks, capture
 from blend.fuse.fuse import fuse
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out
@@ -36,7 +36,7 @@ READERS = 2  # threads that bring records
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`kv_bytes` holds the contexts of all running requests; prefixes of prompts and of captures are kept besides."""
+    """`kv_bytes` holds the contexts of all running requests and of a capture; prefixes are kept besides."""
 
     kv_bytes: int = 4 << 30
     prefix_bytes: int = 256 << 20
@@ -70,6 +70,7 @@ class LocalEngine:
         self._captures: deque[_Capture] = deque()
         self._closing = False
         self._running: list[AnswerBuilder] = []
+        self._captured_bytes = 0  # that the capture at hand takes
         self._step_s = 0.0
         self._stepped = 0.0
         self._threads = torch.get_num_threads()
@@ -174,6 +175,7 @@ class LocalEngine:
             entry.end("cancelled")
         with self._changed:
             used = sum(answer.entry.capacity for answer in self._running) * self._decoder.token_bytes
+            used += self._captured_bytes
             if not self._waiting or len(self._running) >= self.limits.running:
                 return None
             if used + self._waiting[0].capacity * self._decoder.token_bytes > self.limits.kv_bytes:
@@ -260,11 +262,21 @@ class LocalEngine:
             return
         try:
             records = capture(
-                self._decoder, job.prefix, chunks=job.chunks, between=self._serve, prefixes=self._capture_prefixes
+                self._decoder,
+                job.prefix,
+                chunks=job.chunks,
+                hooks=CaptureHooks(self._serve, self._hold, self.limits.kv_bytes // self._decoder.token_bytes),
+                prefixes=self._capture_prefixes,
             )
             job.result.set_result(records)
         except Exception as error:
             job.result.set_exception(error)
+        finally:
+            self._hold(0)
+
+    def _hold(self, tokens: int) -> None:
+        """Counts what a capture takes. Before each of its passes all requests end that fit beside its prefix."""
+        self._captured_bytes = tokens * self._decoder.token_bytes
 
 
 class _Left(Exception):

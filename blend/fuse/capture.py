@@ -1,10 +1,13 @@
 """Computes chunks alone behind their capture prefix, and lifts their keys to no position. The result may be stored.
 
-Every pass has the same number of rows, whatever is captured: chunks are padded to a bucket chosen by their own length,
-and dummy chunks fill up. So the bits of a record depend on the chunk, and not on its companions.
+The rows of a pass depend on the size of its chunks alone: chunks are padded to a bucket chosen by their own length,
+and dummy rows fill up. So the bits of a record depend on the chunk, and not on its companions. All chunks of a pass
+read one prefix, and dummy rows share one place.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,35 +16,60 @@ from torch import Tensor
 from blend.errors import NotFinite, PromptError
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import check_ids
-from blend.model.context import Context, span
+from blend.model.context import Branch, Context, span
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import digest_ids
 from blend.model.step import LayerHooks, LayerRange, Segment
 from store.record import Dtype, LayerKV, Record
 
-VERSION = "1"  # of what a record means
-ROWS = {"cuda": 4096}  # of one pass, on a device that computes many at once
+VERSION = "2"  # of what a record means
+ROWS = {"cuda": 4096}  # of one pass at most, on a device that computes many at once
 FEW_ROWS = 512  # on any other
 SMALLEST = 32
+TOGETHER = 8  # chunks of one size in a pass; a lone one wastes the rows of the others
 
 Ids = Sequence[int]
 
 
-def batches(chunks: Sequence[Ids], *, rows: int) -> Iterator[list[int]]:
-    """Yields the numbers of the chunks that one pass computes together: those of one bucket, in order."""
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """The chunks of one pass, by their numbers, and its rows: `size` of each chunk, `rows` in all."""
+
+    numbers: tuple[int, ...]
+    size: int
+    rows: int
+
+
+def plan(chunks: Sequence[Ids], *, rows: int, room: float = math.inf) -> Iterator[PassPlan]:
+    """Yields the passes over all chunks: each over chunks of one bucket, in order, whose tokens are within `room`."""
     waiting: dict[int, list[int]] = {}
     for number, ids in enumerate(chunks):
         size = bucket(len(ids), rows=rows)
         group = waiting.setdefault(size, [])
         group.append(number)
-        if len(group) * size == rows or size == rows:
-            yield waiting.pop(size)
-    yield from waiting.values()
+        if len(group) * size >= min(rows, TOGETHER * size) or (len(group) + 2) * size > room:
+            yield _planned(waiting.pop(size), size, rows=rows)
+    yield from (_planned(group, size, rows=rows) for size, group in waiting.items())
+
+
+def _planned(numbers: Sequence[int], size: int, *, rows: int) -> PassPlan:
+    return PassPlan(tuple(numbers), size, min(rows, TOGETHER * size))
 
 
 def bucket(tokens: int, *, rows: int) -> int:
     """The rows of one chunk in a pass: the next power of two, up to the whole pass."""
     return min(rows, max(SMALLEST, 1 << (tokens - 1).bit_length()))
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureHooks:
+    """What is called on the way: `between` before each pass and each of its layers, `hold` with the tokens that take
+    memory from then on. These stay within `room`; but one chunk alone always may.
+    """
+
+    between: Callable[[], None] = lambda: None
+    hold: Callable[[int], None] = lambda tokens: None
+    room: float = math.inf
 
 
 @torch.inference_mode()
@@ -50,10 +78,10 @@ def capture(
     prefix: Ids,
     *,
     chunks: Sequence[Ids],
-    between: Callable[[], None] = lambda: None,
+    hooks: CaptureHooks = CaptureHooks(),
     prefixes: Prefixes | None = None,
 ) -> list[Record]:
-    """Records of chunks behind a prefix, in their order. `between` is called before each layer of each pass.
+    """Records of chunks behind a prefix, in their order.
 
     `prefixes` remembers capture prefixes, and nothing that was computed in another shape.
     """
@@ -68,51 +96,63 @@ def capture(
                 f"chunk {number} has {len(ids)} tokens behind a prefix of {len(prefix)}, "
                 f"the model's window is {decoder.window}: cut it smaller"
             )
-    work = _Capture(decoder, rows=rows, between=between)
+    work = _Capture(decoder, rows=rows, hooks=hooks)
     before = work.prefix(tuple(prefix), prefixes or Prefixes(0))
     found: dict[int, Record] = {}
-    for numbers in batches(chunks, rows=rows):
-        contexts = work.together(before, [chunks[number] for number in numbers], behind=len(prefix))
-        for number, context in zip(numbers, contexts, strict=False):
-            found[number] = _lift(decoder, context, ids=chunks[number], behind=len(prefix))
+    for each in plan(chunks, rows=rows, room=hooks.room - before.capacity):
+        ids = [chunks[number] for number in each.numbers]
+        contexts = work.together(before, ids, planned=each, behind=len(prefix))
+        found |= {
+            number: _lift(decoder, contexts.pop(0), ids=chunks[number], behind=len(prefix)) for number in each.numbers
+        }
     return [found[number] for number in range(len(chunks))]
 
 
 class _Capture:
-    def __init__(self, decoder: Decoder, *, rows: int, between: Callable[[], None]) -> None:
+    def __init__(self, decoder: Decoder, *, rows: int, hooks: CaptureHooks) -> None:
         self._decoder = decoder
         self._rows = rows
-        self._watch = LayerHooks(lambda layer: between())
+        self._hooks = hooks
+        self._watch = LayerHooks(lambda layer: hooks.between())
         self._course = LayerRange(stop=decoder.model_layers.keeping[-1])
 
     def prefix(self, ids: tuple[int, ...], prefixes: Prefixes) -> Context:
-        """The context of a capture prefix, computed by itself, in passes of the same shape."""
-        context = self._decoder.context(-(-len(ids) // self._rows) * self._rows)
+        """The context of a capture prefix, computed by itself, in passes of a shape that it alone decides."""
+        size = bucket(len(ids), rows=self._rows) if ids else 1
+        capacity = -(-len(ids) // size) * size
+        self._hooks.hold(capacity)
+        context = self._decoder.context(capacity)
         prefixes.restore(ids, context)
         if not context.exact:
-            for start in range(0, len(ids), self._rows):
-                self._pass([context], start, ids=[ids[start : start + self._rows]], size=self._rows)
+            for start in range(0, len(ids), size):
+                slots = span(start, start + size, device=self._decoder.device)
+                self._pass([Segment(context, slots, 0)], [ids[start : start + size]], size=size)
             prefixes.keep(ids, context)
         return context
 
-    def together(self, before: Context, chunks: Sequence[Ids], *, behind: int) -> list[Context]:
-        """Contexts of the chunks of one bucket, one for each, the dummies' last."""
-        size = bucket(len(chunks[0]), rows=self._rows)
+    def together(self, before: Context, chunks: Sequence[Ids], *, planned: PassPlan, behind: int) -> list[Branch]:
+        """Contexts of the chunks of one pass."""
+        size, device = planned.size, self._decoder.device
         longest = max(len(ids) for ids in chunks)
-        contexts = [self._decoder.context(behind + -(-longest // size) * size) for _ in range(self._rows // size)]
-        for context in contexts:
-            context.copy_first(behind, before)
+        capacity = behind + -(-longest // size) * size
+        self._hooks.hold(before.capacity)
+        self._hooks.between()
+        dummies = planned.rows // size - len(chunks)
+        self._hooks.hold(before.capacity + len(chunks) * (capacity - behind) + (size if dummies else 0))
+        contexts = [Branch(before, behind, capacity=capacity) for _ in chunks]
+        dummy = self._decoder.context(size if dummies else 0)
         for start in range(0, longest, size):
-            parts = [ids[start : start + size] for ids in chunks]
-            self._pass(contexts, behind + start, ids=parts, size=size)
+            slots = span(behind + start, behind + start + size, device=device)
+            segments = [Segment(context, slots, row * size) for row, context in enumerate(contexts)]
+            for row in range(len(chunks), len(chunks) + dummies):
+                segments.append(Segment(dummy, span(0, size, device=device), row * size))
+            self._pass(segments, [ids[start : start + size] for ids in chunks], size=size)
         return contexts
 
-    def _pass(self, contexts: Sequence[Context], start: int, *, ids: Sequence[Ids], size: int) -> None:
-        padded = torch.zeros(len(contexts), size, dtype=torch.int64)
+    def _pass(self, segments: list[Segment], ids: Sequence[Ids], *, size: int) -> None:
+        padded = torch.zeros(len(segments), size, dtype=torch.int64)
         for row, part in enumerate(ids):
             padded[row, : len(part)] = torch.tensor(part, dtype=torch.int64)
-        slots = span(start, start + size, device=self._decoder.device)
-        segments = [Segment(context, slots, row * size) for row, context in enumerate(contexts)]
         flat = padded.flatten().to(self._decoder.device)
         self._decoder.advance(segments, flat, layer_range=self._course, hooks=self._watch)
 

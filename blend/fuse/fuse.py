@@ -6,7 +6,7 @@ of its own is the end for all rows but the last token's, which alone goes on to 
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blend.errors import NotFinite
 from blend.fuse.policy import DeviationFilter, Selection, select
-from blend.fuse.prompt import ChunkSpan, PromptLayout
+from blend.fuse.prompt import PromptLayout
 from blend.fuse.record_loader import DamagedRecord, RecordLoader
 from blend.model.context import Context, Slots, scattered
 from blend.model.decoder import Decoder
@@ -97,7 +97,7 @@ def fuse(
     while True:
         selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=decoder.model_layers.keeping)
         work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
-        loader = RecordLoader(decoder, context, wanted=work.wanted, readers=readers)
+        loader = RecordLoader(decoder, context, wanted=selection.wanted, readers=readers)
         try:
             logits = work.run(loader)
         except DamagedRecord as error:
@@ -137,14 +137,6 @@ class _Fuse:
         self._forced[list(selection.forced)] = True
         self._feed: RecordLoader | None = None
         self._stages: list[Tensor] = []
-
-    def wanted(self, layer: int) -> Sequence[ChunkSpan]:
-        """The spans that a layer reads. Before the first filter all rows that are not exact are computed, no others."""
-        layout = self._selection.layout
-        filters = self._selection.filters
-        if filters and layer < filters[0].layer:
-            return [span for span in layout.spans if span.exact]
-        return layout.spans
 
     def run(self, loader: RecordLoader) -> Tensor:
         """Computes the prompt; returns the last token's logits."""

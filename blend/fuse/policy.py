@@ -34,6 +34,12 @@ class Selection:
     forced: tuple[int, ...] = ()
     filters: tuple[DeviationFilter, ...] = ()
 
+    def wanted(self, layer: int) -> Sequence[ChunkSpan]:
+        """The spans that a layer reads. Before the first filter all rows that are not exact are computed, no others."""
+        if self.filters and layer < self.filters[0].layer:
+            return [span for span in self.layout.spans if span.exact]
+        return self.layout.spans
+
 
 @dataclass(frozen=True, slots=True)
 class RecomputeBudget:

@@ -102,6 +102,14 @@ class Context:
         self.keys(layer)[:, slots.where] = keys
         self.values(layer)[:, slots.where] = values
 
+    def seen(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (H, T, D) of the first slots."""
+        return self.keys(layer)[:, :tokens], self.values(layer)[:, :tokens]
+
+    def part(self, layer: int, slots: slice) -> tuple[Tensor, Tensor]:
+        """Keys and values (H, T, D) at these slots."""
+        return self.keys(layer)[:, slots], self.values(layer)[:, slots]
+
     def copy_first(self, tokens: int, source: "Context") -> None:
         """Take over the first slots of another context of the same model."""
         for layer in self.layers:
@@ -119,3 +127,32 @@ class Context:
     def layers(self) -> list[int]:
         """The layers that keep something."""
         return [index for index, keys in enumerate(self._keys) if keys is not None]
+
+
+class Branch(Context):
+    """A context whose first slots are another one's, which it reads and never writes. Has buffers for the rest alone.
+
+    What rows see is put together for one layer at a time.
+    """
+
+    def __init__(self, trunk: Context, shared: int, *, capacity: int) -> None:
+        some = trunk.keys(trunk.layers[0])
+        super().__init__(trunk._shapes, capacity=capacity - shared, dtype=some.dtype, device=some.device)
+        self._trunk = trunk
+        self._shared = shared
+
+    def write(self, layer: int, slots: Slots, *, keys: Tensor, values: Tensor) -> None:
+        """See `Context`; the slots adjoin, behind those that are shared."""
+        assert slots.adjoining and slots.first >= self._shared, f"{slots.first} to {slots.last} behind {self._shared}"
+        own = slice(slots.first - self._shared, slots.last + 1 - self._shared)
+        self.keys(layer)[:, own] = keys
+        self.values(layer)[:, own] = values
+
+    def seen(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """See `Context`."""
+        shared, own = self._trunk.seen(layer, self._shared), super().seen(layer, tokens - self._shared)
+        return torch.cat((shared[0], own[0]), dim=1), torch.cat((shared[1], own[1]), dim=1)
+
+    def part(self, layer: int, slots: slice) -> tuple[Tensor, Tensor]:
+        """See `Context`; the slots are behind those that are shared."""
+        return super().part(layer, slice(slots.start - self._shared, slots.stop - self._shared))

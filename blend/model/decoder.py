@@ -73,10 +73,8 @@ class Decoder:
         """The inverse of `place`: position-free copies of what stands at the slots."""
         rule = self._rule(layer)
         turned = self._angles(rule, slots)
-        return (
-            unrotate(context.keys(layer)[:, slots], rule.keys, angles=turned),
-            unrotate(context.values(layer)[:, slots], rule.values, angles=turned),
-        )
+        keys, values = context.part(layer, slots)
+        return unrotate(keys, rule.keys, angles=turned), unrotate(values, rule.values, angles=turned)
 
     def prepare(self, count: int) -> None:
         """Have the angles of that many positions ready, before other threads or streams ask for them."""

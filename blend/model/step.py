@@ -125,9 +125,9 @@ class Step(Cache):
     def _visible(self, layer: int, fresh: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         if len(self.segments) > 1 and layer in self._direct:
             return fresh  # a token for `layer_of`: nobody reads them
-        keys = [each.context.keys(layer)[None, :, : each.visible] for each in self.segments]
-        values = [each.context.values(layer)[None, :, : each.visible] for each in self.segments]
-        if len(self.segments) == 1:
+        seen = [each.context.seen(layer, each.visible) for each in self.segments]
+        keys, values = ([part[None] for part in parts] for parts in zip(*seen, strict=True))
+        if len(seen) == 1:
             return keys[0], values[0]
         return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
@@ -145,8 +145,8 @@ class Step(Cache):
             if layer is None:
                 yield each, keys[:, :, start:stop], values[:, :, start:stop]
             else:
-                context = each.context
-                yield each, context.keys(layer)[None, :, : each.visible], context.values(layer)[None, :, : each.visible]
+                known = each.context.seen(layer, each.visible)
+                yield each, known[0][None], known[1][None]
             start = stop
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

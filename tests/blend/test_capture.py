@@ -7,8 +7,9 @@ from transformers import Qwen3Config
 
 from blend.errors import NotFinite, PromptError
 from blend.fuse import capture as module
-from blend.fuse.capture import FEW_ROWS, ROWS, batches, bucket, capture
+from blend.fuse.capture import FEW_ROWS, ROWS, TOGETHER, CaptureHooks, bucket, capture, plan
 from blend.load import LoadedModel, adopt
+from blend.model.context import Branch, Context
 from store.record import Record, widen
 from tests.blend import dense
 from tests.blend.families import BASE, DEVICE, build, draw, native, ours, put, words
@@ -61,15 +62,40 @@ def test_the_bits_of_a_record_do_not_depend_on_its_companions(dtype: str, bfloat
         assert same(one, capture(decoder, PREFIX, chunks=[ids])[0])
 
 
-def test_passes_have_one_shape() -> None:
-    for rows in (512, 4096):
-        chunks = draw(11, *(1 + (37 * number) % 600 for number in range(80)))
-        seen = sorted(number for group in batches(chunks, rows=rows) for number in group)
-        assert seen == list(range(80))
-        for group in batches(chunks, rows=rows):
-            sizes = {bucket(len(chunks[number]), rows=rows) for number in group}
-            assert len(sizes) == 1
-            assert len(group) * sizes.pop() <= rows
+@pytest.mark.parametrize("room", [float("inf"), 900, 1])
+@pytest.mark.parametrize("rows", [512, 4096])
+def test_the_rows_of_a_pass_follow_from_its_chunks_size_alone(rows: int, room: float) -> None:
+    chunks = draw(11, *(1 + (37 * number) % 600 for number in range(80)))
+    planned = list(plan(chunks, rows=rows, room=room))
+    assert sorted(number for each in planned for number in each.numbers) == list(range(80))
+    for each in planned:
+        assert {bucket(len(chunks[number]), rows=rows) for number in each.numbers} == {each.size}
+        assert each.rows == min(rows, TOGETHER * each.size)
+        assert len(each.numbers) * each.size <= each.rows
+        assert len(each.numbers) == 1 or (len(each.numbers) + 1) * each.size <= room
+
+
+def test_a_capture_takes_the_memory_of_its_chunks_and_of_one_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ROWS, DEVICE.type, 4096)
+    decoder, prefix, held = ours("llama").decoder, draw(16, 1000)[0], [0]
+    made, context = list[int](), decoder.context
+
+    def counted(capacity: int) -> Context:
+        made.append(capacity)
+        return context(capacity)
+
+    class Counted(Branch):
+        def __init__(self, trunk: Context, shared: int, *, capacity: int) -> None:
+            made.append(capacity - shared)
+            super().__init__(trunk, shared, capacity=capacity)
+
+    monkeypatch.setattr(decoder, "context", counted)
+    monkeypatch.setattr(module, "Branch", Counted)
+    [alone] = capture(decoder, prefix, chunks=draw(17, 20), hooks=CaptureHooks(hold=held.append))
+    assert (sum(made), max(held)) == (1024 + 32 + 32, 1024 + 32 + 32), "the prefix, the chunk, a place for dummies"
+    hooks = CaptureHooks(hold=held.append, room=1024 + 96)
+    few = capture(decoder, prefix, chunks=draw(17, 20, 20, 20, 20), hooks=hooks)
+    assert same(few[0], alone) and max(held) <= 1024 + 96
 
 
 def test_others_may_compute_between_the_layers_of_a_capture() -> None:
@@ -77,9 +103,9 @@ def test_others_may_compute_between_the_layers_of_a_capture() -> None:
     chunks = draw(12, 40, 700)
     passes = 1 + 1 + -(-700 // ROWS.get(DEVICE.type, FEW_ROWS))  # the prefix, the short chunk, the long one
 
-    capture(ours("llama").decoder, PREFIX, chunks=chunks, between=lambda: calls.append(1))
+    capture(ours("llama").decoder, PREFIX, chunks=chunks, hooks=CaptureHooks(between=lambda: calls.append(1)))
 
-    assert len(calls) == 4 * passes
+    assert len(calls) == 4 * passes + len(chunks)  # and before each chunk takes memory
 
 
 def test_what_cannot_be_captured_says_so() -> None:

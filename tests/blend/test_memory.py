@@ -5,6 +5,7 @@ every run; what stays resident is more, as freed blocks leave holes.
 """
 
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import cache
@@ -15,12 +16,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from blend.engine.engine import EngineRequest
+from blend.engine.local_engine import EngineLimits
+from blend.engine.sampling import Sampling
+from blend.fuse import capture
 from blend.fuse.fuse import BlendOrder
+from blend.fuse.prompt import Prompt, TextSegment
 from blend.load import LoadedModel
 from blend.model.context import Context, span
 from blend.model.step import Segment
 from tests.bench.model import Corpus, Shape, adopted, captured, fused, random_model
 from tests.bench.prefill_memory import RESET, limit_bytes, peak_bytes
+from tests.blend.asking import Asked, engine
+from tests.blend.families import draw, ours
 
 SMALL = Shape(layers=3, hidden=256, intermediate=512, heads=4, kv_heads=2, vocabulary=1000)
 LONGEST = 16384
@@ -112,3 +120,28 @@ def _allocated(work: Callable[[], object], trace: Path) -> list[int]:
     profile.export_chrome_trace(str(trace))
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "[memory]"]
     return [event["args"]["Bytes"] for event in sorted(events, key=lambda event: event["ts"])]
+
+
+def test_requests_and_a_capture_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (prefix, text, suffix) = ours("llama"), draw(5, 9, 40, 11)
+    plain = EngineRequest(Prompt(prefix, (TextSegment(text),), suffix), Sampling(max_tokens=16, ignore_eos=True))
+    room, live, most = 400, dict[int, int](), [0]
+    context, branch = model.decoder.context, capture.Branch
+
+    def counted(made: Context) -> Context:
+        live[id(made)] = made.capacity
+        weakref.finalize(made, live.pop, id(made))
+        most.append(sum(live.values()))
+        return made
+
+    monkeypatch.setattr(model.decoder, "context", lambda capacity: counted(context(capacity)))
+    monkeypatch.setattr(
+        capture, "Branch", lambda trunk, shared, capacity: counted(branch(trunk, shared, capacity=capacity))
+    )
+    limits = EngineLimits(kv_bytes=room * model.decoder.token_bytes, prefix_bytes=0)
+    with engine(model, limits) as to:
+        records = to.capture(prefix, draw(21, *(40 + number for number in range(20))))
+        asked = [Asked(to, plain) for _ in range(12)]
+        assert len({tuple(each.wait().ids) for each in asked}) == 1
+        assert len(records.result(60)) == 20
+    assert max(most) <= room
