@@ -24,6 +24,7 @@ from service.app.operating_point import operating_point
 from service.builtin import CHECKPOINT
 from service.corpus.tenants import TENANTS, Tenants
 from service.model.checked_model import checked_model
+from service.model.codec_check import check_codec
 from service.model.prompt_builder import PromptBuilder
 from service.model.served_model import ServedModel
 from service.settings import Settings, SettingsError
@@ -79,6 +80,7 @@ def compose_served(settings: Settings) -> ServedModel:
         torch.set_num_threads(settings.threads)
     model = compose_model(settings)
     point = operating_point(settings, model.fingerprint.weights)
+    check_codec(model.decoder, point.codec)
     engine = LocalEngine(
         model.decoder,
         model.tokenizer,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.service.serving import wait_for
+
 SIZE = 32 << 20
 COMMANDS = ("mkfs.ext4", "mount", "umount")
 
@@ -30,11 +32,11 @@ class SmallDisk:
 
     def remount(self, mode: str) -> None:
         """`ro`, `rw`; or `abort`: nothing is written any more, to open files neither, as after an error of the disk."""
-        subprocess.run(["mount", "-o", f"remount,{mode}", self.path], check=True)
+        _once_idle("mount", "-o", f"remount,{mode}", self.path)
 
     def unmount(self) -> None:
         """Needs that nobody has a file open."""
-        subprocess.run(["umount", self.path], check=True)
+        _once_idle("umount", self.path)
 
     def fill(self) -> None:
         """Leaves no room at all."""
@@ -49,6 +51,15 @@ class SmallDisk:
     def free(self) -> None:
         """Gives all the room back."""
         self._ballast.unlink(missing_ok=True)
+
+
+def _once_idle(*command: str | Path) -> None:
+    """Runs what is refused while somebody has a file open: children of a killed service end a little later than it."""
+
+    wait_for(
+        lambda: subprocess.run(command, check=False, capture_output=True).returncode == 0,
+        f"nobody stands in the way of {command}",
+    )
 
 
 @contextmanager
