@@ -58,6 +58,19 @@ def check_catalog(path: Path) -> CatalogReport:
     return CatalogReport(len(judged), damaged, mended)
 
 
+def mend_rows(path: Path) -> CatalogReport | None:
+    """Look in seconds at all that follows from other rows, but for the index's words; check and mend where it does not.
+
+    Returns None where all is right. Raises CatalogError as `check_catalog`.
+    """
+    SqliteCatalog(path).close()
+    with foreign_sqlite_errors_explained(path), closing(_connected(path)) as connection:
+        connection.execute("BEGIN")
+        is_right = next(repairs(connection), None) is None
+        connection.execute("COMMIT")
+    return None if is_right else check_catalog(path)
+
+
 def _connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
     connection.execute("PRAGMA secure_delete = ON")

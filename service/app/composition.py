@@ -1,15 +1,17 @@
 """The composition root: the one place that chooses concrete classes."""
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.fuse.fuse import BlendOrder
 from blend.load import LoadedModel, load
+from retriever.catalog.check import mend_rows
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
@@ -28,9 +30,12 @@ from service.model.codec_check import check_codec
 from service.model.prompt_builder import PromptBuilder
 from service.model.served_model import ServedModel
 from service.settings import Settings, SettingsError
+from service.telemetry.logs import fields
 from service.telemetry.traces import Tracer, silent
 from store.blob_store import BlobStore
 from store.url import open_store
+
+log = logging.getLogger(__name__)
 
 DIGESTS = "digests.json"
 
@@ -45,7 +50,7 @@ def compose_model(settings: Settings) -> LoadedModel:
     name = settings.model
     if name == "builtin":
         name = str(CHECKPOINT)
-        logging.disable_progress_bar()  # it is there in no time
+        transformers_logging.disable_progress_bar()  # it is there in no time
     digests = settings.data / DIGESTS if settings.data.is_dir() else None
     return load(
         name, device=None if settings.device == "auto" else settings.device, dtype=settings.dtype, digests=digests
@@ -69,6 +74,8 @@ def compose_tenants(settings: Settings, store: BlobStore, *, control: Control) -
         loaded = compose_served(settings)
         stack.callback(loaded.engine.close)
         folder, bound_fields = settings.data / TENANTS, control.bound_fields
+        for path in sorted(folder.glob(f"*/{CATALOG}")):
+            _mend(path)
         model = checked_model(loaded, folder, library=library, store=store, bound_fields=bound_fields)
         stack.pop_all()
     return Tenants(settings.data, model, store=store, control=control, library=library)
@@ -121,6 +128,17 @@ def _private_catalog(folder: Path) -> Path:
     except AccessError as error:
         raise CatalogError(str(error)) from error
     return path
+
+
+def _mend(path: Path) -> None:
+    """Mends rows of a catalog that do not follow from others any more. What cannot be mended is that tenant's alone."""
+    try:
+        report = mend_rows(path)
+    except CatalogError:  # told by whoever opens it
+        return
+    if report is not None:
+        told = fields(tenant=path.parent.name, mended=report.mended, damaged=len(report.damaged))
+        log.error("rows of a catalog were wrong: those that follow from others were mended", extra=told)
 
 
 def _embedder(settings: Settings) -> Embedder | None:

@@ -31,6 +31,7 @@ T = TypeVar("T")
 RESERVED_BYTES = 1 << 40
 PAGE_BYTES = 4096
 _MAX_READERS = 1024
+_READER_BYTES = 64  # of a place in the table; its head takes two
 _LEAST_BYTES = 48 * PAGE_BYTES  # an empty store and one transaction
 _LOCK_TIMEOUT_S = 60.0
 _NEARLY_FULL_BYTES = 1 << 20
@@ -148,6 +149,7 @@ class Environment:
 
     def _mapped(self) -> lmdb.Environment:
         """Opens the environment with the largest reservation that the system grants."""
+        self._reserve_readers()
         wanted = self._map_bytes
         while True:
             try:
@@ -171,6 +173,14 @@ class Environment:
                 continue
             self._fill_up(env)
             return env
+
+    def _reserve_readers(self) -> None:
+        """Takes room for LMDB's table of readers, which has holes: to write into one kills where the disk is full."""
+        table = os.open(self.path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(table, 0, _READER_BYTES * (_MAX_READERS + 2))
+        finally:
+            os.close(table)
 
     def _fill_up(self, env: lmdb.Environment) -> None:
         """Let a file that was cut off read as zeros, which digests find: reading past its end kills the process."""

@@ -6,7 +6,7 @@ from random import Random
 import httpx
 
 FULL = "free some space"
-REMEDIES = (FULL, "look after the disk", "check its owner and mode", "mend its rights")
+REMEDIES = (FULL, "look after the disk", "check its owner and mode", "mend its rights", "let this process write it")
 _NAMES = 9
 
 

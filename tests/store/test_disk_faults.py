@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,26 @@ def compact_on_a_full_disk(url: str) -> None:
         assert store.put(bulk("next", BLOB_BYTES)) is Put.STORED
 
 
+def begin_on_a_full_disk(url: str) -> None:
+    """Says so, where the table of readers is not there yet and where it has holes, as LMDB makes it."""
+    folder = Path(url.removeprefix("lmdb://"))
+    with LmdbStore(folder) as store:
+        assert store.put(bulk("old", BLOB_BYTES)) is Put.STORED
+    table, ballast = folder / "lock.mdb", folder.parent / "ballast"
+    for holes in (0, table.stat().st_size):
+        table.unlink()
+        with table.open("wb") as file:
+            file.truncate(holes)
+        with suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        with pytest.raises(StoreFull, match="full: free some space"):
+            LmdbStore(folder)
+        ballast.unlink()
+        with LmdbStore(folder) as store:
+            assert served(store, "old") == bytes(bulk("old", BLOB_BYTES))
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> tuple[str, ...]:
     """A command that runs another one with a disk of 6 MB at `tmp_path`, seen by that one alone."""
@@ -123,6 +144,10 @@ def small_disk(tmp_path: Path) -> tuple[str, ...]:
 @pytest.mark.parametrize("scheme", ["lmdb", "file"])
 def test_a_full_disk_is_said_and_nothing_is_lost(scheme: str, tmp_path: Path, small_disk: tuple[str, ...]) -> None:
     in_another_process(survive_a_full_disk, f"{scheme}://{tmp_path}/store", through=small_disk)
+
+
+def test_a_start_on_a_full_disk_is_refused_and_not_killed(tmp_path: Path, small_disk: tuple[str, ...]) -> None:
+    in_another_process(begin_on_a_full_disk, f"lmdb://{tmp_path}/store", through=small_disk)
 
 
 def test_a_compaction_that_finds_no_room_changes_nothing(tmp_path: Path, small_disk: tuple[str, ...]) -> None:
