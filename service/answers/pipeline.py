@@ -155,6 +155,8 @@ class Pipeline:
 
     def _gather(self, ask: AnswerRequest, blending: BlendOrder) -> "tuple[Gathered, list[Future[BlobSource | Miss]]]":
         """The passages of the prompt, with their blobs on their way."""
+        texts = [*(turn.text for turn in ask.turns), *(each.text for each in ask.documents)]
+        self._model.prompt_builder.check_length(texts, window=self._model.window)
         tenant = self._tenants.open(ask.principal.tenant)
         gathered = gather(tenant, ask)
         if blending.policy == "full":

@@ -102,7 +102,8 @@ class ChunkCaches:
 
     def chunks(self, document: Document) -> list[DomainChunk]:
         """The chunks of a document, as those of its domains share them; each once, in its order."""
-        found = (self.chunk(part.id, {**document.metadata, **part.metadata}) for part in document.parts)
+        fields, own = self.fields, document.metadata
+        found = (DomainChunk(part.id, domain_of({**own, **part.metadata}, fields)) for part in document.parts)
         return [*dict.fromkeys(found)]
 
     def unshared(self, documents: Iterable[Document]) -> set[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
-from blend.errors import TokenizerError
+from blend.errors import PromptError, TokenizerError
 from blend.fuse.prompt import ChunkSegment, Prompt, RecordSource, TextSegment
 from blend.model import template
 from blend.model.template import ChatMessage, Option
@@ -20,6 +20,10 @@ SYSTEM = "Answer the question from the documents."
 ASK = "Question: "
 
 _REMEMBERED = 4096  # texts whose ids are kept: of passages and of templates
+
+_LONG = 8  # characters a token, on average, above which texts are counted before they are read as a whole
+_SLICE = 1 << 14  # characters that are counted at a time: the tokenizer lets no other thread work meanwhile
+_SEAMS = 64  # tokens that a slice may have more than the same text in one piece
 
 Ids = tuple[int, ...]
 
@@ -94,6 +98,20 @@ class PromptBuilder:
     def says(self, text: str) -> bool:
         """Do the token ids of a text say all of it?"""
         return self.tokenizer.round_trips(text, self.ids(text))
+
+    def check_length(self, texts: Sequence[str], *, window: int) -> None:
+        """Raises PromptError where the texts cannot fit the window, as soon as so many tokens are counted."""
+        if sum(map(len, texts)) <= _LONG * window:
+            return
+        tokens = 0
+        for text in texts:
+            for start in range(0, len(text), _SLICE):
+                tokens += max(1, len(self.tokenizer.encode_text(text[start : start + _SLICE])) - _SEAMS)
+                if tokens > window:
+                    raise PromptError(
+                        f"the texts of the request have {sum(map(len, texts)):,} characters, more tokens than the "
+                        f"model's window of {window}: shorten them, or put documents in and let a search choose"
+                    )
 
     def lay(self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None) -> PromptTokens:
         """The prompt of a chat, ready for the answer. Without a passage, the last turn's own text is in the suffix."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from blend.errors import PromptError
 from blend.fuse.prompt import ChunkSegment, TextSegment
 from blend.model.tokenizer import Tokenizer
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, TurnPart, TurnParts, question_turns
@@ -78,3 +79,28 @@ def test_a_prompt_has_a_chunk_for_each_passage_and_text_between() -> None:
 
 def test_the_gap_is_the_title_line_or_an_empty_one() -> None:
     assert PromptPassage("x", "One").gap == "\n(One)\n\n" and PromptPassage("x").gap == "\n\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("unit", ["a", " ", "word ", "\n", "\U0001f642", "x1;"])
+def test_a_text_that_cannot_fit_is_never_read_as_a_whole(kind: str, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, window = Tokenizer(made(kind)), 500
+    builder, read, encode = PromptBuilder(tokenizer), list[int](), tokenizer.encode_text
+
+    def encoded(text: str) -> list[int]:
+        read.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(tokenizer, "encode_text", encoded)
+    with pytest.raises(PromptError, match="3,000,000 characters, more tokens than the model's window of 500"):
+        builder.check_length(["short", (unit * 3_000_000)[: 3_000_000 - 5]], window=window)
+    assert max(read) <= 1 << 14 and sum(read) <= window << 14
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("unit", ["a", " ", "word ", "\U0001f642", "anticonstitutionally "])
+def test_what_fits_is_not_refused(kind: str, unit: str) -> None:
+    tokenizer = Tokenizer(made(kind))
+    for count in (1, 100, 20_000):
+        tokens = len(tokenizer.encode_text(unit * count))
+        PromptBuilder(tokenizer).check_length([unit * count], window=tokens)
