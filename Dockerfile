@@ -6,11 +6,12 @@
 #
 #     docker build --build-arg TORCH_INDEX_URL=... .
 #
-# A tag can be moved, a digest cannot: `--build-arg PYTHON_IMAGE=python@sha256:...` is an image that you have looked at.
+# A tag can be moved, a digest cannot. This one is the index, for all platforms, under which public projects pin the tag;
+# `--build-arg PYTHON_IMAGE=...` is for another.
 #
 # What changes seldom is in the lower layers: a change of the code installs and ships a few megabytes.
 
-ARG PYTHON_IMAGE=python:3.11.15-slim-trixie
+ARG PYTHON_IMAGE=python:3.11.15-slim-trixie@sha256:db3ff2e1800a8581e2c48a27c3995339d47bdf046da21c7627accd3d51053a93
 FROM ${PYTHON_IMAGE} AS base
 ENV PATH=/opt/kvweave/bin:$PATH
 

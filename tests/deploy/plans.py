@@ -38,8 +38,8 @@ def ours(environment: Mapping[str, object]) -> set[str]:
 
 
 def is_pinned(image: str) -> bool:
-    """Whether it has a tag of a version: two numbers at least, and not a word that moves."""
-    return re.fullmatch(r"[\w./-]+:[a-z]?\d+(\.\d+)+[\w.-]*", image) is not None
+    """Whether it has a tag of a version: two numbers at least, and not a word that moves. A digest may follow."""
+    return re.fullmatch(r"[\w./-]+:[a-z]?\d+(\.\d+)+[\w.-]*(@sha256:[0-9a-f]{64})?", image) is not None
 
 
 def settings_of(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Settings:
