@@ -64,6 +64,7 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
     with tenant.catalog.view() as view:
         before = _entry(by, view, document_id=document_id)
         by.writable(view, document_id)
+    domain = tenant.domains([before.id])
     with tenant.catalog.change() as change:  # what is raised in here undoes the patch
         entry = change.patch(before.id, metadata=patch.metadata)
         if entry is None:
@@ -75,7 +76,8 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
         except ValueError as error:
             raise Invalid(f"with what is there already, {error}", field="metadata") from error
     with tenant.catalog.view() as view:
-        by.core.ingest.move(tenant, view.passages(entry.id))
+        if domain and tenant.domains([entry.id]) != domain:
+            by.core.ingest.move(tenant, view.passages(entry.id))
         return _shown(by, view, entry=entry)
 
 

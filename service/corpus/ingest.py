@@ -114,10 +114,9 @@ class Ingest:
             self._changed.notify()
 
     def move(self, tenant: Tenant, passages: Sequence[Passage]) -> None:
-        """Computes the caches of passages whose metadata changed where that took them into another domain."""
-        if tenant.caches.fields:
-            tenant.sweep(1.0, kept={passage.id for passage in passages})
-            self.fill(tenant, passages)
+        """Computes the caches of a document in the domain that it came into; those of the one that it left go."""
+        tenant.sweep(1.0, kept={passage.id for passage in passages})
+        self.fill(tenant, passages)
 
     @property
     def waiting_fills(self) -> int:

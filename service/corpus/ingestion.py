@@ -254,12 +254,15 @@ class Ingestion:
     def _serve(self) -> None:
         """Makes all documents serve whose uploads are live still, at once."""
         ready = [replace(upload, state=UploadState.READY, detail=_summary(upload)) for upload in self._live.values()]
+        before = self._tenant.domains(upload.document for upload in ready)
         with self._tenant.catalog.change() as change:
             ready = [upload for upload in ready if change.advance(upload)]
-            served = [change.serve(upload.version) for upload in ready if upload.version is not None]
+            served = {upload.document: change.serve(upload.version) for upload in ready if upload.version is not None}
         for upload in ready:
             self._metrics.uploaded(self._tenant.name, state=upload.state.value)
-        self._tenant.sweep(1.0, kept={chunk for removal in served for chunk in removal.kept})
+        after = self._tenant.domains(served)
+        moved = [removal for name, removal in served.items() if before.get(name) != after.get(name)]
+        self._tenant.sweep(1.0, kept={chunk for removal in moved for chunk in removal.kept})
 
 
 def _summary(upload: QueuedUpload) -> str:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -90,6 +90,14 @@ class Tenant:
                 if len(rows) < _SWEPT:
                     return True
             return False
+
+    def domains(self, documents: Iterable[str]) -> dict[str, str]:
+        """The domains of those of these documents that serve; nothing where no filter divides the tenant's."""
+        if not self.caches.fields:
+            return {}
+        with self.catalog.view() as view:
+            found = [view.document(document) for document in documents]
+        return {each.id: self.caches.chunk("", each.metadata).domain for each in found if each}
 
     def renew(self, count: int) -> list[Passage] | None:
         """Looks at so many blobs, whether their domain is still one: filters of new keys make others, and a kill may

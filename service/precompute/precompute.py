@@ -274,13 +274,16 @@ class _Run:
             fresh = [document for fresh in group.fresh for document in fresh.documents]
             self._stage(group, [each for each in fresh if each.id not in group.staged])  # that another file let go
             sources, dropped = self._sources(group)
+            names = [each.id for each in fresh]
+            before = target.tenant.domains(names)
             with target.tenant.catalog.change() as change:
                 removals = [change.serve(version) for version in group.versions]
                 for name, source in sources.items():
                     change.put_source(target.collection, name, source=source)
                 if dropped:
                     removals.append(change.delete(dropped))
-            target.tenant.clear({chunk for removal in removals for chunk in removal.kept})
+            if before != target.tenant.domains(names) or dropped:
+                target.tenant.clear({chunk for removal in removals for chunk in removal.kept})
         self._tally.removed += len(dropped)
         self._tally.documents += len(group.versions)
         self._on_progress(self._tally)

@@ -48,7 +48,7 @@ class FakeShelf:
 
     def __init__(self) -> None:
         self.model = Letters()
-        self.fields = frozenset({"team"})
+        self.fields = frozenset[str]()
         self.told: list[tuple[str, list[str]]] = []
 
     def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
