@@ -196,7 +196,7 @@ def run_and_kill(
     """Changes and questions until it is killed, on a disk that may fill up or break; whether it had work to do."""
     fault = chance.choice([None, "full", "full", "read-only", "read-only"]) if disk else None
     with asking(service, state, chunks, chance=Random(chance.random())), service.client() as client:
-        for _ in range(chance.choice([1, 2, chance.randrange(12)])):
+        for _ in range(chance.choice([1, 2, chance.randrange(1, 12)])):
             change(client, state, chance)
         if disk and fault:
             disk.fill() if fault == "full" else disk.remount("abort")
@@ -246,12 +246,12 @@ def kill_often(service: Forked, times: int, *, disk: SmallDisk | None = None) ->
     with service.client() as client:
         put_in(client, FIXED)
         fixed = [each["chunk_id"] for each in (chunks_of(client, str(each["id"]))[0] for each in FIXED)]
-    while service.kills < times:
+    while service.kills < times or not interrupted:  # until it was killed while it had something to do
         for _ in range(chance.randint(1, 3)):
             interrupted += run_and_kill(service, state, fixed, chance=chance, disk=disk)
             service.start()
         check(service, state)
-    assert state.acknowledged > times and interrupted, "it was never killed while it had something to do"
+    assert state.acknowledged, "nothing was there to lose"
     assert service.terminate() == 0
     assert service.verify()["bad"] == []
     log.warning("%d kills, %d changes acknowledged, %d refused", service.kills, state.acknowledged, state.refused)
