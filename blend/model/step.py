@@ -142,7 +142,7 @@ class Step(Cache):
         start = 0
         for each in self.segments:
             stop = start + each.visible
-            if layer is None:
+            if layer is None or len(self.segments) == 1:  # what `update` returned is at hand
                 yield each, keys[:, :, start:stop], values[:, :, start:stop]
             else:
                 known = each.context.seen(layer, each.visible)

@@ -64,7 +64,6 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
     with tenant.catalog.view() as view:
         before = _entry(by, view, document_id=document_id)
         by.writable(view, document_id)
-    domain = tenant.domains([before.id])
     with tenant.catalog.change() as change:  # what is raised in here undoes the patch
         entry = change.patch(before.id, metadata=patch.metadata)
         if entry is None:
@@ -76,7 +75,7 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
         except ValueError as error:
             raise Invalid(f"with what is there already, {error}", field="metadata") from error
     with tenant.catalog.view() as view:
-        if domain and tenant.domains([entry.id]) != domain:
+        if tenant.caches.chunk("", before.metadata) != tenant.caches.chunk("", entry.metadata):
             by.core.ingest.move(tenant, view.passages(entry.id))
         return _shown(by, view, entry=entry)
 

@@ -9,10 +9,11 @@ from blend.fuse.fuse import BlendOrder
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.types import Collection, Passage
 from retriever.contract.upload_types import NewUpload, UploadState
-from retriever.documents import Document, DocumentPart
+from retriever.documents import Document, DocumentPart, Json
 from retriever.library import Library
 from retriever.search import Hit, Query, scope
 from service.access.control import BlendingSwitch
+from service.access.domains import DomainChunk
 from service.access.principal import Principal, Role
 from service.access.rates import Rates
 from service.answers.answer_request import AnswerRequest, Lookup
@@ -65,6 +66,9 @@ class FakeShelf:
 
     def evict(self, passages: Sequence[Passage]) -> int:
         return self._touch("evict", [passage.id for passage in passages])
+
+    def chunk(self, chunk: str, metadata: Json) -> DomainChunk:
+        return DomainChunk(chunk, "")
 
     def clear(self, blobs: object) -> list[Passage]:
         return []
