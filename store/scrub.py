@@ -77,8 +77,9 @@ def _check(tier: BlobAccess, entry: StoredBlob) -> BadEntry | None:
     reader = tier.open(key)
     if isinstance(reader, Miss):
         return BadEntry(tier.name, key, reader.reason, reader.detail)
+    frames = range(len(reader.head.frames) if reader.groups is None else 0)  # layers were verified when they came
     try:
-        for number in range(len(reader.head.frames)):
+        for number in frames:
             with reader.frame(number):
                 pass
     except BadBlob as bad:

@@ -25,13 +25,14 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from obstore.store import ObjectStore as Bucket
 
 from store.blob_store import BlobStore
+from store.codec.unpacked import Allocate, allocate
 from store.errors import StoreDenied, UrlError
 from store.lmdb.lmdb_store import LmdbStore
 from store.objects.object_client import ObjectClient
 from store.objects.object_store import ObjectBlobStore
 from store.size import parse_size
 from store.tiers.budget import TierBudget
-from store.tiers.memory_store import MemoryStore
+from store.tiers.memory_store import MemoryCache, MemoryStore
 from store.tiers.tiered_store import TieredStore
 
 if TYPE_CHECKING:  # these are types alone, the library has no such names when it runs
@@ -75,26 +76,28 @@ class StoreUrl:
         return timedelta(seconds=value)
 
 
-def open_store(url: str) -> BlobStore:
-    """The store that a URL names; a wrong URL is a `UrlError` with the remedy."""
+def open_store(url: str, allocate: Allocate = allocate) -> BlobStore:
+    """The store that a URL names; a wrong URL is a `UrlError` with the remedy. `mem://` above others allocates so."""
     if not url.startswith("tiered:"):
-        return _open_tier(url, lowest=True)
+        return _open_tier(url)
     urls = url.removeprefix("tiered:").split("|")
     opened: list[BlobStore] = []
     with ExitStack() as undo:
-        for index, part in enumerate(urls):
-            opened.append(undo.enter_context(_open_tier(part.strip(), lowest=index == len(urls) - 1)))
+        for part in urls[:-1]:
+            opened.append(undo.enter_context(_open_tier(part.strip(), allocate)))
+        opened.append(undo.enter_context(_open_tier(urls[-1].strip())))
         undo.pop_all()
     near = isinstance(opened[-1], LmdbStore | MemoryStore)
     return TieredStore(opened, sync_s=0.0 if near else _SYNC_S)
 
 
-def _open_tier(text: str, *, lowest: bool) -> BlobStore:
+def _open_tier(text: str, above: Allocate | None = None) -> BlobStore:
+    """One tier; `above` is what a tier above others has its memory from."""
     url = _split(text)
-    budget = TierBudget(url.size("budget"), url.size("tenant_budget"), lowest=lowest)
+    budget = TierBudget(url.size("budget"), url.size("tenant_budget"), lowest=above is None)
     scheme = url.parts.scheme
     if scheme == "mem":
-        return MemoryStore(budget)
+        return MemoryCache(budget, above) if above else MemoryStore(budget)
     if scheme == "lmdb":
         return LmdbStore(_path(url), budget)
     if scheme == "file":

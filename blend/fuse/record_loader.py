@@ -69,8 +69,8 @@ class RecordLoader:
         self._stopped.set()
         if self._work is not None:
             self._work.result()
-        if self._stream:  # whoever gets the context's memory next must not meet a copy still on its way
-            torch.cuda.current_stream(self._decoder.device).wait_stream(self._stream)
+        if self._stream:  # whoever gets the context's memory next, or that of a record, must not meet a copy on its way
+            self._stream.synchronize()
 
     def _read(self) -> None:
         try:

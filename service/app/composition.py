@@ -5,7 +5,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers.utils import logging as transformers_logging
 
 from blend.engine.local_engine import EngineLimits, LocalEngine
@@ -33,6 +35,7 @@ from service.settings import Settings, SettingsError
 from service.telemetry.logs import fields
 from service.telemetry.traces import Tracer, silent
 from store.blob_store import BlobStore
+from store.codec.unpacked import allocate
 from store.url import open_store
 
 log = logging.getLogger(__name__)
@@ -41,8 +44,14 @@ DIGESTS = "digests.json"
 
 
 def compose_store(settings: Settings) -> BlobStore:
-    """The store that the settings name."""
-    return open_store(settings.store)
+    """The store that the settings name. What it keeps in memory is pinned where the model is on a GPU."""
+    on_gpu = torch.cuda.is_available() and settings.device.startswith(("auto", "cuda"))
+    return open_store(settings.store, _pinned if on_gpu else allocate)
+
+
+def _pinned(nbytes: int) -> NDArray[np.uint8]:
+    """Memory whose copies to a GPU nobody waits for. The length is the power of two that torch takes in any case."""
+    return torch.empty(1 << (nbytes - 1).bit_length(), dtype=torch.uint8, pin_memory=True).numpy()
 
 
 def compose_model(settings: Settings) -> LoadedModel:

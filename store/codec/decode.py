@@ -1,17 +1,18 @@
 """Blobs to records, whole or one layer group alone. Takes frames from a reader and knows no medium."""
 
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import zstandard
 
-from store.blob import Frame, Head
+from store.blob import Blob, Buffer, Frame, Head
 from store.codec.frame import MAX_FRAME_BYTES, LayerForm, read_packed, read_plain
 from store.codec.frame_v1 import frame_v1_bytes, read_frame_v1
 from store.codec.quantize import dequantize
 from store.codec.spec import Spec
 from store.errors import BadBlob, MissReason, SpecError
-from store.reader import BlobReader
+from store.reader import BlobReader, Fetch, Layers
 from store.record import Dtype, LayerKV, PackedLayer, Record
 
 _local = threading.local()  # zstd's contexts belong to one thread each
@@ -20,8 +21,8 @@ _local = threading.local()  # zstd's contexts belong to one thread each
 def decode(reader: BlobReader) -> Record:
     """The plain record: exact for `lossless`, else within the spec's bound. Raises `BadBlob`."""
     head = reader.head
-    layers = [_plain(layer, head.dtype) for numbers in head.groups for layer in _read(reader, numbers)]
-    return Record(head.dtype, tuple(layers), head.ids_digest)
+    groups = (read_group(reader, group) for group in range(len(head.groups)))
+    return Record(head.dtype, tuple(_plain(layer, head.dtype) for group in groups for layer in group), head.ids_digest)
 
 
 def decode_group(reader: BlobReader, group: int) -> list[LayerKV | None]:
@@ -29,20 +30,28 @@ def decode_group(reader: BlobReader, group: int) -> list[LayerKV | None]:
     return [_plain(layer, reader.head.dtype) for layer in read_group(reader, group)]
 
 
-def read_group(reader: BlobReader, group: int) -> list[LayerKV | PackedLayer | None]:
+def read_group(reader: BlobReader, group: int) -> Layers:
     """The layers of one group as they are kept, in layer order: plain where lossless, else codes. Raises `BadBlob`."""
-    return _read(reader, reader.head.groups[group])
+    if reader.groups is not None:
+        return reader.groups[group]
+    return _read(reader.head, reader.head.groups[group], fetch=reader.frame)
 
 
-def _read(reader: BlobReader, numbers: range) -> list[LayerKV | PackedLayer | None]:
+def layers_of(blob: Blob) -> list[Layers]:
+    """The layers of all groups of a blob whose digests were checked. Raises `BadBlob`."""
+    frames = blob.frames
+    return [_read(blob.head, numbers, fetch=lambda number: nullcontext(frames[number])) for numbers in blob.head.groups]
+
+
+def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
     """The layers of the frames of one group."""
-    head = reader.head
     forms = _forms(head, head.frames[numbers.start])
     parts: list[list[LayerKV | PackedLayer]] = [[] for _ in forms]
     for number in numbers:
         frame = head.frames[number]
         sizes = [_layer_bytes(head, form, tokens=frame.tokens) if form else 0 for form in forms]
-        raw, place = memoryview(_decompress(reader, number, expected=sum(sizes))), 0
+        with fetch(number) as data:
+            raw, place = memoryview(_decompress(data, sum(sizes), number=number)), 0
         for form, size, found in zip(forms, sizes, parts, strict=True):
             if form is not None:
                 found.append(_read_layer(raw[place : place + size], form, head=head, frame=frame))
@@ -72,17 +81,16 @@ def _read_layer(raw: memoryview, form: LayerForm, *, head: Head, frame: Frame) -
     return read(raw, form, start=frame.start, tokens=frame.tokens)
 
 
-def _decompress(reader: BlobReader, number: int, *, expected: int) -> bytes:
+def _decompress(data: Buffer, expected: int, *, number: int) -> bytes:
     if expected > MAX_FRAME_BYTES:
         raise BadBlob(MissReason.CORRUPT, f"frame {number} claims {expected} bytes, more than {MAX_FRAME_BYTES}")
-    with reader.frame(number) as data:
-        try:
-            told = zstandard.get_frame_parameters(data).content_size
-            if told != expected:
-                raise BadBlob(MissReason.CORRUPT, f"frame {number} unpacks to {told} bytes, its shapes need {expected}")
-            return _decompressor().decompress(data, max_output_size=expected)
-        except zstandard.ZstdError as error:
-            raise BadBlob(MissReason.CORRUPT, f"frame {number}: {error}") from None
+    try:
+        told = zstandard.get_frame_parameters(data).content_size
+        if told != expected:
+            raise BadBlob(MissReason.CORRUPT, f"frame {number} unpacks to {told} bytes, its shapes need {expected}")
+        return _decompressor().decompress(data, max_output_size=expected)
+    except zstandard.ZstdError as error:
+        raise BadBlob(MissReason.CORRUPT, f"frame {number}: {error}") from None
 
 
 def _join(parts: list[LayerKV | PackedLayer]) -> LayerKV | PackedLayer:

@@ -1,4 +1,4 @@
-"""Blobs in RAM. Loses everything with the process; as the top of a tiered store it keeps what is asked for often."""
+"""Blobs in RAM, which lose everything with the process: as a store of its own, and as the top of a tiered one."""
 
 import threading
 import time
@@ -9,15 +9,17 @@ from dataclasses import dataclass
 
 from store.blob import Blob, Buffer, Head
 from store.blob_store import BlobStore, Put
+from store.codec.unpacked import Allocate, UnpackedBlob, allocate, unpacked
+from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey, Scope
-from store.reader import Fetch
+from store.reader import BlobReader, Fetch
 from store.tiers.budget import Ledger, TierBudget
 from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    blob: Blob
+    blob: Blob | UnpackedBlob
     precomputed: bool
     pinned: bool
     stored_at: float
@@ -32,6 +34,8 @@ class _Kept:
 
         @contextmanager
         def fetch(number: int) -> Generator[Buffer]:
+            if isinstance(self.blob, UnpackedBlob):
+                raise BadBlob(MissReason.ABSENT, "memory has the layers and not the frames: read these below")
             yield self.blob.frames[number]
 
         return fetch
@@ -58,6 +62,12 @@ class MemoryStore(BlobStore):
             return kept
 
     def put(self, blob: Blob) -> Put:
+        return self._put(blob)
+
+    def replace(self, blob: Blob) -> Put:
+        return self._replace(blob)
+
+    def _put(self, blob: Blob | UnpackedBlob) -> Put:
         with self._lock:
             kept = self._blobs.get(blob.head.key)
             if kept is None or self._is_dead(blob):
@@ -66,12 +76,12 @@ class MemoryStore(BlobStore):
                 self._keep(_Kept(kept.blob, precomputed=True, pinned=kept.pinned, stored_at=kept.stored_at))
             return Put.PRESENT
 
-    def replace(self, blob: Blob) -> Put:
+    def _replace(self, blob: Blob | UnpackedBlob) -> Put:
         with self._lock:
             kept = self._blobs.get(blob.head.key)
             return self._store(blob, kept)
 
-    def _store(self, blob: Blob, before: _Kept | None) -> Put:
+    def _store(self, blob: Blob | UnpackedBlob, before: _Kept | None) -> Put:
         key, terms = blob.head.key, blob.head.terms
         if self._is_dead(blob):
             return Put.DELETED
@@ -86,7 +96,7 @@ class MemoryStore(BlobStore):
         self._keep(_Kept(blob, precomputed, before is not None and before.pinned, time.time()))
         return Put.STORED
 
-    def _is_dead(self, blob: Blob) -> bool:
+    def _is_dead(self, blob: Blob | UnpackedBlob) -> bool:
         return any(self._graves.get(scope, 0) > blob.head.terms.epoch for scope in blob.head.key.scopes)
 
     def _keep(self, kept: _Kept) -> None:
@@ -171,3 +181,24 @@ class MemoryStore(BlobStore):
     def usage(self) -> list[StorageUsage]:
         with self._lock:
             return [StorageUsage(self.name, len(self._blobs), self._ledger.total, self._budget.total)]
+
+
+class MemoryCache(MemoryStore):
+    """A tier above others that keeps layers ready for use, in memory that `allocate` gives. Its budget counts that."""
+
+    def __init__(self, budget: TierBudget, allocate: Allocate = allocate) -> None:
+        super().__init__(budget)
+        self._allocate = allocate
+
+    def open(self, key: CacheKey) -> BlobReader | Miss:
+        kept = self._find(key)
+        if kept is None:
+            return Miss(MissReason.ABSENT)
+        head, groups = kept.blob.head, kept.blob.groups if isinstance(kept.blob, UnpackedBlob) else None
+        return BlobReader(head, kept.raw_head, fetch=kept.frames(head), source=self.name, groups=groups)
+
+    def put(self, blob: Blob) -> Put:
+        return self._put(unpacked(blob, self._allocate))
+
+    def replace(self, blob: Blob) -> Put:
+        return self._replace(unpacked(blob, self._allocate))

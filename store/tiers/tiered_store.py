@@ -169,7 +169,7 @@ class TieredStore(BlobStore):
                     data = stack.enter_context(self._same_frame(found, number, bad=bad))
                 yield data
 
-        return BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source)
+        return BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source, groups=reader.groups)
 
     @contextmanager
     def _same_frame(self, found: _Lower, number: int, *, bad: BadBlob) -> Generator[Buffer]:

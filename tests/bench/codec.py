@@ -5,6 +5,7 @@ is the share of the ratio at 512 tokens that 64 tokens do not reach. `speed` is 
 per second of wall time and of the thread's own CPU time, medians over `--runs`. `packed` is the way of a store in
 memory: every frame verified once, unpacked by zstd, codes and scales laid out as views. `plain` goes on to bfloat16
 (H, T, D). Both drop a group of layers before they read the next, so that no run waits for fresh pages of the kernel.
+`near` is the way of a tier of memory above others, from the opening to the codes; `raised` is how a blob gets there.
 `alone` has the parts in the same run, in bytes that they read (blake3, zstd: of the blob's frames) or write (memcpy).
 """
 
@@ -21,9 +22,13 @@ import zstandard
 from store.blob import Blob, Terms, digest
 from store.codec.decode import decode_group, read_group
 from store.codec.encode import encode
+from store.codec.unpacked import unpacked
+from store.errors import Miss
 from store.key import CacheKey
 from store.reader import BlobReader, read
 from store.record import LayerKV, Record, narrow
+from store.tiers.budget import TierBudget
+from store.tiers.memory_store import MemoryCache
 
 SPECS = ("lossless", "q8", "q7", "q6", "q5", "q4", "q3", "q2")
 TOKENS = (64, 256, 512)
@@ -90,7 +95,17 @@ def speed(spec: str, plain: Record, runs: int) -> dict[str, Row]:
     if spec != "lossless":
         rows["packed"] = rate(lambda: each_group(blob, read_group), plain.nbytes, runs)
     rows["plain"] = rate(lambda: each_group(blob, decode_group), plain.nbytes, runs)
+    near = MemoryCache(TierBudget(lowest=False))
+    near.put(blob)
+    rows["near"] = rate(lambda: each_group_of(near.open(blob.head.key)), plain.nbytes, runs)
+    rows["raised"] = rate(lambda: unpacked(blob), plain.nbytes, runs)
     return rows
+
+
+def each_group_of(found: BlobReader | Miss) -> None:
+    assert isinstance(found, BlobReader)
+    for group in range(len(found.head.groups)):
+        read_group(found, group)
 
 
 def each_group(blob: Blob, decode: Callable[[BlobReader, int], object]) -> None:

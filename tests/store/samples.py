@@ -3,7 +3,7 @@
 import numpy as np
 
 from store.blob import Blob, Terms
-from store.codec.decode import read_group
+from store.codec.decode import decode, read_group
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader
@@ -29,6 +29,12 @@ def packed_layers(reader: BlobReader) -> list[PackedLayer | None]:
     """Codes and scales of all layers of a quantized blob."""
     layers = [layer for group in range(len(reader.head.groups)) for layer in read_group(reader, group)]
     return [layer if isinstance(layer, PackedLayer) else None for layer in layers]
+
+
+def plain_bytes(reader: BlobReader) -> list[bytes]:
+    """Keys and values of all layers."""
+    layers = [layer for layer in decode(reader).layers if layer]
+    return [array.tobytes() for layer in layers for array in (layer.keys, layer.values)]
 
 
 def key(name: object = 0, *, tenant: str = "acme", fingerprint: str = "fp", codec: str = "q4") -> CacheKey:

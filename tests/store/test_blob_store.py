@@ -29,12 +29,16 @@ class TestMemory(BlobStoreContract):
     def raw(self, store: BlobStore, wanted: CacheKey) -> bytes | None:
         assert isinstance(store, MemoryStore)
         kept = store._blobs.get(wanted)
-        return None if kept is None else bytes(kept.blob)
+        if kept is None:
+            return None
+        assert isinstance(kept.blob, Blob)
+        return bytes(kept.blob)
 
     def overwrite(self, store: BlobStore, wanted: CacheKey, data: bytes) -> None:
         assert isinstance(store, MemoryStore)
         kept = store._blobs[wanted]
         old = kept.blob
+        assert isinstance(old, Blob)
         pieces, start = [], len(old.head_bytes)
         for frame in old.frames:
             pieces.append(data[start : start + len(frame)])

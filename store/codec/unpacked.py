@@ -1,0 +1,85 @@
+"""A blob's layers unpacked into one piece of memory, for a tier that is asked for them often. Knows no medium."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.blob import Blob, Head
+from store.codec.decode import layers_of
+from store.reader import Layers
+from store.record import Array, Codes, LayerKV, PackedLayer, PackedTensor, PackedTile, Scales
+
+Allocate = Callable[[int], NDArray[np.uint8]]  # memory of at least so many bytes, free again with its last view
+
+_ALIGNED = 64  # bytes: where each array begins
+_ARRAY_BYTES = 320  # of Python's objects around an array
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+def allocate(nbytes: int) -> NDArray[np.uint8]:
+    """Ordinary memory."""
+    return np.empty(nbytes, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedBlob:
+    """The layers of each group, for reading alone; `nbytes` is all the memory that they take."""
+
+    head: Head
+    head_bytes: bytes
+    groups: tuple[Layers, ...]
+    nbytes: int
+
+
+def unpacked(blob: Blob, allocate: Allocate = allocate) -> UnpackedBlob:
+    """Unpacks a blob whose digests were checked. Raises `BadBlob` where it does not hold what its head says."""
+    groups = layers_of(blob)
+    arrays = [array for layers in groups for layer in layers if layer for array in _arrays(layer)]
+    memory = _Memory(allocate(sum(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)))
+    moved = tuple([layer and memory.moved(layer) for layer in layers] for layers in groups)
+    around = len(blob.head_bytes) + _ARRAY_BYTES * len(arrays)
+    return UnpackedBlob(blob.head, blob.head_bytes, moved, memory.nbytes + around)
+
+
+def _arrays(layer: LayerKV | PackedLayer) -> Iterator[Array | Codes | Scales]:
+    if isinstance(layer, LayerKV):
+        yield from (layer.keys, layer.values)
+        return
+    for tile in layer.tiles:
+        for tensor in (tile.keys, tile.values):
+            yield from (tensor.codes, tensor.scales)
+            if tensor.centers is not None:
+                yield tensor.centers
+
+
+class _Memory:
+    """One piece of memory that arrays move into, one behind the other."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self.nbytes = memory.nbytes
+        self._memory = memory
+        self._used = 0
+
+    def moved(self, layer: LayerKV | PackedLayer) -> LayerKV | PackedLayer:
+        """The layer with its arrays in here."""
+        if isinstance(layer, LayerKV):
+            return LayerKV(self._array(layer.keys), self._array(layer.values))
+        tiles = (PackedTile(tile.start, self._tensor(tile.keys), self._tensor(tile.values)) for tile in layer.tiles)
+        return PackedLayer(tuple(tiles))
+
+    def _tensor(self, tensor: PackedTensor) -> PackedTensor:
+        centers = None if tensor.centers is None else self._array(tensor.centers)
+        return PackedTensor(self._array(tensor.codes), self._array(tensor.scales), tensor.bits, tensor.tokens, centers)
+
+    def _array(self, array: NDArray[Number]) -> NDArray[Number]:
+        place: NDArray[Number] = (
+            self._memory[self._used : self._used + array.nbytes].view(array.dtype).reshape(array.shape)
+        )
+        place[...] = array
+        place.flags.writeable = False
+        self._used += -(-array.nbytes // _ALIGNED) * _ALIGNED
+        return place

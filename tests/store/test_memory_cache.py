@@ -1,0 +1,137 @@
+"""A tier of memory above others: layers that are ready for use, what they take, and the frames that are read below."""
+
+import gc
+import tracemalloc
+from pathlib import Path
+from weakref import finalize
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from store.blob import Blob, Terms
+from store.blob_store import Put
+from store.codec.decode import decode, read_group
+from store.codec.encode import encode
+from store.codec.unpacked import allocate
+from store.errors import BadBlob, MissReason
+from store.key import CacheKey, Scope
+from store.reader import BlobReader, Layers, read
+from store.record import LayerKV, PackedLayer
+from store.tiers.budget import TierBudget
+from store.tiers.memory_store import MemoryCache
+from store.url import open_store
+from tests.store.contract import flipped, stored
+from tests.store.media import sized
+from tests.store.samples import blob, key, plain_bytes, record
+
+GOLDEN = sorted(Path(__file__).parent.glob("golden/*.blob"))
+UNREADABLE = {"v1-table"}
+ABOVE = TierBudget(lowest=False)
+
+
+def opened(cache: MemoryCache, wanted: CacheKey) -> BlobReader:
+    reader = cache.open(wanted)
+    assert isinstance(reader, BlobReader)
+    return reader
+
+
+def arrays(layers: Layers) -> list[np.ndarray]:
+    found: list[np.ndarray | None] = []
+    for layer in layers:
+        if isinstance(layer, LayerKV):
+            found += [layer.keys, layer.values]
+        elif isinstance(layer, PackedLayer):
+            tensors = [tensor for tile in layer.tiles for tensor in (tile.keys, tile.values)]
+            found += [array for each in tensors for array in (each.codes, each.scales, each.centers)]
+    return [array for array in found if array is not None]
+
+
+@pytest.mark.parametrize("path", [path for path in GOLDEN if path.stem not in UNREADABLE], ids=lambda path: path.stem)
+def test_blobs_of_every_form_are_the_same_unpacked(path: Path) -> None:
+    wanted, cache = Blob.parse(path.read_bytes()), MemoryCache(ABOVE)
+    assert cache.put(wanted) is Put.STORED
+    found, below = opened(cache, wanted.head.key), read(wanted)
+    for group in range(len(wanted.head.groups)):
+        pairs = list(zip(arrays(read_group(found, group)), arrays(read_group(below, group)), strict=True))
+        assert pairs and all(np.array_equal(one, other) and one.dtype == other.dtype for one, other in pairs)
+        assert not any(one.flags.writeable for one, _ in pairs)
+    assert decode(found).ids_digest == decode(below).ids_digest
+
+
+def test_a_second_hit_is_ready_and_asks_nobody_below(tmp_path: Path) -> None:
+    with open_store(f"tiered:mem://|file://{tmp_path}/low") as store:
+        store.put(blob())
+        wanted = plain_bytes(read(stored(store, key())))
+        store.flush()
+        (tmp_path / "low/blobs" / key().text).unlink()
+        reader = store.open(key())
+        assert isinstance(reader, BlobReader) and reader.groups is not None and reader.source == "ram"
+        assert plain_bytes(reader) == wanted
+        with pytest.raises(BadBlob, match="read these below"):
+            reader.blob()
+
+
+@pytest.mark.parametrize("codec", ["q4", "k4v2", "lossless"])
+def test_a_budget_counts_what_layers_take(codec: str) -> None:
+    blobs = [encode(record(n, tokens=30 + n), key(n, codec=codec), terms=Terms(0, precomputed=True)) for n in range(60)]
+    cache = MemoryCache(ABOVE)
+    cache.put(blobs[-1])
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    told = cache.usage()[0].nbytes
+    for each in blobs[:-1]:
+        cache.put(each)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    taken = after - before
+    assert taken * 0.9 < cache.usage()[0].nbytes - told < taken * 1.25
+
+
+def test_memory_comes_from_whoever_opens_the_store_and_goes_back(tmp_path: Path) -> None:
+    lent: list[int] = []
+
+    def lend(nbytes: int) -> NDArray[np.uint8]:
+        memory = allocate(nbytes)
+        lent.append(memory.nbytes)
+        finalize(memory, lent.remove, memory.nbytes)
+        return memory
+
+    with open_store(f"tiered:mem://?budget=25kB|file://{tmp_path}/low", lend) as store:
+        for name in range(8):
+            store.put(blob(name, tokens=40 + name))
+            stored(store, key(name))
+            store.flush()
+        assert 0 < sum(lent) <= 25_000 and len(lent) < 8
+        store.delete(Scope("acme"))
+        gc.collect()
+        assert lent == []
+
+
+def test_what_is_no_record_of_its_head_is_not_kept(tmp_path: Path) -> None:
+    """Every digest is right, and yet the frames are noise."""
+    cache = MemoryCache(ABOVE)
+    with pytest.raises(BadBlob):
+        cache.put(sized([100, 200]))
+    assert list(cache.entries()) == []
+    with open_store(f"tiered:mem://|file://{tmp_path}/low") as store:
+        store.put(sized([100, 200]))
+        assert bytes(stored(store, key("sized"))) == bytes(sized([100, 200]))
+        store.flush()
+        assert [len(list(tier.entries())) for tier in store.tiers] == [0, 1]
+
+
+def test_a_frame_that_is_bad_below_never_comes_up(tmp_path: Path) -> None:
+    with open_store(f"tiered:mem://|file://{tmp_path}/low") as store:
+        store.put(blob())
+        path = tmp_path / "low/blobs" / key().text
+        path.write_bytes(flipped(path.read_bytes(), -1))
+        for _ in range(2):
+            reader = store.open(key())
+            assert isinstance(reader, BlobReader) and reader.groups is None
+            with pytest.raises(BadBlob) as raised:
+                decode(reader)
+            assert raised.value.reason is MissReason.CORRUPT
+            store.flush()
