@@ -28,6 +28,7 @@ from blend.model.attention import kernels
 from blend.model.decoder import Decoder
 from blend.model.digests import architecture_digest, rope_digest, stored_digest, weights_digest
 from blend.model.fingerprint import Fingerprint
+from blend.model.in_float32 import in_float32
 from blend.model.layer_gate import find_layers, install, text_config
 from blend.model.model_layers import examine
 from blend.model.tokenizer import Tokenizer
@@ -141,16 +142,21 @@ def _explained(why: Callable[[Exception], str]) -> Generator[None]:
 
 
 def _decoder(model: PreTrainedModel) -> Decoder:
+    """The decoder, its structure judged in float32 and then compared in the model's own dtype."""
     name, vocabulary = type(model).__name__, text_config(model).vocab_size
     ids = [(3 + (7 * place) % 89) % vocabulary for place in range(TOKENS)]
     with _explained(lambda error: f"{name} fails in its own forward pass: {error}"):
-        install(find_layers(model))
-        plain = _plain_logits(model, ids)
-        refuse_other_sight(lambda other: _plain_logits(model, other), ids)
-    with _explained(
-        lambda _: f"{name} has a forward pass of its own, which takes whole prompts in order, no single rows"
-    ):
-        return _agreeing(model, plain, ids=ids)
+        layers = find_layers(model)
+        install(layers)
+    with in_float32(model, layers):
+        with _explained(lambda error: f"{name} fails in its own forward pass: {error}"):
+            plain = _plain_logits(model, ids)
+            refuse_other_sight(lambda other: _plain_logits(model, other), ids)
+        with _explained(
+            lambda _: f"{name} has a forward pass of its own, which takes whole prompts in order, no single rows"
+        ):
+            judged = _agreeing(model, plain, ids=ids)
+    return judged if judged.dtype == model.dtype else _narrowed(model, judged, ids=ids)
 
 
 def _agreeing(model: PreTrainedModel, plain: Tensor, *, ids: Sequence[int]) -> Decoder:
@@ -168,6 +174,25 @@ def _agreeing(model: PreTrainedModel, plain: Tensor, *, ids: Sequence[int]) -> D
     raise UnsupportedModel(
         f"{type(model).__name__} computes something else in scattered rows than densely: {', '.join(reasons)}"
     )
+
+
+def _narrowed(model: PreTrainedModel, judged: Decoder, *, ids: Sequence[int]) -> Decoder:
+    """The decoder in the model's own dtype, where it has to come close to the model's own logits."""
+    name, dtype = type(model).__name__, str(model.dtype).removeprefix("torch.")
+    kernel = text_config(model)._attn_implementation  # pyright: ignore[reportPrivateUsage]
+    assert kernel is not None
+    try:
+        plain = _plain_logits(model, ids)
+    except UnsupportedModel:
+        remedy = "load it with dtype bfloat16 or float32"
+        raise UnsupportedModel(f"{name} has finite logits in float32 and none in {dtype}: {remedy}") from None
+    _attend_by(model, kernel)
+    decoder = Decoder(model, judged.model_layers, window=judged.window)
+    reason = disagreement(decoder, plain, ids=ids)
+    if reason is not None:
+        remedy = "its structure is sound in float32: load it so"
+        raise UnsupportedModel(f"{name} computes something else in {dtype} with {kernel} ({reason}): {remedy}")
+    return decoder
 
 
 def _plain_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:

@@ -22,8 +22,9 @@ TOKENS = 48
 PARTS = (12, 24, 12)  # prefix, chunk, question
 AGAIN = (2, 3, 17, 30, 31, 47)  # rows computed a second time, each at its own place
 AGREES = {torch.float32: 1e-3}  # of the largest logit; half precision is compared as a whole
-SEES = 0.02  # of a row's logits: what half precision may make of other tokens in the same pass, and no mask does
-AGREES_HALF = 0.2  # experts chosen otherwise by a last bit are a tenth; a wrong mask or rotation is nearer to one
+SEES = {torch.float32: 1e-3}  # of a row's logits: what other tokens in the same pass may change by their rounding
+SEES_HALF = 0.02
+AGREES_HALF = 0.2  # experts chosen otherwise by a last bit are a tenth: for what is sound in float32, and quantizers
 
 
 def refuse_structure(model: PreTrainedModel) -> None:
@@ -75,7 +76,7 @@ def refuse_other_sight(plain: Callable[[Sequence[int]], Tensor], ids: Sequence[i
 def _differ(one: Tensor, other: Tensor) -> bool:
     before, after = one.float(), other.float()
     changes, sizes = ((each * each).sum(-1) for each in (after - before, before))
-    return bool((changes > SEES**2 * sizes).any())
+    return bool((changes > SEES.get(one.dtype, SEES_HALF) ** 2 * sizes).any())
 
 
 def _is_state(layer: object) -> bool:
