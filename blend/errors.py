@@ -25,6 +25,14 @@ class Busy(BlendError, RuntimeError):
     """The queue is full: the caller may try again later."""
 
 
+class Late(BlendError, TimeoutError):
+    """An answer that is not whole in the time it was given, or cannot be: `retry_after_s` says when it may be."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class NotFinite(BlendError, ArithmeticError):
     """The model produced NaN or infinity where numbers were due."""
 

@@ -79,6 +79,13 @@ class Settings(BaseSettings):
     shared_prefixes: Annotated[
         bool, Field(description="whether keys share the beginnings of prompts that are kept")
     ] = False
+    capture_share: Annotated[
+        float, Field(description="the share of the model's time for documents where questions never end", ge=0, lt=1)
+    ] = 0.4
+    weights: Annotated[
+        dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]],
+        Field(description="how much of the model's time a tenant gets where several want it; 1 for all others"),
+    ] = Field(default_factory=dict[str, float])
     threads: Annotated[int, Field(description="threads that the model computes with; 0: as torch chooses", ge=0)] = 0
     max_requests: Annotated[int, Field(description="requests at once, the waiting ones included", ge=1)] = 128
     max_body_bytes: Annotated[int, Field(description="the largest body of a request", ge=1024)] = 64 << 20

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
-MOST_SETTINGS = 30
+MOST_SETTINGS = 31
 WORDS_OF_A_SENTENCE = 4
 
 Command = TyperCommand | TyperGroup

@@ -1,6 +1,7 @@
 """A request from its submission to its end: first an entry in the queue, then an answer in the making."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -36,6 +37,12 @@ class QueuedRequest:
     def age_s(self) -> float:
         """Seconds since the request was handed in."""
         return time.perf_counter() - self._born
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left of those it was given."""
+        within = self.request.within_s
+        return math.inf if within is None else within - self.age_s
 
     def cancel(self) -> None:
         """Asks that the request end. May be called from any thread."""

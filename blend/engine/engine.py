@@ -1,6 +1,6 @@
 """The contract between whoever asks and whoever computes: requests in, events out. Knows no thread and no model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -19,12 +19,15 @@ class EngineRequest:
     """One question to the model. How caches are reused for it is its own.
 
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
+    `payer`: whose share of the engine's time it takes. `within_s`: seconds until the answer has to be whole.
     """
 
     prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
     order: BlendOrder = field(default_factory=BlendOrder)
     owner: str = ""
+    payer: str = ""
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,15 @@ class Failed:
 Event = Ready | Token | Done | Failed
 
 
+@dataclass(frozen=True, slots=True)
+class PayerLoad:
+    """What one payer has in the engine, and the seconds of its time that it had since the start."""
+
+    waiting: int
+    running: int
+    seconds: float
+
+
 class Ticket(Protocol):
     """The ticket of a request under way."""
 
@@ -79,17 +91,21 @@ class Engine(Protocol):
     def submit(self, request: EngineRequest, listen: Callable[[Event], None]) -> Ticket:
         """Queue a request. `listen` is called from the engine's thread and must return at once.
 
-        Each request ends in exactly one Done or Failed. Raises PromptError for a prompt that can never be served, and
-        Busy when the queue is full: then nothing was taken.
+        Each request ends in exactly one Done or Failed. Raises PromptError for a prompt that can never be served, Busy
+        when the queue is full, and Late where the time it has will be over before its turn: then nothing was taken.
         """
         ...
 
     def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
-        """Compute records of chunks, whenever no request wants to be served."""
+        """Compute records of chunks, when no request wants to be served, and for a share of the time at least."""
         ...
 
     def identify(self, fingerprint: Fingerprint) -> None:
         """Set the fingerprint: from the next request on, records of another are misses. Its prefix does not matter."""
+        ...
+
+    def load(self) -> Mapping[str, PayerLoad]:
+        """The load by payer."""
         ...
 
     @property

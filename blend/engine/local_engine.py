@@ -1,23 +1,24 @@
 """The engine of this process: one thread, one model, continuous batching.
 
 A request is fused, then joins the others, one token each in a step; it leaves at any step. Between the layers of a
-fuse the others go on, for as long as the fuse computed since their last step. Requests go before captures: a capture
-lets them pass between its layers.
+fuse the others go on, for as long as the fuse computed since their last step. Requests go before captures, which let
+them pass between their layers, until captures have had too small a share of the time.
 """
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Condition, Thread
 
 import torch
 
 from blend.engine.answer_builder import AnswerBuilder, QueuedRequest
-from blend.engine.engine import EngineRequest, Event, Failed, Ready
-from blend.errors import Busy, PromptError
+from blend.engine.engine import EngineRequest, Event, Failed, PayerLoad, Ready
+from blend.engine.fair_queue import FairQueue, StepShares
+from blend.errors import Busy, Late, PromptError
 from blend.fuse.capture import CaptureHooks, capture
 from blend.fuse.fuse import fuse
 from blend.fuse.prefixes import Prefixes
@@ -32,17 +33,25 @@ from store.record import Record
 log = logging.getLogger(__name__)
 
 READERS = 2  # threads that bring records
+MOST = 7 / 8  # of memory and places for one payer, for as long as others were here lately
+LATELY_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`kv_bytes` holds the contexts of all running requests and of a capture; prefixes are kept besides."""
+    """`kv_bytes` holds the contexts of all running requests and of a capture; prefixes are kept besides.
+
+    `capture_share`: of the engine's time that captures have where requests never end. `weights`: how much of what
+    requests have a payer gets, where one has 1.
+    """
 
     kv_bytes: int = 4 << 30
     prefix_bytes: int = 256 << 20
     waiting: int = 64
     running: int = 64
     piece_rows: int = 1024
+    capture_share: float = 0.4
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +75,21 @@ class LocalEngine:
         self._capture_prefixes = Prefixes(self.limits.prefix_bytes)
         self._readers = ThreadPoolExecutor(READERS, "kvweave-read")
         self._changed = Condition()
-        self._waiting: deque[QueuedRequest] = deque()
+        self._waiting = FairQueue(self.limits.weights)
         self._captures: deque[_Capture] = deque()
         self._closing = False
         self._running: list[AnswerBuilder] = []
         self._captured_bytes = 0  # that the capture at hand takes
+        self._owed_s = 0.0  # to captures; under zero they had more than their share
+        self._capturing = False
+        self._slice_began = 0.0  # when the capture at hand went on
+        self._step_shares = StepShares(self.limits.weights)
         self._step_s = 0.0
         self._stepped = 0.0
+        self._steps_s = 0.0  # of all steps together
+        self._fuse_began = 0.0
+        self._start_s = 0.0  # of a request, from one to the next, lately
+        self._seen: dict[str, float] = {}  # when a payer asked last
         self._threads = torch.get_num_threads()
         self._thread = Thread(target=self._work, name="kvweave-engine", daemon=True)
         self._thread.start()
@@ -99,9 +116,29 @@ class LocalEngine:
                 raise Busy("the engine is closing and takes nothing more")
             if len(self._waiting) >= self.limits.waiting:
                 raise Busy(f"{len(self._waiting)} requests are waiting already: try again later")
-            self._waiting.append(entry)
+            self._refuse_late(entry)
+            self._seen = {each: at for each, at in self._seen.items() if time.monotonic() - at < LATELY_S}
+            self._seen[request.payer] = time.monotonic()
+            self._waiting.add(entry, self._payers())
             self._changed.notify()
         return entry
+
+    def _payers(self) -> set[str]:
+        """Whose answers are running."""
+        return {answer.entry.request.payer for answer in self._running}
+
+    def _refuse_late(self, entry: QueuedRequest) -> None:
+        """Refuses what would wait longer for its turn than it has time in all."""
+        if entry.left_s <= 0:
+            raise _late()
+        ahead = self._waiting.ahead(entry.request.payer)
+        waits = ahead * self._start_s
+        if waits > entry.left_s:
+            raise Late(
+                f"{ahead} requests go before this one, some {waits:.1f} s, and it has {entry.left_s:.1f} s: try again "
+                "later, or give it more time",
+                retry_after_s=waits - entry.left_s,
+            )
 
     def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
         """See `Engine.capture`."""
@@ -116,6 +153,14 @@ class LocalEngine:
     def identify(self, fingerprint: Fingerprint) -> None:
         """See `Engine.identify`."""
         self._fingerprint = fingerprint
+
+    def load(self) -> Mapping[str, PayerLoad]:
+        """See `Engine.load`."""
+        with self._changed:
+            waiting, seconds = self._waiting.counts(), dict(self._waiting.seconds)
+        running = Counter(answer.entry.request.payer for answer in self._running)
+        payers = {*waiting, *running, *seconds}
+        return {each: PayerLoad(waiting[each], running[each], seconds.get(each, 0.0)) for each in payers}
 
     @property
     def takes(self) -> bool:
@@ -139,7 +184,7 @@ class LocalEngine:
             log.critical("the engine stopped", exc_info=error)
             with self._changed:
                 self._closing = True
-                for entry in [*self._waiting, *(answer.entry for answer in self._running)]:
+                for entry in [*self._waiting.removed(lambda _: True), *(answer.entry for answer in self._running)]:
                     entry.tell(Failed(error))
                 for job in self._captures:
                     if job.result.set_running_or_notify_cancel():
@@ -156,8 +201,9 @@ class LocalEngine:
                 self._run_capture(self._captures.popleft())
 
     def _serve(self) -> None:
-        """Runs until no request wants anything, inside a capture, too."""
+        """Runs until no request wants anything, or it is the turn of captures; inside a capture, too."""
         while True:
+            began = time.perf_counter()
             entry = self._admit()
             if entry is not None:
                 self._start(entry)
@@ -165,24 +211,41 @@ class LocalEngine:
                 self._step()
             elif entry is None:
                 return
+            if self._captures or self._capturing:
+                share = self.limits.capture_share
+                self._owed_s += (time.perf_counter() - began) * share / (1 - share)
+                if self._owed_s > 0:
+                    return
 
     def _admit(self) -> QueuedRequest | None:
         with self._changed:
-            gone = [entry for entry in self._waiting if entry.cancelled]
-            for entry in gone:
-                self._waiting.remove(entry)
-        for entry in gone:
-            entry.end("cancelled")
-        with self._changed:
-            used = sum(answer.entry.capacity for answer in self._running) * self._decoder.token_bytes
-            used += self._captured_bytes
-            if not self._waiting or len(self._running) >= self.limits.running:
-                return None
-            if used + self._waiting[0].capacity * self._decoder.token_bytes > self.limits.kv_bytes:
-                return None
-            return self._waiting.popleft()
+            for entry in self._waiting.removed(lambda entry: entry.cancelled):
+                entry.end("cancelled")
+            for entry in self._waiting.removed(lambda entry: entry.left_s <= 0):
+                entry.tell(Failed(_late()))
+            return self._waiting.next(self._free(answer.entry for answer in self._running))
+
+    def _free(self, running: Iterable[QueuedRequest]) -> Callable[[QueuedRequest], bool]:
+        """Tells what fits beside what runs. One payer leaves room where others were here lately."""
+        tokens, count = Counter[str](), Counter[str]()
+        for entry in running:
+            tokens[entry.request.payer] += entry.capacity
+            count[entry.request.payer] += 1
+        limit = self.limits.kv_bytes - self._captured_bytes
+        places = self.limits.running
+
+        def fits(entry: QueuedRequest) -> bool:
+            payer, token = entry.request.payer, self._decoder.token_bytes
+            if count.total() >= places or (tokens.total() + entry.capacity) * token > limit:
+                return False
+            if not count[payer] or len(self._seen) < 2:
+                return True
+            return count[payer] + 1 <= MOST * places and (tokens[payer] + entry.capacity) * token <= MOST * limit
+
+        return fits
 
     def _start(self, entry: QueuedRequest) -> None:
+        self._fuse_began = time.perf_counter() - self._steps_s  # as if no step came between
         try:
             answer = self._fuse(entry)
         except _Left:
@@ -192,6 +255,10 @@ class LocalEngine:
             entry.tell(Failed(error))
         else:
             self._running += [] if entry.over else [answer]
+        had = time.perf_counter() - self._steps_s - self._fuse_began
+        self._start_s += (had - self._start_s) / 4
+        with self._changed:
+            self._waiting.spend(entry.request.payer, had)
 
     def _fuse(self, entry: QueuedRequest) -> AnswerBuilder:
         request, prefix = entry.request, entry.request.prompt.prefix
@@ -212,19 +279,28 @@ class LocalEngine:
         """Runs a step of the others between layers of a fuse, once it had as much time as their last step took."""
         if entry.cancelled:
             raise _Left
+        if entry.left_s <= 0:
+            raise _late()
         if self._running and time.perf_counter() - self._stepped >= self._step_s:
-            self._step()
+            payer, had = entry.request.payer, time.perf_counter() - self._fuse_began - self._steps_s
+            with self._changed:
+                is_ahead = self._waiting.is_ahead(payer, had, running=self._payers())
+            self._step(without=payer if is_ahead else None)
 
-    def _step(self) -> None:
-        """Computes one token for each running request."""
+    def _step(self, without: str | None = None) -> None:
+        """Computes one token for each running request that has its turn, none for those of the payer `without`."""
         for answer in self._running:
             if answer.entry.cancelled:
                 answer.end("cancelled")
+            elif answer.entry.left_s <= 0:
+                answer.entry.tell(Failed(_late()))
         self._drop_finished()
-        if not self._running:
+        ready = [answer for answer in self._running if answer.entry.request.payer != without]
+        chosen = [ready[place] for place in self._step_shares.chosen([each.entry.request.payer for each in ready])]
+        if not chosen:
             return
         start = time.perf_counter()
-        batches: list[Sequence[AnswerBuilder]] = [self._running]
+        batches: list[Sequence[AnswerBuilder]] = [chosen]
         for batch in batches:
             try:
                 self._advance(batch)
@@ -234,9 +310,20 @@ class LocalEngine:
                     batches += [[answer] for answer in batch]
                 else:
                     batch[0].entry.tell(Failed(error))
-        self._drop_finished()
         self._stepped = time.perf_counter()
         self._step_s = self._stepped - start
+        self._account(chosen)
+        self._drop_finished()
+
+    def _account(self, stepped: Sequence[AnswerBuilder]) -> None:
+        """Counts a step's time, and lets those go first in the next one who were left out of it."""
+        self._step_shares.learn(len(stepped), self._step_s)
+        self._steps_s += self._step_s
+        with self._changed:
+            for answer in stepped:
+                self._waiting.spend(answer.entry.request.payer, self._step_s / len(stepped))
+        done = {id(answer) for answer in stepped}
+        self._running = sorted(self._running, key=lambda answer: id(answer) in done)
 
     def _drop_finished(self) -> None:
         self._running = [answer for answer in self._running if not answer.entry.over]
@@ -260,12 +347,13 @@ class LocalEngine:
     def _run_capture(self, job: _Capture) -> None:
         if not job.result.set_running_or_notify_cancel():
             return
+        self._slice_began, self._capturing = time.perf_counter(), True
         try:
             records = capture(
                 self._decoder,
                 job.prefix,
                 chunks=job.chunks,
-                hooks=CaptureHooks(self._serve, self._hold, self.limits.kv_bytes // self._decoder.token_bytes),
+                hooks=CaptureHooks(self._let_requests, self._hold, self.limits.kv_bytes // self._decoder.token_bytes),
                 prefixes=self._capture_prefixes,
             )
             job.result.set_result(records)
@@ -273,10 +361,27 @@ class LocalEngine:
             job.result.set_exception(error)
         finally:
             self._hold(0)
+            self._end_slice()
+            self._capturing = False
+
+    def _let_requests(self) -> None:
+        """Serves requests between layers of a capture."""
+        self._end_slice()
+        self._serve()
+        self._slice_began = time.perf_counter()
+
+    def _end_slice(self) -> None:
+        """Counts what captures had against their share. Time that nobody else wanted is not paid for."""
+        had = time.perf_counter() - self._slice_began
+        self._owed_s = max(self._owed_s - had, -had)
 
     def _hold(self, tokens: int) -> None:
         """Counts what a capture takes. Before each of its passes all requests end that fit beside its prefix."""
         self._captured_bytes = tokens * self._decoder.token_bytes
+
+
+def _late() -> Late:
+    return Late("the answer is not whole in the time that it was given: give it more, or ask for fewer tokens")
 
 
 class _Left(Exception):

@@ -47,6 +47,7 @@ class AnswerRequest:
 
     `asks`: the last turn is a question about the passages and is framed as one; else it stands as it is written.
     `inline`: chunks are recognised wherever their text stands in the turns, as they always are in `documents`.
+    `within_s`: the answer is worth nothing later than so many seconds after it was asked for.
     """
 
     principal: Principal
@@ -60,4 +61,5 @@ class AnswerRequest:
     asks: bool = False
     inline: bool = False
     template: Mapping[str, Option] = field(default_factory=dict[str, Option])
+    within_s: float | None = None
     id: str = ""

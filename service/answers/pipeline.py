@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -148,7 +149,9 @@ class Pipeline:
             loop.call_soon_threadsafe(queue.put_nowait, event)
 
         submitted = timings.since_start()
-        await self._in_thread(lambda: flight.begin(self._model.engine, self._request(ask, plan), listen=listen))
+        left_s = None if ask.within_s is None else ask.within_s - submitted / 1000
+        request = partial(self._request, ask, plan, left_s=left_s)
+        await self._in_thread(lambda: flight.begin(self._model.engine, request(), listen=listen))
         async with aclosing(self._answered(queue, _RequestProgress(ask, plan, timings, submitted))) as events:
             async for event in events:
                 yield event
@@ -211,12 +214,13 @@ class Pipeline:
             return BlendOrder("full", 0.0), True
         return blending, False
 
-    def _request(self, ask: AnswerRequest, plan: EnginePlan) -> EngineRequest:
+    def _request(self, ask: AnswerRequest, plan: EnginePlan, *, left_s: float | None) -> EngineRequest:
         prompt, principal = plan.prompt, ask.principal
         grammar = None if ask.grammar is None else self._grammars.processor(ask.grammar)
         sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
         sharing = repr(principal.bound) if self._settings.shared_prefixes else principal.key_id
-        return EngineRequest(prompt, sampling, plan.blending, owner=f"{principal.tenant} {sharing}")
+        owner = f"{principal.tenant} {sharing}"
+        return EngineRequest(prompt, sampling, plan.blending, owner=owner, payer=principal.tenant, within_s=left_s)
 
     def _mend(self, ask: AnswerRequest, plan: EnginePlan, *, report: FuseReport) -> None:
         """Asks that records be computed which were missing, or turned out to be damaged."""

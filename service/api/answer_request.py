@@ -1,7 +1,9 @@
 """Turns a request's JSON into what the pipeline is asked."""
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Header
 
 from blend.engine.sampling import Sampling
 from retriever.documents import Json
@@ -12,6 +14,16 @@ from service.errors import Invalid
 
 if TYPE_CHECKING:
     from service.settings import Settings
+
+SecondsGiven = Annotated[
+    float | None,
+    Header(
+        alias="X-Request-Timeout",
+        description="Seconds in which the answer has to be whole; refused at once where that cannot be",
+        gt=0,
+        allow_inf_nan=False,
+    ),
+]
 
 
 def check_length(settings: "Settings", text: str, *, field: str) -> None:

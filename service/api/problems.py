@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
-from blend.errors import Busy, NotFinite, PromptError, SamplingError, TokenizerError
+from blend.errors import Busy, Late, NotFinite, PromptError, SamplingError, TokenizerError
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError, DocumentError, FilterError, SearchError
 from service.bodies.problem import FieldError, Problem
@@ -37,6 +37,7 @@ _KNOWN: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (EmbeddingError, 503, "The embedder cannot be used"),
     (StoreError, 503, "The store does not answer"),
     (Busy, 429, "Too many requests"),
+    (Late, 503, "The answer would come too late"),
     (NotFinite, 500, "The model failed"),
 )
 KNOWN: Final[tuple[type[Exception], ...]] = (ServiceError, *(kind for kind, _, _ in _KNOWN))
@@ -72,7 +73,7 @@ def failure_of(error: Exception) -> Failure:
         return Failure(error.status, error.title, _cut(str(error)), named, _headers(error))
     for kind, status, title in _KNOWN:
         if isinstance(error, kind):
-            waits = _RETRY_S.get(status)
+            waits = error.retry_after_s if isinstance(error, Late) else _RETRY_S.get(status)
             return Failure(status, title, _cut(str(error)), headers={} if waits is None else _retry(waits))
     return Failure(500, "The service failed", "what happened is in the log of the service, under this request's id")
 

@@ -3,14 +3,14 @@
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
 from service.answers.answer_request import AnswerRequest
 from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved
-from service.api.answer_request import to_answer_request
+from service.api.answer_request import SecondsGiven, to_answer_request
 from service.api.caller import By
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
 from service.api.rendering import rendered_source, rendered_usage, server_timing
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 Events = AsyncGenerator[Event]
 
 
-async def query(request: Request, wanted: QueryRequest, *, by: By) -> Response:
+async def query(request: Request, wanted: QueryRequest, *, by: By, within_s: SecondsGiven = None) -> Response:
     """Answer a question from the documents, with its sources and a report of how it came about."""
-    ask = to_answer_request(by, wanted)
+    ask = replace(to_answer_request(by, wanted), within_s=within_s)
     events = by.core.pipeline.answer(ask)
     if wanted.stream:
         opened = await unless_gone(request, _opened(events))

@@ -101,7 +101,12 @@ def compose_served(settings: Settings) -> ServedModel:
         model.decoder,
         model.tokenizer,
         fingerprint=model.fingerprint,
-        limits=EngineLimits(kv_bytes=settings.kv_bytes, waiting=settings.max_requests),
+        limits=EngineLimits(
+            kv_bytes=settings.kv_bytes,
+            waiting=settings.max_requests,
+            capture_share=settings.capture_share,
+            weights=settings.weights,
+        ),
     )
     return ServedModel(
         *(engine, PromptBuilder(model.tokenizer), model.fingerprint),

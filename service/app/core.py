@@ -163,6 +163,7 @@ class Core:
         self.metrics.watch(
             "fills_waiting", "Missing chunks that wait to be computed.", read=lambda: ingest.waiting_fills
         )
+        self.metrics.watch_engine(tenants.model.engine.load)
         self._working = _Working(tenants, ingest, pipeline)
         ingest.start()
         model = tenants.model

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Final, Protocol
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ from blend.fuse.fuse import BlendOrder
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest
 from service.answers.events import Event
+from service.api.answer_request import SecondsGiven
 from service.api.guards import BEARER, principal
 from service.api.problems import request_id_of
 from service.api.rendering import server_timing
@@ -86,8 +88,10 @@ def router(core_of: Callable[[Request], ChatService]) -> APIRouter:
         response_model=ChatCompletion,
         responses={200: {"content": {"text/event-stream": _STREAM}}},
     )
-    async def complete(body: ChatRequest, request: Request, *, who: By) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return await _complete(core_of(request), body, request=request, who=who)
+    async def complete(  # pyright: ignore[reportUnusedFunction]
+        body: ChatRequest, request: Request, *, who: By, within_s: SecondsGiven = None
+    ) -> Response:
+        return await _complete(core_of(request), body, request=request, who=who, within_s=within_s)
 
     @routes.get("/v1/models", summary="The model that answers")
     def models(request: Request) -> ModelList:  # pyright: ignore[reportUnusedFunction]
@@ -102,12 +106,14 @@ def router(core_of: Callable[[Request], ChatService]) -> APIRouter:
     return routes
 
 
-async def _complete(core: ChatService, body: ChatRequest, *, request: Request, who: Principal) -> Response:
+async def _complete(
+    core: ChatService, body: ChatRequest, *, request: Request, who: Principal, within_s: float | None
+) -> Response:
     _check(core, body.model)
     number = request_id_of(request.scope) or secrets.token_hex(12)
     envelope = Envelope(f"chatcmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model_name))
     defaults = Defaults(core.blending, core.settings.top_k)
-    ask = to_answer_request(body, who, id=envelope.id, defaults=defaults)
+    ask = replace(to_answer_request(body, who, id=envelope.id, defaults=defaults), within_s=within_s)
     events = core.pipeline.answer(ask)
     if not body.stream:
         answer = await unless_gone(request, completion(events, envelope))

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from blend.engine.engine import PayerLoad
 from service.errors import ServiceError
 from service.reports import Report, Usage
 from service.telemetry import labels
@@ -151,6 +152,10 @@ class Metrics:
 
         Gauge(f"{PREFIX}{name.removeprefix(PREFIX)}", help_text, registry=self._registry).set_function(value)
 
+    def watch_engine(self, read: Callable[[], Mapping[str, PayerLoad]]) -> None:
+        """Show who has what in the engine. It is read at scrapes."""
+        self._registry.register(_EngineCollector(read, tenant=self._tenant))
+
     def watch_store(self, read: Callable[[], Sequence[Tier]]) -> None:
         """Show what each tier holds. It is read at scrapes, and kept for a while."""
         self._registry.register(_StoreCollector(read, tier=self._tier, clock=self._clock))
@@ -218,6 +223,30 @@ class _WithoutDates(Collector):
         for metric in self._registry.collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
+
+
+class _EngineCollector(Collector):
+    """The engine's queues and the time that it gave, by tenant."""
+
+    def __init__(self, read: Callable[[], Mapping[str, PayerLoad]], *, tenant: labels.Fold) -> None:
+        self._read, self._tenant = read, tenant
+
+    def collect(self) -> list[Metric]:
+        waiting, running, seconds = Tally[str](), Tally[str](), dict[str, float]()
+        for payer, load in self._read().items():
+            name = self._tenant(payer)
+            waiting[name] += load.waiting
+            running[name] += load.running
+            seconds[name] = seconds.get(name, 0.0) + load.seconds
+        families = (
+            GaugeMetricFamily(f"{PREFIX}engine_waiting", "Requests that wait for the model", labels=["tenant"]),
+            GaugeMetricFamily(f"{PREFIX}engine_running", "Answers that the model works on", labels=["tenant"]),
+            CounterMetricFamily(f"{PREFIX}engine_seconds", "The model's time that a tenant had", labels=["tenant"]),
+        )
+        for family, values in zip(families, (waiting, running, seconds), strict=True):
+            for name, value in values.items():
+                family.add_metric([name], value)
+        return list(families)
 
 
 class _StoreCollector(Collector):

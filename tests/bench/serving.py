@@ -202,9 +202,18 @@ def _overhead(total: float, timings: dict[str, float]) -> float:
     return total - sum(timings.get(stage, 0.0) for stage in STAGES)
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A service in a process of its own; `key` is the operator's."""
+
+    url: str
+    key: str
+    pid: int
+    data: Path
+
+
 @contextmanager
-def server(threads: int, model: str) -> Iterator[tuple[str, str, int]]:
-    """URL, key and process of a service of its own."""
+def server(threads: int, model: str) -> Iterator[Server]:
     with TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -223,14 +232,15 @@ def server(threads: int, model: str) -> Iterator[tuple[str, str, int]]:
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            _until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
-            yield url, Path(folder, "data", "admin.key").read_text().strip(), process.pid
+            until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+            data = Path(folder, "data")
+            yield Server(url, (data / "admin.key").read_text().strip(), process.pid, data)
         finally:
             process.terminate()
             process.wait()
 
 
-def _until(holds: Callable[[], bool], *, seconds: float = 60) -> None:
+def until(holds: Callable[[], bool], *, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -250,7 +260,7 @@ def ingest(url: str, key: str, *, cases: Sequence[Case]) -> None:
     ]
     headers = {"Authorization": f"Bearer {key}"}
     job = httpx.post(f"{url}/v1/documents", json={"documents": documents}, headers=headers).raise_for_status().json()
-    _until(
+    until(
         lambda: httpx.get(f"{url}/v1/jobs/{job['job_id']}", headers=headers).json()["status"] == "done",
         seconds=300,
     )
@@ -262,12 +272,11 @@ async def measure(arguments: argparse.Namespace) -> Json:
     asked = questions(cases, passages=arguments.passages, biased={str(each): -100 for each in stops})
     blended, full = {"policy": "hybrid", "ratio": 0.15}, {"policy": "full"}
     with TemporaryDirectory() as folder, server(arguments.threads, random_model(arguments.shape, Path(folder))) as ran:
-        url, key, pid = ran
-        ingest(url, key, cases=cases)
-        headers = {"Authorization": f"Bearer {key}"}
+        ingest(ran.url, ran.key, cases=cases)
+        headers = {"Authorization": f"Bearer {ran.key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600, limits=limits) as client:
-            run = Run(client, asked, pid=pid)
+        async with httpx.AsyncClient(base_url=ran.url, headers=headers, timeout=600, limits=limits) as client:
+            run = Run(client, asked, pid=ran.pid)
             await run.lone(blended)
             await run.lone(blended)
             levels = [await run.level(each, seconds=arguments.seconds, blend=blended) for each in arguments.levels]

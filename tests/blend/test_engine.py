@@ -160,9 +160,9 @@ def test_a_full_queue_says_busy_and_takes_nothing() -> None:
         assert Asked(to, EngineRequest(PLAIN, GREEDY)).wait().done.reason == "length"
 
 
-def test_requests_go_before_captures() -> None:
+def test_requests_go_before_captures_that_have_no_share() -> None:
     held, order = Held(), list[str]()
-    with engine(ours("llama")) as to:
+    with engine(ours("llama"), EngineLimits(capture_share=0)) as to:
         blocking = Asked(to, EngineRequest(PLAIN, Sampling(max_tokens=1, processor=held)))
         assert held.reached.wait(60)
         records = to.capture(PREFIX, [A])

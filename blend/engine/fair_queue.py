@@ -1,0 +1,143 @@
+"""Whose turn it is: nobody who pays waits long because another asks for much. Knows no model and no thread.
+
+Each payer's time in the engine is counted, over its weight. A request of the one with the least goes next; who comes
+back after a while begins where the others are. Where answers of several payers run, a step has so few rows that it
+takes nobody longer than its share of a lone step would let it.
+"""
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from blend.engine.answer_builder import QueuedRequest
+
+PATIENCE_S = 2.0  # a request that does not fit is passed by others for so long; then what runs has to end
+FORGETS = 0.98  # a step's weight in the next step's view of what steps cost
+
+
+class FairQueue:
+    """Requests that wait, in order for each payer, and the time that each payer has had. Not safe for threads."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._waiting: dict[str, deque[QueuedRequest]] = {}
+        self._spent: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # that each payer had, whatever its weight
+        self._blocked: dict[str, float] = {}  # since when the first request of a payer does not fit
+
+    def __len__(self) -> int:
+        return sum(len(each) for each in self._waiting.values())
+
+    def counts(self) -> Counter[str]:
+        """How many requests wait, by payer."""
+        return Counter({payer: len(each) for payer, each in self._waiting.items()})
+
+    def add(self, entry: QueuedRequest, running: Collection[str]) -> None:
+        """Takes a request; `running` are the payers of those that are computed now."""
+        payer = entry.request.payer
+        active = [self._spent.get(each, 0.0) for each in {*self._waiting, *running}]
+        if not active:
+            self._spent.clear()
+        elif payer not in self._waiting and payer not in running:
+            self._spent[payer] = max(self._spent.get(payer, 0.0), min(active))
+        self._waiting.setdefault(payer, deque()).append(entry)
+
+    def spend(self, payer: str, seconds: float) -> None:
+        """Counts time that the engine gave to a payer."""
+        self.seconds[payer] = self.seconds.get(payer, 0.0) + seconds
+        self._spent[payer] = self._spent.get(payer, 0.0) + seconds / self._weights.get(payer, 1.0)
+
+    def removed(self, wanted: Callable[[QueuedRequest], bool]) -> list[QueuedRequest]:
+        """Takes out what is wanted no more."""
+        found = [entry for each in self._waiting.values() for entry in each if wanted(entry)]
+        for entry in found:
+            self._take(entry)
+        return found
+
+    def next(self, fits: Callable[[QueuedRequest], bool]) -> QueuedRequest | None:
+        """Takes the request whose turn it is and that fits. One that does not lets others by, but not for ever."""
+        now = time.perf_counter()
+        for payer in sorted(self._waiting, key=lambda each: self._spent.get(each, 0.0)):
+            first = self._waiting[payer][0]
+            if fits(first):
+                self._take(first)
+                return first
+            if now - self._blocked.setdefault(payer, now) > PATIENCE_S:
+                return None
+        return None
+
+    def is_ahead(self, payer: str, seconds: float, *, running: Collection[str]) -> bool:
+        """Had a payer, with these seconds that are not counted yet, more time than another who waits or runs?"""
+        mine = self._spent.get(payer, 0.0) + seconds / self._weights.get(payer, 1.0)
+        return any(each != payer and self._spent.get(each, 0.0) < mine for each in {*self._waiting, *running})
+
+    def ahead(self, payer: str) -> int:
+        """How many requests go before a new one of this payer, where all take as long."""
+        own = len(self._waiting.get(payer, ()))
+        return own + sum(min(len(each), own + 1) for name, each in self._waiting.items() if name != payer)
+
+    def _take(self, entry: QueuedRequest) -> None:
+        payer = entry.request.payer
+        waiting = self._waiting[payer]
+        if waiting[0] is entry:
+            self._blocked.pop(payer, None)
+        waiting.remove(entry)
+        if not waiting:
+            del self._waiting[payer]
+
+
+class StepShares:
+    """Whose rows a step has, by what steps cost: so much each, and so much in any case, learned from those that ran."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._count = self._rows = self._seconds = self._squares = self._products = 0.0
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Notes a step."""
+        self._count = FORGETS * self._count + 1
+        self._rows = FORGETS * self._rows + rows
+        self._seconds = FORGETS * self._seconds + seconds
+        self._squares = FORGETS * self._squares + rows * rows
+        self._products = FORGETS * self._products + rows * seconds
+
+    def chosen(self, payers: Sequence[str]) -> list[int]:
+        """The places of those rows that the next step has: all, or as many of each payer as its share allows."""
+        counts = Counter(payers)
+        weights = {payer: self._weights.get(payer, 1.0) for payer in counts}
+        rows = self._rows_within(counts, weights) if len(counts) > 1 else math.inf
+        if rows >= len(payers):
+            return [*range(len(payers))]
+        left = dealt(counts, rows, weights=weights)
+        found: list[int] = []
+        for place, payer in enumerate(payers):
+            if left[payer]:
+                left[payer] -= 1
+                found.append(place)
+        return found
+
+    def _rows_within(self, counts: Mapping[str, int], weights: Mapping[str, float]) -> float:
+        """So many rows that nobody waits longer for the step than its share of a lone step of its own."""
+        if not self._count:
+            return math.inf
+        mean_rows, mean_s = self._rows / self._count, self._seconds / self._count
+        spread = self._squares / self._count - mean_rows**2
+        guess = mean_s / mean_rows / 2  # of a row's cost, for as long as all steps were alike
+        row = (self._products / self._count - mean_rows * mean_s + guess) / (spread + 1)
+        row = min(max(row, 0.0), mean_s / mean_rows)
+        base, whole = mean_s - row * mean_rows, sum(weights.values())
+        if row <= 0:
+            return math.inf
+        return min(((base + row * counts[each]) * whole / weights[each] - base) / row for each in counts)
+
+
+def dealt(counts: Mapping[str, int], rows: float, *, weights: Mapping[str, float]) -> dict[str, int]:
+    """Deals the rows of a step among payers, by weight; what one does not need goes to the others. Each gets one."""
+    found: dict[str, int] = {}
+    left, weight = rows, sum(weights[each] for each in counts)
+    for payer in sorted(counts, key=lambda each: counts[each] / weights[each]):
+        share = left * weights[payer] / weight
+        found[payer] = counts[payer] if share >= counts[payer] else max(1, math.floor(share))
+        left, weight = left - found[payer], weight - weights[payer]
+    return found

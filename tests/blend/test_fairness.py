@@ -1,0 +1,191 @@
+"""Nobody who pays waits long because another asks for much, and captures end where requests never do."""
+
+import dataclasses
+import threading
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blend.engine.answer_builder import QueuedRequest
+from blend.engine.engine import Done, EngineRequest, Failed, Ready
+from blend.engine.fair_queue import FairQueue, StepShares, dealt
+from blend.engine.local_engine import EngineLimits
+from blend.engine.sampling import Sampling
+from blend.errors import Late
+from blend.fuse.prompt import Prompt, PromptLayout, TextSegment
+from tests.blend.asking import Asked, Held, engine
+from tests.blend.families import draw, ours
+
+PREFIX, A, SUFFIX, LONG = draw(23, 9, 40, 11, 1500)
+PLAIN = Prompt(PREFIX, (TextSegment(A),), SUFFIX)
+GREEDY = Sampling(max_tokens=4, ignore_eos=True)
+WEIGHTS = st.sampled_from([0.5, 1.0, 2.0, 5.0])
+COSTS = st.floats(0.01, 1.0)
+
+
+def queued(payer: str, capacity: int = 1) -> QueuedRequest:
+    request = EngineRequest(PLAIN, payer=payer)
+    return QueuedRequest(request, PromptLayout((), (), ()), listen=lambda event: None, capacity=capacity)
+
+
+@given(st.lists(st.tuples(WEIGHTS, COSTS, st.integers(0, 20)), min_size=2, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_who_always_wants_more_gets_his_share_whenever_he_began(payers: list[tuple[float, float, int]]) -> None:
+    """Each has a weight, a cost of all of his requests, and an instant at which he begins; from then on some wait."""
+    queue = FairQueue({str(number): weight for number, (weight, _, _) in enumerate(payers)})
+    for turn in range(200):
+        for number, (_, _, begins) in enumerate(payers):
+            if begins <= turn and not queue.counts()[str(number)]:
+                queue.add(queued(str(number)), ())
+        entry = queue.next(lambda _: True)
+        if entry is not None:
+            payer = entry.request.payer
+            queue.spend(payer, payers[int(payer)][1])
+    late = max(begins for _, _, begins in payers)
+    longest = max(cost / weight for weight, cost, _ in payers)
+    had = queue._spent
+    began = {str(number): begins for number, (_, _, begins) in enumerate(payers)}
+    for one, other in pairwise(sorted(had, key=lambda each: had[each])):
+        assert had[other] - had[one] <= 2 * longest, (late, began)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(1, 60), WEIGHTS), min_size=1),
+    st.floats(0.001, 0.05),
+    st.floats(0.0001, 0.01),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_step_takes_nobody_longer_than_its_share_of_a_lone_one(
+    payers: dict[str, tuple[int, float]], base: float, row: float
+) -> None:
+    weights = {payer: weight for payer, (_, weight) in payers.items()}
+    shares = StepShares(weights)
+    for rows in [1, 4, 16, 64] * 60:
+        shares.learn(rows, base + row * rows)
+    asked = [payer for payer, (count, _) in payers.items() for _ in range(count)]
+    chosen = Counter(asked[place] for place in shares.chosen(asked))
+    assert chosen.keys() == payers.keys()
+    took = base + row * chosen.total()
+    for payer, (count, weight) in payers.items():
+        lone, share = base + row * count, weight / sum(weights.values())
+        progress = chosen[payer] / count / took  # of each of his answers, tokens a second
+        assert progress >= share / lone * (1 - 1.1 / chosen[payer])  # but for the row that cannot be halved
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(1, 60), WEIGHTS), min_size=1),
+    st.floats(1, 300),
+)
+def test_rows_are_dealt_by_weight_and_none_is_left_over(payers: dict[str, tuple[int, float]], rows: float) -> None:
+    counts = {payer: count for payer, (count, _) in payers.items()}
+    weights = {payer: weight for payer, (_, weight) in payers.items()}
+    found = dealt(counts, rows, weights=weights)
+    assert all(1 <= found[payer] <= count for payer, count in counts.items())
+    assert sum(found.values()) < rows + len(counts)
+    cut = [payer for payer in counts if found[payer] < counts[payer]]
+    if cut:
+        assert sum(found.values()) > rows - len(counts)
+        least = min((found[payer] + 1) / weights[payer] for payer in cut)
+        assert all(found[payer] == 1 or (found[payer] - 1) / weights[payer] <= least + 1e-9 for payer in counts)
+
+
+def test_a_request_that_does_not_fit_lets_others_by_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = FairQueue({})
+    large, small = queued("large", 100), [queued("small") for _ in range(3)]
+    queue.add(large, ())
+    for entry in small:
+        queue.add(entry, ())
+
+    def fits(entry: QueuedRequest) -> bool:
+        return entry.capacity == 1
+
+    assert queue.next(fits) is small[0]
+    monkeypatch.setattr("blend.engine.fair_queue.PATIENCE_S", -1.0)
+    assert queue.next(fits) is None
+    assert queue.next(lambda entry: True) is large
+
+
+def test_one_request_of_another_goes_before_many_of_one() -> None:
+    held, order = Held(), list[str]()
+    with engine(ours("llama"), EngineLimits(running=1)) as to:
+        first = Asked(to, EngineRequest(PLAIN, Sampling(max_tokens=1, processor=held), payer="many"))
+        assert held.reached.wait(60)
+        over = threading.Semaphore(0)
+
+        def note(payer: str, event: object) -> None:
+            order.extend([payer] if isinstance(event, Ready) else [])
+            if isinstance(event, Done | Failed):
+                over.release()
+
+        for payer in [*["many"] * 10, "one", *["many"] * 3]:
+            request = EngineRequest(PLAIN, GREEDY, payer=payer)
+            to.submit(request, lambda event, payer=payer: note(payer, event))
+        held.release.set()
+        first.wait()
+        for _ in range(14):
+            assert over.acquire(timeout=60)
+    assert order == ["one", *["many"] * 13]
+
+
+def test_one_payer_leaves_room_where_another_was_here() -> None:
+    endless = Sampling(max_tokens=2000, ignore_eos=True)
+    with engine(ours("llama"), EngineLimits(running=8)) as to:
+        Asked(to, EngineRequest(PLAIN, GREEDY, payer="one")).wait()
+        many = [Asked(to, EngineRequest(PLAIN, endless, payer="many")) for _ in range(12)]
+        for asked in many[:7]:
+            asked.next()
+        late = Asked(to, EngineRequest(PLAIN, GREEDY, payer="one")).wait()
+        for asked in many:
+            asked.ticket.cancel()
+        begun = sum(isinstance(asked.wait().events[0], Ready) for asked in many)
+    assert (late.done.reason, begun) == ("length", 7)
+
+
+def test_a_capture_ends_where_requests_never_do() -> None:
+    """Each listener asks again before its request has ended."""
+    stopped = threading.Event()
+    with engine(ours("llama")) as to:
+
+        def again(event: object) -> None:
+            if isinstance(event, Ready) and not stopped.is_set():
+                ask()
+
+        def ask() -> None:
+            to.submit(EngineRequest(PLAIN, GREEDY), again)
+
+        for _ in range(4):
+            ask()
+        try:
+            assert len(to.capture(PREFIX, draw(17, *[200] * 20)).result(60)) == 20
+        finally:
+            stopped.set()
+
+
+def test_what_cannot_be_in_time_is_refused_before_it_waits() -> None:
+    held = Held()
+    with engine(ours("llama"), EngineLimits(running=1)) as to:
+        first = Asked(to, EngineRequest(PLAIN, Sampling(max_tokens=1, processor=held)))
+        assert held.reached.wait(60)
+        waiting = [Asked(to, EngineRequest(PLAIN, GREEDY)) for _ in range(20)]
+        to._start_s = 60.0  # pyright: ignore[reportPrivateUsage] (seconds that a request took, lately)
+        with pytest.raises(Late, match=r"20 requests go before this one.*give it more time") as refused:
+            to.submit(EngineRequest(PLAIN, GREEDY, within_s=100.0), lambda event: None)
+        assert refused.value.retry_after_s > 0
+        of_another = Asked(to, EngineRequest(PLAIN, GREEDY, payer="another", within_s=100.0))
+        held.release.set()
+        for asked in [first, *waiting, of_another]:
+            assert asked.wait().done
+
+
+def test_an_answer_ends_with_its_time_wherever_it_is() -> None:
+    endless = Sampling(max_tokens=2000, ignore_eos=True)
+    with engine(ours("llama"), EngineLimits(running=1, piece_rows=16)) as to:
+        decoding = Asked(to, EngineRequest(PLAIN, endless, within_s=0.3))
+        waiting = Asked(to, EngineRequest(PLAIN, GREEDY, within_s=0.2))
+        long = dataclasses.replace(PLAIN, segments=(TextSegment(LONG),))
+        for asked in (decoding.wait(), waiting.wait(), Asked(to, EngineRequest(long, GREEDY, within_s=0.01)).wait()):
+            assert isinstance(asked.error, Late) and "the time that it was given" in str(asked.error)
+        assert Asked(to, EngineRequest(PLAIN, GREEDY)).wait().done.reason == "length"

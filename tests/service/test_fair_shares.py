@@ -1,0 +1,39 @@
+"""Time that a request is given, and who has what in the engine, as clients and operators see it."""
+
+from pathlib import Path
+
+import pytest
+
+from service.access.principal import Role
+from tests.service.serving import Json, in_process, settings_in
+
+ASKED: dict[str, Json] = {
+    "/v1/query": {"question": "Who is it?", "top_k": 0},
+    "/v1/chat/completions": {"model": "default", "messages": [{"role": "user", "content": "Who is it?"}]},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fair")
+
+
+def test_time_that_is_given_is_kept_and_a_tenants_time_is_told(folder: Path) -> None:
+    with in_process(settings_in(folder, store="mem://", weights={"other": 2.0})) as inside, inside.client() as client:
+        for path, body in ASKED.items():
+            assert client.post(path, json=body, headers={"X-Request-Timeout": "60"}).status_code == 200
+            for wrong in ("soon", "0", "-1", "inf", "nan"):
+                refused = client.post(path, json=body, headers={"X-Request-Timeout": wrong})
+                assert refused.status_code in (400, 422) and "X-Request-Timeout" in refused.text, refused.text
+            late = client.post(path, json=body, headers={"X-Request-Timeout": "0.000001"})
+            assert late.status_code == 503 and late.headers["Retry-After"] == "1", late.text
+            assert "the time that it was given" in late.text
+        _, key = inside.core.control.create_key("other", Role.READ)
+        with inside.client(key) as other:
+            assert other.post("/v1/query", json=ASKED["/v1/query"]).status_code == 200
+        lines = client.get("/metrics").text.splitlines()
+    told = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if line.startswith("kvweave_engine")}
+    for tenant in ("default", "other"):
+        assert told[f'kvweave_engine_seconds_total{{tenant="{tenant}"}}'] > 0
+        assert told[f'kvweave_engine_waiting{{tenant="{tenant}"}}'] == 0
+        assert told[f'kvweave_engine_running{{tenant="{tenant}"}}'] == 0
