@@ -55,10 +55,10 @@ class ParserWorker:
                 stderr=subprocess.DEVNULL,
             )
 
-    def answer(self, content: bytes) -> bytes:
+    def answer(self, content: bytes, limits: ParserRequest) -> bytes:
         """What it says to the content. Raises `CalledProcessError` where it ends instead."""
         with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before it read all of it
-            self._connection.send(ParserRequest(MEMORY_BYTES, CPU_S, MAX_BYTES, WALL_S))
+            self._connection.send(limits)
             self._connection.send_bytes(content)
         try:
             return self._connection.recv_bytes()
@@ -80,15 +80,21 @@ _idle: defaultdict[str, LifoQueue[ParserWorker]] = defaultdict(lambda: LifoQueue
 
 
 def ask(parser: str, content: bytes) -> ParserAnswer:
-    """What the module `parser` makes of the content."""
+    """What the module `parser` makes of the content of a file."""
+    limits = ParserRequest(MEMORY_BYTES, CPU_S, MAX_BYTES, WALL_S)
     try:
-        return msgspec.json.decode(_said(parser, content), type=ParserAnswer)
+        return ask_within(limits, parser, content=content)
     except subprocess.CalledProcessError as ended:
         raise UnreadableFile(f"its parser {_how(ended.returncode)}: save it anew, or split it") from None
     except OSError as error:
         raise UnreadableFile(f"no process could be started for its parser ({error}): try again") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreadableFile(f"its parser said what nobody understands ({error}): save it anew") from None
+
+
+def ask_within(limits: ParserRequest, parser: str, *, content: bytes) -> ParserAnswer:
+    """What the module makes of the content. Raises `CalledProcessError` beyond a limit, or `OSError`."""
+    return msgspec.json.decode(_said(limits, parser, content=content), type=ParserAnswer)
 
 
 def close() -> None:
@@ -99,22 +105,22 @@ def close() -> None:
                 idle.get_nowait().end()
 
 
-def _said(parser: str, content: bytes) -> bytes:
+def _said(limits: ParserRequest, parser: str, *, content: bytes) -> bytes:
     """A worker that waited may have ended meanwhile, or fail for what it did before: then a new one decides."""
     with suppress(Empty):
         idle = _idle[parser].get_nowait()
         try:
-            return _lend(idle, parser, content=content)
+            return _lend(idle, limits, parser=parser, content=content)
         except subprocess.CalledProcessError as ended:
             if ended.returncode in (-signal.SIGXCPU, -signal.SIGALRM):
                 raise
-    return _lend(ParserWorker(parser), parser, content=content)
+    return _lend(ParserWorker(parser), limits, parser=parser, content=content)
 
 
-def _lend(worker: ParserWorker, parser: str, *, content: bytes) -> bytes:
+def _lend(worker: ParserWorker, limits: ParserRequest, *, parser: str, content: bytes) -> bytes:
     with ExitStack() as ending:
         ending.callback(worker.end)
-        said = worker.answer(content)
+        said = worker.answer(content, limits)
         with suppress(Full):
             _idle[parser].put_nowait(worker)
             ending.pop_all()

@@ -18,11 +18,13 @@ import torch
 
 from blend.engine.engine import Done, Engine, EngineRequest, Failed, Finish, Ready, Ticket, Token
 from blend.engine.engine import Event as EngineEvent
+from blend.engine.sampling import LogitsProcessor
 from blend.fuse.fuse import BlendOrder, FuseReport
 from retriever.search import Hit
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
+from service.answers.fair_turns import FairTurns
 from service.answers.gather import Gathered, gather, look_up
 from service.answers.plan import EnginePlan, FittedPrompt, fit, usage_of
 from service.corpus.ingest import Ingest
@@ -39,6 +41,8 @@ from store.errors import Miss
 
 LOOKUPS = 8  # threads that search and tokenize
 FETCHES = 16  # threads that open blobs
+COMPILERS = 2  # threads that compile JSON schemas
+SCHEMAS = 16  # of one tenant that are not compiled yet
 RETRY_S = 1.0
 
 T = TypeVar("T")
@@ -90,6 +94,7 @@ class Pipeline:
         self._grammars = Grammars(self._model.prompt_builder.tokenizer, self._model.vocabulary)
         self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup")
         self._fetches = ThreadPoolExecutor(FETCHES, "kvweave-fetch")
+        self._compilations = FairTurns(COMPILERS, longest=SCHEMAS)
         self._flying = 0
 
     @property
@@ -101,6 +106,7 @@ class Pipeline:
         """Let go of the threads."""
         self._lookups.shutdown(cancel_futures=True)
         self._fetches.shutdown(cancel_futures=True)
+        self._compilations.close()
 
     async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
         """Retrieval alone, best first."""
@@ -131,10 +137,12 @@ class Pipeline:
 
     async def _events(self, ask: AnswerRequest, flight: _Flight) -> AsyncGenerator[Event]:
         timings = _Timings()
+        grammar = await self._compiled(ask)
+        begun = timings.since_start()
         blending, forced = self._blending(ask)
         with self._tracer.span("retrieve"):
             gathered, opening = await self._in_thread(lambda: self._gather(ask, blending))
-        timings.ms["retrieve"] = timings.since_start()
+        timings.ms["retrieve"] = timings.since_start() - begun
         yield Retrieved(gathered.sources)
         begun = timings.since_start()
         with self._tracer.span("fetch"):
@@ -150,7 +158,7 @@ class Pipeline:
 
         submitted = timings.since_start()
         left_s = None if ask.within_s is None else ask.within_s - submitted / 1000
-        request = partial(self._request, ask, plan, left_s=left_s)
+        request = partial(self._request, ask, plan, grammar=grammar, left_s=left_s)
         await self._in_thread(lambda: flight.begin(self._model.engine, request(), listen=listen))
         async with aclosing(self._answered(queue, _RequestProgress(ask, plan, timings, submitted))) as events:
             async for event in events:
@@ -214,9 +222,17 @@ class Pipeline:
             return BlendOrder("full", 0.0), True
         return blending, False
 
-    def _request(self, ask: AnswerRequest, plan: EnginePlan, *, left_s: float | None) -> EngineRequest:
+    async def _compiled(self, ask: AnswerRequest) -> LogitsProcessor | None:
+        """The request's grammar, in its tenant's turn."""
+        schema = ask.grammar
+        if schema is None:
+            return None
+        return await self._compilations.run(ask.principal.tenant, lambda: self._grammars.processor(schema))
+
+    def _request(
+        self, ask: AnswerRequest, plan: EnginePlan, *, grammar: LogitsProcessor | None, left_s: float | None
+    ) -> EngineRequest:
         prompt, principal = plan.prompt, ask.principal
-        grammar = None if ask.grammar is None else self._grammars.processor(ask.grammar)
         sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
         sharing = repr(principal.bound) if self._settings.shared_prefixes else principal.key_id
         owner = f"{principal.tenant} {sharing}"

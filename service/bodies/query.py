@@ -73,7 +73,7 @@ class SchemaFormat(Strict):
 class SamplingIn(Strict):
     """How tokens are chosen."""
 
-    max_tokens: Whole = Field(256, ge=1, le=1_000_000)
+    max_tokens: Whole = Field(256, ge=1, le=1_000_000, description="Of the answer, in JSON too")
     temperature: float = Field(0.0, ge=0, le=2, description="0 takes the likeliest token")
     top_p: float = Field(1.0, gt=0, le=1)
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None

@@ -1,10 +1,8 @@
 """Answers that obey a JSON schema: forbids every token that would break it. Knows no request and no model."""
 
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -16,16 +14,17 @@ from blend.engine.sampling import LogitsProcessor
 from blend.model.tokenizer import Tokenizer
 from retriever.documents import Json
 from service.errors import Invalid
+from service.model.compile_schema import FUEL
+from service.model.schema_check import FIELD, checked_grammar
 
-ANY_OBJECT: Final[Json] = {"type": "object"}
-FIELD = "response_format"
+INTRICATE = ("lexer error", "parser error", "initial lexer", "grammar size")  # what llguidance says beyond a limit
 
 
 class Grammars:
     """Grammars over one model's tokens; `vocabulary` is how many logits it gives. Any thread may ask.
 
-    The first grammar prepares the vocabulary, which takes a second for a large one; each further one about a
-    millisecond. None is kept: nobody can tell by the time it takes whether another asked for the same schema.
+    The first grammar prepares the vocabulary, which takes a second for a large one; each further one some
+    milliseconds. None is kept: nobody can tell by the time it takes whether another asked for the same schema.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
@@ -35,9 +34,13 @@ class Grammars:
         self._prepared: _Vocabulary | None = None
 
     def processor(self, schema: Json) -> LogitsProcessor:
-        """The processor for one answer that obeys the schema; {}: any JSON object. Raises `Invalid` with the reason."""
+        """The processor for one answer that obeys the schema; {}: any JSON object. Raises `Invalid` with the reason.
+
+        Other threads go on meanwhile, but a schema may take seconds of this one.
+        """
+        grammar = checked_grammar(schema)
         vocabulary = self._vocabulary_of_model()
-        matcher = LLMatcher(vocabulary.tokens, _source(schema or ANY_OBJECT), log_level=0)
+        matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=FUEL)
         constraint = Constraint(matcher, vocabulary)
         constraint.allowed()  # some schemas turn out to fit nothing only here
         return constraint
@@ -86,6 +89,8 @@ class Constraint:
         if self._matcher.is_error():
             message = self._matcher.get_error().partition("\n<")[0]  # what follows is the library's own state
             reason = " ".join(message.split()) if " " in message else "nothing fits it"
+            if reason.lower().startswith(INTRICATE):
+                reason += "; use shorter patterns, fewer optional properties and alternatives, and smaller bounds"
             raise Invalid(f"the JSON schema cannot be followed: {reason}", field=FIELD)
 
 
@@ -119,14 +124,3 @@ class _Spelled:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self.tokenizer.encode_text(text if isinstance(text, str) else text.decode("utf-8", "replace"))
-
-
-def _source(schema: Json) -> str:
-    """The schema's grammar. White space is not free: a model unsure of what follows would write it without end."""
-    try:
-        return LLMatcher.grammar_from_json_schema(
-            json.dumps(schema),
-            overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-        )
-    except (ValueError, RecursionError) as error:
-        raise Invalid(f"the JSON schema cannot be followed: {error}", field=FIELD) from None

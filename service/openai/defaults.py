@@ -11,9 +11,8 @@ from service.answers.answer_request import AnswerRequest, Lookup, RequestDocumen
 from service.bodies.query import ObjectFormat, SchemaFormat
 from service.errors import Invalid
 from service.model.logit_processors import LogitBias, Penalties, chained
-from service.openai.request import ChatRequest
+from service.openai.request import MOST_TOKENS, ChatRequest
 
-MOST_TOKENS: Final = 2048  # of an answer whose request does not say: so much memory is set aside for it
 SMALLEST: Final = 1e-9  # the likeliest token alone
 
 

@@ -13,6 +13,7 @@ from blend.model.template import Option
 from service.bodies.fields import WHOLE, ChunkId, CollectionName, Strict
 from service.bodies.query import BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
 
+MOST_TOKENS: Final = 2048  # of an answer whose request does not say: so much memory is set aside for it
 NO_TOOLS: Final = "kvweave serves no tools: leave it out"
 _NOTHING: Final[list[object]] = [None, False, "", "none", [], {}]
 
@@ -150,7 +151,9 @@ class ChatRequest(Extras, Neutral, Unserved):
     model: str = Field(examples=["default"])
     messages: list[Message] = Field(min_length=1, max_length=1000)
     max_tokens: Most | None = None
-    max_completion_tokens: Most | None = None
+    max_completion_tokens: Most | None = Field(
+        None, description=f"Of the answer, in JSON too; without it and max_tokens, {MOST_TOKENS:,} at most"
+    )
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[

@@ -15,8 +15,8 @@ from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
 from service.errors import Invalid
-from service.openai.defaults import MOST_TOKENS, Defaults, to_answer_request
-from service.openai.request import ChatRequest
+from service.openai.defaults import Defaults, to_answer_request
+from service.openai.request import MOST_TOKENS, ChatRequest
 from tests.service.openai.served import CHUNK, READER, FakeCore, FakePipeline, app_over, http, tale
 
 DEFAULTS = Defaults(BlendOrder("hybrid", 0.15), top_k=7)
@@ -132,7 +132,8 @@ def test_documents_want_a_question_behind_them() -> None:
     ],
 )
 def test_a_format_becomes_a_grammar(given_format: Json, grammar: Json | None) -> None:
-    assert asked(response_format=given_format).grammar == grammar
+    ask = asked(response_format=given_format)
+    assert (ask.grammar, ask.sampling.max_tokens) == (grammar, MOST_TOKENS)
 
 
 def test_every_parameter_of_the_official_client_is_known() -> None:

@@ -1,0 +1,90 @@
+"""Decides whether a JSON schema may be compiled here. Knows its size and what its compilation takes, and no model."""
+
+import json
+from subprocess import CalledProcessError
+from typing import Final, cast
+
+from llguidance import LLMatcher
+
+from retriever.documents import Json
+from retriever.readers.serve import ParserRequest
+from retriever.readers.worker import ask_within
+from service.errors import Invalid, Unavailable
+from service.model.compile_schema import MEMORY_BYTES
+
+FIELD: Final = "response_format"
+ANY_OBJECT: Final[Json] = {"type": "object"}
+MOST_CHARACTERS: Final = 100_000
+MOST_OBJECTS: Final = 1000  # each property is one, and each alternative
+DEEPEST: Final = 100
+COMPILATION: Final = ParserRequest(memory_bytes=256 << 20, cpu_s=1, text_characters=0, wall_s=10.0)
+
+
+def checked_grammar(schema: Json) -> str:
+    """The grammar of a schema, in llguidance's form; {} is any JSON object. It can be compiled within the limits.
+
+    A process of its own compiles it first. Takes as long as that; raises `Invalid` with what is too large.
+    """
+    if not schema:
+        return _grammar(ANY_OBJECT)
+    _check_size(schema)
+    grammar = _grammar(schema)
+    _try(grammar)
+    return grammar
+
+
+def _check_size(schema: Json) -> None:
+    level: list[object] = [schema]
+    objects = characters = depth = 0
+    while level:
+        depth += 1
+        objects += sum(isinstance(each, dict) for each in level)
+        characters += sum(map(_length, level))
+        for count, most, what in (
+            (depth, DEEPEST, "levels"),
+            (objects, MOST_OBJECTS, "objects (properties, alternatives)"),
+            (characters, MOST_CHARACTERS, "characters"),
+        ):
+            if count > most:
+                reason = f"the JSON schema has {count:,} {what}, at most {most:,} are taken: ask for less in one answer"
+                raise Invalid(reason, field=FIELD)
+        level = [inner for each in level for inner in _inside(each)]
+
+
+def _length(value: object) -> int:
+    """About how many characters the value takes, without those inside it."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(name) for name in cast(dict[str, object], value))
+    return value.bit_length() // 3 if isinstance(value, int) else 1
+
+
+def _inside(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [*cast(dict[str, object], value).values()]
+    return cast(list[object], value) if isinstance(value, list) else []
+
+
+def _grammar(schema: Json) -> str:
+    """White space is not free: a model unsure of what follows would write it without end."""
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps(schema),
+            overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+        )
+    except ValueError as error:
+        raise Invalid(f"the JSON schema cannot be followed: {error}", field=FIELD) from None
+
+
+def _try(grammar: str) -> None:
+    try:
+        found = ask_within(COMPILATION, "service.model.compile_schema", content=grammar.encode())
+    except CalledProcessError:
+        limits = f"{COMPILATION.cpu_s} s of processor time or {MEMORY_BYTES >> 20} MiB of memory"
+        reason = f"the JSON schema takes more than {limits} to compile: use shorter patterns, smaller numbers in"
+        raise Invalid(f"{reason} multipleOf, fewer properties and alternatives", field=FIELD) from None
+    except OSError as error:
+        raise Unavailable(f"no process could be started to compile the JSON schema ({error}): try again") from error
+    if found.problems:
+        raise Unavailable(f"the JSON schema could not be compiled ({found.problems[0]}): try again")
