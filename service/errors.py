@@ -43,6 +43,13 @@ class NotFound(ServiceError, LookupError):
     title = "There is no such thing"
 
 
+class TooSlow(ServiceError, TimeoutError):
+    """A request whose body does not come."""
+
+    status = 408
+    title = "The request is too slow"
+
+
 class TooLarge(ServiceError, ValueError):
     """More than a limit allows."""
 

@@ -14,7 +14,7 @@ from fastapi.telemetry import TelemetryConfig
 from service.api.console import console
 from service.api.docs import docs
 from service.api.guards import BEARER, Guarded, KnownHosts, Uploads
-from service.api.limits import RequestLimits
+from service.api.limits import PACE, Pace, RequestLimits
 from service.api.openapi import describe_openapi, upload_body
 from service.api.path_segments import PathSegments
 from service.api.problems import Render, Renderers, install
@@ -29,6 +29,7 @@ FAILURES = {
     401: "A valid API key is needed",
     403: "The API key may not do this",
     404: "There is no such thing, or not for this key",
+    408: "The body did not come in time",
     413: "The request is too large",
     415: "The body is of a kind that is not taken here",
     422: "The request is not valid",
@@ -43,7 +44,7 @@ _QUIET: TelemetryConfig = {
     "auto_configure": False,
 }  # ours tell no text of a request
 GUARDED = (401, 403, 422, 429, 500, 503)
-WITH_BODY = (400, 413, 415)
+WITH_BODY = (400, 408, 413, 415)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Extension:
     renders: dict[str, Render] = field(default_factory=dict[str, Render])
 
 
-def create_app(core_of: Callable[[], "Core"], *, extensions: Sequence[Extension] = ()) -> FastAPI:
+def create_app(core_of: Callable[[], "Core"], *, extensions: Sequence[Extension] = (), pace: Pace = PACE) -> FastAPI:
     """The application; its core is built at the start, in a thread, and closed at the end."""
 
     @asynccontextmanager
@@ -84,7 +85,7 @@ def create_app(core_of: Callable[[], "Core"], *, extensions: Sequence[Extension]
     install(app, renderers)
     app.add_middleware(PathSegments)
     app.add_middleware(KnownHosts, renderers=renderers)
-    app.add_middleware(RequestLimits, renderers=renderers)
+    app.add_middleware(RequestLimits, renderers=renderers, pace=pace)
     app.openapi = lambda: describe_openapi(app)
     return app
 

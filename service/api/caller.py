@@ -153,9 +153,9 @@ def unknown(kind: str, name: str) -> NotFound:
     return NotFound(f"there is no {kind} {name[:80]!r}")
 
 
-def caller(request: Request) -> Caller:
+async def caller(request: Request) -> Caller:
     """The caller of this request."""
-    return Caller(core_of(request.app), principal(request))
+    return Caller(core_of(request.app), await principal(request))
 
 
 By = Annotated[Caller, Depends(caller)]

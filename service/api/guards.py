@@ -23,6 +23,8 @@ BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API 
 SMALL = 1 << 16  # bytes of a body that are parsed at once, and not in a thread
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
+_NO_KEY = "send a key in the header `Authorization: Bearer <key>`"
+_UNKNOWN_KEY = "the key is not known, or it was revoked: `kvweave keys create` makes one"
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _JSON = ("application/json",)
@@ -30,28 +32,33 @@ _JSON = ("application/json",)
 Handler = Callable[[Request], Coroutine[object, object, Response]]
 
 
-def principal(request: Request) -> Principal:
-    """Who asks; found out once for each request. Raises Unauthorized, and Exhausted for a key that asks too often."""
+async def principal(request: Request) -> Principal:
+    """Who asks; counted once for each request. Raises Unauthorized, and Exhausted for a key that asks too often."""
     known = cast(Principal | None, getattr(request.state, "principal", None))
     if known is None:
-        known = _identified(request)
-        core_of(request.app).rates.take(known)
+        known = holder(request.scope)
+        if known is None:
+            raise Unauthorized(_NO_KEY if _key_of(request.scope) is None else _UNKNOWN_KEY)
+        if known.per_minute is not None:
+            await run_in_threadpool(core_of(request.app).rates.take, known)
         request.state.principal = known
-        note(tenant=known.tenant, key=known.key_id)
     return known
 
 
-def _identified(request: Request) -> Principal:
-    core = core_of(request.app)
-    if not core.settings.auth:
-        return OPEN
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
-        raise Unauthorized("send a key in the header `Authorization: Bearer <key>`")
-    found = core.control.identify(key.strip())
-    if found is None:
-        raise Unauthorized("the key is not known, or it was revoked: `kvweave keys create` makes one")
-    return found
+def holder(scope: Scope) -> Principal | None:
+    """Whose key a request has, looked up once; None without a valid one. On the event loop: it takes 20 µs."""
+    state = cast(dict[str, object], scope.setdefault("state", {}))
+    if "holder" not in state:
+        core, key = core_of(scope["app"]), _key_of(scope)
+        state["holder"] = found = OPEN if not core.settings.auth else core.control.identify(key) if key else None
+        if found is not None:
+            note(tenant=found.tenant, key=found.key_id)
+    return cast(Principal | None, state["holder"])
+
+
+def _key_of(scope: Scope) -> str | None:
+    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 class Guarded(APIRoute):
@@ -65,7 +72,7 @@ class Guarded(APIRoute):
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
-            self.admit(await run_in_threadpool(principal, request))
+            self.admit(await principal(request))
             parsed = Parsed(request.scope, request.receive)
             if request.method in _WITH_BODY:
                 self.expect(request.headers)

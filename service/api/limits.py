@@ -1,25 +1,52 @@
-"""Limits on every request: the size of its head and of its body, counted as it streams in, and how many there are."""
+"""Limits on every request: the size of its head, the size and pace of its body as it streams in, and its place."""
+
+import asyncio
+import re
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.access.places import NoPlace, Places, Share
 from service.api.core_of import core_of
+from service.api.guards import holder
 from service.api.problems import Renderers, failure_of
-from service.errors import Exhausted, HeadTooLarge, ServiceError, TooLarge
+from service.api.turns import Turns
+from service.errors import HeadTooLarge, ServiceError, TooLarge, TooSlow
 
 PROBES = ("/healthz", "/readyz")  # whoever watches over the service is never turned away
+SCRAPES = "/metrics"
 HEAD_BYTES = 1 << 16  # of the address and all headers
+WAITING, ANONYMOUS_WAITING = 512, 64  # requests of one key, or without any, that wait to begin
 
+_EVENTS = re.compile(r"/v1/jobs/[^/]+/events")
 _HEAD_TOO_LARGE = HeadTooLarge(f"the address and the headers have at most {HEAD_BYTES:,} bytes: send fewer or shorter")
 
 
-class RequestLimits:
-    """The middleware that keeps both limits. It stands outside of all that reads a body."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a body has to come: each piece within `piece_s`, and all within `spare_s` and the time of its bytes.
 
-    def __init__(self, app: ASGIApp, *, renderers: Renderers) -> None:
+    Only time counts in which the service waits for the body.
+    """
+
+    piece_s: float = 20.0
+    spare_s: float = 30.0
+    bytes_per_s: float = 16_000
+
+
+PACE = Pace()
+
+
+class RequestLimits:
+    """The middleware that keeps these limits. It stands outside of all that reads a body."""
+
+    def __init__(self, app: ASGIApp, *, renderers: Renderers, pace: Pace = PACE) -> None:
         self._app = app
         self._renderers = renderers
-        self._running = 0
+        self._pace = pace
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _head_bytes(scope) > HEAD_BYTES:
@@ -28,53 +55,88 @@ class RequestLimits:
         if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
-        settings = core_of(scope["app"]).settings
-        if self._running >= settings.max_requests:
-            busy = Exhausted(f"{settings.max_requests} requests are running already: try again", retry_after_s=1)
-            await self._refuse(busy, scope, receive=receive, send=send)
-            return
-        self._running += 1
+        core = core_of(scope["app"])
         try:
-            await self._within(settings.max_body_bytes, scope, receive=receive, send=send)
-        finally:
-            self._running -= 1
+            place = await self._placed(core.places, scope)
+        except ServiceError as error:
+            if isinstance(error, NoPlace):
+                core.refusals.add(error.kind)
+            await self._refuse(error, scope, receive=receive, send=send)
+            return
+        with place:
+            await self._within(core.settings.max_body_bytes, scope, receive=receive, send=send)
+
+    async def _placed(self, places: Places, scope: Scope) -> AbstractContextManager[None]:
+        who = holder(scope)
+        if who and who.is_operator and scope["path"] == SCRAPES:
+            return places.scrape()
+        caller, most = (who.key_id, WAITING) if who else ("", ANONYMOUS_WAITING)
+        if self._turns.waiting(caller) >= most:
+            raise NoPlace(Share("queue", caller, most, f"{most} requests wait to begin already: try again"))
+        await self._turns.wait(caller)
+        if who and _EVENTS.fullmatch(scope["path"]):
+            return places.follower(who)
+        client = scope.get("client")
+        return places.request(who, address=client[0] if client else "")
 
     async def _within(self, limit: int, scope: Scope, *, receive: Receive, send: Send) -> None:
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > limit:
             await self._refuse(_too_large(limit), scope, receive=receive, send=send)
             return
-        body = _Counted(limit, receive, send=send)
+        body = _LimitedBody(limit, self._pace, receive=receive, send=send)
         await self._app(scope, body.receive, body.send)
-        if body.is_exceeded and not body.is_started:
-            await self._refuse(_too_large(limit), scope, receive=receive, send=send)
+        if isinstance(body.error, TooSlow):
+            core_of(scope["app"]).refusals.add("slow_body")
+        if body.error and not body.is_started:
+            await self._refuse(body.error, scope, receive=receive, send=send)
 
     async def _refuse(self, error: ServiceError, scope: Scope, *, receive: Receive, send: Send) -> None:
-        await self._renderers.respond(scope, failure_of(error))(scope, receive, send)
+        response = self._renderers.respond(scope, failure_of(error))
+        if isinstance(error, TooSlow | NoPlace):
+            response.headers["connection"] = "close"  # what else comes of it is not waited for
+        await response(scope, receive, send)
 
 
-class _Counted:
-    """A body that ends with an error once it is too large; what the application then says is held back."""
+class _LimitedBody:
+    """A body that ends with an error once it is too large or too slow; what the application then says is held back."""
 
-    def __init__(self, limit: int, receive: Receive, *, send: Send) -> None:
-        self._limit = limit
-        self._receive = receive
-        self._send = send
-        self._read = 0
+    def __init__(self, limit: int, pace: Pace, *, receive: Receive, send: Send) -> None:
+        self._limit, self._pace = limit, pace
+        self._receive, self._send = receive, send
+        self._read, self._waited_s = 0, 0.0
+        self._is_whole = False
         self.is_started = False
-        self.is_exceeded = False
+        self.error: ServiceError | None = None
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        message = await (self._receive() if self._is_whole else self._in_time())
         if message["type"] == "http.request":
+            self._is_whole = not message.get("more_body", False)
             self._read += len(message.get("body", b""))
             if self._read > self._limit:
-                self.is_exceeded = True
-                raise _too_large(self._limit)
+                self.error = _too_large(self._limit)
+                raise self.error
         return message
 
+    async def _in_time(self) -> Message:
+        clock, pace = asyncio.get_running_loop().time, self._pace
+        left_s = pace.spare_s + self._read / pace.bytes_per_s - self._waited_s
+        began = clock()
+        try:
+            async with asyncio.timeout(min(pace.piece_s, left_s)):
+                return await self._receive()
+        except TimeoutError:
+            self.error = TooSlow(
+                f"after {self._read:,} bytes the body stood still for {pace.piece_s:g} s, or came with less than "
+                f"{pace.bytes_per_s:,.0f} bytes a second: send it again, faster or in parts"
+            )
+            raise self.error from None
+        finally:
+            self._waited_s += clock() - began
+
     async def send(self, message: Message) -> None:
-        if self.is_exceeded and not self.is_started:
+        if self.error and not self.is_started:
             return
         self.is_started = True
         await self._send(message)

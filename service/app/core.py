@@ -18,6 +18,7 @@ from retriever.errors import RetrieverError
 from service.access.control import Control
 from service.access.lock import hold
 from service.access.move import ADMIN_KEY
+from service.access.places import Places
 from service.access.principal import Principal
 from service.access.rates import Rates
 from service.answers.pipeline import Pipeline
@@ -28,6 +29,7 @@ from service.model.served_model import ServedModel
 from service.settings import Settings, SettingsError
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
+from service.telemetry.refusals import Refusals
 from service.telemetry.traces import Tracer
 from store.blob_store import BlobStore
 from store.errors import StoreError
@@ -61,7 +63,9 @@ class Core:
         """Opens what is quick to open, and calls `load`, which takes long, in a thread."""
         self.settings = settings
         self.metrics = Metrics()
+        self.refusals = Refusals(self.metrics)
         self.rates = Rates()
+        self.places = Places(settings.max_requests, has_keys=settings.auth)
         self.tracer = tracer
         self.model_name = settings.model
         self.created = time.time()
@@ -172,6 +176,8 @@ class Core:
 
     def _watch(self) -> None:
         self.metrics.watch_store(self.store.usage)
+        self.metrics.watch("places_taken", "Requests that hold a place.", read=lambda: self.places.taken)
+        self.metrics.watch("followers", "Open streams of jobs' events.", read=lambda: self.places.followers)
         self.metrics.watch("ready", "Is the model loaded?", read=lambda: self._working is not None)
 
     def _compare(self, model: ServedModel) -> None:

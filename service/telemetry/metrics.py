@@ -66,6 +66,7 @@ class Metrics:
         self._finish, self._state = labels.one_of(labels.FINISHES), labels.one_of(labels.UPLOAD_STATES)
         self._tallies: dict[str, Tally[str]] = {}
         self._lock = Lock()
+        self._refusal = labels.one_of(labels.REFUSALS)
         self._make_http()
         self._make_answers()
         self._make_captures()
@@ -75,6 +76,10 @@ class Metrics:
         self._requests = self._counter("http_requests", "HTTP requests that ended", names=[*names, "status"])
         self._request_s = self._histogram(
             "http_request_seconds", "Until a response ended", names=names, buckets=SECONDS
+        )
+
+        self._refused = self._counter(
+            "refusals", "Requests and connections that a limit turned away, by which", names=["limit"]
         )
 
     def _make_answers(self) -> None:
@@ -109,6 +114,10 @@ class Metrics:
         place = place or labels.OTHER
         self._requests.labels(verb, place, labels.status(status)).inc()
         self._request_s.labels(verb, place).observe(seconds)
+
+    def refused(self, limit: str) -> None:
+        """A limit turned a request or a connection away."""
+        self._refused.labels(self._refusal(limit)).inc()
 
     def answered(self, tenant: str, *, usage: Usage, report: Report, reason: str) -> None:
         """An answer ended. `reason`: how."""

@@ -25,14 +25,14 @@ from tests.service.demo_served import BLENDED, REUSED, Demo, demo
 from tests.service.faulty import ENDLESS, Gate, begun, wait_idle
 from tests.service.serving import Json, good, sampled, wait_for
 
-PLACES = 4  # requests at once
+PLACES = 4  # requests of one key at once
 LONG = 8 * ENDLESS  # tokens of an answer that nobody waits for
 JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    with demo(tmp_path_factory.mktemp("leaving"), max_requests=PLACES) as running:
+    with demo(tmp_path_factory.mktemp("leaving"), max_requests=2 * PLACES) as running:
         yield running
 
 

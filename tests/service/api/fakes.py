@@ -14,6 +14,7 @@ from retriever.library import Library
 from retriever.search import Hit, Query, scope
 from service.access.control import BlendingSwitch
 from service.access.domains import DomainChunk
+from service.access.places import Places
 from service.access.principal import Principal, Role
 from service.access.rates import Rates
 from service.answers.answer_request import AnswerRequest, Lookup
@@ -25,6 +26,7 @@ from service.corpus.drafts import decode_draft
 from service.corpus.tenants import Tenant
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
+from service.telemetry.refusals import Refusals
 from store.tiers.memory_store import MemoryStore
 
 USAGE = Usage(prompt=40, completion=2, reused=30, recomputed=4)
@@ -174,7 +176,9 @@ class FakeCore:
         self.settings = settings
         self.blending = BlendOrder(settings.policy, settings.ratio)
         self.metrics = Metrics()
+        self.refusals = Refusals(self.metrics)
         self.rates = Rates()
+        self.places = Places(settings.max_requests, has_keys=settings.auth)
         self.control = FakeControl()
         self.store = MemoryStore()
         self.ingest = FakeIngest()

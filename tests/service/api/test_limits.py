@@ -48,16 +48,10 @@ def test_more_requests_than_may_run_are_turned_away_but_probes_are_not(tmp_path:
     core.control.keys = dict(KEYS)
     app = create_app(lambda: as_core(core))
     with TestClient(app, headers={"Authorization": "Bearer operator"}) as client:
-        answers: list[int] = []
-
-        def nested() -> str | None:
-            answers.append(client.get("/v1/documents").status_code)
-            answers.append(client.get("/healthz").status_code)
-            return None
-
-        core.metrics.render = lambda: (str(nested()).encode(), "text/plain")
-        assert client.get("/metrics").status_code == 200
-        assert answers == [429, 200]
+        with core.places.request(KEYS["operator"], address=""):
+            refused = client.get("/v1/documents")
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
         assert client.get("/v1/documents").status_code == 200
 
 
