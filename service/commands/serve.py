@@ -1,10 +1,12 @@
 """The command `kvweave serve`: a core, the application over it, and a server around both."""
 
+import gc
 import logging
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +17,16 @@ from service.commands.options import StoreUrl
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.types import ASGIApp
 
+    from service.api.connections import Patience
     from service.app.core import Core
     from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
 DRAIN_S = 30  # for requests that run when the service is told to stop
+SWITCH_S = 0.0002  # until another thread computes: a loop that shares with many gets its turn 25 times as soon
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Host = Annotated[
@@ -59,7 +64,9 @@ def serve(host: Host = "", *, port: Port = None, store: StoreUrl = "") -> None:
 
 
 def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
+    from service.api.connections import open_more_files
     from service.app.composition import compose_core
+    from service.application import observed
     from service.settings import SettingsError
     from service.telemetry.logs import fields, setup_logs
 
@@ -67,9 +74,12 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
     with ExitStack() as stack:
         core = compose_core(settings)
         stack.callback(core.close)
-        server = _server(core, settings)
+        server = server_over(observed(core), tell=core.refusals.add)
         core.is_stopping = lambda: server.should_exit
+        open_more_files()
+        sys.setswitchinterval(SWITCH_S)
         threading.Thread(target=_stop_when_failed, args=(core, server), daemon=True).start()
+        threading.Thread(target=_freeze_when_loaded, args=[core], daemon=True).start()
         signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
         port = sockets[0].getsockname()[1]
         _greet(settings, port=port)
@@ -116,19 +126,21 @@ def _socket(family: int, place: tuple[object, ...]) -> socket.socket:
     return found
 
 
-def _server(core: "Core", settings: "Settings") -> "uvicorn.Server":
+def server_over(app: "ASGIApp", *, tell: Callable[[str], None], patience: "Patience | None" = None) -> "uvicorn.Server":
+    """The server of an application. `tell` gets the limit at which a connection was cut."""
     import uvicorn
 
+    from service.api.connections import Patience, patient
     from service.api.limits import HEAD_BYTES
-    from service.application import observed
 
     return uvicorn.Server(
         uvicorn.Config(
-            observed(core),
+            app,
             log_config=None,
             access_log=False,
             server_header=False,
-            http="h11",  # the other parser, where it is installed, keeps headers of any size
+            http=patient(patience or Patience(), tell=tell),
+            ws="none",  # an upgraded connection would have no limits
             h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=DRAIN_S,
         )
@@ -157,6 +169,13 @@ def _greet(settings: "Settings", *, port: int) -> None:
 def _stop(server: "uvicorn.Server") -> None:
     """Stops the server. Its own last signal comes here too, so that a service that ended in order exits with 0."""
     server.should_exit = True
+
+
+def _freeze_when_loaded(core: "Core") -> None:
+    """What is there for good is never again looked through for garbage, which stops all threads for 0.4 s."""
+    core.wait()
+    gc.collect()
+    gc.freeze()
 
 
 def _stop_when_failed(core: "Core", server: "uvicorn.Server") -> None:

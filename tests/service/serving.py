@@ -19,12 +19,12 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from service.access.move import ADMIN_KEY
 from service.app import composition
 from service.app.core import Core
 from service.application import observed
+from service.commands.serve import server_over
 from service.settings import PREFIX, Settings
 from store.blob_store import BlobStore
 
@@ -171,7 +171,7 @@ def in_process(
     core.wait()
     assert not core.failed.is_set(), core.not_ready()
     reach(core)
-    server = uvicorn.Server(uvicorn.Config(observed(core), log_config=None, access_log=False, server_header=False))
+    server = server_over(observed(core), tell=core.refusals.add)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `kvweave serve` has it
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

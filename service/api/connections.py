@@ -1,0 +1,139 @@
+"""Connections to clients that keep the service waiting: for how long, and which one goes where there are too many.
+
+What waits is the head of a request that does not come, and a response that is not read. Knows no request's meaning.
+"""
+
+import asyncio
+import resource
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+CONNECTIONS = 4096
+UNSENT_BYTES = 1 << 17  # more of a response the system takes only as the client reads, so that its pace shows
+
+
+def open_more_files() -> None:
+    """Let this process have twice the connections' number, where the system grants it: many begin with 1,024 in all."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * CONNECTIONS if most == resource.RLIM_INFINITY else min(most, 2 * CONNECTIONS)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def _most_connections() -> int:
+    """Half of the files that the process may open at most: the store and the catalogs need theirs."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS if files == resource.RLIM_INFINITY else min(CONNECTIONS, files // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a client may keep a connection waiting, and how many connections there are.
+
+    Who reads goes on, `least_bytes` in each `seconds`: less than the server's buffer holds when it makes a writer wait.
+    """
+
+    seconds: float = 20.0
+    least_bytes: int = 1 << 15
+    connections: int = 0  # as many as the process may have
+
+    @property
+    def most(self) -> int:
+        """How many connections there may be at once."""
+        return self.connections or _most_connections()
+
+
+class PatientConnection(H11Protocol):
+    """A connection that is cut when its client is too slow. A new one in excess cuts the one that waits the longest.
+
+    Where all come from one proxy, or one host, nobody is shut out by those who connect and say nothing.
+    """
+
+    patience: ClassVar[Patience] = Patience()
+    tell: ClassVar[Callable[[str], None]]
+    _waiting: asyncio.TimerHandle | None = None
+    _since = 0.0
+    _unread = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """See `asyncio.Protocol`; so are all that follow."""
+        super().connection_made(transport)
+        connection = cast("socket.socket | None", transport.get_extra_info("socket"))
+        if connection is not None:
+            with suppress(OSError):  # a socket of another kind
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        self._watch()
+        if len(self.connections) > self.patience.most:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._rest()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Begin to count where the client's turn begins, and end where it ends. A part of a head is no end."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        is_idle = cycle is None or cycle.response_complete
+        if not is_idle and not self.flow.write_paused:
+            self._rest()
+        elif self._waiting is None:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._since, self._unread = self.loop.time(), self.transport.get_write_buffer_size()
+        self._waiting = self.loop.call_later(self.patience.seconds, self._look)
+
+    def _rest(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _look(self) -> None:
+        if self._unread - self.transport.get_write_buffer_size() >= self.patience.least_bytes:
+            self._wait()
+        else:
+            self._cut("slow_reader" if self._unread else "slow_head")
+
+    def _make_room(self) -> None:
+        every = (each for each in self.connections if isinstance(each, PatientConnection))
+        waiting = [each for each in every if each._waiting is not None]
+        if waiting:
+            min(waiting, key=lambda each: each._since)._cut("connections")
+
+    def _cut(self, reason: str) -> None:
+        """Take the connection back at once: an orderly end would wait for the client to read."""
+        self._rest()
+        type(self).tell(reason)
+        self.transport.abort()
+
+
+def patient(patience: Patience, *, tell: Callable[[str], None]) -> type[PatientConnection]:
+    """The kind of connection for a server. `tell` gets the reason of each cut."""
+
+    class Configured(PatientConnection):
+        pass
+
+    Configured.patience = patience
+    Configured.tell = staticmethod(tell)
+    return Configured
