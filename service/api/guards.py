@@ -16,11 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.access.principal import OPEN, Principal, Role
 from service.api.core_of import core_of
 from service.api.problems import Renderers, failure_of
-from service.errors import Forbidden, Unauthorized, WrongMedia
+from service.errors import Forbidden, TooLarge, Unauthorized, WrongMedia
 from service.telemetry.logs import note
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key, as `kvweave keys create` made it")
 SMALL = 1 << 16  # bytes of a body that are parsed at once, and not in a thread
+MOST_LISTS = 100_000  # lists and objects: they take the interpreter a tenth of a second, in which nothing else runs
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 _NO_KEY = "send a key in the header `Authorization: Bearer <key>`"
@@ -133,7 +134,12 @@ class Parsed(Request):
 
 
 def parse(text: bytes, *, field: str = "body") -> object:
-    """What a JSON text says. Raises RequestValidationError for what cannot be read."""
+    """What a JSON text says. Raises RequestValidationError for what cannot be read, and TooLarge for too many lists."""
+    if (count := text.count(b"[") + text.count(b"{")) > MOST_LISTS:
+        raise TooLarge(
+            f"JSON with {count:,} brackets would hold up all others while it is read, at most {MOST_LISTS:,} are "
+            "taken: send less at once, or send files"
+        )
     try:
         found = cast(object, json.loads(text, parse_constant=_refuse))
         if _HALF.search(text):

@@ -63,7 +63,7 @@ class FaultyStore:
             with found.frame(number) as data:
                 yield data
 
-        return BlobReader(found.head, found.raw_head, fetch=fetch, source=found.source)
+        return BlobReader(found.head, found.raw_head, fetch=fetch, source=found.source)  # through frames alone
 
     def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
         """Through the faults of each put."""
@@ -94,11 +94,16 @@ def flipped(data: Buffer) -> bytes:
 
 
 def damage(store: BlobStore, key: CacheKey, *, frame: int | None) -> None:
-    """Behind everybody's back: one frame, or the head where none is named, in every tier that has the blob."""
+    """Behind everybody's back: one frame, or the head where none is named, in every tier that has the blob.
+
+    One that keeps layers, which were checked, forgets them.
+    """
     store.flush()  # copies on their way to a nearer tier are there
     for tier in store.tiers:
         found = tier.open(key)
-        if isinstance(found, BlobReader):
+        if isinstance(found, BlobReader) and found.groups is not None:
+            tier.discard(key)
+        elif isinstance(found, BlobReader):
             blob = found.blob()
             frames = [flipped(data) if frame == number else data for number, data in enumerate(blob.frames)]
             head = flipped(blob.head_bytes) if frame is None else blob.head_bytes
@@ -112,7 +117,7 @@ def is_sound(store: BlobStore, key: CacheKey) -> bool:
     if len(absent) == len(found) or any(each.reason.value != "absent" for each in absent):
         return False
     try:
-        return all(each.blob() for each in found if isinstance(each, BlobReader))
+        return all(each.groups or each.blob() for each in found if isinstance(each, BlobReader))
     except ValueError:
         return False
 

@@ -174,14 +174,11 @@ class TestADamagedBlob:
         assert (asked.text, set(asked.chunks)) == (stored.wanted, {"computed: corrupt"})
         stored.wait_filled()
 
-    def test_a_near_tier_alone_that_is_damaged_is_mended(self, tiered: Demo) -> None:
+    def test_damage_behind_a_near_tier_is_mended_when_it_shows(self, tiered: Demo) -> None:
         near, far = tiered.store.inner.tiers
         key = tiered.key_of(tiered.chunks[0])
         tiered.ask(REUSED)
         tiered.store.flush()
-        damage(near, key, frame=1)
-        assert tiered.ask(BLENDED).text == tiered.wanted
-        tiered.wait_filled()
         damage(far, key, frame=1)
         assert tiered.ask(BLENDED).text == tiered.wanted
         near.discard(key)

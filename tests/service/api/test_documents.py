@@ -8,6 +8,8 @@ from fastapi.testclient import TestClient
 
 from retriever.documents import chunk_id
 from service.access.principal import Role
+from service.api.guards import parse
+from service.errors import TooLarge
 from tests.service.api.conftest import Clients
 from tests.service.api.fakes import FakeCore
 
@@ -75,6 +77,12 @@ def test_what_is_no_json_is_refused(text: str, operator: TestClient) -> None:
         assert answer.status_code == 422, answer.text
     where = quote(text, safe="", errors="surrogateescape")
     assert operator.get(f"/v1/documents?filter={where}").status_code == 422
+
+
+def test_json_of_very_many_lists_is_refused_before_it_is_read() -> None:
+    with pytest.raises(TooLarge, match="100,002 brackets.*send less at once"):
+        parse(b'[{"a": "' + b"[" * 100_000 + b'"}]')
+    assert parse(b'["' + b"[" * 90_000 + b'"]') == ["[" * 90_000]
 
 
 def test_several_documents_and_the_same_again(operator: TestClient) -> None:
