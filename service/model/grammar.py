@@ -14,7 +14,7 @@ from blend.engine.sampling import LogitsProcessor
 from blend.model.tokenizer import Tokenizer
 from retriever.documents import Json
 from service.errors import Invalid
-from service.model.compile_schema import FUEL
+from service.model.grammar_parser import GRAMMAR_FUEL
 from service.model.schema_check import FIELD, checked_grammar
 
 INTRICATE = ("lexer error", "parser error", "initial lexer", "grammar size")  # what llguidance says beyond a limit
@@ -40,7 +40,7 @@ class Grammars:
         """
         grammar = checked_grammar(schema)
         vocabulary = self._vocabulary_of_model()
-        matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=FUEL)
+        matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=GRAMMAR_FUEL)
         constraint = Constraint(matcher, vocabulary)
         constraint.allowed()  # some schemas turn out to fit nothing only here
         return constraint

@@ -10,7 +10,7 @@ from retriever.documents import Json
 from retriever.readers.serve import ParserRequest
 from retriever.readers.worker import ask_within
 from service.errors import Invalid, Unavailable
-from service.model.compile_schema import MEMORY_BYTES
+from service.model.grammar_parser import GRAMMAR_BYTES
 
 FIELD: Final = "response_format"
 ANY_OBJECT: Final[Json] = {"type": "object"}
@@ -52,7 +52,7 @@ def _check_size(schema: Json) -> None:
 
 
 def _length(value: object) -> int:
-    """About how many characters the value takes, without those inside it."""
+    """Estimates the characters that the value takes, without those inside it."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -79,9 +79,9 @@ def _grammar(schema: Json) -> str:
 
 def _try(grammar: str) -> None:
     try:
-        found = ask_within(COMPILATION, "service.model.compile_schema", content=grammar.encode())
+        found = ask_within(COMPILATION, "service.model.grammar_parser", content=grammar.encode())
     except CalledProcessError:
-        limits = f"{COMPILATION.cpu_s} s of processor time or {MEMORY_BYTES >> 20} MiB of memory"
+        limits = f"{COMPILATION.cpu_s} s of processor time or {GRAMMAR_BYTES >> 20} MiB of memory"
         reason = f"the JSON schema takes more than {limits} to compile: use shorter patterns, smaller numbers in"
         raise Invalid(f"{reason} multipleOf, fewer properties and alternatives", field=FIELD) from None
     except OSError as error:

@@ -26,13 +26,13 @@ def inside(tmp_path: Path) -> Iterator[Inside]:
 
 
 def test_schemas_of_one_tenant_hold_up_no_answer_of_another(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, let_go, compile_schema = threading.Event(), threading.Event(), Grammars.processor
+    begun, let_go, grammar_parser = threading.Event(), threading.Event(), Grammars.processor
 
     def processor(grammars: Grammars, schema: Json) -> LogitsProcessor:
         if schema == HELD:
             begun.set()
             assert let_go.wait(4 * WITHIN_S)
-        return compile_schema(grammars, schema)
+        return grammar_parser(grammars, schema)
 
     monkeypatch.setattr(Grammars, "processor", processor)
     others = inside.core.control.create_key("others", Role.READ)[1]

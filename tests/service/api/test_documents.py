@@ -80,7 +80,7 @@ def test_what_is_no_json_is_refused(text: str, operator: TestClient) -> None:
 
 
 def test_json_of_very_many_lists_is_refused_before_it_is_read() -> None:
-    with pytest.raises(TooLarge, match="100,002 brackets.*send less at once"):
+    with pytest.raises(TooLarge, match=r"100,002 brackets.*send less at once"):
         parse(b'[{"a": "' + b"[" * 100_000 + b'"}]')
     assert parse(b'["' + b"[" * 90_000 + b'"]') == ["[" * 90_000]
 
