@@ -158,7 +158,7 @@ class LocalEngine:
         """See `Engine.load`."""
         with self._changed:
             waiting, seconds = self._waiting.counts(), dict(self._waiting.seconds)
-        running = Counter(answer.entry.request.payer for answer in self._running)
+        running = Counter(answer.entry.request.payer for answer in self._running if not answer.entry.over)
         payers = {*waiting, *running, *seconds}
         return {each: PayerLoad(waiting[each], running[each], seconds.get(each, 0.0)) for each in payers}
 
@@ -361,7 +361,6 @@ class LocalEngine:
             job.result.set_exception(error)
         finally:
             self._hold(0)
-            self._end_slice()
             self._capturing = False
 
     def _let_requests(self) -> None:
@@ -376,8 +375,16 @@ class LocalEngine:
         self._owed_s = max(self._owed_s - had, -had)
 
     def _hold(self, tokens: int) -> None:
-        """Counts what a capture takes. Before each of its passes all requests end that fit beside its prefix."""
+        """Counts what a capture takes from now on. Returns when it fits beside the answers that still run."""
         self._captured_bytes = tokens * self._decoder.token_bytes
+        self._end_slice()
+        while self._running and self._held() * self._decoder.token_bytes + self._captured_bytes > self.limits.kv_bytes:
+            self._step()
+        self._slice_began = time.perf_counter()
+
+    def _held(self) -> int:
+        """The tokens for which running answers have memory."""
+        return sum(answer.entry.capacity for answer in self._running)
 
 
 def _late() -> Late:

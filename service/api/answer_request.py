@@ -4,6 +4,8 @@ import secrets
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Header
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from blend.engine.sampling import Sampling
 from retriever.documents import Json
@@ -16,12 +18,10 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 SecondsGiven = Annotated[
-    float | None,
+    Annotated[float, Field(gt=0, allow_inf_nan=False)] | SkipJsonSchema[None],
     Header(
         alias="X-Request-Timeout",
         description="Seconds in which the answer has to be whole; refused at once where that cannot be",
-        gt=0,
-        allow_inf_nan=False,
     ),
 ]
 

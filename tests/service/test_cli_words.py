@@ -223,10 +223,10 @@ def test_a_port_that_is_taken_is_told_before_anything_is_opened(place: Path, cap
 def test_a_start_that_fails_leaves_nothing_open(
     place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*given: object) -> None:
+    def broken(*given: object, **named: object) -> None:
         raise OSError(28, "No space left on device", "/somewhere")
 
-    monkeypatch.setattr(serve, "_server", broken)
+    monkeypatch.setattr(serve, "server_over", broken)
     code, _, err = run(capfd, "serve", "--port", str(free_port()), "--store", "mem://")
     assert code == 2 and "kvweave: /somewhere: no space left on device: free some space" in err
     with hold(place / "data"):  # nobody else has it

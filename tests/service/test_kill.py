@@ -26,7 +26,7 @@ from store.url import open_store
 from tests.nursery import Nursery, nursing
 from tests.service.acknowledged import REMEDIES, Acknowledged, change, marked
 from tests.service.forked import Forked
-from tests.service.serving import WAIT_S, Json, Service, events_of, finished, good, put_in, wait_for
+from tests.service.serving import WAIT_S, Json, Service, events_of, good, put_in, wait_for
 from tests.service.small_disk import SmallDisk, small_disk
 
 log = logging.getLogger(__name__)
@@ -322,8 +322,9 @@ def test_a_service_that_is_told_to_stop_finishes_what_runs_and_goes_on_later(ser
     assert "Traceback" not in service.text()
     service.start()
     with service.client() as client:
-        ended = finished(client, job)
-        assert (ended["status"], ended["stored"]) == ("done", len(chunks))
+        wait_for(lambda: is_done(client, job), "the job is done", log=service.log)
+        assert len(chunks_of(client, "long")) == len(chunks)
+        assert {each["state"] for each in chunks_of(client, "long")} == {"stored"}
         assert good(client.post("/v1/query", json=body))["answer"] == wanted
     check_files(service)
 

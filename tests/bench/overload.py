@@ -1,0 +1,201 @@
+"""Measures what others feel while clients do their worst: `python -m tests.bench.overload --seconds 12` prints JSON.
+
+Each load runs alone against a service of its own, then all together: `requests` (300 searches at once), `bodies` (4 of
+16 MB), `readers` (400 that never read), `heads` (400 that never end), `followers` (130 of one job), `unfinished` (130
+bodies), `grammars` (6 clients with schemas that are hard to compile). A process of its own asks meanwhile for
+`/healthz`, as an operator for `/metrics`, and with another tenant's key for an answer: milliseconds and refusals.
+`resident_mb`: before, the most, and 10 seconds after the end. `--loads all --seconds 1800` is half an hour of it.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+
+import httpx
+import numpy as np
+
+from service.access.control import Control
+from service.access.principal import Role
+from tests.bench.serving import Json, Server, resident_mb, server
+
+LOADS = ("requests", "bodies", "readers", "heads", "followers", "unfinished", "grammars")
+SCHEMAS: tuple[Json, ...] = (
+    {"type": "string", "pattern": "^(a{1000}){1000}$"},
+    {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(5000)}},
+    {"type": "integer", "multipleOf": 999983},
+    {"allOf": [{"type": "integer", "multipleOf": number} for number in (7, 11, 13, 17, 19, 23)]},
+    {"type": "string", "pattern": r"^((\w+\s?)*,?)*$"},
+    {"type": "array", "items": {"enum": [f"value {number}" for number in range(50_000)]}},
+)
+SETTLED_S = 10.0
+
+
+@dataclass(slots=True)
+class Attack:
+    """Clients of one kind each, over and over, until they are cancelled; `codes` counts what they got."""
+
+    target: Server
+    key: str
+    job: str
+    codes: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
+
+    def loops(self, load: str) -> Sequence[Awaitable[None]]:
+        """All clients of a load."""
+        search = self._request("POST", "/v1/search", json.dumps({"query": "who is there"}).encode())
+        documents = [{"id": f"d{number}", "text": "word " * 3200} for number in range(1000)]
+        upload = self._request("POST", "/v1/documents", json.dumps({"documents": documents}).encode())
+        match load:
+            case "requests":
+                return [self._again(load, search) for _ in range(300)]
+            case "bodies":
+                return [self._again(load, upload) for _ in range(4)]
+            case "readers":
+                page = self._request("GET", "/docs/swagger-ui-bundle.js", key="") * 8
+                return [self._again(load, page, reads=False) for _ in range(400)]
+            case "heads":
+                return [self._again(load, b"GET / HTTP/1.1\r\nhost:") for _ in range(400)]
+            case "followers":
+                return [self._again(load, self._request("GET", f"/v1/jobs/{self.job}/events")) for _ in range(130)]
+            case "unfinished":
+                return [self._again(load, self._request("POST", "/v1/query", b"{", length=1000)) for _ in range(130)]
+            case _:
+                return [
+                    self._again(load, *map(self._asking, SCHEMAS[number:] + SCHEMAS[:number])) for number in range(6)
+                ]
+
+    def _asking(self, schema: Json) -> bytes:
+        named = {"name": "hard", "schema": {"type": "object", "properties": {"x": schema}}}
+        body = {
+            "model": "default",
+            "messages": [{"role": "user", "content": "Who?"}],
+            "response_format": {"type": "json_schema", "json_schema": named},
+        }
+        return self._request("POST", "/v1/chat/completions", json.dumps(body).encode())
+
+    def _request(
+        self, method: str, path: str, body: bytes = b"", *, key: str | None = None, length: int | None = None
+    ) -> bytes:
+        lines = [f"{method} {path} HTTP/1.1", "host: localhost"]
+        if key is None:
+            lines.append(f"authorization: Bearer {self.key}")
+        if body:
+            lines += ["content-type: application/json", f"content-length: {length or len(body)}"]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+    async def _again(self, load: str, *requests: bytes, reads: bool = True) -> None:
+        while True:
+            for request in requests:
+                code = await self._once(request, reads=reads)
+                self.codes.setdefault(load, Counter())[code] += 1
+                await asyncio.sleep(0.01 if code == "200" else 0.3)
+
+    async def _once(self, request: bytes, *, reads: bool) -> str:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(self.target.url.rpartition(":")[2]))
+        except OSError as error:
+            return type(error).__name__
+        try:
+            if not reads:
+                writer.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
+            writer.write(request)
+            await writer.drain()
+            if not reads:
+                await asyncio.sleep(30)
+                return "held"
+            line = await reader.readline()
+            code = line.split()[1].decode() if line else "cut"
+            while code == "200" and b"/events " in request and await reader.read(1 << 16):
+                pass
+            return code
+        except OSError as error:
+            return type(error).__name__
+        finally:
+            writer.transport.abort()
+
+
+def probe(url: str, operator: str, other: str, *, seconds: float) -> None:
+    """Asks in turn, each with a connection of its own, and prints what it saw."""
+    headers = {
+        "probes": {},
+        "operator": {"authorization": f"Bearer {operator}"},
+        "other": {"authorization": f"Bearer {other}"},
+    }
+    asked: dict[str, Callable[[], httpx.Response]] = {
+        "healthz": lambda: httpx.get(f"{url}/healthz", timeout=60),
+        "metrics": lambda: httpx.get(f"{url}/metrics", headers=headers["operator"], timeout=60),
+        "answer": lambda: httpx.post(
+            f"{url}/v1/query", headers=headers["other"], json={"question": "Who is it?", "top_k": 0}, timeout=60
+        ),
+    }
+    took: dict[str, list[float]] = {name: [] for name in asked}
+    refused: Counter[str] = Counter()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for name, ask in asked.items():
+            start = time.perf_counter()
+            with suppress(httpx.TransportError):
+                code = ask().status_code
+                refused[f"{name} {code}"] += code != 200
+            took[name].append(1000 * (time.perf_counter() - start))
+    rows = {
+        name: {f"p{at}": round(float(np.percentile(each, at))) for at in (50, 95, 99)} for name, each in took.items()
+    }
+    print(json.dumps({**rows, "asked": len(took["healthz"]), "refused": {k: v for k, v in refused.items() if v}}))
+
+
+def _job(target: Server, key: str) -> str:
+    """A job that takes long."""
+    texts = [{"text": f"word{number} " * 20_000} for number in range(60)]
+    headers = {"authorization": f"Bearer {key}"}
+    sent = httpx.post(f"{target.url}/v1/documents", json={"documents": texts}, headers=headers, timeout=60)
+    return sent.raise_for_status().json()["job_id"]
+
+
+async def under(loads: Sequence[str], *, seconds: float) -> Json:
+    """What a probe sees of a service of its own under these loads."""
+    with server(1, "builtin") as ran:
+        with closing(Control(ran.data / "control.sqlite")) as control:
+            hostile, other = (control.create_key(name, Role.ADMIN)[1] for name in ("hostile", "other"))
+        attack = Attack(ran, hostile, _job(ran, hostile))
+        before = most = resident_mb(ran.pid)
+        clients = [asyncio.ensure_future(each) for load in loads for each in attack.loops(load)]
+        await asyncio.sleep(3)
+        arguments = [sys.executable, "-m", "tests.bench.overload", "--probe", ran.url, ran.key, other]
+        process = await asyncio.create_subprocess_exec(*arguments, "--seconds", str(seconds), stdout=subprocess.PIPE)
+        curve: list[int] = []
+        watched = asyncio.ensure_future(process.communicate())
+        while not watched.done():
+            await asyncio.wait({watched}, timeout=max(1.0, seconds / 30))
+            curve.append(resident_mb(ran.pid))
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        await asyncio.sleep(SETTLED_S)
+        after, most = resident_mb(ran.pid), max([most, *curve])
+        seen = {load: dict(codes) for load, codes in attack.codes.items()}
+        return {**json.loads(watched.result()[0]), "resident_mb": [before, most, after], "curve": curve, "got": seen}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=12, help="of each load (default 12)")
+    parser.add_argument("--loads", nargs="*", default=[*LOADS, "all"], help="which (default each, then all)")
+    parser.add_argument("--probe", nargs=3, metavar=("URL", "OPERATOR", "OTHER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.probe:
+        probe(*options.probe, seconds=options.seconds)
+        return
+    for load in options.loads:
+        found = asyncio.run(under(LOADS if load == "all" else [load], seconds=options.seconds))
+        print(json.dumps({"load": load, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
