@@ -8,7 +8,7 @@ them pass between their layers, until captures have had too small a share of the
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Condition, Thread
@@ -219,16 +219,19 @@ class LocalEngine:
 
     def _admit(self) -> QueuedRequest | None:
         with self._changed:
-            for entry in self._waiting.removed(lambda entry: entry.cancelled):
+            gone = self._waiting.removed(lambda entry: entry.cancelled or entry.left_s <= 0)
+        for entry in gone:
+            if entry.cancelled:
                 entry.end("cancelled")
-            for entry in self._waiting.removed(lambda entry: entry.left_s <= 0):
+            else:
                 entry.tell(Failed(_late()))
-            return self._waiting.next(self._free(answer.entry for answer in self._running))
+        with self._changed:
+            return self._waiting.next(self._free())
 
-    def _free(self, running: Iterable[QueuedRequest]) -> Callable[[QueuedRequest], bool]:
+    def _free(self) -> Callable[[QueuedRequest], bool]:
         """Tells what fits beside what runs. One payer leaves room where others were here lately."""
         tokens, count = Counter[str](), Counter[str]()
-        for entry in running:
+        for entry in (answer.entry for answer in self._running):
             tokens[entry.request.payer] += entry.capacity
             count[entry.request.payer] += 1
         limit = self.limits.kv_bytes - self._captured_bytes

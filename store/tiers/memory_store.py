@@ -61,25 +61,24 @@ class MemoryStore(BlobStore):
                 self._ledger.used(key.text)
             return kept
 
+    def _form(self, blob: Blob) -> Blob | UnpackedBlob:
+        """What is kept of a blob."""
+        return blob
+
     def put(self, blob: Blob) -> Put:
-        return self._put(blob)
-
-    def replace(self, blob: Blob) -> Put:
-        return self._replace(blob)
-
-    def _put(self, blob: Blob | UnpackedBlob) -> Put:
+        form = self._form(blob)
         with self._lock:
             kept = self._blobs.get(blob.head.key)
-            if kept is None or self._is_dead(blob):
-                return self._store(blob, None)
+            if kept is None or self._is_dead(form):
+                return self._store(form, None)
             if blob.head.terms.precomputed and not kept.precomputed:
                 self._keep(_Kept(kept.blob, precomputed=True, pinned=kept.pinned, stored_at=kept.stored_at))
             return Put.PRESENT
 
-    def _replace(self, blob: Blob | UnpackedBlob) -> Put:
+    def replace(self, blob: Blob) -> Put:
+        form = self._form(blob)
         with self._lock:
-            kept = self._blobs.get(blob.head.key)
-            return self._store(blob, kept)
+            return self._store(form, self._blobs.get(blob.head.key))
 
     def _store(self, blob: Blob | UnpackedBlob, before: _Kept | None) -> Put:
         key, terms = blob.head.key, blob.head.terms
@@ -197,8 +196,5 @@ class MemoryCache(MemoryStore):
         head, groups = kept.blob.head, kept.blob.groups if isinstance(kept.blob, UnpackedBlob) else None
         return BlobReader(head, kept.raw_head, fetch=kept.frames(head), source=self.name, groups=groups)
 
-    def put(self, blob: Blob) -> Put:
-        return self._put(unpacked(blob, self._allocate))
-
-    def replace(self, blob: Blob) -> Put:
-        return self._replace(unpacked(blob, self._allocate))
+    def _form(self, blob: Blob) -> UnpackedBlob:
+        return unpacked(blob, self._allocate)
