@@ -8,7 +8,8 @@ from retriever.documents import Draft
 from retriever.readers.decode import decode
 from retriever.readers.markdown import find_title
 from retriever.readers.reading import Reading, ReadingProblem
-from retriever.readers.worker import ParserAnswer, ask
+from retriever.readers.serve import Findings
+from retriever.readers.worker import ask
 
 _DECLARED_WITHIN = 4096
 _CHARSET = re.compile(rb"""<meta\s[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
@@ -21,7 +22,7 @@ def read_html(name: str, content: bytes) -> Reading:
     return _reading(name, ask("retriever.readers.parse_html", page.encode("utf-8")))
 
 
-def _reading(name: str, answer: ParserAnswer) -> Reading:
+def _reading(name: str, answer: Findings) -> Reading:
     text = "".join(answer.pages).strip("\n")
     problems = tuple(ReadingProblem(name, reason) for reason in answer.problems)
     if text and not text.isspace():

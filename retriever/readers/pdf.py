@@ -4,7 +4,8 @@ from pathlib import PurePath
 
 from retriever.documents import Draft, PageStart
 from retriever.readers.reading import Reading, ReadingProblem
-from retriever.readers.worker import ParserAnswer, ask
+from retriever.readers.serve import Findings
+from retriever.readers.worker import ask
 
 _BETWEEN = "\n\n"
 
@@ -17,7 +18,7 @@ def read_pdf(name: str, content: bytes) -> Reading:
     return Reading((draft,) if draft.text else (), problems)
 
 
-def _draft(answer: ParserAnswer, stem: str) -> Draft:
+def _draft(answer: Findings, stem: str) -> Draft:
     pages: list[PageStart] = []
     start = 0
     for number, text in enumerate(answer.pages, 1):

@@ -34,7 +34,7 @@ class ParserRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The message; `worker.ParserAnswer` reads it."""
+    """The message: what a parser found. `pages`: the texts, one for a format without pages; `problems`: sentences."""
 
     pages: Sequence[str] = ()
     problems: list[str] = field(default_factory=list[str])

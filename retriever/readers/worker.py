@@ -19,7 +19,7 @@ from queue import Empty, Full, LifoQueue
 import msgspec
 
 from retriever.readers.reading import MAX_BYTES, UnreadableFile, megabytes
-from retriever.readers.serve import ParserRequest
+from retriever.readers.serve import Findings, ParserRequest
 
 MEMORY_BYTES = 2 << 30  # of address space
 CPU_S = 120
@@ -28,15 +28,6 @@ IDLE_S = 60.0
 
 _KEPT = 2  # idle workers of a parser
 _ROOT = Path(__file__).resolve().parent.parent.parent  # where this package is found, installed or not
-
-
-class ParserAnswer(msgspec.Struct, forbid_unknown_fields=True):
-    """What a parser found. `pages`: the texts, one for a format without pages; `problems`: sentences."""
-
-    pages: list[str]
-    problems: list[str]
-    title: str = ""
-    author: str = ""
 
 
 class ParserWorker:
@@ -79,7 +70,7 @@ class ParserWorker:
 _idle: defaultdict[str, LifoQueue[ParserWorker]] = defaultdict(lambda: LifoQueue(_KEPT))
 
 
-def ask(parser: str, content: bytes) -> ParserAnswer:
+def ask(parser: str, content: bytes) -> Findings:
     """What the module `parser` makes of the content of a file."""
     limits = ParserRequest(MEMORY_BYTES, CPU_S, MAX_BYTES, WALL_S)
     try:
@@ -92,9 +83,9 @@ def ask(parser: str, content: bytes) -> ParserAnswer:
         raise UnreadableFile(f"its parser said what nobody understands ({error}): save it anew") from None
 
 
-def ask_within(limits: ParserRequest, parser: str, *, content: bytes) -> ParserAnswer:
+def ask_within(limits: ParserRequest, parser: str, *, content: bytes) -> Findings:
     """What the module makes of the content. Raises `CalledProcessError` beyond a limit, or `OSError`."""
-    return msgspec.json.decode(_said(limits, parser, content=content), type=ParserAnswer)
+    return msgspec.json.decode(_said(limits, parser, content=content), type=Findings)
 
 
 def close() -> None:

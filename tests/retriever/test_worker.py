@@ -16,6 +16,7 @@ import pytest
 from retriever.readers import worker
 from retriever.readers.files import read
 from retriever.readers.reading import UnreadableFile
+from retriever.readers.serve import Findings
 from tests.retriever.test_files import PAGE, encrypted, pdf
 
 ROOT = Path(__file__).parent.parent.parent
@@ -100,7 +101,7 @@ class Obedient:
     root: Path
     alive: int
 
-    def ask(self, content: bytes) -> worker.ParserAnswer:
+    def ask(self, content: bytes) -> Findings:
         return worker.ask("obedient", content)
 
     def hear(self) -> bytes:
