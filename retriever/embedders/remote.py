@@ -66,7 +66,7 @@ class Access:
 
 
 class _Endpoint:
-    """POSTs JSON and reads JSON. May be called from any thread."""
+    """POSTs JSON and reads JSON. May be called from any thread. Its connections stay open as long as the process."""
 
     def __init__(self, access: Access, path: str) -> None:
         self._access = access
@@ -74,9 +74,6 @@ class _Endpoint:
         self.label = str(self._url.copy_with(query=None))  # a query may hold a key
         headers = {"Authorization": f"Bearer {access.key}"} if access.key else {}
         self._client = httpx.Client(timeout=TIMEOUT_S, headers=headers)
-
-    def close(self) -> None:
-        self._client.close()
 
     def post(self, body: dict[str, object], answer: type[A]) -> A:
         content = self._insist(json.dumps(body, allow_nan=False).encode())
@@ -179,16 +176,6 @@ class _Passing(Exception):
         self.after_s = after_s
 
 
-class _Remote:
-    """What is behind one endpoint, and is closed with it."""
-
-    def __init__(self, endpoint: _Endpoint) -> None:
-        self._endpoint = endpoint
-
-    def close(self) -> None:
-        self._endpoint.close()
-
-
 class _Embedded(msgspec.Struct):
     index: int
     embedding: list[float] | str  # numbers, or float32 in base64
@@ -198,13 +185,13 @@ class _Embeddings(msgspec.Struct):
     data: list[_Embedded]
 
 
-class RemoteEmbedder(_Remote):
+class RemoteEmbedder:
     """An `Embedder` behind POST {url}/embeddings. Nobody can tell whether a server changes its model under one name."""
 
     def __init__(self, access: Access, model: str) -> None:
         if not model:
             raise EmbeddingError("an embeddings endpoint is asked for a model by name: give one")
-        super().__init__(_Endpoint(access, "/embeddings"))
+        self._endpoint = _Endpoint(access, "/embeddings")
         self._model = model
         self._lock = threading.Lock()
         self._dim: int | None = None
@@ -266,11 +253,11 @@ class _Ranking(msgspec.Struct):
     results: list[_Ranked]
 
 
-class RemoteReranker(_Remote):
+class RemoteReranker:
     """A `Reranker` behind POST {url}/rerank. Some servers need no model's name."""
 
     def __init__(self, access: Access, model: str = "") -> None:
-        super().__init__(_Endpoint(access, "/rerank"))
+        self._endpoint = _Endpoint(access, "/rerank")
         self._model = model
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:

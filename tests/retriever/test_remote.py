@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -100,7 +99,6 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
     server: Server
 
     def do_POST(self) -> None:
@@ -145,13 +143,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 ACCESS = Access("", KEY)
 
 
-def asking(server: Server, *, key: str = KEY) -> closing[RemoteEmbedder]:
-    return closing(RemoteEmbedder(Access(server.url, key), "m"))
+def asking(server: Server, *, key: str = KEY) -> RemoteEmbedder:
+    return RemoteEmbedder(Access(server.url, key), "m")
 
 
 def refused(server: Server, script: Script) -> EmbeddingError:
     server.script = [script] * 9
-    with asking(server) as embedder, pytest.raises(EmbeddingError) as raised:
+    embedder = asking(server)
+    with pytest.raises(EmbeddingError) as raised:
         embedder.passages(TEXTS[:3])
     return raised.value
 
@@ -162,22 +161,21 @@ def test_vectors_have_unit_length_and_the_order_of_the_texts(
 ) -> None:
     monkeypatch.setattr(remote, "BATCH_CHARACTERS", 60)
     server.script = [script] * 4
-    with asking(server) as embedder:
-        found = embedder.passages(TEXTS)
-        assert found.dtype == np.float32 and found.shape == (len(TEXTS), DIM)
-        np.testing.assert_allclose(found, expected(TEXTS), atol=1e-6)
-        np.testing.assert_allclose(embedder.query(TEXTS[5]), expected(TEXTS)[5], atol=1e-6)
+    embedder = asking(server)
+    found = embedder.passages(TEXTS)
+    assert found.dtype == np.float32 and found.shape == (len(TEXTS), DIM)
+    np.testing.assert_allclose(found, expected(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(embedder.query(TEXTS[5]), expected(TEXTS)[5], atol=1e-6)
     sent = [request.body["input"] for request in server.seen]
     assert [text for batch in sent[:-1] for text in batch] == TEXTS
     assert all(len(batch) <= 3 and (len(batch) == 1 or sum(map(len, batch)) <= 60) for batch in sent)
 
 
 def test_a_request_is_what_openai_takes(server: Server) -> None:
-    with asking(server) as embedder:
-        embedder.passages(["a"])
-        embedder.query("lone \ud800")
-    with asking(server, key="") as embedder:
-        embedder.query("b")
+    embedder = asking(server)
+    embedder.passages(["a"])
+    embedder.query("lone \ud800")
+    asking(server, key="").query("b")
     first, second, keyless = server.seen
     assert first.path == "/v1/embeddings" and first.headers["Authorization"] == f"Bearer {KEY}"
     assert first.body == {"model": "m", "input": ["a"], "encoding_format": "float"}
@@ -198,8 +196,7 @@ PASSING = {
 @pytest.mark.parametrize("reply", PASSING.values(), ids=PASSING)
 def test_what_passes_is_asked_again(server: Server, reply: Reply) -> None:
     server.script = [always(reply), always(reply), honest]
-    with asking(server) as embedder:
-        np.testing.assert_allclose(embedder.passages(TEXTS[:3]), expected(TEXTS[:3]), atol=1e-6)
+    np.testing.assert_allclose(asking(server).passages(TEXTS[:3]), expected(TEXTS[:3]), atol=1e-6)
     assert len(server.seen) == 3
     assert 0.25 <= server.waits[0] <= 0.5 <= server.waits[1] <= 1.0
 
@@ -219,16 +216,14 @@ def test_the_server_says_when_to_come_back(server: Server, status: int) -> None:
     date = formatdate(0, usegmt=True)  # long ago: at once
     later = [Reply(status=status, headers={"Retry-After": said}) for said in ("7", date, "0")]
     server.script = [*map(always, later), honest]
-    with asking(server) as embedder:
-        embedder.query("a")
+    asking(server).query("a")
     assert server.waits == [7.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("said", ["soon", "-3", "1e9999", "9" * 400, "Mon, 99 Nov 99999 00:00:00 GMT"])
 def test_nonsense_about_coming_back_is_passed_over(server: Server, said: str) -> None:
     server.script = [always(Reply(status=429, headers={"Retry-After": said}))]
-    with asking(server) as embedder:
-        embedder.query("a")
+    asking(server).query("a")
     assert 0.25 <= server.waits[0] <= 0.5
 
 
@@ -250,7 +245,8 @@ def test_a_server_that_is_not_there_is_a_temporary_error(monkeypatch: pytest.Mon
     monkeypatch.setenv("no_proxy", "*")
     with Server() as gone:
         monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=gone.waits.append))
-    with asking(gone) as embedder, pytest.raises(EmbeddingError, match=gone.url) as raised:
+    embedder = asking(gone)
+    with pytest.raises(EmbeddingError, match=gone.url) as raised:
         embedder.query("a")
     assert raised.value.temporary and len(gone.waits) == 4 and KEY not in repr(raised.value)
 
@@ -311,30 +307,29 @@ def test_a_wrong_answer_is_an_error_and_no_vector(server: Server, script: Script
 
 
 def test_texts_without_words_are_refused_by_their_place_before_anything_is_sent(server: Server) -> None:
-    with asking(server) as embedder:
-        for text in ("", " \n\t", "\u3000"):
-            with pytest.raises(EmbeddingError, match="text 2 of 3"):
-                embedder.passages(["a", text, "b"])
-            with pytest.raises(EmbeddingError, match="text 1 of 1"):
-                embedder.query(text)
+    embedder = asking(server)
+    for text in ("", " \n\t", "\u3000"):
+        with pytest.raises(EmbeddingError, match="text 2 of 3"):
+            embedder.passages(["a", text, "b"])
+        with pytest.raises(EmbeddingError, match="text 1 of 1"):
+            embedder.query(text)
     assert server.seen == []
 
 
 def test_the_dimension_is_learned_once(server: Server) -> None:
-    with asking(server) as embedder:
-        assert embedder.passages([]).shape == (0, DIM)
-        assert embedder.dim == DIM and len(server.seen) == 1
-        server.script = [always(Reply({"data": [{"index": 0, "embedding": [1.0]}]}))]
-        with pytest.raises(EmbeddingError, match=f"1 numbers.* {DIM}"):
-            embedder.query("a")
+    embedder = asking(server)
+    assert embedder.passages([]).shape == (0, DIM)
+    assert embedder.dim == DIM and len(server.seen) == 1
+    server.script = [always(Reply({"data": [{"index": 0, "embedding": [1.0]}]}))]
+    with pytest.raises(EmbeddingError, match=f"1 numbers.* {DIM}"):
+        embedder.query("a")
 
 
 def test_a_name_holds_what_changes_vectors_and_nothing_else() -> None:
     here = Access("http://host/v1")
 
     def name(access: Access = here, model: str = "BAAI/m") -> str:
-        with closing(RemoteEmbedder(access, model)) as embedder:
-            return embedder.name
+        return RemoteEmbedder(access, model).name
 
     assert name() == "BAAI-m-60db50c4ff1d34b5"  # the same in every process
     assert name() == name(replace(ACCESS, url="http://host/v1/?key=1"))
@@ -362,16 +357,16 @@ def test_a_url_that_names_no_endpoint_is_refused(url: str) -> None:
 
 
 def test_threads_share_an_embedder(server: Server) -> None:
-    with asking(server) as embedder, ThreadPoolExecutor(8) as pool:
+    embedder = asking(server)
+    with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(embedder.query, TEXTS * 5))
     np.testing.assert_allclose(np.stack(found), expected(TEXTS * 5), atol=1e-6)
 
 
 def test_scores_have_the_order_of_the_texts(server: Server) -> None:
-    with closing(RemoteReranker(Access(server.url), "m")) as closed:
-        reranker: Reranker = closed
-        assert reranker.scores("q", TEXTS) == [relevance("q", text) for text in TEXTS]
-        assert reranker.scores("q", []) == []
+    reranker: Reranker = RemoteReranker(Access(server.url), "m")
+    assert reranker.scores("q", TEXTS) == [relevance("q", text) for text in TEXTS]
+    assert reranker.scores("q", []) == []
     assert [request.path for request in server.seen] == ["/v1/rerank"] * 4
     assert server.seen[0].body == {"model": "m", "query": "q", "documents": TEXTS[:3], "top_n": 3}
 
@@ -387,14 +382,15 @@ RERANKED = {
 @pytest.mark.parametrize("reply", RERANKED.values(), ids=RERANKED)
 def test_a_wrong_ranking_is_an_error(server: Server, reply: Reply) -> None:
     server.script = [always(reply)]
-    with closing(RemoteReranker(Access(server.url))) as reranker, pytest.raises(EmbeddingError) as raised:
+    reranker = RemoteReranker(Access(server.url))
+    with pytest.raises(EmbeddingError) as raised:
         reranker.scores("q", ["a"])
     assert not raised.value.temporary and len(server.seen) == 1
 
 
 def test_a_ranking_is_asked_for_again_too(server: Server) -> None:
     server.script = [always(Reply(status=503))]
-    with closing(RemoteReranker(Access(server.url))) as reranker:
-        assert reranker.scores("q", ["a"]) == [relevance("q", "a")] and len(server.waits) == 1
-        with pytest.raises(EmbeddingError, match="text 2 of 2"):
-            reranker.scores("q", ["a", " "])
+    reranker = RemoteReranker(Access(server.url))
+    assert reranker.scores("q", ["a"]) == [relevance("q", "a")] and len(server.waits) == 1
+    with pytest.raises(EmbeddingError, match="text 2 of 2"):
+        reranker.scores("q", ["a", " "])
