@@ -52,7 +52,6 @@ def load(
     *,
     device: str | None = None,
     dtype: str = "auto",
-    revision: str | None = None,
     digests: Path | None = None,
 ) -> LoadedModel:
     """A causal model by hub name or folder, as transformers loads it; no remote code. Raises UnsupportedModel.
@@ -65,7 +64,7 @@ def load(
     try:
         # Without the switch, transformers asks at the terminal whether to run the code that a checkpoint brings along;
         # weights that are no safetensors are pickles, which run code as they load.
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         kind = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
         # Quantizers place their own weights, by way of accelerate; others need no such package.
         placed = {"device_map": target} if getattr(config, "quantization_config", None) else {}
@@ -73,25 +72,23 @@ def load(
             name,
             config=config,
             dtype=dtype,
-            revision=revision,
             trust_remote_code=False,
             use_safetensors=True,
             **placed,
         )
     except (OSError, ValueError, ImportError) as error:
         raise UnsupportedModel(
-            f"{name!r}, revision {revision or 'default'}, is neither a checkpoint's folder nor a hub name that loads: "
-            f"{error}"
+            f"{name!r} is neither a checkpoint's folder nor a hub name that loads: {error}"
         ) from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         raise TokenizerError(f"the tokenizer of {name!r} does not load: {error}") from error
     if tokenizer.vocab_size <= len(tokenizer.added_tokens_decoder):
         raise TokenizerError(f"{name!r} holds no tokenizer: save the model's tokenizer.json beside its weights")
     if not placed:
         cast(torch.nn.Module, model).to(target)
-    return adopt(model, tokenizer, weights=stored_digest(_folder(name, revision), cache=digests))
+    return adopt(model, tokenizer, weights=stored_digest(_folder(name), cache=digests))
 
 
 def _device(name: str | None) -> torch.device:
@@ -105,10 +102,10 @@ def _device(name: str | None) -> torch.device:
     return device
 
 
-def _folder(name: str, revision: str | None) -> Path:
+def _folder(name: str) -> Path:
     """Where the checkpoint's files are: by name or by path, the same files give the same digest."""
     path = Path(name)
-    return path if path.is_dir() else Path(snapshot_download(name, revision=revision, local_files_only=True))
+    return path if path.is_dir() else Path(snapshot_download(name, local_files_only=True))
 
 
 def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, weights: str | None = None) -> LoadedModel:

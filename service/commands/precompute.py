@@ -98,7 +98,10 @@ Part = Annotated[
         rich_help_panel=PLACE,
     ),
 ]
-Where = Annotated[Executor, typer.Option(help="Here, or on a Ray cluster.", rich_help_panel=PLACE)]
+Where = Annotated[
+    Executor,
+    typer.Option(help="Here, or on a Ray cluster that runs: RAY_ADDRESS, or this machine's.", rich_help_panel=PLACE),
+]
 Actors = Annotated[
     int,
     typer.Option(

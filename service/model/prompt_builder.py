@@ -172,13 +172,11 @@ class PromptBuilder:
         return tuple(self.tokenizer.encode_opening(text))
 
 
-def question_turns(
-    passages: Sequence[PromptPassage], *, question: str, system: str = SYSTEM, before: Sequence[TurnParts] = ()
-) -> list[TurnParts]:
-    """A question about passages, behind what was said before."""
+def question_turns(passages: Sequence[PromptPassage], *, question: str, system: str = SYSTEM) -> list[TurnParts]:
+    """A question about passages."""
     head = TurnParts("system", (TurnPart(system),))
     numbered = dict(enumerate(passages))
-    return [head, *before, TurnParts("user", (*passage_parts(numbered), TurnPart(ASK + question)))]
+    return [head, TurnParts("user", (*passage_parts(numbered), TurnPart(ASK + question)))]
 
 
 def passage_parts(passages: Mapping[int, PromptPassage]) -> Iterator[TurnPart]:

@@ -25,11 +25,6 @@ def decode(reader: BlobReader) -> Record:
     return Record(head.dtype, tuple(_plain(layer, head.dtype) for group in groups for layer in group), head.ids_digest)
 
 
-def decode_group(reader: BlobReader, group: int) -> list[LayerKV | None]:
-    """Plain keys and values of the layers of one group, in layer order."""
-    return [_plain(layer, reader.head.dtype) for layer in read_group(reader, group)]
-
-
 def read_group(reader: BlobReader, group: int) -> Layers:
     """The layers of one group as they are kept, in layer order: plain where lossless, else codes. Raises `BadBlob`."""
     if reader.groups is not None:

@@ -20,7 +20,7 @@ import numpy as np
 import zstandard
 
 from store.blob import Blob, Terms, digest
-from store.codec.decode import decode_group, read_group
+from store.codec.decode import decode, read_group
 from store.codec.encode import encode
 from store.codec.unpacked import unpacked
 from store.errors import Miss
@@ -93,25 +93,19 @@ def speed(spec: str, plain: Record, runs: int) -> dict[str, Row]:
     blob = pack(plain, spec)
     rows = {"encode": rate(lambda: pack(plain, spec), plain.nbytes, runs)}
     if spec != "lossless":
-        rows["packed"] = rate(lambda: each_group(blob, read_group), plain.nbytes, runs)
-    rows["plain"] = rate(lambda: each_group(blob, decode_group), plain.nbytes, runs)
+        rows["packed"] = rate(lambda: each_group(read(blob)), plain.nbytes, runs)
+    rows["plain"] = rate(lambda: decode(read(blob)), plain.nbytes, runs)
     near = MemoryCache(TierBudget(lowest=False))
     near.put(blob)
-    rows["near"] = rate(lambda: each_group_of(near.open(blob.head.key)), plain.nbytes, runs)
+    rows["near"] = rate(lambda: each_group(near.open(blob.head.key)), plain.nbytes, runs)
     rows["raised"] = rate(lambda: unpacked(blob), plain.nbytes, runs)
     return rows
 
 
-def each_group_of(found: BlobReader | Miss) -> None:
+def each_group(found: BlobReader | Miss) -> None:
     assert isinstance(found, BlobReader)
     for group in range(len(found.head.groups)):
         read_group(found, group)
-
-
-def each_group(blob: Blob, decode: Callable[[BlobReader, int], object]) -> None:
-    reader = read(blob)
-    for group in range(len(blob.head.groups)):
-        decode(reader, group)
 
 
 def alone(plain: Record, runs: int) -> dict[str, Row]:

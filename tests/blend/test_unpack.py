@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blend.fuse.unpack import DTYPES, unpack, unpack_into
 from store.blob import Terms
-from store.codec.decode import decode_group, read_group
+from store.codec.decode import decode, read_group
 from store.codec.encode import encode
 from store.reader import BlobReader, read
 from store.record import Array, Dtype, LayerKV, PackedLayer, Record
@@ -33,7 +33,7 @@ def stored(record: Record, spec: str) -> BlobReader:
 
 def layers(reader: BlobReader) -> tuple[PackedLayer, LayerKV]:
     """The one layer, packed and as the store decodes it."""
-    packed, decoded = read_group(reader, 0)[0], decode_group(reader, 0)[0]
+    packed, decoded = read_group(reader, 0)[0], decode(reader).layers[0]
     assert isinstance(packed, PackedLayer) and decoded is not None
     return packed, decoded
 
@@ -100,7 +100,7 @@ def test_a_layer_of_several_frames_and_of_more_than_is_decoded_together(spec: st
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_plain_layer_is_viewed_where_it_lies(dtype: Dtype) -> None:
     reader = stored(plain("normal", (3, 40, 16), (2, 40, 10), dtype=dtype), "lossless")
-    layer = decode_group(reader, 0)[0]
+    layer = decode(reader).layers[0]
     assert layer is not None
     for array in (layer.keys, layer.values):
         array.flags.writeable = False
@@ -113,7 +113,7 @@ def test_a_plain_layer_is_viewed_where_it_lies(dtype: Dtype) -> None:
 @pytest.mark.parametrize("spec", ["lossless", "q2", "q4", "q6"])
 def test_a_slice_of_a_buffer_is_filled_and_nothing_beside_it(spec: str) -> None:
     reader = stored(plain("normal", (3, 131, 16), (2, 131, 10)), spec)
-    decoded = decode_group(reader, 0)[0]
+    decoded = decode(reader).layers[0]
     layer = read_group(reader, 0)[0]
     assert decoded is not None and layer is not None
     keys = torch.full((3, 200, 16), 7, dtype=torch.bfloat16)

@@ -59,13 +59,12 @@ def test_documents_stand_by_their_best_passage_and_their_passages_in_order(tmp_p
     assert [each.text for each in case.passages] == [*texts["b.txt"], texts["a.txt"][0], texts["a.txt"][2]]
 
 
-def test_top_k_is_the_number_of_passages_and_a_question_that_nothing_fits_gets_the_first(tmp_path: Path) -> None:
+def test_a_question_gets_five_passages_and_one_that_nothing_fits_gets_the_first(tmp_path: Path) -> None:
     paragraphs = [paragraph("heron", f"p{number}") for number in range(9)]
     corpus = folder(tmp_path, {"a.txt": "\n\n".join(paragraphs)})
-    for top_k in (1, 3, 5):
-        (every, one, none), _ = corpus_cases(corpus, asked(tmp_path, "heron", "p7", "nobody"), top_k=top_k)
-        assert (len(every.passages), len(one.passages)) == (top_k, 1)
-        assert none.passages == tuple(PromptPassage(text, "a") for text in paragraphs[:top_k])
+    (every, one, none), _ = corpus_cases(corpus, asked(tmp_path, "heron", "p7", "nobody"))
+    assert (len(every.passages), len(one.passages)) == (5, 1)
+    assert none.passages == tuple(PromptPassage(text, "a") for text in paragraphs[:5])
 
 
 @pytest.mark.parametrize("files", [{}, {"a.txt": " \n\n"}, {"a.pdf": "Bela."}])
@@ -81,9 +80,7 @@ def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
         corpus_cases(folder(tmp_path, TOWNS), tmp_path / "nowhere.txt")
 
 
-def test_no_questions_and_no_passages_are_refused(tmp_path: Path) -> None:
+def test_no_questions_are_refused(tmp_path: Path) -> None:
     corpus = folder(tmp_path, TOWNS)
     with pytest.raises(SuiteError, match=r"questions\.txt' holds no questions"):
         corpus_cases(corpus, asked(tmp_path, "", " "))
-    with pytest.raises(SuiteError, match="at least one passage, got top_k 0"):
-        corpus_cases(corpus, asked(tmp_path, "Who?"), top_k=0)
