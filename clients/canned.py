@@ -1,8 +1,19 @@
-"""Answers of a service as literals, for tests that have none. The tests of kvweave-client hold them against its API."""
+"""Answers of a service as literals, for tests that have none, and passages for those that have one.
+
+The tests of kvweave-client hold the answers against its API.
+"""
 
 from clients.scripted import event
 
 Found = dict[str, object]
+
+# All that is known of Halio, Norworks and Selark: the built-in model reads such worlds.
+PASSAGES = (
+    "Code K7 stands for Belford. Nothing else was noted on that day. The captain is Corina.",
+    "Halio lives in K7. Halio keeps a badger. Norworks was founded by the captain.",
+    "Norworks makes lamps. The ink is still easy to read. The next page is about Selark.",
+    "It is led by Rosen. Some lamps are made by Dalware. Dalware is based in Fenhaven.",
+)
 
 USAGE: Found = {"prompt_tokens": 40, "completion_tokens": 2, "reused_tokens": 30, "recomputed_tokens": 3}
 CHUNK: Found = {

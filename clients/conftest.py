@@ -1,4 +1,4 @@
-"""The service that the clients' tests talk to: one that is named, or one that is started here."""
+"""What the clients' tests talk to: a service that is named, one that is started here, or a server with a script."""
 
 import os
 from collections.abc import Iterator
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import count
 
 import pytest
+
+from clients.scripted import Scripted, scripted
 
 URL, KEY = "KVWEAVE_BASE_URL", "KVWEAVE_API_KEY"
 
@@ -38,6 +40,14 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
     with in_process(settings_in(tmp_path_factory.mktemp("service"))) as inside:
         yield Running(inside.base_url, inside.key)
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    """Does what a script says; requests that the script does not expect fail the test."""
+    with scripted() as server:
+        yield server
+    assert server.errors == []
 
 
 @pytest.fixture(scope="session")

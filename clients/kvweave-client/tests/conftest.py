@@ -9,7 +9,6 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 import kvweave_client as kv
-from clients.scripted import Scripted, scripted
 
 KINDS = ("sync", "asyncio", *(["trio"] if importlib.util.find_spec("trio") else []))
 
@@ -114,11 +113,3 @@ def connect_once(kind: str) -> Iterator[Connect]:
     """The same, for a client that all tests of a module share."""
     with ExitStack() as stack:
         yield lambda *args, **options: stack.enter_context(caller_of(kind, *args, **options))
-
-
-@pytest.fixture
-def server() -> Iterator[Scripted]:
-    """Does what a script says; requests that the script does not expect fail the test."""
-    with scripted() as server:
-        yield server
-    assert server.errors == []

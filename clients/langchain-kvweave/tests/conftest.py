@@ -10,6 +10,7 @@ from zlib import crc32
 import pytest
 from langchain_core.embeddings import Embeddings
 
+from clients.canned import PASSAGES
 from clients.readme import Service
 from kvweave_client import Client, NotFound
 from langchain_kvweave import ChatKVWeave, KVWeaveRetriever, KVWeaveSink
@@ -36,13 +37,7 @@ def words() -> Embeddings:
 
 @pytest.fixture
 def passages() -> list[str]:
-    """All that is known of Halio, Norworks and Selark: the built-in model reads such worlds."""
-    return [
-        "Code K7 stands for Belford. Nothing else was noted on that day. The captain is Corina.",
-        "Halio lives in K7. Halio keeps a badger. Norworks was founded by the captain.",
-        "Norworks makes lamps. The ink is still easy to read. The next page is about Selark.",
-        "It is led by Rosen. Some lamps are made by Dalware. Dalware is based in Fenhaven.",
-    ]
+    return [*PASSAGES]
 
 
 @pytest.fixture

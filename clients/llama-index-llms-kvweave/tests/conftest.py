@@ -1,4 +1,4 @@
-"""What the model's tests share: a client, models, what their calls cost, and a server that misbehaves."""
+"""What the model's tests share: a client, models, and what their calls cost."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -14,7 +14,6 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
 
 from clients.conftest import Running
-from clients.scripted import Scripted, scripted
 from kvweave_client import Client
 from llama_index.llms.kvweave import KVWeave
 
@@ -98,10 +97,3 @@ def heard() -> Iterator[Ear]:
     root_dispatcher.add_event_handler(ear)
     yield ear
     root_dispatcher.event_handlers.remove(ear)
-
-
-@pytest.fixture
-def server() -> Iterator[Scripted]:
-    """One that answers as it is told."""
-    with scripted() as server:
-        yield server

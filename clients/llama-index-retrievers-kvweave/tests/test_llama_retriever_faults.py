@@ -1,12 +1,12 @@
 """A retriever whose service is away, refuses, hangs, or is none: a clear error, and no nodes."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 from llama_index.core.schema import NodeWithScore
 
 from clients.canned import SOURCE
-from clients.scripted import Scripted, Step, end, hang, reply, scripted, send
+from clients.scripted import Scripted, Step, end, hang, reply, send
 from kvweave_client import ConnectionFailed, KVWeaveError, RateLimited, TimedOut, Unavailable, UnexpectedAnswer
 from llama_index.retrievers.kvweave import KVWeaveRetriever
 from llama_index.retrievers.kvweave.nodes import CACHE
@@ -32,12 +32,6 @@ async def _aretrieve(retriever: KVWeaveRetriever) -> list[NodeWithScore]:
 @pytest.fixture(params=[_retrieve, _aretrieve])
 def retrieve(request: pytest.FixtureRequest) -> Retrieve:
     return request.param
-
-
-@pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as server:
-        yield server
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from langchain_core.structured_query import (
     StructuredQuery,
 )
 
+from clients.canned import PASSAGES
 from clients.readme import Service
 from kvweave_client import BadRequest, Client
 from kvweave_client.options import NewChunk, NewDocument
@@ -35,15 +36,9 @@ METADATA: list[dict[str, Any]] = [
 @pytest.fixture(scope="module", autouse=True)
 def filled(service: Service) -> Iterator[None]:
     """One document for each metadata; the tests only read."""
-    texts = (
-        "Code K7 stands for Belford. Nothing else was noted on that day. The captain is Corina.",
-        "Halio lives in K7. Halio keeps a badger. Norworks was founded by the captain.",
-        "Norworks makes lamps. The ink is still easy to read. The next page is about Selark.",
-        "It is led by Rosen. Some lamps are made by Dalware. Dalware is based in Fenhaven.",
-    )
     documents = [
         NewDocument(id=f"{COLLECTION}/{number}", title=f"Letter {number}", text=text, metadata=METADATA[number])
-        for number, text in enumerate(texts)
+        for number, text in enumerate(PASSAGES)
     ]
     with Client(service.base_url, service.key) as client:
         client.wait(client.put_documents(documents, collection=COLLECTION).job_id)

@@ -21,17 +21,11 @@ from langchain_tests.integration_tests import (
 from langchain_tests.integration_tests.indexer import AsyncDocumentIndexTestSuite, DocumentIndexerTestSuite
 from pydantic import SecretStr
 
+from clients.canned import PASSAGES
 from clients.readme import Service
 from kvweave_client import Client, NotFound
 from kvweave_client.options import NewDocument
 from langchain_kvweave import ChatKVWeave, KVWeaveRetriever, KVWeaveSink, MirroredStore, mirrored
-
-PASSAGES = (
-    "Code K7 stands for Belford. Nothing else was noted on that day. The captain is Corina.",
-    "Halio lives in K7. Halio keeps a badger. Norworks was founded by the captain.",
-    "Norworks makes lamps. The ink is still easy to read. The next page is about Selark.",
-    "It is led by Rosen. Some lamps are made by Dalware. Dalware is based in Fenhaven.",
-)
 
 
 class Served:

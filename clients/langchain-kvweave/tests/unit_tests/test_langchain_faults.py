@@ -1,7 +1,7 @@
 """LangChain's classes over a service that is slow, breaks off, refuses, or is none: clear errors, and nothing twice."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable
 
 import kvweave_client as kv
 from clients import canned
-from clients.scripted import Scripted, Step, end, event, hang, opened, reply, reset, scripted, send
+from clients.scripted import Scripted, Step, end, event, hang, opened, reply, reset, send
 from kvweave_client.options import Json
 from langchain_kvweave import ChatKVWeave, KVWeaveRetriever, KVWeaveSink
 from langchain_kvweave.documents import document_of
@@ -44,13 +44,6 @@ GOOD = {
     False: reply(canned.COMPLETION),
     True: reply("".join(canned.CHAT_EVENTS).encode(), kind="text/event-stream"),
 }
-
-
-@pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as server:
-        yield server
-    assert server.errors == []
 
 
 def chain_over(base_url: str, **options: Any) -> Runnable[Any, str]:  # noqa: ANN401 (any)
