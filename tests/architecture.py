@@ -1,12 +1,10 @@
-"""The rules of the code: numbers, directions, habits. Reads sources as text and imports nothing of what it checks.
+"""The rules of the code that ruff does not know. Reads sources as text and imports nothing of what it checks.
 
 A rule is a function from a source file to the lines that break it.
 """
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -256,13 +254,6 @@ def impure_records(source: Source) -> Iterator[Finding]:
                 yield found.line, f"imports {found.target}, but blend imports this file"
 
 
-def prints(source: Source) -> Iterator[Finding]:
-    if not within(source.module, ("service.cli", "tests.bench")) and "examples" not in source.path.parts:
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
-                yield node.lineno, "prints; only the command line, benchmarks and examples may"
-
-
 def broad_handlers(source: Source) -> Iterator[Finding]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ExceptHandler):
@@ -278,12 +269,6 @@ def broad_handlers(source: Source) -> Iterator[Finding]:
 def missing_docstrings(source: Source) -> Iterator[Finding]:
     if source.tree.body and ast.get_docstring(source.tree) is None:
         yield 1, "has no docstring that says what it is and what it refuses to know"
-
-
-def unfinished_work(source: Source) -> Iterator[Finding]:
-    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
-        if token.type == tokenize.COMMENT and re.search(r"\b(TODO|FIXME|XXX)\b", token.string):
-            yield token.start[0], "unfinished work is an issue, not a comment"
 
 
 def environment_readers(source: Source) -> Iterator[Finding]:
@@ -314,13 +299,6 @@ def long_signatures(source: Source) -> Iterator[Finding]:
             yield function.lines[0], f"{function.name} must take {extra.arg} by keyword only"
 
 
-def missing_annotations(source: Source) -> Iterator[Finding]:
-    for function in source.functions():
-        bare = [each.arg for each in (*function.positional, *function.others) if each.annotation is None]
-        if bare or function.node.returns is None:
-            yield function.lines[0], f"{function.name} lacks types: {', '.join(bare) or 'its result'}"
-
-
 def any_in_signatures(source: Source) -> Iterator[Finding]:
     for function in source.functions():
         annotations = [each.annotation for each in (*function.positional, *function.others)]
@@ -331,9 +309,8 @@ def any_in_signatures(source: Source) -> Iterator[Finding]:
 
 # The rules that bind all code, and those that bind the product alone.
 EVERYWHERE: tuple[Rule, ...] = (long_files, long_functions, import_directions, impure_records)
-EVERYWHERE += (prints, broad_handlers, missing_docstrings, unfinished_work)
-IN_PRODUCT: tuple[Rule, ...] = (environment_readers, deferred_imports)
-IN_PRODUCT += (long_signatures, missing_annotations, any_in_signatures)
+EVERYWHERE += (broad_handlers, missing_docstrings)
+IN_PRODUCT: tuple[Rule, ...] = (environment_readers, deferred_imports, long_signatures, any_in_signatures)
 RULES = {rule.__name__: rule for rule in (*EVERYWHERE, *IN_PRODUCT)}
 
 

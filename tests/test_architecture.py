@@ -59,12 +59,10 @@ BROKEN = [
     ("import_directions", "clients/sdk/src/a.py", "import store.record"),
     ("impure_records", "store/record.py", "from . import lmdb"),
     ("impure_records", "store/__init__.py", "from store.lmdb import LmdbStore"),
-    ("prints", "service/a.py", "def f(): print(1)"),
     ("broad_handlers", "tests/a.py", "try: pass\nexcept: pass"),
     ("broad_handlers", "store/a.py", "try: pass\nexcept (ValueError, Exception): pass"),
     ("broad_handlers", "tests/a.py", "with suppress(BaseException): pass"),
     ("missing_docstrings", "tests/__init__.py", "x = 1"),
-    ("unfinished_work", "tests/a.py", "x = 1  # " + "TODO: more"),
     ("environment_readers", "service/a.py", "x = os.environ.get('X')"),
     ("environment_readers", "store/a.py", "from os import getenv"),
     ("deferred_imports", "service/a.py", "def f(): import json"),
@@ -72,7 +70,6 @@ BROKEN = [
     ("long_signatures", "store/a.py", "def f(a, b, c): pass"),
     ("long_signatures", "store/a.py", "class A:\n  def __init__(self, a, b, c): pass"),
     ("long_signatures", "store/a.py", "def f(a, *, b, c, d, e, f): pass"),
-    ("missing_annotations", "store/a.py", "class A:\n  def f(self): pass"),
     ("any_in_signatures", "store/a.py", "def f(a: 'dict[str, typing.Any]') -> None: pass"),
 ]
 OBEYED = [
@@ -82,17 +79,14 @@ OBEYED = [
     ("import_directions", "blend/a.py", "import torch\nfrom store import record"),
     ("import_directions", "service/app/composition.py", "from store.lmdb import LmdbStore"),
     ("impure_records", "store/lmdb.py", "from store.blob_store import Store"),
-    ("prints", "service/cli.py", "print(1)"),
     ("broad_handlers", "store/a.py", "try: pass\nexcept (KeyError, OSError): pass"),
     ("missing_docstrings", "store/__init__.py", ""),
-    ("unfinished_work", "store/a.py", "x = '# " + "TODO'  # done"),
     ("environment_readers", "service/settings.py", "import os\nx = os.environ"),
     ("deferred_imports", "service/app/composition.py", "def f(): import json"),
     ("deferred_imports", "service/commands/a.py", "def f(): import json"),
     ("deferred_imports", "store/a.py", "if TYPE_CHECKING:\n  import json"),
     ("long_signatures", "store/a.py", "class A:\n  def f(self, a, b, *, c, d, e): pass"),
     ("long_signatures", "service/cli.py", "@app.command()\ndef ask(a, *, b, c, d, e, f, g): pass"),
-    ("missing_annotations", "store/a.py", "class A:\n  def f(self, *, a: int) -> None: pass"),
     ("any_in_signatures", "store/a.py", "def f(a: AnyStr) -> AnyStr: pass"),
 ]
 
