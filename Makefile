@@ -61,8 +61,8 @@ test-clients: $(INSTALLED) ## the clients' own tests with their wheels, in an en
 	tests/clients/installed.sh $(PY) $(VENV)-clients $(ARGS)
 
 test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
-	tests/servers/rgw.sh $(PY) -m pytest -m "long or not long" tests/servers tests/store/test_object_store.py \
-		tests/store/test_object_races.py tests/store/test_object_faults.py tests/store/test_blob_store.py::TestS3 $(ARGS)
+	tests/servers/rgw.sh $(PY) -m pytest -m "long or not long" tests/servers tests/store/test_object_store*.py \
+		tests/store/test_blob_store.py::TestS3 $(ARGS)
 
 # Beside $(VENV), with the same versions of all else.
 test-oldest: $(INSTALLED) ## the tests of blend with the oldest transformers that is supported

@@ -1,6 +1,6 @@
 """The proxy that other tests stand on, met through obstore: what each fault does, and which requests it strikes.
 
-What a store makes of the faults is in `tests/store/test_object_faults.py`; that they strike at all is proved here.
+`tests/store/test_object_store_faults.py` has what a store makes of them; that they strike at all is proved here.
 """
 
 from __future__ import annotations

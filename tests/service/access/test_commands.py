@@ -13,7 +13,7 @@ from service.commands.backup import backup, restore
 from service.commands.keys import keys
 from store.url import open_store
 from tests.service.access.folders import opened, put, told
-from tests.service.access.test_blobs import blob_of
+from tests.service.access.test_backup_blobs import blob_of
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.add_typer(keys)

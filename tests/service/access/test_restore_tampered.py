@@ -20,7 +20,7 @@ from service.access.restore import restore
 from store.url import open_store
 from tests.service.access.archives import Parts, member, put_together, take_apart
 from tests.service.access.folders import contents, opened, put, told
-from tests.service.access.test_blobs import blob_of
+from tests.service.access.test_backup_blobs import blob_of
 
 
 @pytest.fixture(scope="module")
