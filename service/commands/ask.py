@@ -3,6 +3,7 @@
 import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -27,27 +28,20 @@ WIDE = 100  # columns, from which on sources are a table
 WAIT_S = 600  # for an answer; a queue may be long
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-PLACE = "Where the service is"
+place_option = partial(typer.Option, rich_help_panel="Where the service is")
 
 Question = Annotated[str, typer.Argument(help="In plain words.", metavar="QUESTION")]
 Url = Annotated[
     str,
-    typer.Option(
-        metavar="URL",
-        help="By default as in the settings.",
-        envvar="KVWEAVE_BASE_URL",
-        show_default=False,
-        rich_help_panel=PLACE,
-    ),
+    place_option(metavar="URL", help="By default as in the settings.", envvar="KVWEAVE_BASE_URL", show_default=False),
 ]
 Key = Annotated[
     str,
-    typer.Option(
+    place_option(
         metavar="KEY",
         help="An API key; for this machine by default that of admin.key in the data folder.",
         envvar="KVWEAVE_API_KEY",
         show_default=False,
-        rich_help_panel=PLACE,
     ),
 ]
 Within = Annotated[str, typer.Option(metavar="NAME", help="One collection; all by default.", show_default=False)]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -29,73 +30,54 @@ if TYPE_CHECKING:
 MB = 1e6
 WIDE = 80  # columns, from which on tables have air
 
-PROMPTS, MEDIUM = "Prompts", "Model and store"
+prompts_option = partial(typer.Option, rich_help_panel="Prompts")
+medium_option = partial(typer.Option, rich_help_panel="Model and store")
 
 Named = Annotated[
     str,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="Hub name or folder; KVWEAVE_MODEL by default.",
-        show_default=False,
-        rich_help_panel=MEDIUM,
-    ),
+    medium_option("--model", metavar="NAME", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False),
 ]
-Chunks = Annotated[
-    str, typer.Option(metavar="LIST", help="How many chunks the prompts have, with commas.", rich_help_panel=PROMPTS)
-]
+Chunks = Annotated[str, prompts_option(metavar="LIST", help="How many chunks the prompts have, with commas.")]
 Tokens = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="Tokens of a chunk; by default as in the settings.",
-        min=16,
-        max=4096,
-        show_default=False,
-        rich_help_panel=PROMPTS,
+    prompts_option(
+        metavar="N", help="Tokens of a chunk; by default as in the settings.", min=16, max=4096, show_default=False
     ),
 ]
 Policies = Annotated[
     str,
-    typer.Option(
+    prompts_option(
         metavar="LIST",
         help="Policies besides full and the settings' own, with commas.",
         show_default=False,
-        rich_help_panel=PROMPTS,
         autocompletion=complete_policies,
     ),
 ]
 Codecs = Annotated[
     str,
-    typer.Option(
+    medium_option(
         metavar="LIST",
         help="Codecs besides the settings' own, with commas; by default lossless, q8, q6, q4, q3 and q2.",
         show_default=False,
-        rich_help_panel=MEDIUM,
         autocompletion=complete_codecs,
     ),
 ]
-Repeats = Annotated[
-    int,
-    typer.Option(metavar="N", help="Rounds that count; figures are medians.", min=1, rich_help_panel=PROMPTS),
-]
+Repeats = Annotated[int, prompts_option(metavar="N", help="Rounds that count; figures are medians.", min=1)]
 Corpus = Annotated[
     str,
-    typer.Option(
+    prompts_option(
         metavar="PATH",
         help="A file, folder or pattern to take chunks from; made-up texts by default.",
         show_default=False,
-        rich_help_panel=PROMPTS,
     ),
 ]
 StoreUrl = Annotated[
     str,
-    typer.Option(
+    medium_option(
         "--store",
         metavar="URL",
         help="The store to measure; by default a new LMDB, gone afterwards.",
         show_default=False,
-        rich_help_panel=MEDIUM,
     ),
 ]
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,115 +34,74 @@ AUTO = Path("auto")
 ALL = "all"
 EVERY = 50  # questions between two lines of progress where there is no terminal
 
-QUESTIONS, GRID, RESULT = "Questions", "What is compared", "Result"
+questions_option = partial(typer.Option, rich_help_panel="Questions")
+grid_option = partial(typer.Option, rich_help_panel="What is compared")
+result_option = partial(typer.Option, rich_help_panel="Result")
 
 Suite = Annotated[
     str,
-    typer.Option(
+    questions_option(
         metavar="NAME",
         help=f"{MULTIHOP}, or a JSON or JSONL file of questions with passages, and with answers if known.",
-        rich_help_panel=QUESTIONS,
     ),
 ]
 Corpus = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH", help="A file or a folder that the suite's questions are asked of.", rich_help_panel=QUESTIONS
-    ),
+    Path | None, questions_option(metavar="PATH", help="A file or a folder that the suite's questions are asked of.")
 ]
-Seed = Annotated[
-    int, typer.Option(metavar="N", help="What the built-in suite is drawn from.", rich_help_panel=QUESTIONS)
-]
-Count = Annotated[
-    int,
-    typer.Option("--n", metavar="N", help="How many questions; 0 for all of a file.", min=0, rich_help_panel=QUESTIONS),
-]
-Difficulty = Annotated[
-    str, typer.Option(metavar="LIST", help="Of the built-in suite: 1 to 3, with commas.", rich_help_panel=QUESTIONS)
-]
+Seed = Annotated[int, questions_option(metavar="N", help="What the built-in suite is drawn from.")]
+Count = Annotated[int, questions_option("--n", metavar="N", help="How many questions; 0 for all of a file.", min=0)]
+Difficulty = Annotated[str, questions_option(metavar="LIST", help="Of the built-in suite: 1 to 3, with commas.")]
 Forms = Annotated[
     str,
-    typer.Option(
+    questions_option(
         metavar="LIST",
         help="How passages stand in the prompt, and, of the built-in suite, what they hold; with commas, or `all`.",
-        rich_help_panel=QUESTIONS,
     ),
 ]
 Passages = Annotated[
     str,
-    typer.Option(
-        metavar="LIST",
-        help="Suites with so many passages: 2 to 24, with commas.",
-        show_default=False,
-        rich_help_panel=QUESTIONS,
-    ),
+    questions_option(metavar="LIST", help="Suites with so many passages: 2 to 24, with commas.", show_default=False),
 ]
 Tokens = Annotated[
     str,
-    typer.Option(
-        metavar="LIST",
-        help="Suites with prompts of about so many tokens, with commas.",
-        show_default=False,
-        rich_help_panel=QUESTIONS,
+    questions_option(
+        metavar="LIST", help="Suites with prompts of about so many tokens, with commas.", show_default=False
     ),
 ]
 Policies = Annotated[
     str,
-    typer.Option(
+    grid_option(
         metavar="LIST",
         help="Policies, with commas; by default all but prefix.",
         show_default=False,
-        rich_help_panel=GRID,
         autocompletion=policies,
     ),
 ]
-Ratios = Annotated[
-    str,
-    typer.Option(metavar="LIST", help="Shares of cached tokens to recompute, with commas.", rich_help_panel=GRID),
-]
-Codecs = Annotated[
-    str, typer.Option(metavar="LIST", help="Codecs, with commas.", rich_help_panel=GRID, autocompletion=codecs)
-]
+Ratios = Annotated[str, grid_option(metavar="LIST", help="Shares of cached tokens to recompute, with commas.")]
+Codecs = Annotated[str, grid_option(metavar="LIST", help="Codecs, with commas.", autocompletion=codecs)]
 AnswerTokens = Annotated[
-    int,
-    typer.Option(
-        metavar="N", help="Tokens of the longest answer, and of what divergence looks at.", min=1, rich_help_panel=GRID
-    ),
+    int, grid_option(metavar="N", help="Tokens of the longest answer, and of what divergence looks at.", min=1)
 ]
 Named = Annotated[
     str,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="Hub name or folder; KVWEAVE_MODEL by default.",
-        show_default=False,
-        rich_help_panel=GRID,
-    ),
+    grid_option("--model", metavar="NAME", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False),
 ]
 Bound = Annotated[
     float,
-    typer.Option(
-        metavar="SHARE",
-        help="How much may be lost against full prefill; 0.01 is one percent.",
-        min=0,
-        max=1,
-        rich_help_panel=RESULT,
+    result_option(
+        metavar="SHARE", help="How much may be lost against full prefill; 0.01 is one percent.", min=0, max=1
     ),
 ]
 Saved = Annotated[
     Path | None,
-    typer.Option(
+    result_option(
         "--save",
         metavar="FILE",
         help="Write the recommended point into this settings file, or `auto`: serve takes it for this model.",
-        rich_help_panel=RESULT,
     ),
 ]
 Html = Annotated[
-    Path | None,
-    typer.Option(
-        "--html", metavar="FILE", help="Write a page with a picture and every number.", rich_help_panel=RESULT
-    ),
+    Path | None, result_option("--html", metavar="FILE", help="Write a page with a picture and every number.")
 ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec
 
@@ -40,87 +40,36 @@ class Executor(StrEnum):
     RAY = "ray"
 
 
-CORPUS, COST, PLACE = "What is put in", "Limits and cost", "Where and for what it is computed"
+corpus_option = partial(typer.Option, rich_help_panel="What is put in")
+cost_option = partial(typer.Option, rich_help_panel="Limits and cost")
+place_option = partial(typer.Option, rich_help_panel="Where and for what it is computed")
 
 Paths = Annotated[list[str], typer.Argument(metavar="PATH", help="Files, folders, or patterns in quotes.")]
-Into = Annotated[str, typer.Option(metavar="NAME", help="The collection that they go into.", rich_help_panel=CORPUS)]
-Whose = Annotated[str, typer.Option(metavar="NAME", help="Whose documents they are.", rich_help_panel=CORPUS)]
+Into = Annotated[str, corpus_option(metavar="NAME", help="The collection that they go into.")]
+Whose = Annotated[str, corpus_option(metavar="NAME", help="Whose documents they are.")]
 Tokens = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        help="Tokens of a chunk, for a new collection.",
-        show_default=False,
-        min=0,
-        rich_help_panel=CORPUS,
-    ),
+    int, corpus_option(metavar="N", help="Tokens of a chunk, for a new collection.", show_default=False, min=0)
 ]
 Model = Annotated[
     str,
-    typer.Option(
-        metavar="NAME",
-        help="Compute for this model, beside what others have stored.",
-        show_default=False,
-        rich_help_panel=PLACE,
-    ),
+    place_option(metavar="NAME", help="Compute for this model, beside what others have stored.", show_default=False),
 ]
-Prune = Annotated[
-    bool,
-    typer.Option("--prune", help="Delete documents whose files are gone from where PATH says.", rich_help_panel=CORPUS),
-]
-Empty = Annotated[
-    bool,
-    typer.Option("--empty", help="Let --prune delete all that PATH held, also the last.", rich_help_panel=CORPUS),
-]
+Prune = Annotated[bool, corpus_option("--prune", help="Delete documents whose files are gone from where PATH says.")]
+Empty = Annotated[bool, corpus_option("--empty", help="Let --prune delete all that PATH held, also the last.")]
 Most = Annotated[
-    str,
-    typer.Option(
-        metavar="SIZE",
-        help="Bytes that its caches may take, such as 500GB.",
-        show_default=False,
-        rich_help_panel=COST,
-    ),
+    str, cost_option(metavar="SIZE", help="Bytes that its caches may take, such as 500GB.", show_default=False)
 ]
 Log = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="A JSONL log of questions: what they need most is computed first, for --budget.",
-        rich_help_panel=COST,
-    ),
+    cost_option(metavar="FILE", help="A JSONL log of questions: what they need most is computed first, for --budget."),
 ]
 Part = Annotated[
-    str,
-    typer.Option(
-        metavar="I/N",
-        help="Compute one share, such as 0/4, and make no catalog.",
-        show_default=False,
-        rich_help_panel=PLACE,
-    ),
+    str, place_option(metavar="I/N", help="Compute one share, such as 0/4, and make no catalog.", show_default=False)
 ]
-Where = Annotated[
-    Executor,
-    typer.Option(help="Here, or on a Ray cluster that runs: RAY_ADDRESS, or this machine's.", rich_help_panel=PLACE),
-]
-Actors = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        help="For ray: how many; 0 for one a GPU, or one a node.",
-        min=0,
-        rich_help_panel=PLACE,
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", help="Say what it would do and cost, from a sample; store nothing.", rich_help_panel=COST
-    ),
-]
-Price = Annotated[
-    float,
-    typer.Option(metavar="PRICE", help="What a TB costs a month, for --dry-run.", min=0, rich_help_panel=COST),
-]
+Where = Annotated[Executor, place_option(help="Here, or on a Ray cluster that runs: RAY_ADDRESS, or this machine's.")]
+Actors = Annotated[int, place_option(metavar="N", help="For ray: how many; 0 for one a GPU, or one a node.", min=0)]
+DryRun = Annotated[bool, cost_option("--dry-run", help="Say what it would do and cost, from a sample; store nothing.")]
+Price = Annotated[float, cost_option(metavar="PRICE", help="What a TB costs a month, for --dry-run.", min=0)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object a line for machines.")]
 
 
