@@ -6,21 +6,14 @@ import fastapi_offline
 from fastapi import APIRouter, HTTPException
 from starlette.responses import FileResponse, HTMLResponse, Response
 
-from service.api.console import HEADERS
+from service.api import console
 
 STATIC = Path(fastapi_offline.__file__).parent / "static"
 SCRIPT, STYLE, START = "swagger-ui-bundle.js", "swagger-ui.css", "start.js"
-POLICY = {
-    "default-src": "'none'",
-    "script-src": "'self'",
-    "style-src": "'self' 'unsafe-inline'",  # Swagger UI writes styles
-    "connect-src": "'self'",
-    "img-src": "'self' data:",
-    "base-uri": "'none'",
-    "frame-ancestors": "'none'",
-    "form-action": "'none'",
-}
-SHOWN = {**HEADERS, "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in POLICY.items())}
+# Swagger UI writes styles, and HTML out of texts.
+POLICY = {name: rule for name, rule in console.POLICY.items() if "trusted-types" not in name}
+POLICY["style-src"] = "'self' 'unsafe-inline'"
+SHOWN = {**console.HEADERS, "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in POLICY.items())}
 PAGE = f"""<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -16,7 +16,7 @@ from retriever.documents import DocumentPart, Draft, Json
 from retriever.readers.files import SUFFIXES, read
 from service.api.caller import By, Caller
 from service.api.guards import parse
-from service.bodies.documents import PIECES, Accepted, DocumentIn, FileUpload, OneDocument, Upload
+from service.bodies.documents import Accepted, DocumentIn, FileUpload, OneDocument, Upload
 from service.bodies.fields import DEFAULT_COLLECTION, check_metadata
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import document_id, named, upload_of
@@ -80,7 +80,7 @@ async def _file(sent: UploadFile | str) -> UploadedFile:
 def _accept_json(by: Caller, body: bytes) -> Accepted:
     found = parse(body)
     names = _names(found)
-    if "documents" not in names and not names.isdisjoint(PIECES):
+    if "documents" not in names and not names.isdisjoint(DocumentIn.choices):
         one = _valid(OneDocument, found)
         documents, collection = [one], one.collection
     else:

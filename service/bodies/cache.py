@@ -1,34 +1,23 @@
 """What is stored of chunks, and wishes about it."""
 
-from typing import Self
+from pydantic import BaseModel, Field
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from service.bodies.fields import MOST_LISTED, ChunkId, CollectionName, DocumentId, Strict, Whole, one_of
-
-CHOSEN = ("document_ids", "chunk_ids", "collection")
+from service.bodies.fields import MOST_LISTED, ChunkId, CollectionName, DocumentId, OneOf, Whole
 
 
-class CacheChoice(Strict):
+class CacheChoice(OneOf):
     """Which chunks: of documents, by their ids, or of a collection."""
 
-    model_config = ConfigDict(json_schema_extra=one_of(*CHOSEN))
+    choices = ("document_ids", "chunk_ids", "collection")
+    remedy = "give exactly one of document_ids, chunk_ids and collection"
 
     document_ids: list[DocumentId] = Field(default_factory=list[str], min_length=1, max_length=1000)
     chunk_ids: list[ChunkId] = Field(default_factory=list[str], min_length=1, max_length=1000)
     collection: CollectionName = ""
 
-    @model_validator(mode="after")
-    def _chooses_once(self) -> Self:
-        if len(self.model_fields_set.intersection(CHOSEN)) != 1:
-            raise ValueError("give exactly one of document_ids, chunk_ids and collection")
-        return self
-
 
 class LookupRequest(CacheChoice):
     """Which chunks, and which page of them."""
-
-    model_config = ConfigDict(json_schema_extra=one_of(*CHOSEN))
 
     after: Whole = Field(0, ge=0, lt=2**63, description="What the page before gave as `next`")
     limit: Whole = Field(MOST_LISTED, ge=1, le=MOST_LISTED)

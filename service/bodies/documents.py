@@ -1,8 +1,6 @@
 """Documents as they are put in and listed."""
 
-from typing import Self
-
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator
 
 from service.bodies.fields import (
     DEFAULT_COLLECTION,
@@ -10,13 +8,11 @@ from service.bodies.fields import (
     DocumentId,
     Metadata,
     Name,
+    OneOf,
     Strict,
     Text,
     Title,
-    one_of,
 )
-
-PIECES = ("text", "chunks")
 
 
 class ChunkIn(Strict):
@@ -27,27 +23,20 @@ class ChunkIn(Strict):
     metadata: Metadata = Field(default_factory=dict[str, object])
 
 
-class DocumentIn(Strict):
+class DocumentIn(OneOf):
     """A document: a text that is cut here, or chunks that you cut."""
 
-    model_config = ConfigDict(json_schema_extra=one_of(*PIECES))
+    choices = ("text", "chunks")
+    remedy = "a document has either text or chunks: give exactly one of them"
 
     text: Text = Field("", examples=["Water boils at 100 °C at sea level."])
     chunks: list[ChunkIn] = Field(default_factory=list[ChunkIn], min_length=1, max_length=100_000)
     title: Title = ""
     metadata: Metadata = Field(default_factory=dict[str, object])
 
-    @model_validator(mode="after")
-    def _has_one(self) -> Self:
-        if len(self.model_fields_set.intersection(PIECES)) != 1:
-            raise ValueError("a document has either text or chunks: give exactly one of them")
-        return self
-
 
 class NewDocument(DocumentIn):
     """A document; without an id it gets one that is a digest of its content."""
-
-    model_config = ConfigDict(json_schema_extra=one_of(*PIECES))
 
     id: DocumentId | None = None
 
@@ -55,15 +44,11 @@ class NewDocument(DocumentIn):
 class Replacement(DocumentIn):
     """The whole of a document. Without a collection it stays where it is; a new one goes to `default`."""
 
-    model_config = ConfigDict(json_schema_extra=one_of(*PIECES))
-
     collection: CollectionName | None = None
 
 
 class OneDocument(NewDocument):
     """One document to put in, and where to."""
-
-    model_config = ConfigDict(json_schema_extra=one_of(*PIECES))
 
     collection: CollectionName = DEFAULT_COLLECTION
 

@@ -1,10 +1,18 @@
 """The kinds of values that several requests share, with the limits that their schemas state."""
 
 import json
-from collections.abc import Callable
-from typing import Annotated, cast
+from typing import Annotated, ClassVar, Self, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.config import JsonDict
 
 from retriever.documents import Json
@@ -26,16 +34,26 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def one_of(*names: str) -> Callable[[JsonDict], None]:
-    """Lets a schema say that exactly one of these fields is given, so that none of them has a default."""
+def _say_choices(schema: JsonDict, kind: "type[OneOf]") -> None:
+    """None of them has a default: one is given."""
+    schema["oneOf"] = [{"required": [name]} for name in kind.choices]
+    properties = cast(dict[str, JsonDict], schema["properties"])
+    for name in kind.choices:
+        properties[name].pop("default", None)
 
-    def say(schema: JsonDict) -> None:
-        schema["oneOf"] = [{"required": [name]} for name in names]
-        properties = cast(dict[str, JsonDict], schema["properties"])
-        for name in names:
-            properties[name].pop("default", None)
 
-    return say
+class OneOf(Strict):
+    """A request with exactly one of the fields `choices`. `remedy`: what it is told otherwise."""
+
+    model_config = ConfigDict(json_schema_extra=_say_choices)
+    choices: ClassVar[tuple[str, ...]]
+    remedy: ClassVar[str]
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if len(self.model_fields_set.intersection(self.choices)) != 1:
+            raise ValueError(self.remedy)
+        return self
 
 
 def _fitting_metadata(metadata: dict[str, object]) -> dict[str, object]:

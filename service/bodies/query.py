@@ -1,15 +1,14 @@
 """A question and its answer."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, Field, StringConstraints
 
 from blend.fuse.fuse import BlendOrder
 from service.answers.events import ChunkReport, Report
-from service.bodies.fields import WHOLE, ChunkId, CollectionName, Filter, Name, Strict, Text, Title, Whole, one_of
+from service.bodies.fields import WHOLE, ChunkId, CollectionName, Filter, Name, OneOf, Strict, Text, Title, Whole
 from service.bodies.search import SourceOut
 
-ASKED = ("question", "messages")
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
@@ -81,10 +80,11 @@ class SamplingIn(Strict):
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
 
 
-class QueryRequest(Strict):
+class QueryRequest(OneOf):
     """A question about the documents, or a chat whose last message is one."""
 
-    model_config = ConfigDict(json_schema_extra=one_of(*ASKED))
+    choices = ("question", "messages")
+    remedy = "give either question or messages"
 
     question: str = Field("", min_length=1, max_length=1_000_000, examples=["At what temperature does water boil?"])
     messages: list[MessageIn] = Field(
@@ -104,12 +104,6 @@ class QueryRequest(Strict):
     blend: BlendIn | None = None
     sampling: SamplingIn | None = None
     stream: bool = Field(False, description="Answer with server-sent events")
-
-    @model_validator(mode="after")
-    def _asks_once(self) -> Self:
-        if len(self.model_fields_set.intersection(ASKED)) != 1:
-            raise ValueError("give either question or messages")
-        return self
 
 
 class UsageOut(BaseModel):

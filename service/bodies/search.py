@@ -1,12 +1,10 @@
 """Search and reranking."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field
 
-from service.bodies.fields import WHOLE, ChunkId, CollectionName, Filter, Strict, Text, Whole, one_of
-
-RERANKED = ("documents", "chunk_ids")
+from service.bodies.fields import WHOLE, ChunkId, CollectionName, Filter, OneOf, Strict, Text, Whole
 
 
 class SearchRequest(Strict):
@@ -46,21 +44,16 @@ class SearchAnswer(BaseModel):
     hits: list[SourceOut]
 
 
-class RerankRequest(Strict):
+class RerankRequest(OneOf):
     """Texts, or chunks, to order by how well they answer."""
 
-    model_config = ConfigDict(json_schema_extra=one_of(*RERANKED))
+    choices = ("documents", "chunk_ids")
+    remedy = "give either documents or chunk_ids"
 
     query: Text = Field(max_length=1_000_000)
     documents: list[Text] = Field(default_factory=list[str], min_length=1, max_length=1000)
     chunk_ids: list[ChunkId] = Field(default_factory=list[str], min_length=1, max_length=1000)
     top_n: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
-
-    @model_validator(mode="after")
-    def _has_one(self) -> Self:
-        if len(self.model_fields_set.intersection(RERANKED)) != 1:
-            raise ValueError("give either documents or chunk_ids")
-        return self
 
 
 class Ranked(BaseModel):
