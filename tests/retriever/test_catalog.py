@@ -8,7 +8,7 @@ from retriever.contract.catalog import Catalog
 from retriever.contract.types import Collection, Passage, Removal
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import DocumentError
-from retriever.filter_condition import EVERYTHING, condition, in_collection
+from retriever.filter_condition import EVERYTHING, condition
 from tests.retriever.catalogs import Contract, Sqlite, deleted, document, entry, ids, names, put, served, staged, texts
 
 
@@ -46,10 +46,6 @@ class CatalogContract(Contract):
             assert len(view.embedded_after(0, embedder="e", limit=5).rows) == 0 and view.embedders() == []
             assert view.vectors(["x"], embedder="e") == {}
 
-    def test_of_two_documents_with_one_id_the_later_serves(self, catalog: Catalog) -> None:
-        assert put(catalog, document("a", "x"), document("a", "y")) == Removal(gone=ids("x"))
-        assert texts(catalog, "a") == ["y"]
-
     def test_a_document_that_is_there_just_so_is_left_alone(self, catalog: Catalog) -> None:
         same = document("a", DocumentPart("x", "n", 0, 1, {"p": 1}), title="t", metadata={"m": {"b": 1, "a": 2}})
         put(catalog, same)
@@ -83,13 +79,6 @@ class CatalogContract(Contract):
             assert [(p.text, p.name, p.start, p.page) for p in view.passages("a")] == [
                 (p.text, p.name, p.start, p.page) for p in other.parts
             ]
-
-    def test_a_put_into_another_collection_moves_the_document(self, catalog: Catalog) -> None:
-        put(catalog, document("a", "x"), collection="c")
-        assert put(catalog, document("a", "x"), collection="d").gone == ()
-        with catalog.view() as view:
-            assert view.count(in_collection("c")) == 0
-            assert [each.id for each in view.documents(in_collection("d"))] == ["a"]
 
     @pytest.mark.parametrize(
         "bad",
@@ -165,19 +154,6 @@ class CatalogContract(Contract):
         assert first and second and second.created == first.created
         assert (second.collection, second.metadata, texts(catalog, "a")) == ("d", {"v": 2}, ["new words"])
 
-    def test_serving_a_version_again_changes_nothing(self, catalog: Catalog) -> None:
-        put(catalog, document("b", "other words"))
-        version = staged(catalog, document("a", "words here"))
-        served(catalog, version)
-        with catalog.view() as view:
-            once = view.lexical("words here", EVERYTHING, limit=9)
-        assert served(catalog, version) == Removal()
-        with catalog.view() as view:
-            assert view.lexical("words here", EVERYTHING, limit=9) == once
-        deleted(catalog, "a")
-        with catalog.view() as view:
-            assert [w.passage.document for w in view.lexical("words here", EVERYTHING, limit=9)] == ["b"]
-
     def test_a_version_that_is_gone_cannot_serve(self, catalog: Catalog) -> None:
         version, dropped, older = (staged(catalog, document(name, "x")) for name in ("a", "b", "c"))
         served(catalog, older)
@@ -198,19 +174,6 @@ class CatalogContract(Contract):
 
     # What goes
 
-    def test_a_chunk_goes_with_the_last_document_that_holds_it(self, catalog: Catalog) -> None:
-        put(catalog, document("a", "x", "y", "x"), document("b", "x", "z"))
-        version = staged(catalog, document("c", "z"))
-        assert deleted(catalog, "a") == Removal(gone=ids("y"), kept=ids("x"))
-        assert deleted(catalog, "b") == Removal(gone=ids("x"), kept=ids("z"))
-        with catalog.change() as change:
-            assert change.drop(version) == Removal(gone=ids("z"))
-
-    def test_documents_that_go_together_keep_nothing_for_each_other(self, catalog: Catalog) -> None:
-        put(catalog, document("a", "x", "y"), document("b", "x"), document("c", "y"))
-        removal = deleted(catalog, "a", "b", "a", "unknown")
-        assert (removal.gone, removal.kept) == (ids("x"), ids("y"))
-
     def test_a_collection_goes_with_what_is_in_it_and_nothing_else(self, catalog: Catalog) -> None:
         with catalog.change() as change:
             change.put_collection(Collection("c", {"n": 1}))
@@ -227,18 +190,6 @@ class CatalogContract(Contract):
         with catalog.view() as view:
             assert [each.name for each in view.collections()] == ["d"] and view.prefix("c", model="m") is None
             assert [each.id for each in view.documents(EVERYTHING)] == ["other"]
-
-    def test_a_removed_chunk_is_told_and_its_number_never_given_again(self, catalog: Catalog) -> None:
-        put(catalog, document("a", "x"))
-        with catalog.view() as view:
-            first, before = view.rows_of(ids("x"))[chunk_id("x")], view.state()
-        deleted(catalog, "a")
-        put(catalog, document("a", "x"))
-        with catalog.view() as view:
-            again, after = view.rows_of(ids("x"))[chunk_id("x")], view.state()
-            assert view.removed_after(before.removed).tolist() == [first] and again > first
-            assert view.removed_after(after.removed).tolist() == [] and after.chunks == again
-        assert after.catalog == before.catalog and after.changes == before.changes + 2
 
     # Metadata
 

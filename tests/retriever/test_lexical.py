@@ -256,13 +256,6 @@ def test_each_chunk_is_found_once_where_it_fits_best(catalog: Catalog) -> None:
     assert search(catalog, "apple", limit=0) == []
 
 
-def test_a_share_is_one_where_every_word_stands_and_less_where_one_does_not(catalog: Catalog) -> None:
-    put(catalog, *single("apple pear", "apple plum", "fig"))
-    first, second = search(catalog, "apple pear pear")
-    assert first.share == pytest.approx(1) and 0 < second.share < 0.5
-    assert all(each.share < 1 for each in search(catalog, "apple pear unknown"))
-
-
 # Scripts
 
 TOLD = {

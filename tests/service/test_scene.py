@@ -267,15 +267,6 @@ def test_an_answer_needs_no_more_than_its_passages(name: str) -> None:
             assert found.text == question.answer
 
 
-@pytest.mark.parametrize("name", PLAIN_WORDS)
-def test_the_later_passage_does_not_restate_the_other_name(name: str) -> None:
-    for scene in scenes(name):
-        assert not any("(" in each for each in texts(scene))
-        for question in two_passage_questions(scene):
-            alone = read(texts(scene, question.needs[1:]))
-            assert question.answer not in [each.text for each in alone.answers(question.text)]
-
-
 def test_a_restated_name_makes_the_later_passage_enough() -> None:
     questions = 0
     for scene in scenes("restated"):

@@ -61,11 +61,6 @@ class BlobStoreContract:
         assert why(store, key(1, tenant="other")) is MissReason.ABSENT
         assert why(store, key(1, codec="q8")) is MissReason.ABSENT
 
-    def test_a_second_put_keeps_what_is_there(self, store: BlobStore) -> None:
-        store.put(blob(seed=1))
-        assert store.put(blob(seed=2)) is Put.PRESENT
-        assert self.raw(store, key()) == bytes(blob(seed=1))
-
     def test_what_is_put_together_fares_as_if_put_alone(self, store: BlobStore) -> None:
         store.put(blob(0))
         store.delete(Scope("acme", key(1).chunk))
@@ -74,11 +69,6 @@ class BlobStoreContract:
         assert (puts[0], puts[1], sorted(puts[2:4])) == (Put.PRESENT, Put.DELETED, [Put.PRESENT, Put.STORED])
         assert {entry.key for entry in store.entries()} == {key(0), key(2), key(3)}
         assert store.put_all([]) == []
-
-    def test_replace_overwrites_what_is_there(self, store: BlobStore) -> None:
-        store.put(blob(seed=1, tokens=90))
-        assert store.replace(blob(seed=2)) is Put.STORED
-        assert bytes(stored(store, key())) == bytes(blob(seed=2)) == self.raw(store, key())
 
     def test_a_frame_can_be_read_alone(self, store: BlobStore) -> None:
         wanted = blob(tokens=400, codec="lossless")
@@ -141,11 +131,6 @@ class BlobStoreContract:
         assert self.raw(store, key()) is None
         assert store.put(blob(1, epoch=before)) is Put.STORED
         assert store.put(blob(epoch=store.epoch("acme"))) is Put.STORED
-
-    def test_deletes_of_one_tenant_do_not_concern_another(self, store: BlobStore) -> None:
-        store.delete(Scope("acme"))
-        assert store.epoch("other") == 0
-        assert store.put(blob(tenant="other")) is Put.STORED
 
     def test_a_delete_under_a_given_number_is_logged_under_it(self, store: BlobStore) -> None:
         assert store.delete(Scope("acme", "chunk-1"), epoch=7) == 7
