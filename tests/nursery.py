@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,6 +70,17 @@ class Nursery:
             pipe.unlink()
             process.kill()
             process.wait()
+
+    def killed(self, *arguments: str, chance: Random, lines: int) -> list[str]:
+        """Runs the program and kills it at a random instant behind so many lines; returns all that it said in whole."""
+        with self.talking(*arguments) as (process, talk):
+            assert talk.readline() == "ready\n"
+            said = [talk.readline() for _ in range(lines)]
+            threading.Event().wait(chance.random() / 50)  # chooses the instant, nothing waits for it
+            process.kill()
+            said += talk.readlines()
+        assert process.returncode == -signal.SIGKILL, "it ended by itself"
+        return [line for line in said if line.endswith("\n")]
 
     def begin(self, *arguments: str, output: Path, environment: Mapping[str, str] | None = None) -> Process:
         """Runs the program with these arguments; what it says goes into `output`, behind what is there."""

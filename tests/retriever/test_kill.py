@@ -2,7 +2,6 @@
 
 import logging
 import sqlite3
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -62,14 +61,8 @@ def nursery() -> Iterator[Nursery]:
 
 def acknowledged(nursery: Nursery, folder: Path, *, chance: Random, step: int) -> int:
     """Run the child from a step on and kill it; how many steps it said it had taken."""
-    with nursery.talking(str(folder), str(SEED), str(step)) as (child, talk):
-        assert talk.readline() == "ready\n"
-        lines = [talk.readline() for _ in range(chance.choice([0, 1, chance.randrange(40)]))]
-        threading.Event().wait(chance.random() / 50)  # chooses the instant, nothing waits for it
-        child.kill()
-        lines += talk.readlines()
-    assert child.returncode == -9, "it ended by itself"
-    said = [int(line) for line in lines if line.endswith("\n")]
+    lines = chance.choice([0, 1, chance.randrange(40)])
+    said = [*map(int, nursery.killed(str(folder), str(SEED), str(step), chance=chance, lines=lines))]
     assert said == list(range(step, step + len(said)))
     return len(said)
 

@@ -68,14 +68,7 @@ def nursery() -> Iterator[Nursery]:
 def run_and_kill(nursery: Nursery, url: str, *, seed: int, said: Acknowledged) -> int:
     """Kill a writer at a random instant; returns the number of changes it finished."""
     chance = random.Random(seed)
-    with nursery.talking(url, str(seed), "mixed") as (writer, talk):
-        assert talk.readline() == "ready\n"
-        lines = [talk.readline() for _ in range(chance.randrange(60))]
-        threading.Event().wait(chance.random() / 100)  # chooses the instant, nothing waits for it
-        writer.kill()
-        lines += talk.readlines()
-    assert writer.returncode == -9, "it ended by itself"
-    whole = [line for line in lines if line.endswith("\n")]
+    whole = nursery.killed(url, str(seed), "mixed", chance=chance, lines=chance.randrange(60))
     for line in whole:
         said.hear(line)
     return sum(line.startswith("done") for line in whole)
