@@ -7,13 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
-from service.commands.console import address, console, tell
+from service.commands.console import address, console, plain_table, tell
 from service.commands.options import AsJson, a_policy
 
 if TYPE_CHECKING:
@@ -235,14 +234,7 @@ def _sources(found: list[Json]) -> None:
         for place, each in enumerate(found):
             _paragraph(each, above=int(place > 0))
         return
-    table = Table(
-        *(Column(name, no_wrap=True) for name in ("score", "document")),
-        "title",
-        "text",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-    )
+    table = plain_table(*(Column(name, no_wrap=True) for name in ("score", "document")), "title", "text")
     for each in found:
         table.add_row(
             _score(each), *(escape(str(each[name])) for name in ("document_id", "title")), escape(_shown(each))

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from shutil import get_terminal_size
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 ENDLESS = 10_000  # columns where no terminal ends a line: nothing is cut, and a row is a line
 UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+plain_table = partial(Table, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
 
 
 def console(*, stderr: bool = False) -> Console:

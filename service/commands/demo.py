@@ -13,12 +13,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from service.commands.console import address, console, status
+from service.commands.console import address, console, plain_table, status
 from service.commands.options import AsJson
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def _figures(answered: "Answered", *, air: int) -> Table:
     first = Column(f"{answered.rows[0].prompt} tokens", no_wrap=True)
     names = ("first token", "reused", "recomputed", "read")
     numbers = (Column(name, justify="right", no_wrap=True) for name in names)
-    table = Table(first, "answer", *numbers, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, air))
+    table = plain_table(first, "answer", *numbers, padding=(0, air))
     for way, row in zip(WAYS, answered.rows, strict=True):
         style = "" if row.answer == answered.example.answer else "red"
         cells = (f"{row.first_token_ms:.0f} ms", f"{row.reused}", f"{row.recomputed}", f"{row.nbytes / 1000:.0f} kB")

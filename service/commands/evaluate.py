@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Column
 
-from service.commands.console import console, many, status, tell
+from service.commands.console import console, many, plain_table, status, tell
 from service.commands.options import AsJson, codecs, listed, policies, settings_with
 from service.commands.shown_progress import tell_skipped
 from service.quality import MULTIHOP
@@ -291,7 +290,7 @@ def _show(result: "GridResult", choice: "PolicyChoice") -> None:
     exact = "exact match in percent, of all" + (", of one-chunk and of two-chunk questions" if "one" in shown else "")
     caption = f"{exact}; KL in nats a token" if names is COLUMNS else f"{exact}; --json and --html tell more"
     columns = (_column(name) for name in shown)
-    table = Table(*columns, box=SIMPLE_HEAD, show_edge=False, caption=caption, pad_edge=False, collapse_padding=True)
+    table = plain_table(*columns, caption=caption, collapse_padding=True)
     for row in rows:
         table.add_row(*(row[name] for name in shown))
     screen.print(table)

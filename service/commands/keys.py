@@ -7,15 +7,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from service.access.principal import DEFAULT_TENANT
 from service.commands import pages
-from service.commands.console import console, tell
+from service.commands.console import console, plain_table, tell
 from service.commands.options import AsJson, a_role
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def list_keys(
         return
     used = [name for name in rows[0] if any(row[name] for row in rows)]
     whole = (Column(name, no_wrap=name in ("id", "role", "created", "revoked")) for name in used)
-    table = Table(*whole, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table = plain_table(*whole, collapse_padding=True)
     for row in rows:
         table.add_row(*(escape(row[name]) for name in used))
     screen.print(table)

@@ -6,10 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Column, Table
+from rich.table import Column
 
-from service.commands.console import console, many, size, status, tell
+from service.commands.console import console, many, plain_table, size, status, tell
 from service.commands.options import AsJson, StoreUrl
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def stats(
         _print_json([asdict(row) for row in rows])
         return
     columns = (Column(name, justify="right", no_wrap=True) for name in ("blobs", "size", "bytes", "budget"))
-    table = Table(Column("tier", no_wrap=True), *columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = plain_table(Column("tier", no_wrap=True), *columns)
     for row in rows:
         budget = "none" if row.budget is None else size(row.budget)
         table.add_row(row.tier, f"{row.blobs:,}", size(row.nbytes), f"{row.nbytes:,}", budget)
@@ -71,9 +70,7 @@ def _show_models(store: "BlobStore", *, as_json: bool) -> None:
         _print_json(list(rows))
         return
     numbers = (Column(name, justify="right", no_wrap=True) for name in ("blobs", "size"))
-    table = Table(
-        *(Column(name, overflow="fold") for name in names), *numbers, box=SIMPLE_HEAD, show_edge=False, pad_edge=False
-    )
+    table = plain_table(*(Column(name, overflow="fold") for name in names), *numbers)
     for kind, (blobs, nbytes) in sorted(held.items()):
         table.add_row(*kind, f"{blobs:,}", size(nbytes))
     console().print(table)
