@@ -92,8 +92,3 @@ def test_documents_and_caches_go_into_a_file_and_come_back(data: Path, tmp_path:
     assert "left alone, for the backup does not know them: beta" in result.stderr
     assert told(data)["acme"] == before["acme"]
     assert json.loads(run("restore", tmp_path / "bare", "--force", "--json"))["blobs"] == {}
-
-
-def test_help_names_every_command() -> None:
-    for command in ("create", "list", "revoke", "quota"):
-        assert command in run("keys", "--help")
