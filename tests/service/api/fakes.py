@@ -46,7 +46,7 @@ class Letters:
         return list(text.encode())
 
 
-class FakeShelf:
+class FakeCaches:
     """Everything is stored in RAM; what it was told is kept."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class FakeCore:
         self.store = MemoryStore()
         self.ingest = FakeIngest()
         self.pipeline = FakePipeline(self)
-        self.shelves: dict[str, FakeShelf] = {}
+        self.caches: dict[str, FakeCaches] = {}
         self.reason: str | None = None
         self.is_stopping: Callable[[], bool] = lambda: False
         self._folder = folder
@@ -197,7 +197,7 @@ class FakeCore:
             folder = self._folder / name
             folder.mkdir(exist_ok=True)
             library = Library(SqliteCatalog(folder / "catalog.sqlite"), folder, reranker=Lengths())
-            caches = self.shelves[name] = FakeShelf()
+            caches = self.caches[name] = FakeCaches()
             self._tenants[name] = Tenant(name, library, caches=cast(ChunkCaches, caches), store=self.store)
         return self._tenants[name]
 

@@ -190,12 +190,12 @@ def test_a_bound_key_evicts_nothing_and_unpins_what_it_sees(filled: Clients, cor
     assert filled("bound").post("/v1/cache/evict", json=chosen).status_code == 403
     told = filled("bound").post("/v1/cache/unpin", json=chosen).json()
     assert (told["chunks"], told["blobs"]) == (2, 2)
-    [(unpinned, chunks)] = core.shelves["default"].told
+    [(unpinned, chunks)] = core.caches["default"].told
     assert (unpinned, len(chunks), chunk_id("mine alone") in chunks) == ("unpin", 2, True)
     filled("operator").post("/v1/cache/unpin", json={"document_ids": ["both"]})
-    assert core.shelves["default"].told[-1][0] == "unpin in all domains"
+    assert core.caches["default"].told[-1][0] == "unpin in all domains"
     filled("operator").post("/v1/cache/evict", json={"document_ids": ["both"]})
-    assert core.shelves["default"].told[-1] == ("evict", [chunk_id("hers alone")])
+    assert core.caches["default"].told[-1] == ("evict", [chunk_id("hers alone")])
 
 
 @pytest.mark.parametrize("part", [{"team": "b"}, {"team": ["a", "b"]}])

@@ -228,7 +228,7 @@ def test_the_cache_is_spoken_to_by_document_chunk_or_collection(operator: TestCl
         assert [each["chunk_id"] for each in found["chunks"] + more["chunks"]] == ids
         assert more["next"] is None
         assert operator.post("/v1/cache/pin", json=choice).json() == {"chunks": 3, "blobs": 3, "unknown": []}
-    assert core.shelves["default"].told == [("pin in all domains", ids)] * 3
+    assert core.caches["default"].told == [("pin in all domains", ids)] * 3
     two = {"document_ids": ["a"], "collection": "default"}
     assert operator.post("/v1/cache/pin", json=two).status_code == 422
     assert operator.post("/v1/cache/pin", json={}).status_code == 422
