@@ -116,7 +116,7 @@ class LocalEngine:
                 raise Busy("the engine is closing and takes nothing more")
             if len(self._waiting) >= self.limits.waiting:
                 raise Busy(f"{len(self._waiting)} requests are waiting already: try again later")
-            self._refuse_late(entry)
+            self.refuse_late(request.payer, entry.left_s)
             self._seen = {each: at for each, at in self._seen.items() if time.monotonic() - at < LATELY_S}
             self._seen[request.payer] = time.monotonic()
             self._waiting.add(entry, self._payers())
@@ -127,17 +127,18 @@ class LocalEngine:
         """Whose answers are running."""
         return {answer.entry.request.payer for answer in self._running}
 
-    def _refuse_late(self, entry: QueuedRequest) -> None:
-        """Refuses what would wait longer for its turn than it has time in all."""
-        if entry.left_s <= 0:
+    def refuse_late(self, payer: str, left_s: float) -> None:
+        """See `Engine.refuse_late`."""
+        if left_s <= 0:
             raise _late()
-        ahead = self._waiting.ahead(entry.request.payer)
+        with self._changed:
+            ahead = self._waiting.ahead(payer)
         waits = ahead * self._start_s
-        if waits > entry.left_s:
+        if waits > left_s:
             raise Late(
-                f"{ahead} requests go before this one, some {waits:.1f} s, and it has {entry.left_s:.1f} s: try again "
-                "later, or give it more time",
-                retry_after_s=waits - entry.left_s,
+                f"{ahead} requests go before this one, some {waits:.1f} s, and it has {left_s:.1f} s: try again later, "
+                "or give it more time",
+                retry_after_s=waits - left_s,
             )
 
     def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import NamedTuple
 
+NICE = 10  # steps behind whoever asks: answers go before what is parsed
 _MAX_SAID = 200  # characters of what a parser raises
 
 
@@ -45,6 +46,7 @@ class Findings:
 def serve(parser: str, asking: Connection, *, idle_s: float) -> None:
     """Answer with what the module's `parse` finds, until nothing came for as long, or it failed."""
     logging.disable()
+    os.nice(NICE)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(kind, (0, 0))
     Thread(target=_end_with, args=(asking.fileno(),), daemon=True).start()

@@ -4,8 +4,9 @@ A place is held from before a request's body is read until its response has ende
 places of his own share alone.
 """
 
+import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -16,6 +17,7 @@ from service.errors import Exhausted
 # Followers and scrapes are cheap, so they have room of their own and no share of the places.
 FOLLOWERS_OF_KEY, FOLLOWERS_OF_TENANT, FOLLOWERS = 16, 64, 256
 SCRAPES = 4
+LATELY_S = 300.0
 
 _FEWER = "end one of them, or ask for the job itself from time to time"
 
@@ -44,10 +46,15 @@ class NoPlace(Exhausted):
 
 
 class Places:
-    """Counts what runs. Safe for threads. Each method takes a place, or raises NoPlace, and holds it for a block."""
+    """Counts what runs. Safe for threads. Each method takes a place, or raises NoPlace, and holds it for a block.
 
-    def __init__(self, total: int, *, has_keys: bool) -> None:
-        self._total, self._has_keys = total, has_keys
+    A key has half of the places where another one asked lately, else all that its tenant may have. `clock`: seconds
+    that only grow.
+    """
+
+    def __init__(self, total: int, *, has_keys: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._has_keys, self._clock = total, has_keys, clock
+        self._seen: dict[str, float] = {}  # when a key asked last
         self._running = Counter[tuple[str, str]]()
         self._guard = Lock()
 
@@ -75,7 +82,8 @@ class Places:
             ]
             return self._held(shares)
         operators = 0 if who.is_operator else self._total // 8  # kept for those who have to look after it
-        key, tenant = _part(self._total, 2), max(1, self._total * 3 // 4)
+        tenant = max(1, self._total * 3 // 4)
+        key = _part(self._total, 2) if self._is_contested(who.key_id) else tenant
         shares = [
             Share("key", who.key_id, key, f"{key} requests of this key are running already: wait until one has ended"),
             Share("tenant", who.tenant, tenant, f"{tenant} requests of this tenant are running already: try again"),
@@ -100,6 +108,13 @@ class Places:
     def scrape(self) -> AbstractContextManager[None]:
         """Room for an operator's look at the metrics, whatever else runs."""
         return self._held([Share("scrapes", "", SCRAPES, f"{SCRAPES} scrapes are running already: try again")])
+
+    def _is_contested(self, key: str) -> bool:
+        """Has another key asked lately? Notes that this one does."""
+        now = self._clock()
+        with self._guard:
+            self._seen = {each: at for each, at in self._seen.items() if now - at < LATELY_S} | {key: now}
+            return len(self._seen) > 1
 
     def _all(self, most: int) -> Share:
         return Share("all", "", max(1, most), f"{self.taken} requests are running already: try again")

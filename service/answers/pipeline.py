@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -27,11 +27,12 @@ from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrie
 from service.answers.fair_turns import FairTurns
 from service.answers.gather import Gathered, gather, look_up
 from service.answers.plan import EnginePlan, FittedPrompt, fit, usage_of
+from service.answers.schema_memory import SchemaMemory
 from service.corpus.ingest import Ingest
 from service.corpus.tenants import Tenants
 from service.errors import Exhausted, ServiceError, Unavailable
 from service.model.blob_source import BlobSource
-from service.model.grammar import Grammars
+from service.model.grammar import Constraint, Grammars
 from service.model.logit_processors import chained
 from service.settings import Settings
 from service.telemetry.logs import note
@@ -66,6 +67,7 @@ class _Flight:
         self._lock = threading.Lock()
         self._ticket: Ticket | None = None
         self._over = False
+        self.held = ExitStack()  # what the request takes until it is given up
 
     def begin(self, engine: Engine, request: EngineRequest, *, listen: Callable[[EngineEvent], None]) -> None:
         with self._lock:
@@ -77,6 +79,7 @@ class _Flight:
             self._over = True
             if self._ticket is not None:
                 self._ticket.cancel()
+        self.held.close()
 
 
 class Pipeline:
@@ -95,6 +98,7 @@ class Pipeline:
         self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup")
         self._fetches = ThreadPoolExecutor(FETCHES, "kvweave-fetch")
         self._compilations = FairTurns(COMPILERS, longest=SCHEMAS)
+        self._schema_memory = SchemaMemory()
         self._flying = 0
 
     @property
@@ -137,7 +141,11 @@ class Pipeline:
 
     async def _events(self, ask: AnswerRequest, flight: _Flight) -> AsyncGenerator[Event]:
         timings = _Timings()
+        if ask.within_s is not None:
+            self._model.engine.refuse_late(ask.principal.tenant, ask.within_s)
         grammar = await self._compiled(ask)
+        if grammar is not None:
+            flight.held.enter_context(self._schema_memory.held(ask.principal.tenant, grammar.nbytes))
         begun = timings.since_start()
         blending, forced = self._blending(ask)
         with self._tracer.span("retrieve"):
@@ -222,7 +230,7 @@ class Pipeline:
             return BlendOrder("full", 0.0), True
         return blending, False
 
-    async def _compiled(self, ask: AnswerRequest) -> LogitsProcessor | None:
+    async def _compiled(self, ask: AnswerRequest) -> Constraint | None:
         """The request's grammar, in its tenant's turn."""
         schema = ask.grammar
         if schema is None:

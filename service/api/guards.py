@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import ClassVar, cast
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
@@ -21,6 +23,7 @@ from service.telemetry.logs import note
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key, as `kvweave keys create` made it")
 SMALL = 1 << 16  # bytes of a body that are parsed at once, and not in a thread
+ONE_LARGE = CapacityLimiter(1)  # each of its steps takes the interpreter for some 30 ms, in which nothing else runs
 MOST_LISTS = 100_000  # lists and objects: they take the interpreter a tenth of a second, in which nothing else runs
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -129,7 +132,7 @@ class Parsed(Request):
         """See `Request.json`. Raises RequestValidationError."""
         if self._parsed is None:
             body = await self.body()
-            self._parsed = (parse(body) if len(body) <= SMALL else await run_in_threadpool(parse, body),)
+            self._parsed = (parse(body) if len(body) <= SMALL else await run_sync(parse, body, limiter=ONE_LARGE),)
         return self._parsed[0]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TypeVar, cast
 
+from anyio.to_thread import run_sync
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
@@ -15,8 +16,8 @@ from retriever.contract.upload_types import NewUpload
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.readers.files import SUFFIXES, read
 from service.api.caller import By, Caller
-from service.api.guards import parse
-from service.bodies.documents import Accepted, DocumentIn, FileUpload, OneDocument, Upload
+from service.api.guards import ONE_LARGE, SMALL, parse
+from service.bodies.documents import Accepted, DocumentIn, FileUpload, NewDocument, OneDocument, Upload
 from service.bodies.fields import DEFAULT_COLLECTION, check_metadata
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import document_id, named, upload_of
@@ -64,7 +65,8 @@ async def post_documents(request: Request, response: Response, *, by: By) -> Acc
     """Put documents in: as JSON, or as files. They are safe when this answers, and serve when the job is done."""
     if not request.headers["content-type"].lower().startswith("multipart/"):
         body = await request.body()
-        return located(await run_in_threadpool(_accept_json, by, body), response)
+        documents, collection = await run_sync(_read_json, body, limiter=ONE_LARGE if len(body) > SMALL else None)
+        return located(await run_in_threadpool(_accept_json, by, documents, collection=collection), response)
     async with request.form(max_files=1000, max_fields=1000, max_part_size=by.core.settings.max_body_bytes) as form:
         files = [await _file(each) for each in form.getlist("files")]
         others = [(name, value) for name, value in form.multi_items() if name != "files"]
@@ -77,15 +79,18 @@ async def _file(sent: UploadFile | str) -> UploadedFile:
     return UploadedFile(PurePath(sent.filename or "").name, await sent.read())
 
 
-def _accept_json(by: Caller, body: bytes) -> Accepted:
+def _read_json(body: bytes) -> tuple[Sequence[NewDocument], str]:
+    """The documents of a body, and their collection."""
     found = parse(body)
     names = _names(found)
     if "documents" not in names and not names.isdisjoint(DocumentIn.choices):
         one = _valid(OneDocument, found)
-        documents, collection = [one], one.collection
-    else:
-        upload = _valid(Upload, found)
-        documents, collection = upload.documents, upload.collection
+        return [one], one.collection
+    upload = _valid(Upload, found)
+    return upload.documents, upload.collection
+
+
+def _accept_json(by: Caller, documents: Sequence[NewDocument], *, collection: str) -> Accepted:
     job, ids = accept(by, [draft_of(each, each.id or "") for each in documents], collection=collection)
     return Accepted(job_id=job, documents=ids, files=[])
 

@@ -66,6 +66,7 @@ def serve(host: Host = "", *, port: Port = None, store: StoreUrl = "") -> None:
 def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
     from service.api.connections import open_more_files
     from service.app.composition import compose_core
+    from service.app.give_back_memory import give_back_memory
     from service.application import observed
     from service.settings import SettingsError
     from service.telemetry.logs import fields, setup_logs
@@ -80,6 +81,10 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
         sys.setswitchinterval(SWITCH_S)
         threading.Thread(target=_stop_when_failed, args=(core, server), daemon=True).start()
         threading.Thread(target=_freeze_when_loaded, args=[core], daemon=True).start()
+        stopped = threading.Event()
+        stack.callback(stopped.set)
+        keeping = {"is_calm": lambda: core.places.taken == 0}
+        threading.Thread(target=give_back_memory, args=[stopped], kwargs=keeping, daemon=True).start()
         signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
         port = sockets[0].getsockname()[1]
         _greet(settings, port=port)

@@ -1,6 +1,5 @@
 """Answers that obey a JSON schema: forbids every token that would break it. Knows no request and no model."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,6 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blend.engine.sampling import LogitsProcessor
 from blend.model.tokenizer import Tokenizer
 from retriever.documents import Json
 from service.errors import Invalid
@@ -23,39 +21,32 @@ INTRICATE = ("lexer error", "parser error", "initial lexer", "grammar size")  # 
 class Grammars:
     """Grammars over one model's tokens; `vocabulary` is how many logits it gives. Any thread may ask.
 
-    The first grammar prepares the vocabulary, which takes a second for a large one; each further one some
-    milliseconds. None is kept: nobody can tell by the time it takes whether another asked for the same schema.
+    Preparing the vocabulary takes up to a second in which no other thread works; each grammar then some milliseconds.
+    None is kept: nobody can tell by the time it takes whether another asked for the same schema.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-        self._lock = threading.Lock()
-        self._prepared: _Vocabulary | None = None
+        self._vocabulary = _Vocabulary(tokenizer, vocabulary)
 
-    def processor(self, schema: Json) -> LogitsProcessor:
+    def processor(self, schema: Json) -> "Constraint":
         """The processor for one answer that obeys the schema; {}: any JSON object. Raises `Invalid` with the reason.
 
         Other threads go on meanwhile, but a schema may take seconds of this one.
         """
-        grammar = checked_grammar(schema)
-        vocabulary = self._vocabulary_of_model()
-        matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=GRAMMAR_FUEL)
-        constraint = Constraint(matcher, vocabulary)
+        checked, vocabulary = checked_grammar(schema), self._vocabulary
+        if vocabulary.tokens is None:
+            raise Invalid("the model has no token that ends an answer: leave out the JSON schema", field=FIELD)
+        matcher = LLMatcher(vocabulary.tokens, checked.grammar, log_level=0, limits=GRAMMAR_FUEL)
+        constraint = Constraint(matcher, vocabulary, nbytes=checked.nbytes)
         constraint.allowed()  # some schemas turn out to fit nothing only here
         return constraint
 
-    def _vocabulary_of_model(self) -> "_Vocabulary":
-        with self._lock:
-            if self._prepared is None:
-                self._prepared = _Vocabulary(self._tokenizer, self._vocabulary)
-            return self._prepared
-
 
 class Constraint:
-    """One answer's way through its grammar. When nothing more fits, only the end does."""
+    """One answer's way through its grammar. When nothing more fits, only the end does. `nbytes`: what it takes."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: "_Vocabulary") -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: "_Vocabulary", *, nbytes: int) -> None:
+        self.nbytes = nbytes
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._read = 0
@@ -99,12 +90,12 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         ends = sorted(token for token in tokenizer.stop_ids if token < size)
-        if not ends:
-            raise Invalid("the model has no token that ends an answer: leave out the JSON schema", field=FIELD)
         control = sorted(token for token in {*tokenizer.control, *ends} if token < size)
         pieces = [tokenizer.token_bytes(token) for token in range(size)]  # empty for an id that no text becomes
-        spelled = _Spelled(tokenizer, tokens=pieces, special_token_ids=control, eos_token_id=ends[0])
-        self.tokens = LLTokenizer(TokenizerWrapper(spelled), n_vocab=size, eos_token=ends)
+        self.tokens: LLTokenizer | None = None  # of a model without an end
+        if ends:
+            spelled = _Spelled(tokenizer, tokens=pieces, special_token_ids=control, eos_token_id=ends[0])
+            self.tokens = LLTokenizer(TokenizerWrapper(spelled), n_vocab=size, eos_token=ends)
         self.ends = np.zeros(size, np.bool_)
         self.ends[ends] = True
         self.usable = np.array([len(piece) > 0 for piece in pieces], np.bool_)

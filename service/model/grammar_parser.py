@@ -3,6 +3,7 @@
 llguidance counts what a lexer costs, but not every search over numbers: `multipleOf` in `allOf` may take minutes.
 """
 
+import ctypes
 import resource
 from contextlib import suppress
 from functools import cache
@@ -22,15 +23,36 @@ GRAMMAR_FUEL: Final = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-GRAMMAR_BYTES: Final = 24 << 20  # as many requests as there may be at once keep one each
+GRAMMAR_BYTES: Final = 24 << 20
+
+_COUNTED = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
 
 
 def parse(content: bytes) -> Findings:
-    """Nothing: what is wrong with a grammar that comes to an end is said where it is compiled again."""
+    """The bytes that a grammar takes. What is wrong with one that ends is said where it is compiled again."""
     with suppress(ValueError, OSError):  # a lower limit is set already, or the system has none
         resource.setrlimit(resource.RLIMIT_AS, (_most_bytes(), resource.getrlimit(resource.RLIMIT_AS)[1]))
-    LLMatcher(LLTokenizer("byte"), content.decode(), log_level=0, limits=GRAMMAR_FUEL)
-    return Findings()
+    tokens, before = LLTokenizer("byte"), _allocated_bytes()
+    matcher = LLMatcher(tokens, content.decode(), log_level=0, limits=GRAMMAR_FUEL)
+    taken = GRAMMAR_BYTES if before is None else (_allocated_bytes() or 0) - before
+    del matcher  # it was there until now
+    return Findings((str(taken),))
+
+
+class _MallocInfo(ctypes.Structure):
+    """The `struct mallinfo2` of glibc."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _COUNTED]
+
+
+def _allocated_bytes() -> int | None:
+    """What the allocator has given out; None where it is not glibc's, which can tell."""
+    tell = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if tell is None:
+        return None
+    tell.restype = _MallocInfo
+    told = tell()
+    return int(told.uordblks + told.hblkhd)
 
 
 @cache

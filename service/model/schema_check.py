@@ -1,6 +1,7 @@
 """Decides whether a JSON schema may be compiled here. Knows its size and what its compilation takes, and no model."""
 
 import json
+from dataclasses import dataclass
 from subprocess import CalledProcessError
 from typing import Final, cast
 
@@ -17,20 +18,28 @@ ANY_OBJECT: Final[Json] = {"type": "object"}
 MOST_CHARACTERS: Final = 100_000
 MOST_OBJECTS: Final = 1000  # each property is one, and each alternative
 DEEPEST: Final = 100
-COMPILATION: Final = ParserRequest(memory_bytes=256 << 20, cpu_s=1, text_characters=0, wall_s=10.0)
+COMPILATION: Final = ParserRequest(memory_bytes=256 << 20, cpu_s=1, text_characters=20, wall_s=10.0)
+LEAST_BYTES: Final = 1 << 20  # that a grammar is taken for: it grows while it is followed
 
 
-def checked_grammar(schema: Json) -> str:
-    """The grammar of a schema, in llguidance's form; {} is any JSON object. It can be compiled within the limits.
+@dataclass(frozen=True, slots=True)
+class CheckedGrammar:
+    """A grammar in llguidance's form that can be compiled within the limits, and the memory that it takes."""
+
+    grammar: str
+    nbytes: int = LEAST_BYTES
+
+
+def checked_grammar(schema: Json) -> CheckedGrammar:
+    """The grammar of a schema; {} is any JSON object.
 
     A process of its own compiles it first. Takes as long as that; raises `Invalid` with what is too large.
     """
     if not schema:
-        return _grammar(ANY_OBJECT)
+        return CheckedGrammar(_grammar(ANY_OBJECT))
     _check_size(schema)
     grammar = _grammar(schema)
-    _try(grammar)
-    return grammar
+    return CheckedGrammar(grammar, max(LEAST_BYTES, _bytes_of(grammar)))
 
 
 def _check_size(schema: Json) -> None:
@@ -77,7 +86,7 @@ def _grammar(schema: Json) -> str:
         raise Invalid(f"the JSON schema cannot be followed: {error}", field=FIELD) from None
 
 
-def _try(grammar: str) -> None:
+def _bytes_of(grammar: str) -> int:
     try:
         found = ask_within(COMPILATION, "service.model.grammar_parser", content=grammar.encode())
     except CalledProcessError:
@@ -88,3 +97,4 @@ def _try(grammar: str) -> None:
         raise Unavailable(f"no process could be started to compile the JSON schema ({error}): try again") from error
     if found.problems:
         raise Unavailable(f"the JSON schema could not be compiled ({found.problems[0]}): try again")
+    return int(found.pages[0])

@@ -9,13 +9,15 @@ bodies), `grammars` (6 clients with schemas that are hard to compile). A process
 
 import argparse
 import asyncio
+import http.client
 import json
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import httpx
@@ -121,33 +123,55 @@ class Attack:
 
 
 def probe(url: str, operator: str, other: str, *, seconds: float) -> None:
-    """Asks in turn, each with a connection of its own, and prints what it saw."""
-    headers = {
-        "probes": {},
-        "operator": {"authorization": f"Bearer {operator}"},
-        "other": {"authorization": f"Bearer {other}"},
-    }
-    asked: dict[str, Callable[[], httpx.Response]] = {
-        "healthz": lambda: httpx.get(f"{url}/healthz", timeout=60),
-        "metrics": lambda: httpx.get(f"{url}/metrics", headers=headers["operator"], timeout=60),
-        "answer": lambda: httpx.post(
-            f"{url}/v1/query", headers=headers["other"], json={"question": "Who is it?", "top_k": 0}, timeout=60
-        ),
-    }
-    took: dict[str, list[float]] = {name: [] for name in asked}
-    refused: Counter[str] = Counter()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for name, ask in asked.items():
+    """Asks for each in a thread, every time with a new connection, and prints what it saw."""
+    answer = json.dumps({"question": "Who is it?", "top_k": 0}).encode()
+    probes = [
+        Probe("healthz", 0.05, url, path="/healthz"),
+        Probe("metrics", 0.25, url, path="/metrics", key=operator),
+        Probe("answer", 0.01, url, path="/v1/query", key=other, body=answer),
+    ]
+    with ThreadPoolExecutor(len(probes)) as threads:
+        rows = [*threads.map(lambda each: each.rows(time.monotonic() + seconds), probes)]
+    print(json.dumps({each.name: row for each, row in zip(probes, rows, strict=True)}))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Asks for the same again and again, with a pause."""
+
+    name: str
+    pause_s: float
+    url: str
+    path: str
+    key: str = ""
+    body: bytes | None = None
+
+    def rows(self, end: float) -> Json:
+        """Milliseconds, and how often it was refused."""
+        took: list[float] = []
+        refused: Counter[str] = Counter()
+        while time.monotonic() < end:
             start = time.perf_counter()
-            with suppress(httpx.TransportError):
-                code = ask().status_code
-                refused[f"{name} {code}"] += code != 200
-            took[name].append(1000 * (time.perf_counter() - start))
-    rows = {
-        name: {f"p{at}": round(float(np.percentile(each, at))) for at in (50, 95, 99)} for name, each in took.items()
-    }
-    print(json.dumps({**rows, "asked": len(took["healthz"]), "refused": {k: v for k, v in refused.items() if v}}))
+            code = self._status()
+            took.append(1000 * (time.perf_counter() - start))
+            refused[code] += code != "200"
+            time.sleep(self.pause_s)
+        quantiles = {f"p{at}": round(float(np.percentile(took, at))) for at in (50, 95, 99)}
+        return {**quantiles, "asked": len(took), "refused": {code: count for code, count in refused.items() if count}}
+
+    def _status(self) -> str:
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        try:
+            method = "POST" if self.body else "GET"
+            connection.request(method, self.path, self.body, {**headers, "content-type": "application/json"})
+            response = connection.getresponse()
+            response.read()
+            return str(response.status)
+        except (OSError, http.client.HTTPException) as error:
+            return type(error).__name__
+        finally:
+            connection.close()
 
 
 def _job(target: Server, key: str) -> str:

@@ -174,6 +174,9 @@ def test_what_cannot_be_in_time_is_refused_before_it_waits() -> None:
         with pytest.raises(Late, match=r"20 requests go before this one.*give it more time") as refused:
             to.submit(EngineRequest(PLAIN, GREEDY, within_s=100.0), lambda event: None)
         assert refused.value.retry_after_s > 0
+        with pytest.raises(Late, match="20 requests go before"):
+            to.refuse_late("", 100.0)
+        to.refuse_late("another", 100.0)
         of_another = Asked(to, EngineRequest(PLAIN, GREEDY, payer="another", within_s=100.0))
         held.release.set()
         for asked in [first, *waiting, of_another]:

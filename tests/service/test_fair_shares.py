@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from blend.errors import Late
 from service.access.principal import Role
 from tests.service.serving import Json, in_process, settings_in
 
@@ -37,3 +38,21 @@ def test_time_that_is_given_is_kept_and_a_tenants_time_is_told(folder: Path) -> 
         assert told[f'kvweave_engine_seconds_total{{tenant="{tenant}"}}'] > 0
         assert told[f'kvweave_engine_waiting{{tenant="{tenant}"}}'] == 0
         assert told[f'kvweave_engine_running{{tenant="{tenant}"}}'] == 0
+
+
+def test_what_cannot_be_in_time_is_refused_before_anything_is_looked_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_process(settings_in(folder, store="mem://")) as inside, inside.client() as client:
+        asked: list[tuple[str, float]] = []
+
+        def refuse(payer: str, left_s: float) -> None:
+            asked.append((payer, left_s))
+            raise Late("20 requests go before this one", retry_after_s=7)
+
+        monkeypatch.setattr(inside.core.model.engine, "refuse_late", refuse)
+        monkeypatch.setattr("service.answers.pipeline.gather", lambda *each: pytest.fail("it was looked up"))
+        for path, body in ASKED.items():
+            late = client.post(path, json=body, headers={"X-Request-Timeout": "60"})
+            assert (late.status_code, late.headers["Retry-After"]) == (503, "7"), late.text
+        assert asked == [("default", 60.0)] * len(ASKED)

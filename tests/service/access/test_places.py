@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
-from service.access.places import FOLLOWERS, FOLLOWERS_OF_KEY, FOLLOWERS_OF_TENANT, SCRAPES, NoPlace, Places
+from service.access.places import FOLLOWERS, FOLLOWERS_OF_KEY, FOLLOWERS_OF_TENANT, LATELY_S, SCRAPES, NoPlace, Places
 from service.access.principal import OPEN, Principal, Role
 
 OPERATOR = Principal("default", Role.ADMIN, "operator")
@@ -35,13 +35,31 @@ def full(places: Places, who: Principal | None, *, held: ExitStack, address: str
     raise AssertionError("it gets everything")
 
 
+def contested(total: int) -> Places:
+    """Places that another key asked for lately."""
+    places = Places(total, has_keys=True)
+    with places.request(holder("another"), address="a"):
+        return places
+
+
 def test_a_key_gets_half_and_a_tenant_three_quarters(held: ExitStack) -> None:
-    places = Places(64, has_keys=True)
+    places = contested(64)
     assert full(places, holder("a"), held=held) == (32, "key")
     assert full(places, holder("b"), held=held) == (16, "tenant")
     assert full(places, holder("c", "other"), held=held) == (8, "all")
     assert full(places, None, held=held) == (0, "all")
     assert full(places, OPERATOR, held=held) == (8, "all")
+
+
+def test_a_key_that_is_alone_gets_what_its_tenant_may_have_until_another_asks(held: ExitStack) -> None:
+    now = [0.0]
+    places = Places(64, has_keys=True, clock=lambda: now[0])
+    with ExitStack() as first:
+        assert full(places, holder("a"), held=first) == (48, "key")
+        take(held, places.request(holder("b", "other"), address="b"))  # there is room for whoever comes
+    assert full(places, holder("a"), held=held) == (32, "key")
+    now[0] = LATELY_S + 1
+    assert full(places, holder("a"), held=held) == (48 - 32, "key")
 
 
 def test_who_has_no_key_gets_a_quarter_and_one_address_half_of_it(held: ExitStack) -> None:
@@ -63,7 +81,7 @@ def test_everybody_gets_a_place_of_very_few(total: int) -> None:
 
 
 def test_who_has_left_is_not_counted_any_more(held: ExitStack) -> None:
-    places = Places(64, has_keys=True)
+    places = contested(64)
     with ExitStack() as gone:
         assert full(places, holder("a"), held=gone) == (32, "key")
         assert places.taken == 32

@@ -119,6 +119,7 @@ def serving(folder: Path, *, patience: Patience | None = None, pace: Pace | None
 class TestBodies:
     def test_unfinished_ones_of_a_key_take_its_share_alone(self, tmp_path: Path) -> None:
         with serving(tmp_path) as served:
+            assert served.status("/v1/documents", "read") == 200  # the service is not this key's alone
             clients = [served.sent("POST /v1/query", key="write", body=b"{", length=99) for _ in range(CROWD)]
             refused = [answer(each) for each in clients[PLACES // 2 :]]
             assert {each.status for each in refused} == {429} and all(each.headers["Retry-After"] for each in refused)

@@ -1,0 +1,27 @@
+"""Memory that the process has and does not use: the allocator keeps it until it is told to give it back."""
+
+import ctypes
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+EVERY_S = 4.0
+WORTH_BYTES = 16 << 20  # more than was left the last time
+
+
+def give_back_memory(stopped: Event, *, is_calm: Callable[[], bool]) -> None:
+    """Gives it back in calm moments, until it is stopped: some 50 ms in which other threads wait for memory.
+
+    Does nothing where the allocator is not glibc's, which alone keeps so much.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    left = 0
+    while trim is not None and not stopped.wait(EVERY_S):
+        if is_calm() and _resident_bytes() > left + WORTH_BYTES:
+            trim(0)
+            left = _resident_bytes()
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
