@@ -31,6 +31,7 @@ from service.answers.schema_memory import SchemaMemory
 from service.corpus.ingest import Ingest
 from service.corpus.tenants import Tenants
 from service.errors import Exhausted, ServiceError, Unavailable
+from service.lower_priority import COMPUTES, lower_priority
 from service.model.blob_source import BlobSource
 from service.model.grammar import Constraint, Grammars
 from service.model.logit_processors import chained
@@ -95,7 +96,7 @@ class Pipeline:
         self._metrics = metrics
         self._tracer = tracer
         self._grammars = Grammars(self._model.prompt_builder.tokenizer, self._model.vocabulary)
-        self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup")
+        self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup", lower_priority, (COMPUTES,))
         self._fetches = ThreadPoolExecutor(FETCHES, "kvweave-fetch")
         self._compilations = FairTurns(COMPILERS, longest=SCHEMAS)
         self._schema_memory = SchemaMemory()

@@ -80,7 +80,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
         open_more_files()
         sys.setswitchinterval(SWITCH_S)
         threading.Thread(target=_stop_when_failed, args=(core, server), daemon=True).start()
-        threading.Thread(target=_freeze_when_loaded, args=[core], daemon=True).start()
+        threading.Thread(target=_settle_when_loaded, args=[core], daemon=True).start()
         stopped = threading.Event()
         stack.callback(stopped.set)
         keeping = {"is_calm": lambda: core.places.taken == 0}
@@ -176,9 +176,17 @@ def _stop(server: "uvicorn.Server") -> None:
     server.should_exit = True
 
 
-def _freeze_when_loaded(core: "Core") -> None:
-    """What is there for good is never again looked through for garbage, which stops all threads for 0.4 s."""
+def _settle_when_loaded(core: "Core") -> None:
+    """What is there for good is never again looked through for garbage, which stops all threads for 0.4 s.
+
+    From now on the event loop goes before the threads that compute.
+    """
+    from service.lower_priority import COMPUTES, LATER, lower_priority
+
     core.wait()
+    for thread in threading.enumerate():
+        if thread.name.startswith(("kvweave-engine", "kvweave-ingest")):
+            lower_priority(COMPUTES if thread.name == "kvweave-engine" else LATER, of=thread)
     gc.collect()
     gc.freeze()
 

@@ -3,29 +3,33 @@
 Each load runs alone against a service of its own, then all together: `requests` (300 searches at once), `bodies` (4 of
 16 MB), `readers` (400 that never read), `heads` (400 that never end), `followers` (130 of one job), `unfinished` (130
 bodies), `grammars` (6 clients with schemas that are hard to compile). A process of its own asks meanwhile for
-`/healthz`, as an operator for `/metrics`, and with another tenant's key for an answer: milliseconds and refusals.
-`resident_mb`: before, the most, and 10 seconds after the end. `--loads all --seconds 1800` is half an hour of it.
+`/healthz`, as an operator for `/metrics`, with another tenant's key for an answer, and a bare server of Python's
+library (`bare`), which shows what the machine itself takes: milliseconds and refusals.
+`resident_mb`: before, the most, and 10 seconds after the end. `--loads all --seconds 1800` is half an hour of it, with
+a point of `curve` a minute.
 """
 
 import argparse
 import asyncio
 import http.client
 import json
+import math
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
 
 import httpx
 import numpy as np
 
 from service.access.control import Control
 from service.access.principal import Role
-from tests.bench.serving import Json, Server, resident_mb, server
+from tests.bench.serving import Json, Server, free_port, resident_mb, server, until
 
 LOADS = ("requests", "bodies", "readers", "heads", "followers", "unfinished", "grammars")
 SCHEMAS: tuple[Json, ...] = (
@@ -46,6 +50,7 @@ class Attack:
     target: Server
     key: str
     job: str
+    scale: float = 1.0
     codes: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
 
     def loops(self, load: str) -> Sequence[Awaitable[None]]:
@@ -55,22 +60,25 @@ class Attack:
         upload = self._request("POST", "/v1/documents", json.dumps({"documents": documents}).encode())
         match load:
             case "requests":
-                return [self._again(load, search) for _ in range(300)]
+                return self._clients(load, 300, search)
             case "bodies":
-                return [self._again(load, upload) for _ in range(4)]
+                return self._clients(load, 4, upload)
             case "readers":
                 page = self._request("GET", "/docs/swagger-ui-bundle.js", key="") * 8
-                return [self._again(load, page, reads=False) for _ in range(400)]
+                return self._clients(load, 400, page, reads=False)
             case "heads":
-                return [self._again(load, b"GET / HTTP/1.1\r\nhost:") for _ in range(400)]
+                return self._clients(load, 400, b"GET / HTTP/1.1\r\nhost:")
             case "followers":
-                return [self._again(load, self._request("GET", f"/v1/jobs/{self.job}/events")) for _ in range(130)]
+                return self._clients(load, 130, self._request("GET", f"/v1/jobs/{self.job}/events"))
             case "unfinished":
-                return [self._again(load, self._request("POST", "/v1/query", b"{", length=1000)) for _ in range(130)]
+                return self._clients(load, 130, self._request("POST", "/v1/query", b"{", length=1000))
             case _:
-                return [
-                    self._again(load, *map(self._asking, SCHEMAS[number:] + SCHEMAS[:number])) for number in range(6)
-                ]
+                return self._clients(load, 6, *map(self._asking, SCHEMAS))
+
+    def _clients(self, load: str, count: int, *requests: bytes, reads: bool = True) -> Sequence[Awaitable[None]]:
+        """As many clients as the scale says; each begins with another one of the requests."""
+        starts = [number % len(requests) for number in range(math.ceil(self.scale * count))]
+        return [self._again(load, *requests[at:], *requests[:at], reads=reads) for at in starts]
 
     def _asking(self, schema: Json) -> bytes:
         named = {"name": "hard", "schema": {"type": "object", "properties": {"x": schema}}}
@@ -130,9 +138,26 @@ def probe(url: str, operator: str, other: str, *, seconds: float) -> None:
         Probe("metrics", 0.25, url, path="/metrics", key=operator),
         Probe("answer", 0.01, url, path="/v1/query", key=other, body=answer),
     ]
-    with ThreadPoolExecutor(len(probes)) as threads:
+    with bare_server() as bare, ThreadPoolExecutor(len(probes) + 1) as threads:
+        probes.append(Probe("bare", 0.05, bare, path="/"))
         rows = [*threads.map(lambda each: each.rows(time.monotonic() + seconds), probes)]
     print(json.dumps({each.name: row for each, row in zip(probes, rows, strict=True)}))
+
+
+@contextmanager
+def bare_server() -> Iterator[str]:
+    """The standard library's server over an empty folder."""
+    with TemporaryDirectory() as folder:
+        port = free_port()
+        arguments = [sys.executable, "-m", "http.server", str(port), "-b", "127.0.0.1", "-d", folder]
+        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: httpx.get(url).status_code == 200)
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +207,12 @@ def _job(target: Server, key: str) -> str:
     return sent.raise_for_status().json()["job_id"]
 
 
-async def under(loads: Sequence[str], *, seconds: float) -> Json:
+async def under(loads: Sequence[str], *, seconds: float, scale: float) -> Json:
     """What a probe sees of a service of its own under these loads."""
-    with server(1, "builtin") as ran:
+    with server(1, "builtin", memory="128MB") as ran:
         with closing(Control(ran.data / "control.sqlite")) as control:
             hostile, other = (control.create_key(name, Role.ADMIN)[1] for name in ("hostile", "other"))
-        attack = Attack(ran, hostile, _job(ran, hostile))
+        attack = Attack(ran, hostile, _job(ran, hostile), scale)
         before = most = resident_mb(ran.pid)
         clients = [asyncio.ensure_future(each) for load in loads for each in attack.loops(load)]
         await asyncio.sleep(3)
@@ -210,6 +235,7 @@ async def under(loads: Sequence[str], *, seconds: float) -> Json:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=12, help="of each load (default 12)")
+    parser.add_argument("--scale", type=float, default=1, help="of the numbers of clients (default 1)")
     parser.add_argument("--loads", nargs="*", default=[*LOADS, "all"], help="which (default each, then all)")
     parser.add_argument("--probe", nargs=3, metavar=("URL", "OPERATOR", "OTHER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -217,7 +243,7 @@ def main() -> None:
         probe(*options.probe, seconds=options.seconds)
         return
     for load in options.loads:
-        found = asyncio.run(under(LOADS if load == "all" else [load], seconds=options.seconds))
+        found = asyncio.run(under(LOADS if load == "all" else [load], seconds=options.seconds, scale=options.scale))
         print(json.dumps({"load": load, **found}), flush=True)
 
 

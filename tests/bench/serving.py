@@ -213,12 +213,11 @@ class Server:
 
 
 @contextmanager
-def server(threads: int, model: str) -> Iterator[Server]:
-    with TemporaryDirectory() as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        settings = {"DATA": f"{folder}/data", "STORE": f"tiered:mem://?budget=2GB|lmdb://{folder}/store"}
+def server(threads: int, model: str, *, memory: str = "2GB") -> Iterator[Server]:
+    """A service whose nearest tier has so much memory."""
+    with TemporaryDirectory() as folder:
+        port = free_port()
+        settings = {"DATA": f"{folder}/data", "STORE": f"tiered:mem://?budget={memory}|lmdb://{folder}/store"}
         settings |= {
             "MODEL": model,
             "PORT": str(port),
@@ -238,6 +237,12 @@ def server(threads: int, model: str) -> Iterator[Server]:
         finally:
             process.terminate()
             process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def until(holds: Callable[[], bool], *, seconds: float = 60) -> None:
