@@ -67,10 +67,14 @@ class FairQueue:
                 return None
         return None
 
-    def is_ahead(self, payer: str, seconds: float, *, running: Collection[str]) -> bool:
-        """Had a payer, with these seconds that are not counted yet, more time than another who waits or runs?"""
+    def lead_s(self, payer: str, seconds: float, *, running: Collection[str]) -> float:
+        """How much more time than the others who wait or run a payer had, with these seconds that are not counted yet.
+
+        It is less than nothing for the one who had the least, and nothing where there is nobody else.
+        """
+        others = [self._spent.get(each, 0.0) for each in {*self._waiting, *running} if each != payer]
         mine = self._spent.get(payer, 0.0) + seconds / self._weights.get(payer, 1.0)
-        return any(each != payer and self._spent.get(each, 0.0) < mine for each in {*self._waiting, *running})
+        return mine - min(others) if others else 0.0
 
     def ahead(self, payer: str) -> int:
         """How many requests go before a new one of this payer, where all take as long."""

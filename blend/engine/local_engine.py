@@ -280,16 +280,19 @@ class LocalEngine:
         return answer
 
     def _let_others(self, entry: QueuedRequest) -> None:
-        """Runs a step of the others between layers of a fuse, once it had as much time as their last step took."""
+        """Runs steps of the others between layers of a fuse: half of the time, or more to who had less of it before."""
         if entry.cancelled:
             raise _Left
         if entry.left_s <= 0:
             raise _late()
-        if self._running and time.perf_counter() - self._stepped >= self._step_s:
-            payer, had = entry.request.payer, time.perf_counter() - self._fuse_began - self._steps_s
-            with self._changed:
-                is_ahead = self._waiting.is_ahead(payer, had, running=self._payers())
-            self._step(without=payer if is_ahead else None)
+        if not self._running:
+            return
+        payer, had = entry.request.payer, time.perf_counter() - self._fuse_began - self._steps_s
+        with self._changed:
+            lead_s = self._waiting.lead_s(payer, had, running=self._payers())
+        if time.perf_counter() - self._stepped >= self._step_s * (2 if lead_s < 0 else 1):
+            for _ in range(2 if lead_s > 0 else 1):
+                self._step(without=payer if lead_s > 0 else None)
 
     def _step(self, without: str | None = None) -> None:
         """Computes one token for each running request that has its turn, none for those of the payer `without`."""
@@ -382,13 +385,10 @@ class LocalEngine:
         """Counts what a capture takes from now on. Returns when it fits beside the answers that still run."""
         self._captured_bytes = tokens * self._decoder.token_bytes
         self._end_slice()
-        while self._running and self._held() * self._decoder.token_bytes + self._captured_bytes > self.limits.kv_bytes:
+        most = (self.limits.kv_bytes - self._captured_bytes) // self._decoder.token_bytes
+        while self._running and sum(answer.entry.capacity for answer in self._running) > most:
             self._step()
         self._slice_began = time.perf_counter()
-
-    def _held(self) -> int:
-        """The tokens for which running answers have memory."""
-        return sum(answer.entry.capacity for answer in self._running)
 
 
 def _late() -> Late:

@@ -231,7 +231,7 @@ def server(threads: int, model: str, *, memory: str = "2GB") -> Iterator[Server]
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+            until(lambda: httpx.get(f"{url}/readyz").status_code == 200, seconds=300)
             data = Path(folder, "data")
             yield Server(url, (data / "admin.key").read_text().strip(), process.pid, data)
         finally:
