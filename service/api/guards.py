@@ -1,12 +1,12 @@
 """Who asks: the key of a request, its role and its rate, decided before the body is read. Knows no endpoint."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine
-from typing import ClassVar, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar, TypeVar, cast
 
-from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
@@ -19,20 +19,22 @@ from service.access.principal import OPEN, Principal, Role
 from service.api.core_of import core_of
 from service.api.problems import Renderers, failure_of
 from service.errors import Forbidden, TooLarge, Unauthorized, WrongMedia
+from service.lower_priority import COMPUTES, lower_priority
 from service.telemetry.logs import note
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key, as `kvweave keys create` made it")
 SMALL = 1 << 16  # bytes of a body that are parsed at once, and not in a thread
-ONE_LARGE = CapacityLimiter(1)  # each of its steps takes the interpreter for some 30 ms, in which nothing else runs
 MOST_LISTS = 100_000  # lists and objects: they take the interpreter a tenth of a second, in which nothing else runs
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
+_READER = ThreadPoolExecutor(1, "kvweave-body", lower_priority, (COMPUTES,))
 _NO_KEY = "send a key in the header `Authorization: Bearer <key>`"
 _UNKNOWN_KEY = "the key is not known, or it was revoked: `kvweave keys create` makes one"
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _JSON = ("application/json",)
 
+T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[object, object, Response]]
 
 
@@ -132,8 +134,13 @@ class Parsed(Request):
         """See `Request.json`. Raises RequestValidationError."""
         if self._parsed is None:
             body = await self.body()
-            self._parsed = (parse(body) if len(body) <= SMALL else await run_sync(parse, body, limiter=ONE_LARGE),)
+            self._parsed = (parse(body) if len(body) <= SMALL else await one_by_one(parse, body),)
         return self._parsed[0]
+
+
+async def one_by_one(read: Callable[[bytes], T], body: bytes) -> T:
+    """What is read of a large body. Several steps each take the interpreter for some 30 ms: there is one at a time."""
+    return await asyncio.get_running_loop().run_in_executor(_READER, read, body)
 
 
 def parse(text: bytes, *, field: str = "body") -> object:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TypeVar, cast
 
-from anyio.to_thread import run_sync
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
@@ -16,7 +15,7 @@ from retriever.contract.upload_types import NewUpload
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.readers.files import SUFFIXES, read
 from service.api.caller import By, Caller
-from service.api.guards import ONE_LARGE, SMALL, parse
+from service.api.guards import SMALL, one_by_one, parse
 from service.bodies.documents import Accepted, DocumentIn, FileUpload, NewDocument, OneDocument, Upload
 from service.bodies.fields import DEFAULT_COLLECTION, check_metadata
 from service.corpus.collection_rules import CollectionRules
@@ -65,7 +64,7 @@ async def post_documents(request: Request, response: Response, *, by: By) -> Acc
     """Put documents in: as JSON, or as files. They are safe when this answers, and serve when the job is done."""
     if not request.headers["content-type"].lower().startswith("multipart/"):
         body = await request.body()
-        documents, collection = await run_sync(_read_json, body, limiter=ONE_LARGE if len(body) > SMALL else None)
+        documents, collection = await (one_by_one if len(body) > SMALL else run_in_threadpool)(_read_json, body)
         return located(await run_in_threadpool(_accept_json, by, documents, collection=collection), response)
     async with request.form(max_files=1000, max_fields=1000, max_part_size=by.core.settings.max_body_bytes) as form:
         files = [await _file(each) for each in form.getlist("files")]

@@ -18,7 +18,7 @@ ANY_OBJECT: Final[Json] = {"type": "object"}
 MOST_CHARACTERS: Final = 100_000
 MOST_OBJECTS: Final = 1000  # each property is one, and each alternative
 DEEPEST: Final = 100
-COMPILATION: Final = ParserRequest(memory_bytes=256 << 20, cpu_s=1, text_characters=20, wall_s=10.0)
+COMPILATION: Final = ParserRequest(memory_bytes=256 << 20, cpu_s=1, text_characters=20, wall_s=30.0)
 LEAST_BYTES: Final = 1 << 20  # that a grammar is taken for: it grows while it is followed
 
 

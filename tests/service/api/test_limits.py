@@ -1,11 +1,15 @@
 """What holds for every request: sizes, numbers, hosts, methods, the form of errors, and a true description."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
+from service.api import guards, uploads
 from service.api.app import create_app
 from service.api.guards import Guarded
 from service.api.routes import ROUTES
@@ -25,6 +29,24 @@ def test_a_body_that_says_or_turns_out_to_be_too_large_is_refused(operator: Test
         for content in (b" " * 30_000, pieces()):
             answer = operator.post("/v1/documents", content=content, headers=headers)
             assert (answer.status_code, answer.headers["content-type"]) == (413, PROBLEM)
+
+
+def test_large_bodies_are_read_one_after_the_other(operator: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, met, read = threading.Barrier(2), list[bool](), guards.parse
+
+    def parse(text: bytes) -> object:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.05)
+            met.append(True)
+        return read(text)
+
+    for module in (guards, uploads):
+        monkeypatch.setattr(module, "parse", parse)
+        monkeypatch.setattr(module, "SMALL", 100)
+    asked = [("/v1/documents", {"text": "x" * 200}), ("/v1/query", {"question": "x" * 90, "filter": {"a": "y" * 90}})]
+    with ThreadPoolExecutor(2) as threads:
+        found = threads.map(lambda ask: operator.post(ask[0], json=ask[1]).status_code, asked)
+        assert [*found] == [202, 200] and not met
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/documents", "/v1/models"])

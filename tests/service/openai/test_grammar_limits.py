@@ -103,6 +103,7 @@ def follow(schema: Json, *, seed: int) -> None:
         ({"const": "x" * MOST_CHARACTERS}, "characters, at most 100,000"),
         ({"const": 10**400_000}, "characters, at most 100,000"),
         (SLOW, "s of processor time or .* MiB of memory to compile: use shorter"),
+        ({"type": "string", "pattern": "^(a{1000}){1000}$"}, "; use shorter patterns"),
         ({"type": "string", "pattern": "^a{100000}$"}, "too many .*; use shorter patterns"),
         ({"type": "array", "items": {"const": 1}, "minItems": 10**6}, "Too many items .*; use shorter patterns"),
     ],
