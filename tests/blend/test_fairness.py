@@ -2,8 +2,11 @@
 
 import dataclasses
 import threading
+import time
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from blend.engine.answer_builder import QueuedRequest
 from blend.engine.engine import Done, EngineRequest, Failed, Ready
 from blend.engine.fair_queue import FairQueue, StepShares, dealt
-from blend.engine.local_engine import EngineLimits
+from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.engine.sampling import Sampling
 from blend.errors import Late
 from blend.fuse.prompt import Prompt, PromptLayout, TextSegment
@@ -90,6 +93,34 @@ def test_rows_are_dealt_by_weight_and_none_is_left_over(payers: dict[str, tuple[
         assert sum(found.values()) > rows - len(counts)
         least = min((found[payer] + 1) / weights[payer] for payer in cut)
         assert all(found[payer] == 1 or (found[payer] - 1) / weights[payer] <= least + 1e-9 for payer in counts)
+
+
+@pytest.mark.parametrize(
+    ("spent", "since_s", "without"),
+    [
+        ({"one": 5.0}, 150.0, [None]),  # alone
+        ({"one": 5.0}, 50.0, []),
+        ({"one": 5.0, "many": 9.0}, 150.0, []),  # who had less has two thirds of the time
+        ({"one": 5.0, "many": 9.0}, 250.0, [None]),
+        ({"one": 9.0, "many": 5.0}, 150.0, ["one", "one"]),
+    ],
+)
+def test_a_fuse_of_who_had_less_has_more_of_the_time(
+    spent: dict[str, float], since_s: float, without: list[str | None]
+) -> None:
+    """A step takes 100 s, and the fuse of one went on for `since_s` since the last."""
+    queue, steps, now = FairQueue({}), list[str | None](), time.perf_counter()
+    for payer, seconds in spent.items():
+        queue.spend(payer, seconds)
+    at = SimpleNamespace(_running=[object()], _stepped=now - since_s, _step_s=100.0, _steps_s=0.0, _fuse_began=now)
+    at._changed, at._waiting, at._payers = threading.Condition(), queue, lambda: set(spent)
+
+    def step(without: str | None) -> None:
+        steps.append(without)
+
+    at._step = step
+    LocalEngine._let_others(cast(LocalEngine, at), queued("one"))
+    assert steps == without
 
 
 def test_a_request_that_does_not_fit_lets_others_by_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
