@@ -6,7 +6,7 @@ of its own is the end for all rows but the last token's, which alone goes on to 
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from blend.errors import NotFinite
-from blend.fuse.policy import DeviationFilter, Selection, select
+from blend.fuse.policy import AskRule, DeviationFilter, QuestionProbe, Selection, select
 from blend.fuse.prompt import PromptLayout
 from blend.fuse.record_loader import DamagedRecord, RecordLoader
 from blend.model.context import Context, Slots, scattered
@@ -27,26 +27,31 @@ from store.errors import Miss, MissReason
 
 @dataclass(frozen=True, slots=True)
 class BlendOrder:
-    """How caches are reused. Orders of one policy and ratio are equal; the rest fits the fuse into an engine's work.
+    """How caches are reused; `rule` is for the policy `ask`. The rest fits the fuse into an engine's work.
 
     `between` is called before each layer of each piece of so many rows, so that others may compute meanwhile.
     """
 
     policy: str = "hybrid"
     ratio: float = 0.15
+    rule: AskRule = AskRule()
     piece_rows: int = field(default=1024, repr=False, compare=False)
     between: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def check(self) -> None:
         """Raise PromptError for a policy or a ratio that does not exist."""
-        select(PromptLayout((), (), ()), policy=self.policy, ratio=self.ratio, keeping=(0,))
+        self.select(PromptLayout((), (), ()), keeping=(0,))
+
+    def select(self, layout: PromptLayout, *, keeping: Sequence[int]) -> Selection:
+        """What to reuse and what to recompute. `keeping`: the layers with keys of their own."""
+        return select(layout, policy=self.policy, ratio=self.ratio, keeping=keeping, rule=self.rule)
 
 
 @dataclass(frozen=True, slots=True)
 class FuseReport:
     """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens.
 
-    Seconds: `select` and `compute` are the fuse's own; `wait` (for records) and `others` (their steps) are parts of
+    Seconds: `ask`, `select` and `compute` are the fuse's own; `wait` (for records) and `others` (their steps) are parts of
     them, and `read` went on beside them. `bytes` of keys and values came out of records. `stages` are the cached slots
     that each stage behind the check computed; the last of them went through all layers.
     """
@@ -95,7 +100,7 @@ def fuse(
     clock = Clock()
     moved = 0
     while True:
-        selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=decoder.model_layers.keeping)
+        selection = order.select(layout, keeping=decoder.model_layers.keeping)
         work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
         loader = RecordLoader(decoder, context, wanted=selection.wanted, readers=readers)
         try:
@@ -143,8 +148,9 @@ class _Fuse:
         self._feed = loader
         rows = ~self._exact
         start, hidden = 0, None
-        if not self._selection.filters:
-            rows &= ~self._cached | self._forced
+        if self._selection.probe or not self._selection.filters:
+            with self._clock.stage("ask"):
+                rows &= ~self._cached | self._forced | self._asked(self._selection.probe)
             self._stages.append(rows)
         for each in self._selection.filters:
             with self._clock.stage("select"):
@@ -153,6 +159,23 @@ class _Fuse:
             start = self._decoder.model_layers.resume(each.layer)
         with self._clock.stage("compute"):
             return self._finish(rows, start=start, hidden=hidden)
+
+    def _asked(self, probe: QuestionProbe | None) -> Tensor:
+        """A flag for each cached slot that the last token looks at, of those that it looks at most."""
+        chosen = torch.zeros_like(self._cached)
+        if probe is None:
+            return chosen
+        looked = torch.zeros(len(chosen), device=self._decoder.device)
+        for slots, _ in self._pieces(~self._exact & ~self._cached, None):
+            is_last = slots.last == len(chosen) - 1
+            hooks = LayerHooks(self._before, None, probe.layers, looked.add_) if is_last else LayerHooks(self._before)
+            layer_range = LayerRange(stop=None if is_last else probe.layers[-1])
+            self._decoder.prefill(
+                self._context, slots, ids=self._ids[slots.index], layer_range=layer_range, hooks=hooks
+            )
+        scores = looked.cpu().masked_fill_(~self._cached, -1.0)
+        chosen[scores.topk(min(probe.keep, int(self._cached.sum()))).indices] = True
+        return chosen
 
     def _filter(
         self, to: DeviationFilter, rows: Tensor, *, start: int, hidden: Tensor | None
@@ -225,7 +248,7 @@ class _Fuse:
         reused = int((self._exact | self._cached).sum()) - again
         seconds = dict(self._clock.seconds)
         return FuseReport(
-            order=BlendOrder(self._order.policy, self._order.ratio),
+            order=BlendOrder(self._order.policy, self._order.ratio, self._order.rule),
             reused=reused,
             recomputed=again,
             fresh=len(layout.ids) - reused - again,

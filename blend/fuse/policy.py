@@ -5,7 +5,7 @@ The budget is `ceil(ratio * blended tokens)`. Tokens that stand where they were 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blend.errors import PromptError
 from blend.fuse.prompt import ChunkSpan, PromptLayout
@@ -14,6 +14,7 @@ HEADS = 8  # one of so many is a chunk's first token: the prefix of a capture ho
 FIRST_SIGHT = 1  # the first layer whose keys and values know other chunks
 REFERENCES = 2  # the first whose keys and values know what a name from another chunk refers to: that takes two layers
 DEEP = 12  # layers that keep keys, from which on narrowing takes several steps
+ASKED = (0.6, 0.8)  # how deep the layers lie whose attention tells what the question looks at, where none are fitted
 NARROWING = ((0, 1.3), (1, 1.15), (3, None))  # (layers behind the check, share of the budget); None: what is left
 SECOND_LOOK = 2  # with fewer layers, so many times the budget is kept for one layer, which shows better what changed
 
@@ -27,18 +28,45 @@ class DeviationFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class QuestionProbe:
+    """How many cached tokens go on to the filters: those that the prompt's last token looks at most in these layers.
+
+    It looks at them as they were cached: what is fresh in any case runs over the caches first, as far as the layers.
+    """
+
+    layers: tuple[int, ...]
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
-    """`layout` has the records in use, `forced` slots are computed in any case, `filters` choose further ones."""
+    """`layout` has the records in use, `forced` slots are computed in any case, `filters` choose further ones.
+
+    They choose of all, or of those that the `probe` leaves.
+    """
 
     layout: PromptLayout
     forced: tuple[int, ...] = ()
     filters: tuple[DeviationFilter, ...] = ()
+    probe: QuestionProbe | None = None
 
     def wanted(self, layer: int) -> Sequence[ChunkSpan]:
-        """The spans that a layer reads. Before the first filter all rows that are not exact are computed, no others."""
-        if self.filters and layer < self.filters[0].layer:
+        """The spans that a layer reads. Where all that is not exact is computed up to a filter, no others before it."""
+        if self.filters and self.probe is None and layer < self.filters[0].layer:
             return [span for span in self.layout.spans if span.exact]
         return self.layout.spans
+
+
+@dataclass(frozen=True, slots=True)
+class AskRule:
+    """How `ask` chooses. Layers are counted among those that keep keys; none: some of the second half.
+
+    The question names `candidates` times as many tokens as are recomputed. Of them, deviation at `check` chooses.
+    """
+
+    layers: tuple[int, ...] = ()
+    candidates: float = 3.0
+    check: int = REFERENCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +76,11 @@ class RecomputeBudget:
     tokens: int
     cached: int
     keeping: Sequence[int]
+    rule: AskRule = AskRule()
 
     def without(self, tokens: int) -> "RecomputeBudget":
         """What is left of the budget when so many tokens are chosen already."""
-        return RecomputeBudget(self.tokens - tokens, self.cached - tokens, self.keeping)
+        return replace(self, tokens=self.tokens - tokens, cached=self.cached - tokens)
 
 
 Policy = Callable[[PromptLayout, RecomputeBudget], Selection]
@@ -83,6 +112,17 @@ def _hybrid(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     return Selection(layout, heads, _narrowing(budget.without(len(heads)), check=REFERENCES))
 
 
+def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
+    if budget.tokens == 0:
+        return Selection(layout)
+    rule, deepest = budget.rule, len(budget.keeping) - 1
+    counted = rule.layers or [round(depth * len(budget.keeping)) for depth in ASKED]
+    layers = tuple(sorted({budget.keeping[min(each, deepest)] for each in counted}))
+    probe = QuestionProbe(layers, min(budget.cached, math.ceil(rule.candidates * budget.tokens)))
+    check = DeviationFilter(budget.keeping[min(rule.check, deepest)], budget.tokens)
+    return Selection(layout, (), (check,) if probe.keep > budget.tokens else (), probe)
+
+
 POLICIES: dict[str, Policy] = {
     "full": _full,
     "prefix": _prefix,
@@ -90,24 +130,27 @@ POLICIES: dict[str, Policy] = {
     "heads": _heads,
     "deviation": _deviation,
     "hybrid": _hybrid,
+    "ask": _ask,
 }
 
 
-SELECTIVE = ("heads", "deviation", "hybrid")  # those that look at the ratio
+SELECTIVE = ("heads", "deviation", "hybrid", "ask")  # those that look at the ratio
 
 
-def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence[int]) -> Selection:
+def select(
+    layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence[int], rule: AskRule | None = None
+) -> Selection:
     """What to reuse and what to recompute. `keeping`: the layers with keys of their own."""
     if policy not in POLICIES:
         raise PromptError(f"unknown policy {policy!r}: choose one of {', '.join(POLICIES)}")
     if not 0 <= ratio <= 1:
         raise PromptError(f"ratio must be in [0, 1], got {ratio!r}")
     blended = sum(span.stop - span.start for span in layout.blended)
-    budget = RecomputeBudget(math.ceil(ratio * blended), blended, keeping)
+    budget = RecomputeBudget(math.ceil(ratio * blended), blended, keeping, rule or AskRule())
     if policy in SELECTIVE and budget.tokens == blended:
         return _prefix(layout, budget)  # all of them: nothing blended is left
     if len(keeping) == 1:
-        budget = RecomputeBudget(0, blended, keeping)  # its keys depend on the token alone, so cached ones are exact
+        budget = replace(budget, tokens=0)  # its keys depend on the token alone, so cached ones are exact
     return POLICIES[policy](layout, budget)
 
 

@@ -133,6 +133,10 @@ def _attend(
         raise UnsupportedModel(f"the attention {NAME!r} runs inside a step and with the masks that it made")
     parts: list[Tensor] = []
     for segment, keys, values in step.sources(*seen):
+        if step.asked:
+            last = len(segment.slots) - 1
+            mask = None if visibility.is_causal else visibility.mask(segment, last, stop=last + 1, dtype=query.dtype)
+            step.look(_looked_at(kernel, call, AttentionBlock(query[:, :, -1:], keys, values, mask)))
         rows = query[:, :, segment.start : segment.stop]
         if kernel is _fused and visibility.is_causal and segment.slots.first == 0 and segment.slots.adjoining:
             parts.append(_fused_causal(call, AttentionBlock(rows, keys, values, None)))
@@ -191,14 +195,34 @@ def _grouped(call: AttentionCall, block: AttentionBlock, *, is_causal: bool) -> 
 
 
 def _plain(call: AttentionCall, block: AttentionBlock) -> Tensor:
+    return _plainly(call, block)[0]
+
+
+def _plain_weights(call: AttentionCall, block: AttentionBlock) -> Tensor | None:
+    return _plainly(call, block)[1]
+
+
+def _plainly(call: AttentionCall, block: AttentionBlock) -> tuple[Tensor, Tensor | None]:
+    """What the model's own plain attention returns: (1, T, Hq, D), and weights (1, Hq, T, S) if it shows them."""
     function = getattr(sys.modules[type(call.module).__module__], "eager_attention_forward", None)
     if function is None:
         raise UnsupportedModel(f"{type(call.module).__name__} has no plain attention to fall back on")
     mask = None if block.mask is None else block.mask[None, None]
-    out: Tensor = function(
+    found: tuple[Tensor, Tensor | None] = function(
         call.module, block.query, block.keys, block.values, mask, scaling=call.scaling, dropout=0.0, **call.more
-    )[0]
-    return out
+    )
+    return found
+
+
+def _looked_at(kernel: Kernel, call: AttentionCall, block: AttentionBlock) -> Tensor:
+    """What the one row of the block looks at, (S,) in float32: the mean over heads."""
+    if kernel is not _fused and (weights := _plain_weights(call, block)) is not None:
+        return weights[0, :, 0].float().mean(0)
+    heads, dim = block.query.shape[1], block.query.shape[3]
+    scale = dim**-0.5 if call.scaling is None else call.scaling
+    packed = block.query.reshape(block.keys.shape[1], -1, dim)
+    scores = (packed @ block.keys[0].transpose(1, 2)).float().reshape(heads, -1) * scale
+    return (scores if block.mask is None else scores + block.mask).softmax(-1).mean(0)
 
 
 def _flexible(call: AttentionCall, block: AttentionBlock) -> Tensor:

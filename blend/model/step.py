@@ -57,10 +57,16 @@ def _nothing(layer: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LayerHooks:
-    """What is called on the way: before each layer, and with the stop layer's fresh keys and values (H, T, D)."""
+    """What is called on the way: before each layer, and with the stop layer's fresh keys and values (H, T, D).
+
+    `looked` is called in each of the `asked` layers with what the pass's last row looks at there: weights (S,) of all
+    that it may see, which are one together. The pass ends behind the last of them.
+    """
 
     before: Callable[[int], None] = _nothing
     compare: Callable[[Tensor, Tensor], None] | None = None
+    asked: tuple[int, ...] = ()
+    looked: Callable[[Tensor], None] | None = None
 
 
 class Step(Cache):
@@ -82,6 +88,19 @@ class Step(Cache):
         self._watch = hooks or LayerHooks()
         self._direct = direct
         self._returned: dict[int, tuple[int, Tensor]] = {}
+        self._at = -1  # the layer that runs
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody wants to know what the last row looks at in the layer that runs."""
+        return self._at in self._watch.asked
+
+    def look(self, weights: Tensor) -> None:
+        """Called by the attention of an asked layer with what the last row looks at, (S,)."""
+        assert self._watch.looked is not None
+        self._watch.looked(weights)
+        if self._at == self._watch.asked[-1]:
+            raise PassHalted
 
     @property
     def rows(self) -> int:
@@ -102,6 +121,7 @@ class Step(Cache):
         if layer == layer_range.start and layer_range.hidden is not None:
             hidden = layer_range.hidden
         self._watch.before(layer)
+        self._at = layer
         if layer == layer_range.keep:
             self.kept = hidden
         return hidden

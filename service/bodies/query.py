@@ -33,7 +33,7 @@ class LooseIn(Strict):
 class BlendIn(Strict):
     """How caches are reused; what is left out is as in the settings."""
 
-    policy: Literal["full", "prefix", "reuse", "heads", "deviation", "hybrid"] | None = None
+    policy: Literal["full", "prefix", "reuse", "heads", "deviation", "hybrid", "ask"] | None = None
     ratio: float | None = Field(None, ge=0, le=1, description="The share of cached tokens that are recomputed")
 
     def over(self, default: BlendOrder) -> BlendOrder:

@@ -114,7 +114,7 @@ def evaluate(
     forms: Forms = "",
     passages: Passages = "",
     tokens: Tokens = "",
-    policies: Policies = "full,reuse,heads,deviation,hybrid",
+    policies: Policies = "full,reuse,heads,deviation,hybrid,ask",
     ratios: Ratios = "0.05,0.15,0.3",
     codecs: Codecs = "lossless,q4",
     answer_tokens: AnswerTokens = 16,

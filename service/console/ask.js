@@ -8,6 +8,7 @@ import { COLLECTION, NEIGHBORS, QUESTIONS } from "./samples.js";
 
 const POLICIES = {
   "": "As the service is set.",
+  ask: "Of what the question looks at, the tokens that differ most are recomputed.",
   hybrid: "The first tokens of each chunk, and those that differ most, are recomputed.",
   deviation: "The tokens that differ most are recomputed.",
   heads: "The first tokens of each chunk are recomputed.",

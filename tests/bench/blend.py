@@ -34,6 +34,8 @@ CASES: dict[str, BlendOrder] = {
     "heads 15 %": BlendOrder("heads", 0.15),
     "deviation 5 %": BlendOrder("deviation", 0.05),
     "deviation 15 %": BlendOrder("deviation", 0.15),
+    "ask 3 %": BlendOrder("ask", 0.03),
+    "ask 5 %": BlendOrder("ask", 0.05),
     "hybrid 5 %": BlendOrder("hybrid", 0.05),
     "hybrid 15 %": BlendOrder("hybrid", 0.15),
 }

@@ -3,7 +3,8 @@
 Nothing of blend is used here. Keys at a place come from a native prefill at that place, so nothing is ever rotated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -146,20 +147,20 @@ def rows_through(model: PreTrainedModel, ids: Ids, rows: Sequence[int], cached: 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a fuse computes: `rows` in any case, and what each filter (layer, keep) leaves.
+    """What a fuse computes: `rows` in any case, and what each filter (layer, keep) leaves of what `probe` leaves.
 
     Where tokens deviate alike but for rounding, as those whose window ends inside their chunk, any of them may stay:
-    then those that `found` names for the filter do.
+    then those that `found` names for the stage do.
     """
 
     rows: Sequence[int]
     filters: Sequence[tuple[int, int]]
     found: Sequence[Sequence[int]] = ()
+    probe: tuple[Sequence[int], int] | None = None  # the layers whose attention counts, and how many slots it leaves
 
-    def keep(self, scores: dict[int, float], free: Sequence[int], *, index: int) -> list[int]:
-        """The slots of `free` that deviate most: what the filter of that number leaves."""
-        _, count = self.filters[index]
-        found = set(self.found[index]) if self.found else set[int]()
+    def keep(self, scores: dict[int, float], free: Sequence[int], *, count: int, stage: int) -> list[int]:
+        """The slots of `free` with the highest scores: what the stage of that number leaves."""
+        found = set(self.found[stage]) if self.found else set[int]()
         if count >= len(free):
             return list(free)
         last = sorted(scores[slot] for slot in free)[-count]
@@ -182,12 +183,15 @@ def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choic
     rows, filters = choice.rows, choice.filters
     store = slots_kv(model, ids, chunks)
     cached = {slot for chunk in chunks if not exact(chunk, ids) for slot in chunk.slots}
-    free = [slot for slot in sorted(cached) if slot not in set(rows)] if filters else []
-    for number, (layer, _) in enumerate(filters):
+    free = [slot for slot in sorted(cached) if slot not in set(rows)] if filters or choice.probe else []
+    if choice.probe:
+        looked = looked_at(model, ids, rows, store, layers=choice.probe[0])
+        free = choice.keep(looked, free, count=choice.probe[1], stage=0)
+    for number, (layer, count) in enumerate(filters):
         stage = sorted({*rows, *free})
         _, fresh = rows_through(model, ids, stage, store)
         scores = deviation(store, fresh, layer=layer, stage=stage, cached=sorted(cached & set(stage)))
-        free = choice.keep(scores, free, index=number)
+        free = choice.keep(scores, free, count=count, stage=number + bool(choice.probe))
         for index in range(layer + 1):
             held, kv = store[index], fresh[index]
             if held is not None and kv is not None:
@@ -195,6 +199,40 @@ def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choic
     final = sorted({*rows, *free})
     logits, _ = rows_through(model, ids, final, store)
     return logits[-1], sorted(cached & set(final))
+
+
+def looked_at(
+    model: PreTrainedModel, ids: Ids, rows: Sequence[int], cached: Layers, *, layers: Sequence[int]
+) -> dict[int, float]:
+    """How much the last row looks at each slot in these layers, by the weights that transformers itself shows."""
+    with showing(model) as weights:
+        rows_through(model, ids, rows, cached)
+    places = [*(slot for slot in range(len(ids)) if slot not in set(rows)), *rows]
+    sums = torch.stack([weights[layer][0, :, -1].mean(0) for layer in layers]).sum(0)
+    return {slot: float(each) for slot, each in zip(places, sums, strict=True)}
+
+
+@contextmanager
+def showing(model: PreTrainedModel) -> Generator[dict[int, Tensor]]:
+    """Collects the attention weights (1, H, T, S) of each layer, out of what its attention module returns."""
+    found: dict[int, Tensor] = {}
+
+    def note(module: torch.nn.Module, args: object, output: tuple[object, ...]) -> None:
+        weights = output[1]
+        assert isinstance(weights, Tensor)
+        found[cast(int, module.layer_idx)] = weights
+
+    modules = [each for each in model.modules() if type(each).__name__.endswith("Attention") and has_index(each)]
+    hooks = [each.register_forward_hook(note) for each in modules]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def has_index(module: torch.nn.Module) -> bool:
+    return isinstance(getattr(module, "layer_idx", None), int)
 
 
 def deviation(store: Layers, fresh: Layers, *, layer: int, stage: list[int], cached: list[int]) -> dict[int, float]:

@@ -64,7 +64,7 @@ def fused(
     """A fuse in a context of its own."""
     placed = layout(model, prompt)
     context = model.decoder.context(len(placed.ids) + 32)
-    return fuse(model.decoder, placed, context=context, order=BlendOrder(policy, ratio, piece_rows), readers=READERS)
+    return fuse(model.decoder, placed, context=context, order=BlendOrder(policy, ratio, piece_rows=piece_rows), readers=READERS)
 
 
 def chosen(
@@ -76,7 +76,8 @@ def chosen(
     spans = {slot for span in selection.layout.spans for slot in range(span.start, span.stop)}
     always = [slot for slot in range(len(placed.ids)) if slot not in spans]
     filters = [(each.layer, each.keep) for each in selection.filters]
-    return Choice(sorted({*always, *selection.forced}), filters, found)
+    probe = selection.probe and (selection.probe.layers, selection.probe.keep)
+    return Choice(sorted({*always, *selection.forced}), filters, found, probe)
 
 
 def off(ours: Tensor, theirs: Tensor) -> float:

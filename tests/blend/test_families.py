@@ -14,6 +14,7 @@ from tests.blend import dense
 from tests.blend.families import BASE, FAMILIES, OTHERS, WINDOW, build, draw, native, ours, put, words
 from tests.blend.fusing import Case, chosen, close, fused, off
 
+OTHER_POLICIES = [("reuse", 0.0), ("heads", 0.2), ("deviation", 0.3), ("hybrid", 0.25)]
 ALL = [*FAMILIES, *OTHERS]
 PREFIX, OTHER_PREFIX, A, B, C, GAP, SUFFIX = draw(3, 9, 14, 40, 33, 21, 5, 11)
 MIXED = Case(OTHER_PREFIX, PREFIX, "hthmth", (A, GAP, B, C, GAP, C), SUFFIX)
@@ -24,7 +25,7 @@ def test_ratio_one_and_full_are_a_full_prefill(name: str) -> None:
     prompt = MIXED.prompt(ours(name))
     reference = dense.prefill(native(name), prompt.ids)[-1]
 
-    for policy in ("full", "heads", "deviation", "hybrid"):
+    for policy in ("full", "heads", "deviation", "hybrid", "ask"):
         assert close(fused(ours(name), prompt, policy=policy, ratio=1.0).logits, reference), policy
 
 
@@ -55,7 +56,7 @@ def test_relocation_is_a_native_prefill_at_that_position(name: str, start: int) 
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize(("policy", "ratio"), [("reuse", 0.0), ("heads", 0.2), ("deviation", 0.3), ("hybrid", 0.25)])
+@pytest.mark.parametrize(("policy", "ratio"), [*OTHER_POLICIES, ("ask", 0.1), ("ask", 0.5)])
 def test_hits_and_misses_equal_dense_attention_with_an_explicit_mask(name: str, policy: str, ratio: float) -> None:
     prompt = MIXED.prompt(ours(name))
     found = fused(ours(name), prompt, policy=policy, ratio=ratio)
@@ -68,12 +69,13 @@ def test_hits_and_misses_equal_dense_attention_with_an_explicit_mask(name: str, 
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_row_pieces_of_any_size_equal_one_piece(name: str) -> None:
+@pytest.mark.parametrize("policy", ["hybrid", "ask"])
+def test_row_pieces_of_any_size_equal_one_piece(name: str, policy: str) -> None:
     prompt = MIXED.prompt(ours(name))
-    whole = fused(ours(name), prompt, policy="hybrid", ratio=0.3)
+    whole = fused(ours(name), prompt, policy=policy, ratio=0.3)
 
     for size in (1, 7, 32):
-        pieces = fused(ours(name), prompt, policy="hybrid", ratio=0.3, piece_rows=size)
+        pieces = fused(ours(name), prompt, policy=policy, ratio=0.3, piece_rows=size)
         assert pieces.report.stages[-1] == whole.report.stages[-1]
         assert close(pieces.logits, whole.logits)
 
@@ -114,12 +116,13 @@ def test_a_deep_model_narrows_its_rows_in_steps(ratio: float, rows: int) -> None
 def test_a_shallow_model_with_few_words_and_a_small_window_works(layers: int) -> None:
     small = {"num_hidden_layers": layers, "vocab_size": 40, "max_position_embeddings": 200}
     shallow = build(LlamaConfig(**{**BASE, **small}))
+    shallow.set_attn_implementation("eager")
     model = adopt(put(copy.deepcopy(shallow)), words())
     parts = tuple(tuple(each % 40 for each in part) for part in (A, B, C))
     case = Case(tuple(each % 40 for each in OTHER_PREFIX), (), "hhh", parts, (9, 8, 7))
     prompt = case.prompt(model)
 
-    for policy in ("reuse", "deviation", "hybrid"):
+    for policy in ("reuse", "deviation", "hybrid", "ask"):
         found = fused(model, prompt, policy=policy, ratio=0.3)
         choice = chosen(model, prompt, policy=policy, ratio=0.3, found=found.report.stages)
         logits, _ = dense.blended(shallow, prompt.ids, case.cached, choice=choice)

@@ -31,7 +31,7 @@ RATIOS = st.one_of(st.sampled_from((0.0, 1.0)), st.floats(0, 1))
 
 
 @settings(max_examples=40, deadline=None)
-@given(cases(), st.sampled_from(FAMILIES), st.sampled_from(("reuse", "heads", "deviation", "hybrid")), RATIOS)
+@given(cases(), st.sampled_from(FAMILIES), st.sampled_from(("reuse", "heads", "deviation", "hybrid", "ask")), RATIOS)
 def test_a_fuse_is_dense_attention_over_what_was_cached(case: Case, name: str, policy: str, ratio: float) -> None:
     model, prompt = ours(name), case.prompt(ours(name))
     found = fused(model, prompt, policy=policy, ratio=ratio, piece_rows=97)

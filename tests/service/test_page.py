@@ -54,7 +54,7 @@ UNANSWERED = replace(
 )
 MANY = [
     replace(ROW, policy=policy, ratio=ratio, codec=codec, bits_per_value=bits, ttft_ms=90 + 900 * ratio, kl=ratio**5)
-    for policy in ("full", "reuse", "heads", "deviation", "hybrid")
+    for policy in ("full", "reuse", "heads", "deviation", "hybrid", "ask")
     for ratio in (0.0, 0.05, 0.15, 0.5)
     for codec, bits in (("lossless", 11.2), ("q8", 8.3), ("q4", 4.4))
 ]
@@ -194,7 +194,7 @@ def test_every_row_is_in_the_table_but_for_those_that_computed_the_same() -> Non
     told: dict[object, ResultRow] = {}
     for row in rows:
         codec = "" if row.policy == "full" else row.codec
-        told.setdefault((row.policy, codec, row.ratio if row.policy in ("heads", "deviation", "hybrid") else 0), row)
+        told.setdefault((row.policy, codec, row.ratio if row.policy in ("heads", "deviation", "hybrid", "ask") else 0), row)
     prompt_builder = {"equal": "equal", "noise": "within noise", "worse": "worse", "better": "better"}
     assert len(told) < len(rows)
     assert [tuple(line[1:5]) for line in lines] == [
