@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from blend.fuse.policy import POLICIES
+from blend.errors import PromptError
+from blend.fuse.policy import check_policy
 from store.codec.spec import Spec
 from store.errors import SpecError
 
@@ -35,10 +36,12 @@ def _default_store(settings: dict[str, object]) -> str:
     return f"lmdb://{Path(str(settings['data'])).absolute()}/store"
 
 
-def _policy(name: str) -> str:
-    if name not in POLICIES:
-        raise ValueError(f"choose one of {', '.join(POLICIES)}, got {name!r}")
-    return name
+def _policy(policy: str) -> str:
+    try:
+        check_policy(policy)
+    except PromptError as error:
+        raise ValueError(str(error)) from error
+    return policy
 
 
 def _codec(name: str) -> str:

@@ -6,7 +6,7 @@ of its own is the end for all rows but the last token's, which alone goes on to 
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from blend.errors import NotFinite
-from blend.fuse.policy import AskRule, DeviationFilter, QuestionProbe, Selection, select
+from blend.fuse.policy import DeviationFilter, QuestionProbe, Selection, select
 from blend.fuse.prompt import PromptLayout
 from blend.fuse.record_loader import DamagedRecord, RecordLoader
 from blend.model.context import Context, Slots, scattered
@@ -27,33 +27,28 @@ from store.errors import Miss, MissReason
 
 @dataclass(frozen=True, slots=True)
 class BlendOrder:
-    """How caches are reused; `rule` is for the policy `ask`. The rest fits the fuse into an engine's work.
+    """How caches are reused. Orders of one policy and ratio are equal; the rest fits the fuse into an engine's work.
 
     `between` is called before each layer of each piece of so many rows, so that others may compute meanwhile.
     """
 
     policy: str = "hybrid"
     ratio: float = 0.15
-    rule: AskRule = AskRule()
     piece_rows: int = field(default=1024, repr=False, compare=False)
     between: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def check(self) -> None:
         """Raise PromptError for a policy or a ratio that does not exist."""
-        self.select(PromptLayout((), (), ()), keeping=(0,))
-
-    def select(self, layout: PromptLayout, *, keeping: Sequence[int]) -> Selection:
-        """What to reuse and what to recompute. `keeping`: the layers with keys of their own."""
-        return select(layout, policy=self.policy, ratio=self.ratio, keeping=keeping, rule=self.rule)
+        select(PromptLayout((), (), ()), policy=self.policy, ratio=self.ratio, keeping=(0,))
 
 
 @dataclass(frozen=True, slots=True)
 class FuseReport:
     """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens.
 
-    Seconds: `ask`, `select` and `compute` are the fuse's own; `wait` (for records) and `others` (their steps) are parts of
-    them, and `read` went on beside them. `bytes` of keys and values came out of records. `stages` are the cached slots
-    that each stage behind the check computed; the last of them went through all layers.
+    Seconds: `ask`, `select` and `compute` are the fuse's own; `wait` (for records) and `others` (their steps) are parts
+    of them, and `read` went on beside them. `bytes` of keys and values came out of records. `stages` are the cached
+    slots that the probe named, and those that each stage behind a check computed; the last went through all layers.
     """
 
     order: BlendOrder
@@ -100,7 +95,7 @@ def fuse(
     clock = Clock()
     moved = 0
     while True:
-        selection = order.select(layout, keeping=decoder.model_layers.keeping)
+        selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=decoder.model_layers.keeping)
         work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
         loader = RecordLoader(decoder, context, wanted=selection.wanted, readers=readers)
         try:
@@ -248,7 +243,7 @@ class _Fuse:
         reused = int((self._exact | self._cached).sum()) - again
         seconds = dict(self._clock.seconds)
         return FuseReport(
-            order=BlendOrder(self._order.policy, self._order.ratio, self._order.rule),
+            order=BlendOrder(self._order.policy, self._order.ratio),
             reused=reused,
             recomputed=again,
             fresh=len(layout.ids) - reused - again,

@@ -61,12 +61,39 @@ class Selection:
 class AskRule:
     """How `ask` chooses. Layers are counted among those that keep keys; none: some of the second half.
 
-    The question names `candidates` times as many tokens as are recomputed. Of them, deviation at `check` chooses.
+    The question names `times` as many tokens as are recomputed. Of them, deviation at the layer `check` chooses.
+    Written behind the policy's name: `ask/layers=14+19/check=2/times=3`, any of them or none.
     """
 
     layers: tuple[int, ...] = ()
-    candidates: float = 3.0
     check: int = REFERENCES
+    times: float = 3.0
+
+    @classmethod
+    def parse(cls, text: str) -> "AskRule":
+        """The rule of what stands behind the name. Raises PromptError for what is none."""
+        try:
+            given = dict(part.split("=") for part in text.split("/") if part)
+            rule = cls(
+                tuple(sorted({_whole(each) for each in given.pop("layers", "").split("+") if each})),
+                _whole(given.pop("check", str(REFERENCES))),
+                float(given.pop("times", "3")),
+            )
+        except ValueError:
+            rule, given = None, {}
+        if rule is None or given or not 1 <= rule.times < math.inf:
+            raise PromptError(f"no rule of ask: {text!r}; write for example ask/layers=14+19/check=2/times=3")
+        return rule
+
+    def __str__(self) -> str:
+        layers = f"/layers={'+'.join(map(str, self.layers))}" if self.layers else ""
+        return f"ask{layers}/check={self.check}/times={self.times:g}"
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +145,7 @@ def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     rule, deepest = budget.rule, len(budget.keeping) - 1
     counted = rule.layers or [round(depth * len(budget.keeping)) for depth in ASKED]
     layers = tuple(sorted({budget.keeping[min(each, deepest)] for each in counted}))
-    probe = QuestionProbe(layers, min(budget.cached, math.ceil(rule.candidates * budget.tokens)))
+    probe = QuestionProbe(layers, min(budget.cached, math.ceil(rule.times * budget.tokens)))
     check = DeviationFilter(budget.keeping[min(rule.check, deepest)], budget.tokens)
     return Selection(layout, (), (check,) if probe.keep > budget.tokens else (), probe)
 
@@ -137,21 +164,31 @@ POLICIES: dict[str, Policy] = {
 SELECTIVE = ("heads", "deviation", "hybrid", "ask")  # those that look at the ratio
 
 
-def select(
-    layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence[int], rule: AskRule | None = None
-) -> Selection:
-    """What to reuse and what to recompute. `keeping`: the layers with keys of their own."""
-    if policy not in POLICIES:
+def policy_name(policy: str) -> str:
+    """A policy's name, without the rule that may stand behind it."""
+    return policy.partition("/")[0]
+
+
+def check_policy(policy: str) -> AskRule:
+    """The rule of a policy. Raises PromptError for a policy, or a rule, that does not exist."""
+    name, _, rule = policy.partition("/")
+    if name not in POLICIES or (rule and name != "ask"):
         raise PromptError(f"unknown policy {policy!r}: choose one of {', '.join(POLICIES)}")
+    return AskRule.parse(rule)
+
+
+def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence[int]) -> Selection:
+    """What to reuse and what to recompute. `keeping`: the layers with keys of their own."""
+    rule, name = check_policy(policy), policy_name(policy)
     if not 0 <= ratio <= 1:
         raise PromptError(f"ratio must be in [0, 1], got {ratio!r}")
     blended = sum(span.stop - span.start for span in layout.blended)
-    budget = RecomputeBudget(math.ceil(ratio * blended), blended, keeping, rule or AskRule())
-    if policy in SELECTIVE and budget.tokens == blended:
+    budget = RecomputeBudget(math.ceil(ratio * blended), blended, keeping, rule)
+    if name in SELECTIVE and budget.tokens == blended:
         return _prefix(layout, budget)  # all of them: nothing blended is left
     if len(keeping) == 1:
         budget = replace(budget, tokens=0)  # its keys depend on the token alone, so cached ones are exact
-    return POLICIES[policy](layout, budget)
+    return POLICIES[name](layout, budget)
 
 
 def _first_tokens(spans: Sequence[ChunkSpan], budget: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, StringConstraints
 
 from blend.fuse.fuse import BlendOrder
+from blend.fuse.policy import policy_name
 from service.answers.events import ChunkReport, Report
 from service.bodies.fields import WHOLE, ChunkId, CollectionName, Filter, Name, OneOf, Strict, Text, Title, Whole
 from service.bodies.search import SourceOut
@@ -38,7 +39,9 @@ class BlendIn(Strict):
 
     def over(self, default: BlendOrder) -> BlendOrder:
         """The blending that is asked for, with the default's where this says nothing."""
-        return BlendOrder(self.policy or default.policy, default.ratio if self.ratio is None else self.ratio)
+        is_default = self.policy in (None, policy_name(default.policy))  # then with the rule that was fitted
+        policy = default.policy if is_default else self.policy
+        return BlendOrder(policy or default.policy, default.ratio if self.ratio is None else self.ratio)
 
 
 class TextFormat(Strict):

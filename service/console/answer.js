@@ -131,7 +131,7 @@ export class Answer {
 }
 
 export const policyOf = ({ policy, ratio }) =>
-  policy === "full" ? "Full prefill" : ["heads", "deviation", "hybrid", "ask"].includes(policy) ? `${policy}, ratio ${ratio}` : policy;
+  policy === "full" ? "Full prefill" : ["heads", "deviation", "hybrid", "ask"].includes(policy.split("/")[0]) ? `${policy}, ratio ${ratio}` : policy;
 
 // The prompt in parts. What was reused beside the chunks is its head, kept from an earlier request.
 function partsOf(usage, chunks) {

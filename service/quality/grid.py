@@ -8,7 +8,8 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from blend.fuse.policy import POLICIES, SELECTIVE
+from blend.errors import PromptError
+from blend.fuse.policy import POLICIES, SELECTIVE, check_policy
 from blend.load import LoadedModel
 from service.app.operating_point import FULL, OperatingPoint
 from service.quality.case_probe import CaseMeasurement, CaseOutcome, CaseProbe
@@ -73,8 +74,10 @@ class GridResult:
 def grid(policies: Sequence[str], ratios: Sequence[float], *, codecs: Sequence[str]) -> list[OperatingPoint]:
     """The points of every combination, in order. Raises SuiteError for what does not exist."""
     for policy in policies:
-        if policy not in POLICIES:
-            raise SuiteError(f"no policy is named {policy!r}: choose of {', '.join(POLICIES)}")
+        try:
+            check_policy(policy)
+        except PromptError as error:
+            raise SuiteError(str(error)) from error
     for ratio in ratios:
         if not 0 <= ratio <= 1:
             raise SuiteError(f"a ratio lies in [0, 1], got {ratio}")

@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from blend.engine.engine import PayerLoad
+from blend.fuse.policy import policy_name
 from service.errors import ServiceError
 from service.reports import Report, Usage
 from service.telemetry import labels
@@ -121,7 +122,7 @@ class Metrics:
 
     def answered(self, tenant: str, *, usage: Usage, report: Report, reason: str) -> None:
         """An answer ended. `reason`: how."""
-        self._answers.labels(self._tenant(tenant), self._policy(report.policy), self._finish(reason)).inc()
+        self._answers.labels(self._tenant(tenant), self._policy(policy_name(report.policy)), self._finish(reason)).inc()
         self._count_tokens(tenant, usage)
         tally = Tally({"requests": 1})
         for chunk in report.chunks:
@@ -131,7 +132,7 @@ class Metrics:
         tally.update(_tokens(usage))
         self._add(tenant, tally)
         for stage, milliseconds in report.timings_ms.items():
-            self._observe(report.policy, stage, seconds=milliseconds / 1000)
+            self._observe(policy_name(report.policy), stage, seconds=milliseconds / 1000)
 
     def failed(self, tenant: str, *, error: str) -> None:
         """An answer ended by an error; `error` is the name of its class."""

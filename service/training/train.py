@@ -72,8 +72,8 @@ STAGES = (
     Stage((LINKED,), 0.95, 700, tokens=6000),
     Stage((VALUED, VALUED, LINKED), 0.95, 500, mixture=SOME),
     Stage((MANY, MANY, VALUED), 0.95, 1000, rate=2e-3, layers=LAYERS, mixture=ALL),
-    Stage((LONG, MOST, MANY, PLAIN), 0.97, 1800, tokens=12000, rate=2e-3, layers=LAYERS, mixture=ALL),
-    Stage((LONGEST, MOST, LONG, MANY, PLAIN), 1.0, 3000, 16000, rate=2e-3, rests=True, layers=LAYERS, mixture=ALL),
+    Stage((LONG, MOST, MANY, PLAIN), 0.97, 700, tokens=12000, rate=2e-3, layers=LAYERS, mixture=ALL),
+    Stage((LONGEST, MOST, LONG, MANY, PLAIN), 1.0, 600, 16000, rate=2e-3, rests=True, layers=LAYERS, mixture=ALL),
 )
 HINT_WEIGHT = 0.3
 WARMUP, CHECK_EVERY, SAVE_EVERY_S = 100, 50, 600

@@ -64,7 +64,9 @@ def fused(
     """A fuse in a context of its own."""
     placed = layout(model, prompt)
     context = model.decoder.context(len(placed.ids) + 32)
-    return fuse(model.decoder, placed, context=context, order=BlendOrder(policy, ratio, piece_rows=piece_rows), readers=READERS)
+    return fuse(
+        model.decoder, placed, context=context, order=BlendOrder(policy, ratio, piece_rows=piece_rows), readers=READERS
+    )
 
 
 def chosen(

@@ -194,7 +194,9 @@ def test_every_row_is_in_the_table_but_for_those_that_computed_the_same() -> Non
     told: dict[object, ResultRow] = {}
     for row in rows:
         codec = "" if row.policy == "full" else row.codec
-        told.setdefault((row.policy, codec, row.ratio if row.policy in ("heads", "deviation", "hybrid", "ask") else 0), row)
+        told.setdefault(
+            (row.policy, codec, row.ratio if row.policy in ("heads", "deviation", "hybrid", "ask") else 0), row
+        )
     prompt_builder = {"equal": "equal", "noise": "within noise", "worse": "worse", "better": "better"}
     assert len(told) < len(rows)
     assert [tuple(line[1:5]) for line in lines] == [
