@@ -66,7 +66,7 @@ class LayerHooks:
     before: Callable[[int], None] = _nothing
     compare: Callable[[Tensor, Tensor], None] | None = None
     asked: tuple[int, ...] = ()
-    looked: Callable[[Tensor], None] | None = None
+    looked: Callable[[Tensor], object] | None = None
 
 
 class Step(Cache):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from service.commands.shown_progress import tell_skipped
 from service.quality import MULTIHOP
 
 if TYPE_CHECKING:
+    from blend.fuse.policy import AskRule
+    from blend.load import LoadedModel
     from service.quality.cases import Case
     from service.quality.grid import GridResult, ResultRow
     from service.quality.policy_choice import PolicyChoice
@@ -85,6 +87,14 @@ Named = Annotated[
     str,
     grid_option("--model", metavar="NAME", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False),
 ]
+Fit = Annotated[
+    bool,
+    typer.Option(
+        "--fit",
+        help="Fit the policy `ask` to the model on half of the questions; the others compare.",
+        rich_help_panel=GRID,
+    ),
+]
 Bound = Annotated[
     float,
     result_option(
@@ -119,6 +129,7 @@ def evaluate(
     codecs: Codecs = "lossless,q4",
     answer_tokens: AnswerTokens = 16,
     model: Named = "",
+    fit: Fit = False,
     bound: Bound = 0.01,
     save_to: Saved = None,
     html: Html = None,
@@ -133,20 +144,26 @@ def evaluate(
       kvweave eval --corpus ./docs --suite questions.txt
       kvweave eval --forms all --passages 2,16
       kvweave eval --policies full,hybrid --ratios 0.1,0.2
+      kvweave eval --model ./my-model --corpus ./docs --suite questions.txt --fit --save auto
     """
     from service.app.composition import compose_model
     from service.quality.grid import grid, run
     from service.quality.policy_choice import check_evidence, choose
+    from service.quality.rule_fit import halves, with_rule
 
     _check_folders(html, save_to)
     points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
     drawn = _Drawn(seed, n, difficulty, forms, passages, tokens)
-    cases = drawn.cases() if suite == MULTIHOP and corpus is None else _read(suite, corpus, drawn=drawn)
+    settings = settings_with(model)
+    is_drawn = suite == MULTIHOP and corpus is None
+    cases = drawn.cases() if is_drawn else _read(suite, corpus, drawn=drawn, top_k=settings.top_k)
+    to_fit, cases = halves(cases) if fit else ([], cases)
     if save_to:
         check_evidence(len(cases), bound)
-    settings = settings_with(model)
     with status(f"loading {settings.model}"):
         loaded = compose_model(settings)
+    if fit:
+        points = with_rule(points, _fitted(loaded, to_fit, answer_tokens=answer_tokens))
     with _progress(len(cases)) as progress:
         result = run(loaded, cases, points=points, answer_tokens=answer_tokens, progress=progress)
     choice = choose([row for row in result.rows if not row.suite], bound=bound)
@@ -154,6 +171,20 @@ def evaluate(
     if save_to:
         _save(choice, save_to, settings=settings, weights=loaded.fingerprint.weights)
     _report(result, choice, facts=facts, html=html, as_json=as_json)
+
+
+def _fitted(loaded: "LoadedModel", cases: "list[Case]", *, answer_tokens: int) -> "AskRule":
+    """The rule of `ask` for the model. Says what it is, and what the rule of models that nobody fitted would do."""
+    from service.quality.rule_fit import Fitting
+
+    with closing(Fitting(loaded, cases, answer_tokens=answer_tokens)) as fitting, _progress(fitting.rounds) as progress:
+        found = fitting.run(progress)
+    tell(
+        f"Fitted {found.rule} on {many(len(cases), 'question')}: KL {found.kl:.4f} at {found.ratio:.0%}, "
+        f"{found.unfitted_kl:.4f} by the rule that is taken where none is fitted.",
+        err=True,
+    )
+    return found.rule
 
 
 def _report(
@@ -214,7 +245,7 @@ class _Drawn:
         return suites(drawn, seed=self.seed, size=self.size)
 
 
-def _read(suite: str, corpus: Path | None, *, drawn: _Drawn) -> "list[Case]":
+def _read(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "list[Case]":
     from service.errors import Invalid
     from service.quality.cases import read_cases
     from service.quality.corpus_cases import corpus_cases
@@ -227,7 +258,7 @@ def _read(suite: str, corpus: Path | None, *, drawn: _Drawn) -> "list[Case]":
         cases = read_cases(Path(suite))
     else:
         skipped: list[Path] = []
-        cases, problems = corpus_cases(corpus, Path(suite), on_skipped=skipped.append)
+        cases, problems = corpus_cases(corpus, Path(suite), top_k=top_k, on_skipped=skipped.append)
         tell_skipped(skipped)
         for problem in problems:
             tell(f"not read: {problem.place}: {problem.reason}", err=True)
