@@ -73,7 +73,7 @@ class AskRule:
     def parse(cls, text: str) -> "AskRule":
         """The rule of what stands behind the name. Raises PromptError for what is none."""
         try:
-            given = dict(part.split("=") for part in text.split("/") if part)
+            given = dict(part.split("=") for part in text.split("/") if part and not any(map(str.isspace, part)))
             rule = cls(
                 tuple(sorted({_whole(each) for each in given.pop("layers", "").split("+") if each})),
                 _whole(given.pop("check", str(REFERENCES))),

@@ -23,6 +23,7 @@ from blend.fuse.fuse import BlendOrder, FuseReport
 from retriever.search import Hit
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
+from service.answers.blend_decision import BlendDecision, BlendInputs, decide
 from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
 from service.answers.fair_turns import FairTurns
 from service.answers.gather import Gathered, gather, look_up
@@ -148,15 +149,15 @@ class Pipeline:
         if grammar is not None:
             flight.held.enter_context(self._schema_memory.held(ask.principal.tenant, grammar.nbytes))
         begun = timings.since_start()
-        blending, forced = self._blending(ask)
+        decision = self._blending(ask)
         with self._tracer.span("retrieve"):
-            gathered, opening = await self._in_thread(lambda: self._gather(ask, blending))
+            gathered, opening = await self._in_thread(lambda: self._gather(ask, decision.order))
         timings.ms["retrieve"] = timings.since_start() - begun
         yield Retrieved(gathered.sources)
         begun = timings.since_start()
         with self._tracer.span("fetch"):
             fitted, opened = await self._in_thread(lambda: self._fetched(gathered, opening))
-        plan = EnginePlan(gathered, fitted, blending, opened, forced)
+        plan = EnginePlan(gathered, fitted, decision.order, opened, decision.forced)
         timings.ms["fetch"] = timings.since_start() - begun
         yield Loaded(plan.loaded())
         queue: asyncio.Queue[EngineEvent] = asyncio.Queue()
@@ -223,13 +224,12 @@ class Pipeline:
         finally:
             span.end()
 
-    def _blending(self, ask: AnswerRequest) -> tuple[BlendOrder, bool]:
-        """The blending of this request, and whether an operator decided it."""
-        blending, switch = ask.blending or self._model.blending, self._tenants.control.switch()
+    def _blending(self, ask: AnswerRequest) -> BlendDecision:
+        switch = self._tenants.control.switch()
         share = self._settings.share if switch.share is None else switch.share
-        if blending.policy != "full" and (not switch.enabled or random.random() >= share):
-            return BlendOrder("full", 0.0), True
-        return blending, False
+        inputs = BlendInputs(ask.blending or self._model.blending, switch.enabled, share, random.random())
+        note(blend=str(inputs))
+        return decide(inputs)
 
     async def _compiled(self, ask: AnswerRequest) -> Constraint | None:
         """The request's grammar, in its tenant's turn."""

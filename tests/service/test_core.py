@@ -1,14 +1,20 @@
 """What the service is started with: settings, operating points, models that are new to a store, and the switch."""
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from blend.fuse.fuse import BlendOrder
+from blend.fuse.policy import AskRule
 from service.access.control import Control
 from service.access.lock import hold
+from service.answers.blend_decision import BlendInputs, decide
 from service.app import composition
 from service.app.composition import compose_core
 from service.app.core import Core
@@ -57,7 +63,8 @@ def test_a_switch_sends_every_request_to_full_prefill(inside: Inside, wish: dict
     assert {chunk["miss_reason"] for chunk in full["report"]["chunks"]} == {None}
 
 
-def test_a_canary_gets_its_share(inside: Inside) -> None:
+def test_a_canary_gets_its_share_and_the_log_tells_why(inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     with inside.client() as client:
         good(client.put("/v1/admin/blend", json={"enabled": True, "share": 0.5}))
         try:
@@ -65,6 +72,27 @@ def test_a_canary_gets_its_share(inside: Inside) -> None:
         finally:
             good(client.put("/v1/admin/blend", json={"enabled": True}))
     assert {"full", "hybrid"} == set(policies)  # that all are alike happens once in 10^11
+    told = [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
+    assert [decide(BlendInputs.parse(text)).order.policy for text in told] == policies
+
+
+UNIT = st.floats(0, 1, exclude_max=True)
+
+
+@given(
+    policy=st.sampled_from(["full", "reuse", str(AskRule((1, 2)))]),
+    ratio=UNIT,
+    is_on=st.booleans(),
+    share=UNIT,
+    draw=UNIT,
+)
+def test_a_decision_is_made_again_out_of_its_line(
+    policy: str, ratio: float, *, is_on: bool, share: float, draw: float
+) -> None:
+    inputs = BlendInputs(BlendOrder(policy, ratio), is_on, share, draw)
+    assert BlendInputs.parse(str(inputs)) == inputs
+    assert decide(inputs).forced == (policy != "full" and not (is_on and draw < share))
+    assert decide(inputs).order == (BlendOrder("full", 0.0) if decide(inputs).forced else inputs.wanted)
 
 
 def test_the_switch_outlives_a_restart(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""`kvweave eval --fit`: what it finds, that it sees half of the questions alone, and what is kept."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from blend.errors import PromptError
+from blend.fuse.policy import AskRule, check_policy, policy_name
+from service import cli
+from service.app.operating_point import OperatingPoint
+from service.quality import policy_choice
+from service.quality.case_probe import CaseProbe
+from service.quality.cases import Case, SuiteError
+from service.quality.rule_fit import RATIO, Fitting, halves, with_rule
+from service.quality.suites import multihop
+from tests.service.test_evaluate import folder, tiny
+
+__all__ = ["folder"]
+
+RULES = st.builds(
+    AskRule,
+    st.lists(st.integers(0, 200), unique=True).map(lambda layers: tuple(sorted(layers))),
+    st.integers(0, 200),
+    st.floats(1, 1000).map(lambda times: float(f"{times:g}")),
+)
+
+
+@given(RULES)
+def test_a_rule_is_read_as_it_is_written(rule: AskRule) -> None:
+    assert check_policy(str(rule)) == rule
+    assert policy_name(str(rule)) == "ask"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["ask/layers=a", "ask/layers=-1", "ask/depth=3", "ask/times=0.5", "ask/times=inf", "ask/times=nan", "ask/x"],
+)
+def test_a_rule_that_is_none_is_named_with_one_that_is(policy: str) -> None:
+    with pytest.raises(PromptError, match=r"write for example ask/layers="):
+        check_policy(policy)
+    with pytest.raises(PromptError, match="unknown policy 'reuse/layers=1'"):
+        check_policy("reuse/layers=1")
+
+
+@given(st.integers(3, 300))
+def test_halves_share_nothing_and_leave_nothing_out(count: int) -> None:
+    cases = [Case(str(number), ()) for number in range(count)]
+    fitted, held_out = halves(cases)
+    assert sorted((*fitted, *held_out), key=lambda case: int(case.question)) == cases
+    assert abs(len(fitted) - len(held_out)) <= 2
+    with pytest.raises(SuiteError, match="3 or more"):
+        halves(cases[:2])
+
+
+def test_the_fitted_rule_is_the_best_of_what_the_probe_itself_measures() -> None:
+    cases = multihop(seed=5, size=3)
+    fitting = Fitting(tiny(), cases, answer_tokens=2)
+    asked: list[int] = []
+    try:
+        found = fitting.run(asked.append)
+    finally:
+        fitting.close()
+
+    assert asked == list(range(1, fitting.rounds + 1))
+    probe = CaseProbe(tiny(), answer_tokens=2)
+    points = [OperatingPoint(str(rule), RATIO, "lossless") for rule in (found.rule, AskRule())]
+    try:
+        measured = [probe.measure(case, points) for case in cases]
+    finally:
+        probe.close()
+    fitted, unfitted = (sum(each.outcomes[point].divergence.kl for each in measured) / 3 for point in points)
+    assert (found.kl, found.unfitted_kl) == (pytest.approx(fitted, abs=1e-6), pytest.approx(unfitted, abs=1e-6))
+    assert fitted <= unfitted
+    assert with_rule([OperatingPoint("hybrid", 0.1, "q4"), points[1]], found.rule) == [
+        OperatingPoint("hybrid", 0.1, "q4"),
+        points[0],
+    ]
+
+
+def test_the_command_fits_on_one_half_compares_on_the_other_and_keeps_the_rule(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_choice, "LEAST", 2)
+    file = tmp_path / "k.toml"
+    drawn = ["--n", "4", "--difficulty", "1", "--answer-tokens", "2", "--bound", "1", "--json"]
+    compared = ["--model", str(folder), "--policies", "full,ask", "--ratios", "0.1", "--codecs", "q4"]
+    options = [*drawn, *compared, "--fit", "--save", str(file)]
+    result = CliRunner().invoke(cli.app, ["eval", *options], catch_exceptions=False)
+
+    assert result.exit_code == 0, result.output
+    full, fitted = json.loads(result.stdout)["rows"]
+    assert full["n"] == fitted["n"] == 2
+    assert fitted["policy"].startswith("ask/") and f"Fitted {fitted['policy']} on 2 questions" in result.stderr
+    kept = tomllib.loads(file.read_text())["policy"]
+    assert kept in (fitted["policy"], "full")
