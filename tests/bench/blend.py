@@ -1,9 +1,10 @@
 """Measures the blending: time to the first token, how a fuse grows, decoding, and stalls. A random model, no store.
 
 `python -m tests.bench.blend` prints one JSON object. The model has Qwen2.5-0.5B's shape; chunks have 256 tokens, their
-records lie in memory, and none stands behind the prefix it was captured behind. `first_token` is timed from the layout
-to the logits; each round times `plain` (transformers' own prefill) and every case once, and the ratios compare times of
-one round. `ratio_to_plain` is how many times faster than plain a case is: median, smallest, largest. `scaling`
+records lie in memory (with `--stored q4` in LMDB, in that codec), and none stands behind the prefix it was captured
+behind. `first_token` is timed from the layout, with `--stored` from the opening of the blobs, to the logits; each round
+times `plain` (transformers' own prefill) and every case once, and the ratios compare times of one round.
+`ratio_to_plain` is how many times faster than plain a case is: median, smallest, largest. `scaling`
 recomputes the same number of tokens in prompts of growing length; `beyond_reuse` is what that costs on top of
 computing only prefix and question. `decode` and `stall` are explained in tests/bench/decode.py. One round before those
 counted warms up.
@@ -14,8 +15,12 @@ import copy
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -25,7 +30,7 @@ from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
 from blend.load import LoadedModel
 from tests.bench.decode import decode, stall
-from tests.bench.model import CHUNK, Corpus, Shape, adopted, best_device, captured, fused, random_model
+from tests.bench.model import CHUNK, Corpus, Shape, StoredCorpus, adopted, best_device, captured, fused, random_model
 
 CASES: dict[str, BlendOrder] = {
     "full": BlendOrder("full"),
@@ -55,29 +60,38 @@ def plain_prefill(model: PreTrainedModel, prompt: Prompt) -> float:
     return time.perf_counter() - start
 
 
-def first_token(plain: PreTrainedModel, model: LoadedModel, *, prompt: Prompt, runs: int) -> dict[str, object]:
-    """All cases in turn, round by round."""
-    seconds: dict[str, list[float]] = {"plain": [], **{name: [] for name in CASES}}
-    reports: dict[str, list[FuseReport]] = {name: [] for name in CASES}
+def first_token(
+    plain: PreTrainedModel,
+    model: LoadedModel,
+    *,
+    made: Callable[[], Prompt],
+    cases: Mapping[str, BlendOrder],
+    runs: int,
+) -> dict[str, object]:
+    """All cases in turn, round by round. A prompt is made anew for each: a stored one opens its blobs."""
+    seconds: dict[str, list[float]] = {"plain": [], **{name: [] for name in cases}}
+    reports: dict[str, list[FuseReport]] = {name: [] for name in cases}
     with ThreadPoolExecutor(2) as readers:
         for number in range(runs + 1):
-            spent = {"plain": plain_prefill(plain, prompt)}
-            for name, order in CASES.items():
-                result, spent[name] = fused(model, prompt, order=order, readers=readers)
+            spent = {"plain": plain_prefill(plain, made())}
+            for name, order in cases.items():
+                start = time.perf_counter()
+                result, _ = fused(model, made(), order=order, readers=readers)
+                spent[name] = time.perf_counter() - start
                 if number:
                     reports[name].append(result.report)
             for name, each in spent.items():
                 if number:
                     seconds[name].append(each)
     rows = {name: _case(name, seconds, reports=each) for name, each in reports.items()}
-    return {"prompt_tokens": len(prompt.ids), "plain": {"seconds": _median(seconds["plain"])}, **rows}
+    return {"prompt_tokens": len(made().ids), "plain": {"seconds": _median(seconds["plain"])}, **rows}
 
 
 def _case(name: str, seconds: Rounds, *, reports: Sequence[FuseReport]) -> dict[str, object]:
     return {
         "seconds": _median(seconds[name]),
         "ratio_to_plain": _ratio(seconds["plain"], seconds[name]),
-        "ratio_to_full": _ratio(seconds["full"], seconds[name]),
+        **({"ratio_to_full": _ratio(seconds["full"], seconds[name])} if "full" in seconds else {}),
         "recomputed": reports[0].recomputed,
         "fresh": reports[0].fresh,
         "stages": {stage: _median([each.seconds[stage] for each in reports]) for stage in reports[0].seconds},
@@ -140,8 +154,14 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "threads": torch.get_num_threads(),
     }
     if plain is not None:
-        prompt = corpus.prompt(options.tokens)
-        report["first_token"] = first_token(plain, model, prompt=prompt, runs=options.runs)
+        cases = {name: order for name, order in CASES.items() if not options.cases or name in options.cases.split(",")}
+        with TemporaryDirectory() as folder, ExitStack() as stack:
+            if options.stored:
+                stored = StoredCorpus(model, Path(folder), tokens=options.tokens, codec=options.stored)
+                made = stack.enter_context(closing(stored)).prompt
+            else:
+                made = partial(corpus.prompt, options.tokens)
+            report["first_token"] = first_token(plain, model, made=made, cases=cases, runs=options.runs)
         del plain
     if options.only in (None, "scaling"):
         lengths = [tokens for tokens in LENGTHS if tokens <= options.longest]
@@ -160,6 +180,10 @@ def main() -> None:
         "--device", choices=("cpu", "cuda"), default=best_device(), help="default: cuda if there is one"
     )
     parser.add_argument("--tokens", type=int, default=2048, help=f"of all chunks, a multiple of {CHUNK} (default 2048)")
+    parser.add_argument("--stored", metavar="CODEC", help="records of the first token come out of LMDB, in this codec")
+    parser.add_argument(
+        "--cases", default="", help="of the first token, with commas, such as 'reuse,ask 5 %%' (default all)"
+    )
     parser.add_argument("--runs", type=int, default=5, help="rounds that count (default 5)")
     parser.add_argument("--layers", type=int, default=24, help="fewer make a quick try (default 24)")
     parser.add_argument("--longest", type=int, default=8192, help="prompt of scaling and stall (default 8192)")

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -14,6 +15,12 @@ from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
 from blend.fuse.unpack import DTYPES
 from blend.load import LoadedModel, adopt
+from service.model.blob_source import BlobSource
+from store.blob import Terms
+from store.codec.encode import encode
+from store.key import CacheKey
+from store.reader import BlobReader
+from store.url import open_store
 
 CHUNK = 256  # tokens
 PREFIX, QUESTION = 32, 32  # tokens of them; the prefix is not the one of the capture, so that no chunk is exact
@@ -98,6 +105,33 @@ def captured(model: LoadedModel) -> Corpus:
     fingerprint = model.fingerprint.behind(behind)
     pairs = zip(texts, records, strict=True)
     return Corpus([ChunkSegment(text, HeldRecord(record, fingerprint)) for text, record in pairs])
+
+
+class StoredCorpus:
+    """Chunks in a store of LMDB, each captured once and opened anew for each prompt. Closed by whoever made it."""
+
+    def __init__(self, model: LoadedModel, folder: Path, *, tokens: int, codec: str) -> None:
+        behind = words(PREFIX, 3)
+        self._texts = [words(CHUNK, 10 + number) for number in range(tokens // CHUNK)]
+        self._fingerprint = model.fingerprint.behind(behind)
+        self._keys = [CacheKey("bench", str(number), "random", codec) for number in range(len(self._texts))]
+        self._store = open_store(f"lmdb://{folder}")
+        for text, key in zip(self._texts, self._keys, strict=True):
+            [record] = capture(model.decoder, behind, chunks=[text])
+            self._store.put_all([encode(record, key, terms=Terms(0, precomputed=True))])
+        self._store.flush()
+
+    def close(self) -> None:
+        self._store.close()
+
+    def prompt(self) -> Prompt:
+        """Prefix, all chunks, question."""
+        found = [self._store.open(key) for key in self._keys]
+        readers = [each for each in found if isinstance(each, BlobReader)]
+        assert len(readers) == len(found), found
+        sources = [BlobSource(each, self._fingerprint) for each in readers]
+        chunks = tuple(ChunkSegment(text, source) for text, source in zip(self._texts, sources, strict=True))
+        return Prompt(words(PREFIX, 1), chunks, words(QUESTION, 2))
 
 
 def text_prompt(tokens: int, seed: int) -> Prompt:
