@@ -34,6 +34,7 @@ FAILURES = {
     415: "The body is of a kind that is not taken here",
     422: "The request is not valid",
     429: "Too many requests; `Retry-After` says when to try again",
+    431: "The address and the headers are too large",
     500: "The service failed",
     503: "The service cannot do this now; `Retry-After` says when to try again",
 }
@@ -43,7 +44,7 @@ _QUIET: TelemetryConfig = {
     "logs": False,
     "auto_configure": False,
 }  # ours tell no text of a request
-GUARDED = (401, 403, 422, 429, 500, 503)
+GUARDED = (401, 403, 422, 429, 431, 500, 503)
 WITH_BODY = (400, 408, 413, 415)
 
 

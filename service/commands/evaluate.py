@@ -89,11 +89,7 @@ Named = Annotated[
 ]
 Fit = Annotated[
     bool,
-    typer.Option(
-        "--fit",
-        help="Fit the policy `ask` to the model on half of the questions; the others compare.",
-        rich_help_panel=GRID,
-    ),
+    grid_option("--fit", help="Fit the policy `ask` to the model on half of the questions; the others compare."),
 ]
 Bound = Annotated[
     float,
@@ -156,7 +152,7 @@ def evaluate(
     drawn = _Drawn(seed, n, difficulty, forms, passages, tokens)
     settings = settings_with(model)
     is_drawn = suite == MULTIHOP and corpus is None
-    cases = drawn.cases() if is_drawn else _read(suite, corpus, drawn=drawn, top_k=settings.top_k)
+    cases = drawn.cases() if is_drawn else _read(suite, corpus, drawn=drawn, top_k=max(1, settings.top_k))
     to_fit, cases = halves(cases) if fit else ([], cases)
     if save_to:
         check_evidence(len(cases), bound)

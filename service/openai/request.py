@@ -66,6 +66,10 @@ Refused = Annotated[object, WithJsonSchema({"enum": _NOTHING, "description": "No
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Most = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
+Biases = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
+]
 
 
 class Part(Strict):
@@ -171,4 +175,4 @@ class ChatRequest(Extras, Neutral, Unserved):
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    logit_bias: Biases | None = None

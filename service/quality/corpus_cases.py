@@ -18,12 +18,11 @@ from service.model.prompt_builder import PromptPassage
 from service.quality.cases import Case, SuiteError, read_questions
 
 RULES = CutRules(tokens=160)
-TOP_K = 5  # passages of a question
 _COLLECTION = "eval"
 
 
 def corpus_cases(
-    corpus: Path, questions: Path, *, on_skipped: Callable[[Path], None] = lambda path: None
+    corpus: Path, questions: Path, *, top_k: int = 5, on_skipped: Callable[[Path], None] = lambda path: None
 ) -> tuple[list[Case], list[ReadingProblem]]:
     """Every question with the passages that fit it best, in prompt order, and what could not be read.
 
@@ -44,8 +43,8 @@ def corpus_cases(
         library = Library(catalog, Path(folder))
         documents = list(_documents(drafts))
         library.put(documents, collection=_COLLECTION)
-        first = [PromptPassage(part.text.strip(), each.title) for each in documents for part in each.parts][:TOP_K]
-        found = [_found(library, case.question) or tuple(first) for case in asked]
+        first = [PromptPassage(part.text.strip(), each.title) for each in documents for part in each.parts][:top_k]
+        found = [_found(library, case.question, top_k=top_k) or tuple(first) for case in asked]
     return [replace(case, passages=passages) for case, passages in zip(asked, found, strict=True)], problems
 
 
@@ -55,6 +54,6 @@ def _documents(drafts: Sequence[Draft]) -> Iterator[Document]:
         yield Document(f"{number:09}", parts, draft.title, draft.metadata)
 
 
-def _found(library: Library, question: str) -> tuple[PromptPassage, ...]:
-    hits = in_prompt_order(library.search(Query(question, TOP_K)))
+def _found(library: Library, question: str, *, top_k: int) -> tuple[PromptPassage, ...]:
+    hits = in_prompt_order(library.search(Query(question, top_k)))
     return tuple(PromptPassage(hit.passage.text.strip(), hit.passage.title) for hit in hits)
