@@ -371,9 +371,10 @@ class LocalEngine:
             self._capturing = False
 
     def _let_requests(self) -> None:
-        """Serves requests between layers of a capture."""
+        """Serves requests between layers of a capture that had its share."""
         self._end_slice()
-        self._serve()
+        if self._owed_s <= 0:
+            self._serve()
         self._slice_began = time.perf_counter()
 
     def _end_slice(self) -> None:

@@ -175,6 +175,15 @@ def test_one_payer_leaves_room_where_another_was_here() -> None:
     assert (late.done.reason, begun) == ("length", 7)
 
 
+@pytest.mark.parametrize(("owed_s", "turns"), [(100.0, 0), (0.0, 1)])
+def test_a_capture_goes_on_until_it_had_its_share(owed_s: float, turns: int) -> None:
+    served: list[None] = []
+    at = SimpleNamespace(_owed_s=owed_s, _slice_began=time.perf_counter(), _serve=lambda: served.append(None))
+    at._end_slice = lambda: LocalEngine._end_slice(cast(LocalEngine, at))
+    LocalEngine._let_requests(cast(LocalEngine, at))
+    assert len(served) == turns
+
+
 def test_a_capture_ends_where_requests_never_do() -> None:
     """Each listener asks again before its request has ended."""
     stopped = threading.Event()
