@@ -136,7 +136,7 @@ def _attend(
         if step.asked:
             last = len(segment.slots) - 1
             mask = None if visibility.is_causal else visibility.mask(segment, last, stop=last + 1, dtype=query.dtype)
-            step.look(_looked_at(kernel, call, AttentionBlock(query[:, :, -1:], keys, values, mask)))
+            step.look(_looked_at(kernel, call, block=AttentionBlock(query[:, :, -1:], keys, values, mask)))
         rows = query[:, :, segment.start : segment.stop]
         if kernel is _fused and visibility.is_causal and segment.slots.first == 0 and segment.slots.adjoining:
             parts.append(_fused_causal(call, AttentionBlock(rows, keys, values, None)))
@@ -214,7 +214,7 @@ def _plainly(call: AttentionCall, block: AttentionBlock) -> tuple[Tensor, Tensor
     return found
 
 
-def _looked_at(kernel: Kernel, call: AttentionCall, block: AttentionBlock) -> Tensor:
+def _looked_at(kernel: Kernel, call: AttentionCall, *, block: AttentionBlock) -> Tensor:
     """What the one row of the block looks at, (S,) in float32: the mean over heads."""
     if kernel is not _fused and (weights := _plain_weights(call, block)) is not None:
         return weights[0, :, 0].float().mean(0)

@@ -18,8 +18,8 @@ from service.commands.shown_progress import tell_skipped
 from service.quality import MULTIHOP
 
 if TYPE_CHECKING:
-    from blend.fuse.policy import AskRule
     from blend.load import LoadedModel
+    from service.app.operating_point import OperatingPoint
     from service.quality.cases import Case
     from service.quality.grid import GridResult, ResultRow
     from service.quality.policy_choice import PolicyChoice
@@ -138,28 +138,21 @@ def evaluate(
     Examples:
       kvweave eval --model ./my-model --html report.html
       kvweave eval --corpus ./docs --suite questions.txt
-      kvweave eval --forms all --passages 2,16
-      kvweave eval --policies full,hybrid --ratios 0.1,0.2
-      kvweave eval --model ./my-model --corpus ./docs --suite questions.txt --fit --save auto
+      kvweave eval --suite questions.jsonl --fit --save auto
     """
-    from service.app.composition import compose_model
     from service.quality.grid import grid, run
     from service.quality.policy_choice import check_evidence, choose
-    from service.quality.rule_fit import halves, with_rule
 
     _check_folders(html, save_to)
     points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
     drawn = _Drawn(seed, n, difficulty, forms, passages, tokens)
     settings = settings_with(model)
-    is_drawn = suite == MULTIHOP and corpus is None
-    cases = drawn.cases() if is_drawn else _read(suite, corpus, drawn=drawn, top_k=max(1, settings.top_k))
-    to_fit, cases = halves(cases) if fit else ([], cases)
+    asked = _read(suite, corpus, drawn=drawn, top_k=max(1, settings.top_k))
+    to_fit, cases = _halves(asked) if fit else ([], asked)
     if save_to:
         check_evidence(len(cases), bound)
-    with status(f"loading {settings.model}"):
-        loaded = compose_model(settings)
-    if fit:
-        points = with_rule(points, _fitted(loaded, to_fit, answer_tokens=answer_tokens))
+    loaded = _loaded(settings)
+    points = _fitted(loaded, points, cases=to_fit, answer_tokens=answer_tokens) if fit else points
     with _progress(len(cases)) as progress:
         result = run(loaded, cases, points=points, answer_tokens=answer_tokens, progress=progress)
     choice = choose([row for row in result.rows if not row.suite], bound=bound)
@@ -169,9 +162,24 @@ def evaluate(
     _report(result, choice, facts=facts, html=html, as_json=as_json)
 
 
-def _fitted(loaded: "LoadedModel", cases: "list[Case]", *, answer_tokens: int) -> "AskRule":
-    """The rule of `ask` for the model. Says what it is, and what the rule of models that nobody fitted would do."""
-    from service.quality.rule_fit import Fitting
+def _loaded(settings: "Settings") -> "LoadedModel":
+    from service.app.composition import compose_model
+
+    with status(f"loading {settings.model}"):
+        return compose_model(settings)
+
+
+def _halves(cases: "list[Case]") -> "tuple[list[Case], list[Case]]":
+    from service.quality.fitted_rule import halves
+
+    return halves(cases)
+
+
+def _fitted(
+    loaded: "LoadedModel", points: "list[OperatingPoint]", *, cases: "list[Case]", answer_tokens: int
+) -> "list[OperatingPoint]":
+    """The points with the rule of `ask` for the model. Says it, and what the rule where none is fitted would do."""
+    from service.quality.fitted_rule import Fitting, with_rule
 
     with closing(Fitting(loaded, cases, answer_tokens=answer_tokens)) as fitting, _progress(fitting.rounds) as progress:
         found = fitting.run(progress)
@@ -180,7 +188,7 @@ def _fitted(loaded: "LoadedModel", cases: "list[Case]", *, answer_tokens: int) -
         f"{found.unfitted_kl:.4f} by the rule that is taken where none is fitted.",
         err=True,
     )
-    return found.rule
+    return with_rule(points, found.rule)
 
 
 def _report(
@@ -248,6 +256,8 @@ def _read(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "lis
     from service.quality.forms import FORMS
     from service.quality.suites import in_forms
 
+    if suite == MULTIHOP and corpus is None:
+        return drawn.cases()
     if drawn.passages or drawn.tokens:
         raise Invalid("--passages and --tokens are of the built-in suite: a file's questions have their own passages")
     if corpus is None:

@@ -286,7 +286,7 @@ def test_a_chunk_that_went_meanwhile_is_an_error(
         (["--chunks", "0"], "got 0"),
         (["--chunks", ","], "got none"),
         (["--codecs", "q9"], "no codec is named 'q9'"),
-        (["--policies", "best"], "no policy is named 'best'"),
+        (["--policies", "best"], "unknown policy 'best'"),
         (["--chunk-tokens", "4090"], "--chunk-tokens 4090: the window of 4,096 tokens"),
         (["--corpus", "no/such/folder"], "'no/such/folder' is no file"),
     ],

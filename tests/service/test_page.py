@@ -183,7 +183,7 @@ def test_the_picture_is_of_agreement_where_no_answers_are_known() -> None:
 def test_a_policy_has_one_color_and_the_legend_names_it() -> None:
     drawn = picture(made(MANY))
     colors = {((dot.findtext("title") or "").strip().split(",")[0], dot.get("fill")) for dot in drawn.iter("circle")}
-    assert len(colors) == len({color for _, color in colors}) == 5
+    assert len(colors) == len({color for _, color in colors}) == 6
     assert colors <= {(each.text, each.get("fill")) for each in drawn.iter("text")}
 
 

@@ -16,7 +16,7 @@ from service.app.operating_point import OperatingPoint
 from service.quality import policy_choice
 from service.quality.case_probe import CaseProbe
 from service.quality.cases import Case, SuiteError
-from service.quality.rule_fit import RATIO, Fitting, halves, with_rule
+from service.quality.fitted_rule import RATIO, Fitting, halves, with_rule
 from service.quality.suites import multihop
 from tests.service.test_evaluate import folder, tiny
 
