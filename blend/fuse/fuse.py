@@ -143,11 +143,15 @@ class _Fuse:
         self._feed = loader
         rows = ~self._exact
         start, hidden = 0, None
-        if self._selection.probe or not self._selection.filters:
+        probe, filters = self._selection.probe, self._selection.filters
+        if probe:
             with self._clock.stage("ask"):
-                rows &= ~self._cached | self._forced | self._asked(self._selection.probe)
+                rows &= ~self._cached | self._asked(probe)
+        elif not filters:
+            rows &= ~self._cached | self._forced
+        if probe or not filters:
             self._stages.append(rows)
-        for each in self._selection.filters:
+        for each in filters:
             with self._clock.stage("select"):
                 rows, hidden = self._filter(each, rows, start=start, hidden=hidden)
             self._stages.append(rows)
@@ -155,19 +159,15 @@ class _Fuse:
         with self._clock.stage("compute"):
             return self._finish(rows, start=start, hidden=hidden)
 
-    def _asked(self, probe: QuestionProbe | None) -> Tensor:
+    def _asked(self, probe: QuestionProbe) -> Tensor:
         """A flag for each cached slot that the last token looks at, of those that it looks at most."""
         chosen = torch.zeros_like(self._cached)
-        if probe is None:
-            return chosen
         looked = torch.zeros(len(chosen), device=self._decoder.device)
         for slots, _ in self._pieces(~self._exact & ~self._cached, None):
-            is_last = slots.last == len(chosen) - 1
-            hooks = LayerHooks(self._before, None, probe.layers, looked.add_) if is_last else LayerHooks(self._before)
-            layer_range = LayerRange(stop=None if is_last else probe.layers[-1])
-            self._decoder.prefill(
-                self._context, slots, ids=self._ids[slots.index], layer_range=layer_range, hooks=hooks
-            )
+            if slots.last == len(chosen) - 1:
+                self._pass(slots, LayerRange(), hooks=LayerHooks(self._before, None, probe.layers, looked.add_))
+            else:
+                self._pass(slots, LayerRange(stop=probe.layers[-1]))
         scores = looked.cpu().masked_fill_(~self._cached, -1.0)
         chosen[scores.topk(min(probe.keep, int(self._cached.sum()))).indices] = True
         return chosen
@@ -182,7 +182,7 @@ class _Fuse:
         for slots, entering in self._pieces(rows, hidden):
             compare = self._comparison(deviation, to.layer, slots=slots)
             layer_range = LayerRange(start, entering, keep=keep, stop=to.layer)
-            _, kept = self._pass(slots, layer_range, compare=compare)
+            _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._before, compare))
             assert kept is not None
             pieces.append((slots.index, kept))
         free = rows & self._cached & ~self._forced
@@ -216,9 +216,9 @@ class _Fuse:
         return logits
 
     def _pass(
-        self, slots: Slots, layer_range: LayerRange, *, compare: Callable[[Tensor, Tensor], None] | None = None
+        self, slots: Slots, layer_range: LayerRange, *, hooks: LayerHooks | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        hooks = LayerHooks(self._before, compare)
+        hooks = hooks or LayerHooks(self._before)
         return self._decoder.prefill(
             self._context, slots, ids=self._ids[slots.index], layer_range=layer_range, hooks=hooks
         )

@@ -39,9 +39,10 @@ class BlendIn(Strict):
 
     def over(self, default: BlendOrder) -> BlendOrder:
         """The blending that is asked for, with the default's where this says nothing."""
-        is_default = self.policy in (None, policy_name(default.policy))  # then with the rule that was fitted
-        policy = default.policy if is_default else self.policy
-        return BlendOrder(policy or default.policy, default.ratio if self.ratio is None else self.ratio)
+        named = policy_name(default.policy)
+        wanted = self.policy or named
+        policy = default.policy if wanted == named else wanted  # the default's comes with the rule that was fitted
+        return BlendOrder(policy, default.ratio if self.ratio is None else self.ratio)
 
 
 class TextFormat(Strict):
