@@ -72,7 +72,8 @@ class Terms(msgspec.Struct, frozen=True, array_like=True):
 class Head(msgspec.Struct, frozen=True, array_like=True):
     """What a blob says of itself, under its own digest. Heads of format 1 end with the frames.
 
-    `ids_digest` is of the chunk's token ids, `scores` has room for a byte for each of them; either may be empty.
+    `ids_digest` is of the chunk's token ids, `scores` has room for a byte for each token; either may be empty. Of the
+    `tokens` so many are the tail's, which earlier releases do not know: they find more tokens than the chunk has.
     """
 
     tenant: str
@@ -87,6 +88,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     format: int = 1
     ids_digest: str = ""
     scores: bytes = b""
+    tail_tokens: int = 0
+    tail_digest: str = ""
 
     @property
     def key(self) -> CacheKey:
@@ -181,6 +184,8 @@ def _check_extras(head: Head, version: int) -> None:
     """What format 2 added."""
     if head.format != version or version < 1:
         raise BadBlob(MissReason.CORRUPT, f"a head of format {head.format} behind a preamble of format {version}")
+    if not 0 <= head.tail_tokens < head.tokens:
+        raise BadBlob(MissReason.CORRUPT, f"a tail of {head.tail_tokens} tokens in a record of {head.tokens}")
     if len(head.scores) not in (0, head.tokens):
         raise BadBlob(MissReason.CORRUPT, f"{len(head.scores)} scores for {head.tokens} tokens")
     if any(frame.level for frame in head.frames):

@@ -32,15 +32,27 @@ class LayerKV:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """The last tokens of a record, which are not the chunk's: they stood behind it when it was captured.
+
+    A prompt in which the same ids follow the chunk takes their keys and values, too; any other the chunk's alone.
+    """
+
+    tokens: int = 0
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """Plain arrays for every layer; None for a layer that shares another one's cache.
 
-    `ids_digest` is of the token ids that were captured; empty where nobody says which they were.
+    `ids_digest` is of the chunk's token ids; empty where nobody says which they were.
     """
 
     dtype: Dtype
     layers: tuple[LayerKV | None, ...]
     ids_digest: str = ""
+    tail: Tail = Tail()
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(Dtype):
@@ -50,6 +62,8 @@ class Record:
         for index, layer in enumerate(self.layers):
             if layer is not None:
                 self._check(index, layer)
+        if not 0 <= self.tail.tokens < self.tokens:
+            raise RecordError(f"a tail of {self.tail.tokens} tokens in a record of {self.tokens}")
 
     def _check(self, index: int, layer: LayerKV) -> None:
         for name, array in (("keys", layer.keys), ("values", layer.values)):
@@ -64,7 +78,7 @@ class Record:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens T, which is the same in every layer."""
+        """The number of tokens T, which is the same in every layer, those of the tail among them."""
         return next(int(layer.keys.shape[1]) for layer in self.layers if layer is not None)
 
     @property

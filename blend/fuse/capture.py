@@ -26,6 +26,7 @@ VERSION = "2"  # of what a record means
 ROWS = {"cuda": 4096}  # of one pass at most, on a device that computes many at once
 FEW_ROWS = 512  # on any other
 SMALLEST = 32
+LARGE, STEPS = 256, 16  # the rows of a chunk from which on powers of two waste too much, and steps between two of them
 TOGETHER = 8  # chunks of one size in a pass; a lone one wastes the rows of the others
 
 Ids = Sequence[int]
@@ -47,18 +48,24 @@ def plan(chunks: Sequence[Ids], *, rows: int, room: float = math.inf) -> Iterato
         size = bucket(len(ids), rows=rows)
         group = waiting.setdefault(size, [])
         group.append(number)
-        if len(group) * size >= min(rows, TOGETHER * size) or (len(group) + 2) * size > room:
+        if len(group) == _together(size, rows=rows) or (len(group) + 2) * size > room:
             yield _planned(waiting.pop(size), size, rows=rows)
     yield from (_planned(group, size, rows=rows) for size, group in waiting.items())
 
 
 def _planned(numbers: Sequence[int], size: int, *, rows: int) -> PassPlan:
-    return PassPlan(tuple(numbers), size, min(rows, TOGETHER * size))
+    return PassPlan(tuple(numbers), size, _together(size, rows=rows) * size)
+
+
+def _together(size: int, *, rows: int) -> int:
+    return min(rows // size, TOGETHER)
 
 
 def bucket(tokens: int, *, rows: int) -> int:
-    """The rows of one chunk in a pass: the next power of two, up to the whole pass."""
-    return min(rows, max(SMALLEST, 1 << (tokens - 1).bit_length()))
+    """The rows of one chunk in a pass: the next power of two, large ones in finer steps, up to the whole pass."""
+    size = max(SMALLEST, 1 << (tokens - 1).bit_length())
+    step = size // STEPS if size > LARGE else size
+    return min(rows, -(-tokens // step) * step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 from blend.errors import PromptError
 from blend.model.fingerprint import Fingerprint, digest_ids
 from store.errors import Miss, MissReason
-from store.record import LayerKV, PackedLayer, Record
+from store.record import LayerKV, PackedLayer, Record, Tail
 
 
 class RecordSource(Protocol):
@@ -20,16 +20,21 @@ class RecordSource(Protocol):
 
     @property
     def tokens(self) -> int:
-        """How many tokens the record covers."""
+        """How many tokens of the chunk the record covers."""
         ...
 
     @property
     def ids_digest(self) -> str:
-        """The digest of the token ids that the record covers; empty where an older release kept none."""
+        """The digest of the chunk's token ids; empty where an older release kept none."""
+        ...
+
+    @property
+    def tail(self) -> Tail:
+        """What the record covers behind the chunk."""
         ...
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
-        """Reads a layer with keys and values of its own. Raises Unreadable, or another OSError, where it cannot."""
+        """Reads a layer with keys and values of its own, with the tail's. Raises Unreadable, or another OSError."""
         ...
 
 
@@ -42,13 +47,18 @@ class HeldRecord:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the record covers."""
-        return self._record.tokens
+        """How many tokens of the chunk the record covers."""
+        return self._record.tokens - self._record.tail.tokens
 
     @property
     def ids_digest(self) -> str:
-        """The digest of the token ids that the record covers."""
+        """The digest of the chunk's token ids."""
         return self._record.ids_digest
+
+    @property
+    def tail(self) -> Tail:
+        """What the record covers behind the chunk."""
+        return self._record.tail
 
     def layer(self, index: int) -> LayerKV:
         """One layer of the record, which keeps keys and values of its own."""
@@ -89,7 +99,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
-    """Where a chunk with a usable record stands. `exact`: right behind the prefix that it was captured behind."""
+    """Where a chunk with a usable record stands, and what the record covers of what follows it.
+
+    `exact`: right behind the prefix that it was captured behind.
+    """
 
     chunk: int  # its number among the prompt's chunks
     start: int
@@ -152,12 +165,23 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
             reason = _why_not(segment, fingerprint)
             if reason is None and segment.source is not None:
                 exact = index == 0 and segment.source.fingerprint.prefix == digest_ids(prompt.prefix)
-                spans.append(ChunkSpan(number, place, stop, segment.source, exact))
+                spans.append(
+                    ChunkSpan(number, place, stop + _tail(prompt, index, source=segment.source), segment.source, exact)
+                )
             elif reason is not None:
                 misses.append((number, Miss(reason)))
         number += isinstance(segment, ChunkSegment)
         place = stop
     return PromptLayout(ids, tuple(spans), tuple(misses))
+
+
+def _tail(prompt: Prompt, index: int, *, source: RecordSource) -> int:
+    """How many tokens behind the chunk that is the segment `index` its record covers: all of its tail, or none."""
+    following = prompt.segments[index + 1] if index + 1 < len(prompt.segments) else TextSegment(prompt.suffix[:-1])
+    if not source.tail.tokens or isinstance(following, ChunkSegment):
+        return 0
+    behind = following.ids[: source.tail.tokens]
+    return len(behind) if source.tail.digest == digest_ids(behind) else 0
 
 
 def _why_not(chunk: ChunkSegment, fingerprint: Fingerprint) -> MissReason | None:

@@ -100,12 +100,13 @@ class RecordLoader:
             raise DamagedRecord(span, str(error)) from error
         shape = decoder.model_layers.shapes[layer]
         assert shape is not None
-        tokens = span.stop - span.start
+        tokens = span.source.tokens + span.source.tail.tokens
         if keys.shape != (shape.key_heads, tokens, shape.key_dim) or values.shape != (
             shape.value_heads,
             tokens,
             shape.value_dim,
         ):
             raise DamagedRecord(span, f"layer {layer} has the wrong shape")
-        decoder.place(self._context, layer, slots=slice(span.start, span.stop), keys=keys, values=values)
         self.bytes += keys.nbytes + values.nbytes
+        keys, values = keys[:, : span.stop - span.start], values[:, : span.stop - span.start]
+        decoder.place(self._context, layer, slots=slice(span.start, span.stop), keys=keys, values=values)

@@ -133,7 +133,7 @@ export class Answer {
 export const policyOf = ({ policy, ratio }) =>
   policy === "full" ? "Full prefill" : ["heads", "deviation", "hybrid", "ask"].includes(policy.split("/")[0]) ? `${policy}, ratio ${ratio}` : policy;
 
-// The prompt in parts. What was reused beside the chunks is its head, kept from an earlier request.
+// The prompt in parts. What was reused beside the chunks is its head, kept from an earlier request, and titles stored with their chunks.
 function partsOf(usage, chunks) {
   const parts = [];
   for (const { source, tokens, recomputed } of chunks) {
@@ -147,7 +147,7 @@ function partsOf(usage, chunks) {
   const fresh = usage.prompt_tokens - usage.reused_tokens - usage.recomputed_tokens - sum("fresh");
   return [
     ...parts,
-    { kind: "reused", value: head, name: `instructions, kept: ${plural(head, "token")}` },
+    { kind: "reused", value: head, name: `instructions and titles, kept: ${plural(head, "token")}` },
     { kind: "fresh", value: Math.max(0, fresh), name: `instructions, titles, question: ${plural(Math.max(0, fresh), "token")}` },
   ];
 }

@@ -5,18 +5,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Protocol
 
-from service.model.served_model import Ids, ServedModel
+from blend.model.fingerprint import digest_ids
+from service.model.served_model import ChunkIds, Ids, ServedModel
 from store.blob import Blob, Terms
 from store.blob_store import Put
 from store.codec.encode import encode
 from store.errors import RecordError
 from store.key import CacheKey
-from store.record import Record
+from store.record import Record, Tail
 
 BATCH_TOKENS = 4096
 BATCH_CHUNKS = 64
@@ -45,7 +46,7 @@ class CaptureItem:
     """A chunk to compute."""
 
     key: CacheKey
-    ids: Ids
+    chunk: ChunkIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class ChunkCapture:
             yield from self._ended(prefix, flights.popleft(), pool=pool)
 
     def _begun(self, prefix: Ids, batch: Sequence[CaptureItem], *, epoch: int) -> _Flight:
-        return _Flight(epoch, batch, self._model.engine.capture(prefix, [item.ids for item in batch]))
+        return _Flight(epoch, batch, self._model.engine.capture(prefix, [item.chunk.all for item in batch]))
 
     def _ended(self, prefix: Ids, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
         start = time.perf_counter()
@@ -169,9 +170,15 @@ class ChunkCapture:
 def _packed(item: CaptureItem, record: Record, *, terms: Terms) -> Blob | str:
     """A blob, or why there can be none."""
     try:
-        return encode(record, item.key, terms=terms)
+        return encode(tailed(record, item.chunk), item.key, terms=terms)
     except RecordError as error:
         return f"{type(error).__name__}: {error}"
+
+
+def tailed(record: Record, chunk: ChunkIds) -> Record:
+    """The record of a chunk and its tail, as it says so."""
+    tail = Tail(len(chunk.tail), digest_ids(chunk.tail)) if chunk.tail else Tail()
+    return replace(record, ids_digest=digest_ids(chunk.ids), tail=tail)
 
 
 def batches(items: Iterable[CaptureItem]) -> Iterator[Sequence[CaptureItem]]:
@@ -179,10 +186,10 @@ def batches(items: Iterable[CaptureItem]) -> Iterator[Sequence[CaptureItem]]:
     batch: list[CaptureItem] = []
     tokens = 0
     for item in items:
-        if batch and (tokens + len(item.ids) > BATCH_TOKENS or len(batch) == BATCH_CHUNKS):
+        if batch and (tokens + len(item.chunk.all) > BATCH_TOKENS or len(batch) == BATCH_CHUNKS):
             yield batch
             batch, tokens = [], 0
         batch.append(item)
-        tokens += len(item.ids)
+        tokens += len(item.chunk.all)
     if batch:
         yield batch

@@ -274,9 +274,10 @@ class Ingest:
         capture_prefix = caches.capture_prefixes([collection])[collection]
         items: list[CaptureItem] = []
         for fill in fills:
-            ids, key = self._tenants.model.ids(fill.passage.text), caches.key_of(fill.passage, capture_prefix)
-            if ids is not None and (fill.damaged or isinstance(self._tenants.store.open(key), Miss)):
-                items.append(CaptureItem(key, ids))
+            passage, key = fill.passage, caches.key_of(fill.passage, capture_prefix)
+            chunk = self._tenants.model.titled(passage.text, passage.title, prefix=capture_prefix.prefix)
+            if chunk is not None and (fill.damaged or isinstance(self._tenants.store.open(key), Miss)):
+                items.append(CaptureItem(key, chunk))
 
         def wanted(batch: Sequence[CaptureItem]) -> Sequence[CaptureItem]:
             with tenant.catalog.view() as view:

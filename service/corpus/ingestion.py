@@ -170,17 +170,20 @@ class Ingestion:
         """Computes all chunks whose blobs are not there. Where the budget is used up, the others are left."""
         tenant, caches = self._tenant, self._tenant.caches
         capture_prefix = caches.capture_prefixes([self._collection])[self._collection]
-        texts = {part.id: part.text for document in documents.values() for part in document.parts}
-        known = {chunk: tenant.model.ids(text) for chunk, text in texts.items()}
+        known = {
+            part.id: tenant.model.titled(part.text, document.title, prefix=capture_prefix.prefix)
+            for document in documents.values()
+            for part in document.parts
+        }
         keys = {
             number: {caches.key(chunk, capture_prefix) for chunk in caches.chunks(document)}
             for number, document in documents.items()
         }
         missing: list[CaptureItem] = []
         for key in dict.fromkeys(key for each in keys.values() for key in each):
-            ids = known[key.chunk]
-            if ids is not None and not isinstance(tenant.store.open(key), BlobReader):
-                missing.append(CaptureItem(key, ids))
+            chunk = known[key.chunk]
+            if chunk is not None and not isinstance(tenant.store.open(key), BlobReader):
+                missing.append(CaptureItem(key, chunk))
         self._owners = {item.key: [] for item in missing}
         for number, wanted in keys.items():
             lacking = wanted & self._owners.keys()
@@ -201,7 +204,7 @@ class Ingestion:
             self._metrics.captured(
                 self._tenant.name,
                 chunks=1,
-                tokens=len(outcome.item.ids),
+                tokens=len(outcome.item.chunk.all),
                 nbytes=outcome.nbytes,
                 seconds=end - start,
             )

@@ -5,7 +5,7 @@ from blend.model.fingerprint import Fingerprint
 from store.codec.decode import read_group
 from store.errors import BadBlob, MissReason, StoreError
 from store.reader import BlobReader
-from store.record import LayerKV, PackedLayer
+from store.record import LayerKV, PackedLayer, Tail
 
 _TIERS = {"object": "s3"}  # what reports call a medium
 
@@ -18,7 +18,9 @@ class BlobSource:
 
     def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
         self.fingerprint = fingerprint
-        self.tokens, self.ids_digest = reader.head.tokens, reader.head.ids_digest
+        head = reader.head
+        self.tokens, self.ids_digest = head.tokens - head.tail_tokens, head.ids_digest
+        self.tail = Tail(head.tail_tokens, head.tail_digest)
         self.tier = _TIERS.get(reader.source, reader.source)
         self.nbytes = len(reader.raw_head) + reader.head.body_bytes
         self.read = len(reader.raw_head)

@@ -95,6 +95,10 @@ class PromptBuilder:
         self._of_template = lru_cache(_REMEMBERED)(self._template_ids)
         self._opening = lru_cache(_REMEMBERED)(self._opening_ids)
 
+    def gap_ids(self, passage: PromptPassage) -> Ids:
+        """The token ids of the gap behind a passage."""
+        return self._part_ids(TurnPart(passage.gap))
+
     def says(self, text: str) -> bool:
         """Do the token ids of a text say all of it?"""
         return self.tokenizer.round_trips(text, self.ids(text))

@@ -13,6 +13,19 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkIds:
+    """A chunk's token ids, and those of the `tail` that stands behind it in a prompt: its title."""
+
+    ids: Ids
+    tail: Ids = ()
+
+    @property
+    def all(self) -> Ids:
+        """Both."""
+        return self.ids + self.tail
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that is loaded, and how it is used. The fingerprint's prefix is empty.
 
@@ -39,6 +52,15 @@ class ServedModel:
         if not stripped or not self.prompt_builder.says(stripped):
             return None
         return self.prompt_builder.ids(stripped)
+
+    def titled(self, text: str, title: str, *, prefix: Ids) -> ChunkIds | None:
+        """What is captured of a chunk behind a prefix, as far as the window holds it; None as for `ids`."""
+        passage = PromptPassage(text.strip(), title)
+        ids = self.ids(passage.text)
+        if ids is None:
+            return None
+        tail = self.prompt_builder.gap_ids(passage)
+        return ChunkIds(ids, tail if len(prefix) + len(ids) + len(tail) <= self.window else ())
 
     def counted(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has, as a chunker counts them."""

@@ -15,7 +15,8 @@ from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import cut_draft
 from service.corpus.tenants import Tenant
 from service.errors import Invalid
-from service.model.served_model import Ids
+from service.model.prompt_builder import PromptPassage
+from service.model.served_model import ChunkIds
 from service.precompute.corpus_file import CorpusFile, FileDocuments, read_in
 from service.precompute.progress import RunProgress
 from store.key import Scope
@@ -98,7 +99,7 @@ class FileGroup:
     """
 
     fresh: list[ReadFile] = field(default_factory=list[ReadFile])
-    chunks: dict[DomainChunk, Ids] = field(default_factory=dict[DomainChunk, Ids])
+    chunks: dict[DomainChunk, ChunkIds] = field(default_factory=dict[DomainChunk, ChunkIds])
     progress: RunProgress = field(default_factory=RunProgress)
     versions: list[int] = field(default_factory=list[int])
     staged: set[str] = field(default_factory=set[str])
@@ -158,16 +159,17 @@ class CorpusReader:
         if source is None or (source.base, source.signature) != (file.base, signature(file, self._target.rules)):
             return False
         with self._target.tenant.catalog.view() as view:
-            found = [view.document(document) for document in source.documents]
-            if not all(entry and entry.collection == self._target.collection for entry in found):
+            entries = [view.document(document) for document in source.documents]
+            if not all(entry and entry.collection == self._target.collection for entry in entries):
                 return False
             passages = [each for document in source.documents for each in view.passages(document)]
-            if len(passages) < sum(entry.parts for entry in found if entry):  # a text is damaged, and read again
+            if len(passages) < sum(entry.parts for entry in entries if entry):  # a text is damaged, and read again
                 return False
             group.progress.unchanged += 1
             for passage in passages:
                 chunk = self._target.tenant.caches.chunk(passage.id, passage.metadata)
-                self._add(group, chunk, text=passage.text, settled=self._settled)
+                titled = PromptPassage(passage.text, passage.title)
+                self._add(group, chunk, passage=titled, settled=self._settled)
         return True
 
     def _add_fresh(self, group: FileGroup, file: CorpusFile) -> None:
@@ -180,7 +182,8 @@ class CorpusReader:
         for document in documents:
             texts = {part.id: part.text for part in document.parts}
             for chunk in self._target.tenant.caches.chunks(document):
-                self._add(group, chunk, text=texts[chunk.id], settled=False)
+                titled = PromptPassage(texts[chunk.id], document.title)
+                self._add(group, chunk, passage=titled, settled=False)
 
     def _cut(self, read: FileDocuments, problems: list[ReadingProblem]) -> Iterator[Document]:
         target = self._target
@@ -196,14 +199,14 @@ class CorpusReader:
             else:
                 yield document
 
-    def _add(self, group: FileGroup, chunk: DomainChunk, *, text: str, settled: bool) -> None:
+    def _add(self, group: FileGroup, chunk: DomainChunk, *, passage: PromptPassage, settled: bool) -> None:
         if chunk in self.seen or (self._shard and not self._shard.holds(chunk.id)):
             return
         self.seen[chunk] = False
         group.progress.chunks += 1
         if chunk in self._standing.stored:
             group.progress.present += 1
-        elif (ids := self._target.tenant.model.ids(text)) is None:
+        elif (ids := self._titled(passage)) is None:
             group.progress.unsupported += 1
         elif settled:
             group.progress.over_budget += 1
@@ -211,7 +214,11 @@ class CorpusReader:
             self.seen[chunk] = True
             group.chunks[chunk] = ids
             group.waiting += 1
-            group.tokens += len(ids)
+            group.tokens += len(ids.all)
+
+    def _titled(self, passage: PromptPassage) -> ChunkIds | None:
+        prefix = self._standing.capture_prefix.prefix
+        return self._target.tenant.model.titled(passage.text, passage.title, prefix=prefix)
 
 
 def signature(file: CorpusFile, rules: CollectionRules) -> str:

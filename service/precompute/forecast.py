@@ -47,7 +47,7 @@ def forecast(target: Target, found: Iterable[CorpusFile | ReadingProblem], *, pr
     for group in CorpusReader(target, state).groups(found):
         progress.add(group.progress)
         documents += sum(len(fresh.documents) for fresh in group.fresh)
-        missing += group.chunks.values()
+        missing += [chunk.all for chunk in group.chunks.values()]
     rate, size = _sampled(target.tenant.model, state.capture_prefix.prefix, missing=missing)
     tokens = sum(map(len, missing))
     return Forecast(

@@ -11,10 +11,11 @@ from blake3 import blake3
 
 from retriever.contract.types import Collection, Limit, SourceFile
 from retriever.documents import Document
+from retriever.filter_condition import EVERYTHING
 from retriever.readers.reading import ReadingProblem
 from service.access.domains import DomainChunk
 from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
-from service.model.served_model import Ids
+from service.model.served_model import ChunkIds, Ids
 from service.precompute.corpus_file import CorpusFile
 from service.precompute.file_group import CorpusReader, CorpusState, FileGroup, Shard, Target, look, signature
 from service.precompute.need import BudgetedStore, CacheBudget, needs
@@ -209,20 +210,24 @@ class _Run:
             with target.tenant.catalog.view() as view:
                 rows = view.rows_of([chunk.id for chunk in chunks[start : start + RANKED]])
                 texts = view.texts(list(rows.values()))
+                titles = {each.id: each.title for each in view.holding(list(rows.values()), EVERYTHING)}
             for chunk in chunks[start : start + RANKED]:
                 if sink.is_full:
                     return
                 text = texts.get(rows.get(chunk.id, -1))  # somebody may have deleted it meanwhile, or it is damaged
-                ids = None if text is None else target.tenant.model.ids(text)
+                ids = None if text is None else self._titled(text, titles.get(chunk.id, ""))
                 if ids is not None:
                     yield CaptureItem(target.tenant.caches.key(chunk, capture_prefix), ids)
+
+    def _titled(self, text: str, title: str) -> ChunkIds | None:
+        return self._target.tenant.model.titled(text, title, prefix=self._standing.capture_prefix.prefix)
 
     def _count(self, outcome: CaptureOutcome) -> None:
         progress, chunk = self._tally, DomainChunk.of(outcome.item.key)
         match outcome.put:
             case Put.STORED | Put.PRESENT:
                 progress.stored += 1
-                progress.tokens += len(outcome.item.ids)
+                progress.tokens += len(outcome.item.chunk.all)
                 progress.nbytes += outcome.nbytes
                 progress.raw_bytes += outcome.raw_bytes
             case Put.OVER_BUDGET:
@@ -237,7 +242,7 @@ class _Run:
                 progress.problems.append(ReadingProblem(chunk.id, outcome.reason))
         group = self._owner.pop(chunk, None)
         if group is not None:
-            progress.worked_bytes += group.work(len(outcome.item.ids))
+            progress.worked_bytes += group.work(len(outcome.item.chunk.all))
             group.waiting -= 1
             if not group.waiting:
                 self._close(group)

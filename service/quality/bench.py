@@ -14,10 +14,10 @@ import torch
 from retriever.readers.reading import ReadingProblem
 from service.app.composition import compose_served, compose_store
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
-from service.corpus.chunk_capture import CaptureItem, batches
+from service.corpus.chunk_capture import CaptureItem, batches, tailed
 from service.errors import Invalid
 from service.model.prompt_builder import PromptPassage
-from service.model.served_model import Ids, ServedModel
+from service.model.served_model import ChunkIds, ServedModel
 from service.precompute.corpus_listing import CorpusListing, arguments
 from service.quality.first_token import FirstTokenTimer, TimingRow, lay
 from service.quality.grid import grid
@@ -130,7 +130,7 @@ class _Run:
         model, plan = self._model, self._plan
         texts = self._texts()
         self._check_room(texts.chunks)
-        first = model.engine.capture(self._prefix, [self._ids(texts.chunks[0])]).result()[0]
+        first = model.engine.capture(self._prefix, [self._ids(texts.chunks[0]).all]).result()[0]
         lengths = self._lengths(texts.chunks, token_bytes=first.nbytes // first.tokens)
         chunks = texts.chunks[: lengths[-1]]
         items = self._part.items(
@@ -161,14 +161,14 @@ class _Run:
         drafts = of_files(listing) if plan.corpus else islice(made_up(plan.chunk_tokens), most)
         return chunks_of(drafts, self._model, most=most, tokens=plan.chunk_tokens)
 
-    def _ids(self, chunk: PromptPassage) -> Ids:
-        ids = self._model.ids(chunk.text)
+    def _ids(self, chunk: PromptPassage) -> ChunkIds:
+        ids = self._model.titled(chunk.text, chunk.title, prefix=self._prefix)
         assert ids, "chunks that cannot be said were left out"
         return ids
 
     def _check_room(self, chunks: Sequence[PromptPassage]) -> None:
         model, wanted = self._model, self._plan.chunk_tokens
-        around = lay(model, chunks[:1]).tokens - len(self._ids(chunks[0]))
+        around = lay(model, chunks[:1]).tokens - len(self._ids(chunks[0]).ids)
         if around + wanted > model.window:
             raise Invalid(
                 f"--chunk-tokens {wanted}: the window of {model.window:,} tokens holds no prompt with such a chunk: "
@@ -194,16 +194,17 @@ class _Run:
         """The model's facts and records. Timed twice: a batch computed alone, and all of them into the store."""
         model, settings = self._model, self._settings
         self._on_progress("computing chunks")
-        batch = [item.ids for item in next(batches(items))]
+        batch = [item.chunk for item in next(batches(items))]
         seconds: list[float] = []
         records: list[Record] = []
         for _ in range(self._plan.repeats):
             start = time.perf_counter()
-            records = model.engine.capture(self._prefix, batch).result()
+            plain = model.engine.capture(self._prefix, [chunk.all for chunk in batch]).result()
             seconds.append(time.perf_counter() - start)
+            records = list(map(tailed, plain, batch))
         self._on_progress("computing and storing chunks")
         store_s = self._part.write(model, self._prefix, items=items)
-        tokens = sum(len(item.ids) for item in items)
+        tokens = sum(len(item.chunk.all) for item in items)
         own = [layer for layer in records[0].layers if layer]
         facts = BenchFacts(
             model=settings.model,
@@ -215,7 +216,7 @@ class _Run:
             own_layers=len(own),
             bytes_per_token=sum(each.nbytes for each in arrays(records[0])) / records[0].tokens,
             chunk_tokens=tokens / len(items),
-            capture_tokens_per_s=sum(map(len, batch)) / median(seconds),
+            capture_tokens_per_s=sum(len(chunk.all) for chunk in batch) / median(seconds),
             store_tokens_per_s=tokens / store_s,
         )
         return facts, records

@@ -14,8 +14,10 @@ from blend.errors import PromptError
 from blend.fuse.fuse import BlendOrder
 from blend.load import LoadedModel
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
+from service.corpus.chunk_capture import tailed
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
+from service.model.served_model import ChunkIds
 from service.quality.cases import Case
 from service.quality.timed import Timed, timed
 from store.blob import Blob, Terms
@@ -121,8 +123,14 @@ class CaseProbe:
     def measure(self, case: Case, points: Sequence[OperatingPoint]) -> CaseMeasurement:
         """Asks at every point, in the order given; all are compared with full prefill of the same tokens."""
         prompt_tokens, dropped = self._fitted(case)
-        chunks = {run.passage: run.ids for run in prompt_tokens.runs if run.passage is not None}
-        records = dict(zip(chunks, self._engine.capture(self._prefix, list(chunks.values())).result(), strict=True))
+        shown = [passage for passage in case.passages if passage.text]
+        chunks = {
+            run.passage: ChunkIds(run.ids, self._prompt_builder.gap_ids(shown[run.passage]))
+            for run in prompt_tokens.runs
+            if run.passage is not None
+        }
+        captured = self._engine.capture(self._prefix, [chunk.all for chunk in chunks.values()]).result()
+        records = {number: tailed(record, chunks[number]) for number, record in zip(chunks, captured, strict=True)}
         blobs = {codec: _encoded(records, codec) for codec in dict.fromkeys(point.codec for point in points)}
         first = self._ask(prompt_tokens, FULL, blobs={})
         tokens = _best(first.logprobs)

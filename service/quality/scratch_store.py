@@ -9,7 +9,7 @@ from statistics import median
 
 from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.errors import Unavailable
-from service.model.served_model import Ids, ServedModel
+from service.model.served_model import ChunkIds, Ids, ServedModel
 from store.blob_store import BlobAccess, BlobStore, Put
 from store.codec.decode import read_group
 from store.errors import Miss
@@ -37,7 +37,7 @@ class ScratchStore:
         self._tenant = TENANT + token_hex(4)
         self._keys = keys
 
-    def items(self, chunks: Sequence[Ids], *, fingerprint: str, codec: str) -> list[CaptureItem]:
+    def items(self, chunks: Sequence[ChunkIds], *, fingerprint: str, codec: str) -> list[CaptureItem]:
         """Chunks that are to be written; from now on they are taken away at the end."""
         keys = [CacheKey(self._tenant, str(number), fingerprint, codec) for number in range(len(chunks))]
         self._keys += keys

@@ -13,7 +13,7 @@ from store.codec.quantize import dequantize
 from store.codec.spec import Spec
 from store.errors import BadBlob, MissReason, SpecError
 from store.reader import BlobReader, Fetch, Layers
-from store.record import Dtype, LayerKV, PackedLayer, Record
+from store.record import Dtype, LayerKV, PackedLayer, Record, Tail
 
 _local = threading.local()  # zstd's contexts belong to one thread each
 
@@ -22,7 +22,8 @@ def decode(reader: BlobReader) -> Record:
     """The plain record: exact for `lossless`, else within the spec's bound. Raises `BadBlob`."""
     head = reader.head
     groups = (read_group(reader, group) for group in range(len(head.groups)))
-    return Record(head.dtype, tuple(_plain(layer, head.dtype) for group in groups for layer in group), head.ids_digest)
+    layers = tuple(_plain(layer, head.dtype) for group in groups for layer in group)
+    return Record(head.dtype, layers, head.ids_digest, Tail(head.tail_tokens, head.tail_digest))
 
 
 def read_group(reader: BlobReader, group: int) -> Layers:

@@ -37,7 +37,7 @@ def encode(record: Record, key: CacheKey, *, terms: Terms) -> Blob:
         frames.append(data)
     head = Head(
         key.tenant, key.chunk, key.fingerprint, key.codec, terms, record.dtype, record.tokens, shapes, tuple(rows),
-        FORMAT, record.ids_digest,
+        FORMAT, record.ids_digest, b"", record.tail.tokens, record.tail.digest,
     )  # fmt: skip
     return Blob(head, write_head(head), tuple(frames))
 

@@ -73,7 +73,7 @@ def bare(target: Target, found: list[CorpusFile]) -> Json:
     return {
         "seconds": time.perf_counter() - start,
         "cpu_s": time.process_time() - cpu,
-        "tokens": sum(len(item.ids) for item in items),
+        "tokens": sum(len(item.chunk.all) for item in items),
         "chunks": len(items),
         "nbytes": nbytes,
     }

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,14 +12,18 @@ from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.policy import select
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, PromptLayout, TextSegment, lay_out
 from blend.load import LoadedModel
+from blend.model.fingerprint import digest_ids
+from store.record import Tail
 from tests.blend.dense import Cached, Choice
 
 READERS = ThreadPoolExecutor(2)
 
 
-def source(model: LoadedModel, behind: Sequence[int], ids: Sequence[int]) -> HeldRecord:
-    """A fresh record of a chunk."""
-    [record] = capture(model.decoder, behind, chunks=[ids])
+def source(model: LoadedModel, behind: Sequence[int], ids: Sequence[int], *, tail: Sequence[int] = ()) -> HeldRecord:
+    """A fresh record of a chunk, and of what follows it."""
+    [record] = capture(model.decoder, behind, chunks=[[*ids, *tail]])
+    if tail:
+        record = replace(record, ids_digest=digest_ids(ids), tail=Tail(len(tail), digest_ids(tail)))
     return HeldRecord(record, model.fingerprint.behind(behind))
 
 

@@ -70,7 +70,7 @@ def test_the_rows_of_a_pass_follow_from_its_chunks_size_alone(rows: int, room: f
     assert sorted(number for each in planned for number in each.numbers) == list(range(80))
     for each in planned:
         assert {bucket(len(chunks[number]), rows=rows) for number in each.numbers} == {each.size}
-        assert each.rows == min(rows, TOGETHER * each.size)
+        assert each.rows == min(rows // each.size, TOGETHER) * each.size
         assert len(each.numbers) * each.size <= each.rows
         assert len(each.numbers) == 1 or (len(each.numbers) + 1) * each.size <= room
 

@@ -8,11 +8,12 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from blend.fuse.capture import capture
+from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from blend.load import adopt
 from blend.model.model_layers import LayerRule
 from tests.blend import dense
 from tests.blend.families import BASE, FAMILIES, OTHERS, WINDOW, build, draw, native, ours, put, words
-from tests.blend.fusing import Case, chosen, close, fused, off
+from tests.blend.fusing import Case, chosen, close, fused, off, source
 
 OTHER_POLICIES = [("reuse", 0.0), ("heads", 0.2), ("deviation", 0.3), ("hybrid", 0.25)]
 ALL = [*FAMILIES, *OTHERS]
@@ -78,6 +79,32 @@ def test_row_pieces_of_any_size_equal_one_piece(name: str, policy: str) -> None:
         pieces = fused(ours(name), prompt, policy=policy, ratio=0.3, piece_rows=size)
         assert pieces.report.stages[-1] == whole.report.stages[-1]
         assert close(pieces.logits, whole.logits)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("policy", ["reuse", "ask"])
+def test_what_followed_a_chunk_is_reused_where_it_follows_again(name: str, policy: str) -> None:
+    model, head = ours(name), SUFFIX[:3]
+    chunks = [
+        ChunkSegment(ids, source(model, PREFIX, ids, tail=tail))
+        for ids, tail in ((A, GAP), (B, GAP), (A, GAP), (C, head))
+    ]
+    between = (TextSegment(GAP), TextSegment(GAP[:-1]))  # another end: not what was captured
+    prompt = Prompt(OTHER_PREFIX, (chunks[0], between[0], chunks[1], between[1], *chunks[2:]), SUFFIX)
+    cached, place = list[dense.Cached](), len(OTHER_PREFIX)
+    covered = {0: (*A, *GAP), 2: B, 4: A, 5: (*C, *head)}
+    for number, segment in enumerate(prompt.segments):
+        if number in covered:
+            cached.append(dense.Cached(place, PREFIX, covered[number]))
+        place += len(segment.ids)
+    found = fused(model, prompt, policy=policy, ratio=0.2)
+
+    choice = chosen(model, prompt, policy=policy, ratio=0.2, found=found.report.stages)
+    logits, recomputed = dense.blended(native(name), prompt.ids, cached, choice=choice)
+    assert close(found.logits, logits)
+    assert list(found.report.stages[-1]) == recomputed
+    report = found.report
+    assert report.reused + report.recomputed == sum(map(len, covered.values()))
 
 
 def test_the_tests_would_notice_blending_that_does_nothing() -> None:

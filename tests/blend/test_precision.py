@@ -15,7 +15,7 @@ from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader, read
-from store.record import PackedLayer
+from store.record import PackedLayer, Tail
 from tests.blend.dense import prefill
 from tests.blend.families import draw, native, ours, put, words
 from tests.blend.fusing import Case, close, fused, source
@@ -56,7 +56,7 @@ class Packed:
     def __init__(self, blob: BlobReader, fingerprint: Fingerprint) -> None:
         self._layers = packed_layers(blob)
         self.fingerprint = fingerprint
-        self.tokens, self.ids_digest = blob.head.tokens, blob.head.ids_digest
+        self.tokens, self.ids_digest, self.tail = blob.head.tokens, blob.head.ids_digest, Tail()
 
     def layer(self, index: int) -> PackedLayer:
         layer = self._layers[index]

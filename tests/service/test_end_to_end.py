@@ -107,6 +107,19 @@ def test_a_patch_changes_what_filters_see_and_computes_nothing(client: httpx.Cli
     assert captured(client) == before
 
 
+def test_a_title_is_stored_with_its_chunk_and_a_new_one_is_read(client: httpx.Client) -> None:
+    put_in(client, [{**letter("badger"), "title": "Letter 40"}])
+    before, reused = captured(client), {"blend": {"policy": "reuse"}}
+    ask(client, QUESTIONS[0], **reused)
+    kept = ask(client, QUESTIONS[0], **reused)
+    put_in(client, [{**letter("badger"), "title": "Letter 41"}])
+    read = ask(client, QUESTIONS[0], **reused)
+    fresh = [each["usage"]["prompt_tokens"] - each["usage"]["reused_tokens"] for each in (kept, read)]
+    assert fresh[0] + 4 <= fresh[1] and captured(client) == before
+    assert kept["usage"]["prompt_tokens"] == read["usage"]["prompt_tokens"]
+    assert sources(kept) == sources(read) and kept["answer"] == read["answer"] == "badger"
+
+
 def test_after_a_delete_nothing_knows_the_document(client: httpx.Client) -> None:
     put_in(client, [letter("badger"), {"id": "twin", "text": letter("badger")["text"]}])
     [chunk] = chunks_of(client, "letter")

@@ -98,9 +98,11 @@ def test_divergence_is_what_a_dense_computation_finds() -> None:
     ids, chunks = [*prompt.prefix], list[dense.Cached]()
     for each in prompt.runs:
         if each.passage is not None:
-            chunks.append(dense.Cached(len(ids), prompt.prefix, each.ids))
+            tail = tiny().tokenizer.encode_text(CASE.passages[each.passage].gap)
+            chunks.append(dense.Cached(len(ids), prompt.prefix, (*each.ids, *tail)))
         ids += each.ids
     ids += prompt.suffix
+    assert all(tuple(ids[chunk.start :][: len(chunk.ids)]) == chunk.ids for chunk in chunks)
     answer, _ = dense.greedy(native(), ids, ANSWER_TOKENS)
     whole = [*ids, *answer[:-1]]
     slots = {slot for chunk in chunks for slot in chunk.slots}

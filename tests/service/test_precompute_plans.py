@@ -323,7 +323,7 @@ def test_nothing_makes_room_for_what_does_not_fit_even_so(tmp_path: Path) -> Non
 def test_a_log_may_be_written_in_several_ways(tmp_path: Path, line: Json) -> None:
     root, place, log = letters(tmp_path), Near(tmp_path, top_k=1), tmp_path / "log.jsonl"
     log.write_text(f"\n{json.dumps(line, ensure_ascii=False)}\r\n\n", encoding="utf-8-sig")
-    place.run(str(root), "--budget", str(SMALL // 2), "--queries", str(log))
+    place.run(str(root), "--budget", str(SMALL), "--queries", str(log))
     assert place.documents()["letters/03.md"][0] in place.sizes()
 
 

@@ -12,6 +12,7 @@ import pytest
 from service.commands.precompute import _remote
 from service.corpus.chunk_capture import BATCH_CHUNKS, CaptureItem, CaptureOutcome
 from service.errors import ServiceError
+from service.model.served_model import ChunkIds
 from service.settings import Settings, SettingsError
 from store.blob_store import Put
 from store.key import CacheKey
@@ -96,7 +97,8 @@ class Hired:
 def test_each_chunk_comes_once_whatever_is_lost_and_few_wait(monkeypatch: pytest.MonkeyPatch, loss: float) -> None:
     monkeypatch.setattr(ray_capture, "ray", Lossy(loss))
     items = [
-        CaptureItem(CacheKey("default", f"{number:032x}", "f" * 32, "q4"), (number,) * 40) for number in range(5000)
+        CaptureItem(CacheKey("default", f"{number:032x}", "f" * 32, "q4"), ChunkIds((number,) * 40))
+        for number in range(5000)
     ]
     taken = 0
 
@@ -115,7 +117,7 @@ def test_each_chunk_comes_once_whatever_is_lost_and_few_wait(monkeypatch: pytest
 
 def test_actors_that_are_lost_again_and_again_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_capture, "ray", Lossy(1.0))
-    items = [CaptureItem(CacheKey("default", "c" * 32, "f" * 32, "q4"), (1, 2))]
+    items = [CaptureItem(CacheKey("default", "c" * 32, "f" * 32, "q4"), ChunkIds((1, 2)))]
     with pytest.raises(ServiceError, match="no actor could compute anything"):
         list(ray_capture._computed(None, items, form=ray_capture.ActorShape(2, 1, 0)))  # type: ignore[arg-type]
 
