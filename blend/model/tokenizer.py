@@ -72,10 +72,11 @@ class Tokenizer:
         pending = [(0, len(text))] if text else []
         while pending:
             start, stop = pending.pop()
-            encoding = self._plain.encode(text[start:stop], add_special_tokens=False)
-            if self._suspects.isdisjoint(encoding.ids):
-                ids += encoding.ids
+            [found] = self._plain.encode_batch_fast([text[start:stop]], add_special_tokens=False)  # other threads go on
+            if self._suspects.isdisjoint(found.ids):
+                ids += found.ids
                 continue
+            encoding = self._plain.encode(text[start:stop], add_special_tokens=False)  # with offsets
             cuts = {start + cut for cut in self._cuts(text[start:stop], encoding)}
             if not cuts:
                 ids += encoding.ids
