@@ -169,6 +169,11 @@ def policy_name(policy: str) -> str:
     return policy.partition("/")[0]
 
 
+def with_rule(policy: str, *, default: str) -> str:
+    """The policy, by the default's rule if it names none and the default is the same policy with one."""
+    return default if policy == policy_name(default) else policy
+
+
 def check_policy(policy: str) -> AskRule:
     """The rule of a policy. Raises PromptError for a policy, or a rule, that does not exist."""
     name, _, rule = policy.partition("/")

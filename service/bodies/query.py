@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, StringConstraints
 
 from blend.fuse.fuse import BlendOrder
-from blend.fuse.policy import policy_name
+from blend.fuse.policy import with_rule
 from service.answers.events import ChunkReport, Report
 from service.bodies.fields import WHOLE, ChunkId, CollectionName, Filter, Name, OneOf, Strict, Text, Title, Whole
 from service.bodies.search import SourceOut
@@ -39,9 +39,7 @@ class BlendIn(Strict):
 
     def over(self, default: BlendOrder) -> BlendOrder:
         """The blending that is asked for, with the default's where this says nothing."""
-        named = policy_name(default.policy)
-        wanted = self.policy or named
-        policy = default.policy if wanted == named else wanted  # the default's comes with the rule that was fitted
+        policy = default.policy if self.policy is None else with_rule(self.policy, default=default.policy)
         return BlendOrder(policy, default.ratio if self.ratio is None else self.ratio)
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -152,9 +152,9 @@ def evaluate(
     if save_to:
         check_evidence(len(cases), bound)
     loaded = _loaded(settings)
-    points = _fitted(loaded, points, cases=to_fit, answer_tokens=answer_tokens) if fit else points
+    rule = _fitted(loaded, to_fit, answer_tokens=answer_tokens) if fit else _in_force(settings, loaded)
     with _progress(len(cases)) as progress:
-        result = run(loaded, cases, points=points, answer_tokens=answer_tokens, progress=progress)
+        result = run(loaded, cases, points=_by_rule(rule, points), answer_tokens=answer_tokens, progress=progress)
     choice = choose([row for row in result.rows if not row.suite], bound=bound)
     facts = _facts(settings, suite=suite, seed=seed, result=result, choice=choice)
     if save_to:
@@ -175,11 +175,27 @@ def _halves(cases: "list[Case]") -> "tuple[list[Case], list[Case]]":
     return halves(cases)
 
 
-def _fitted(
-    loaded: "LoadedModel", points: "list[OperatingPoint]", *, cases: "list[Case]", answer_tokens: int
-) -> "list[OperatingPoint]":
-    """The points with the rule of `ask` for the model. Says it, and what the rule where none is fitted would do."""
-    from service.quality.fitted_rule import Fitting, with_rule
+def _by_rule(policy: str, points: "list[OperatingPoint]") -> "list[OperatingPoint]":
+    """The points, those that name this policy without a rule by its own."""
+    from blend.fuse.policy import with_rule
+
+    return [replace(point, policy=with_rule(point.policy, default=policy)) for point in points]
+
+
+def _in_force(settings: "Settings", loaded: "LoadedModel") -> str:
+    """The policy that is served; that of the settings where the file with the model's is broken: it can be replaced."""
+    from service.app.operating_point import operating_point
+    from service.settings import SettingsError
+
+    try:
+        return operating_point(settings, loaded.fingerprint.weights).policy
+    except SettingsError:
+        return settings.policy
+
+
+def _fitted(loaded: "LoadedModel", cases: "list[Case]", *, answer_tokens: int) -> str:
+    """The policy `ask` with its rule for the model. Says it, and what the rule where none is fitted would do."""
+    from service.quality.fitted_rule import Fitting
 
     with closing(Fitting(loaded, cases, answer_tokens=answer_tokens)) as fitting, _progress(fitting.rounds) as progress:
         found = fitting.run(progress)
@@ -188,7 +204,7 @@ def _fitted(
         f"{found.unfitted_kl:.4f} by the rule that is taken where none is fitted.",
         err=True,
     )
-    return with_rule(points, found.rule)
+    return str(found.rule)
 
 
 def _report(

@@ -11,6 +11,7 @@ from statistics import median
 
 import torch
 
+from blend.fuse.policy import with_rule
 from retriever.readers.reading import ReadingProblem
 from service.app.composition import compose_served, compose_store
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
@@ -115,7 +116,8 @@ class _Run:
         self._on_progress = on_progress
         self._device = _device(settings.device)
         blending = model.blending
-        named = dict.fromkeys((FULL.policy, blending.policy, *plan.policies))
+        others = (with_rule(policy, default=blending.policy) for policy in plan.policies)
+        named = dict.fromkeys((FULL.policy, blending.policy, *others))
         self._points = [
             FULL if each == FULL.policy else OperatingPoint(each, blending.ratio, LOSSLESS) for each in named
         ]

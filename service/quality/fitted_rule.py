@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from blend.fuse.policy import AskRule, policy_name
+from blend.fuse.policy import AskRule
 from blend.load import LoadedModel
 from service.app.operating_point import LOSSLESS, OperatingPoint
 from service.quality.case_probe import CaseProbe
@@ -39,11 +39,6 @@ def halves(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
     if not held_out:
         raise SuiteError(f"half of the questions are held out of a fit: ask 3 or more, got {len(cases)}")
     return fitted, held_out
-
-
-def with_rule(points: Sequence[OperatingPoint], rule: AskRule) -> list[OperatingPoint]:
-    """The points, those of `ask` by this rule."""
-    return [replace(point, policy=str(rule)) if policy_name(point.policy) == "ask" else point for point in points]
 
 
 class Fitting:

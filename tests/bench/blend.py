@@ -30,25 +30,31 @@ from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
 from blend.load import LoadedModel
 from tests.bench.decode import decode, stall
-from tests.bench.model import CHUNK, Corpus, Shape, StoredCorpus, adopted, best_device, captured, fused, random_model
+from tests.bench.model import (
+    CHUNK,
+    Corpus,
+    Shape,
+    StoredCorpus,
+    StoredPlan,
+    adopted,
+    best_device,
+    captured,
+    fused,
+    random_model,
+)
 
-CASES: dict[str, BlendOrder] = {
-    "full": BlendOrder("full"),
-    "prefix": BlendOrder("prefix"),
-    "reuse": BlendOrder("reuse"),
-    "heads 15 %": BlendOrder("heads", 0.15),
-    "deviation 5 %": BlendOrder("deviation", 0.05),
-    "deviation 15 %": BlendOrder("deviation", 0.15),
-    "ask 3 %": BlendOrder("ask", 0.03),
-    "ask 5 %": BlendOrder("ask", 0.05),
-    "hybrid 5 %": BlendOrder("hybrid", 0.05),
-    "hybrid 15 %": BlendOrder("hybrid", 0.15),
-}
-GROWING = ("reuse", "heads", "deviation")
-LENGTHS = (1024, 2048, 4096, 8192)
+CASES = "full,prefix,reuse,heads 15 %,deviation 5 %,deviation 15 %,ask 3 %,ask 5 %,hybrid 5 %,hybrid 15 %"
+GROWING = ("reuse", "heads", "deviation", "ask")
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
 RECOMPUTED = 154
 
 Rounds = Mapping[str, Sequence[float]]
+
+
+def parsed(case: str) -> BlendOrder:
+    """A policy, with a rule behind it or without, and its ratio: `reuse`, `ask/layers=8/check=2/times=2 5 %`."""
+    policy, _, ratio = case.partition(" ")
+    return BlendOrder(policy, float(ratio.removesuffix("%")) / 100 if ratio else 0.0)
 
 
 def plain_prefill(model: PreTrainedModel, prompt: Prompt) -> float:
@@ -154,10 +160,11 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "threads": torch.get_num_threads(),
     }
     if plain is not None:
-        cases = {name: order for name, order in CASES.items() if not options.cases or name in options.cases.split(",")}
+        cases = {case: parsed(case) for case in options.cases.split(",")}
         with TemporaryDirectory() as folder, ExitStack() as stack:
             if options.stored:
-                stored = StoredCorpus(model, Path(folder), tokens=options.tokens, codec=options.stored)
+                plan = StoredPlan(options.tokens, options.stored, options.titles, options.apart)
+                stored = StoredCorpus(model, Path(folder), plan)
                 made = stack.enter_context(closing(stored)).prompt
             else:
                 made = partial(corpus.prompt, options.tokens)
@@ -181,9 +188,9 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=2048, help=f"of all chunks, a multiple of {CHUNK} (default 2048)")
     parser.add_argument("--stored", metavar="CODEC", help="records of the first token come out of LMDB, in this codec")
-    parser.add_argument(
-        "--cases", default="", help="of the first token, with commas, such as 'reuse,ask 5 %%' (default all)"
-    )
+    parser.add_argument("--titles", type=int, default=0, help="tokens of a title behind each stored chunk (default 0)")
+    parser.add_argument("--apart", action="store_true", help="titles are not stored with their chunks")
+    parser.add_argument("--cases", default=CASES, help="of the first token, with commas: a policy and its ratio")
     parser.add_argument("--runs", type=int, default=5, help="rounds that count (default 5)")
     parser.add_argument("--layers", type=int, default=24, help="fewer make a quick try (default 24)")
     parser.add_argument("--longest", type=int, default=8192, help="prompt of scaling and stall (default 8192)")

@@ -15,7 +15,9 @@ from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
 from blend.fuse.unpack import DTYPES
 from blend.load import LoadedModel, adopt
+from service.corpus.chunk_capture import tailed
 from service.model.blob_source import BlobSource
+from service.model.served_model import ChunkIds
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey
@@ -107,17 +109,30 @@ def captured(model: LoadedModel) -> Corpus:
     return Corpus([ChunkSegment(text, HeldRecord(record, fingerprint)) for text, record in pairs])
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """Chunks of so many tokens together, and a title behind each: stored with it, or `apart`, in the prompt alone."""
+
+    tokens: int
+    codec: str
+    title: int = 0
+    apart: bool = False
+
+
 class StoredCorpus:
     """Chunks in a store of LMDB, each captured once and opened anew for each prompt. Closed by whoever made it."""
 
-    def __init__(self, model: LoadedModel, folder: Path, *, tokens: int, codec: str) -> None:
-        behind = words(PREFIX, 3)
-        self._texts = [words(CHUNK, 10 + number) for number in range(tokens // CHUNK)]
+    def __init__(self, model: LoadedModel, folder: Path, plan: StoredPlan) -> None:
+        behind, codec = words(PREFIX, 3), plan.codec
+        self._texts = [words(CHUNK, 10 + number) for number in range(plan.tokens // CHUNK)]
+        self._title = words(plan.title, 4)
+        tail = () if plan.apart else self._title
         self._fingerprint = model.fingerprint.behind(behind)
         self._keys = [CacheKey("bench", str(number), "random", codec) for number in range(len(self._texts))]
         self._store = open_store(f"lmdb://{folder}")
         for text, key in zip(self._texts, self._keys, strict=True):
-            [record] = capture(model.decoder, behind, chunks=[text])
+            [record] = capture(model.decoder, behind, chunks=[text + tail])
+            record = tailed(record, ChunkIds(text, tail))
             self._store.put_all([encode(record, key, terms=Terms(0, precomputed=True))])
         self._store.flush()
 
@@ -130,8 +145,10 @@ class StoredCorpus:
         readers = [each for each in found if isinstance(each, BlobReader)]
         assert len(readers) == len(found), found
         sources = [BlobSource(each, self._fingerprint) for each in readers]
-        chunks = tuple(ChunkSegment(text, source) for text, source in zip(self._texts, sources, strict=True))
-        return Prompt(words(PREFIX, 1), chunks, words(QUESTION, 2))
+        segments: list[ChunkSegment | TextSegment] = []
+        for text, source in zip(self._texts, sources, strict=True):
+            segments += [ChunkSegment(text, source), TextSegment(self._title)]
+        return Prompt(words(PREFIX, 1), tuple(segments), words(QUESTION, 2))
 
 
 def text_prompt(tokens: int, seed: int) -> Prompt:
