@@ -203,10 +203,11 @@ class CorpusReader:
         if chunk in self.seen or (self._shard and not self._shard.holds(chunk.id)):
             return
         self.seen[chunk] = False
+        prefix = self._standing.capture_prefix.prefix
         group.progress.chunks += 1
         if chunk in self._standing.stored:
             group.progress.present += 1
-        elif (ids := self._titled(passage)) is None:
+        elif (ids := self._target.tenant.model.titled(passage.text, passage.title, prefix=prefix)) is None:
             group.progress.unsupported += 1
         elif settled:
             group.progress.over_budget += 1
@@ -215,10 +216,6 @@ class CorpusReader:
             group.chunks[chunk] = ids
             group.waiting += 1
             group.tokens += len(ids.all)
-
-    def _titled(self, passage: PromptPassage) -> ChunkIds | None:
-        prefix = self._standing.capture_prefix.prefix
-        return self._target.tenant.model.titled(passage.text, passage.title, prefix=prefix)
 
 
 def signature(file: CorpusFile, rules: CollectionRules) -> str:

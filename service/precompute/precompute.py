@@ -15,7 +15,7 @@ from retriever.filter_condition import EVERYTHING
 from retriever.readers.reading import ReadingProblem
 from service.access.domains import DomainChunk
 from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
-from service.model.served_model import ChunkIds, Ids
+from service.model.served_model import Ids
 from service.precompute.corpus_file import CorpusFile
 from service.precompute.file_group import CorpusReader, CorpusState, FileGroup, Shard, Target, look, signature
 from service.precompute.need import BudgetedStore, CacheBudget, needs
@@ -206,6 +206,7 @@ class _Run:
     def _texts(self, chunks: Sequence[DomainChunk], sink: BudgetedStore) -> Iterator[CaptureItem]:
         """Yields chunks with their token ids, as long as there is room."""
         target, capture_prefix = self._target, self._standing.capture_prefix
+        model = target.tenant.model
         for start in range(0, len(chunks), RANKED):
             with target.tenant.catalog.view() as view:
                 rows = view.rows_of([chunk.id for chunk in chunks[start : start + RANKED]])
@@ -215,12 +216,10 @@ class _Run:
                 if sink.is_full:
                     return
                 text = texts.get(rows.get(chunk.id, -1))  # somebody may have deleted it meanwhile, or it is damaged
-                ids = None if text is None else self._titled(text, titles.get(chunk.id, ""))
+                title = titles.get(chunk.id, "")
+                ids = None if text is None else model.titled(text, title, prefix=capture_prefix.prefix)
                 if ids is not None:
                     yield CaptureItem(target.tenant.caches.key(chunk, capture_prefix), ids)
-
-    def _titled(self, text: str, title: str) -> ChunkIds | None:
-        return self._target.tenant.model.titled(text, title, prefix=self._standing.capture_prefix.prefix)
 
     def _count(self, outcome: CaptureOutcome) -> None:
         progress, chunk = self._tally, DomainChunk.of(outcome.item.key)
