@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from blend.errors import PromptError
+from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import AskRule, check_policy, policy_name
 from service import cli
 from service.app.operating_point import OperatingPoint
+from service.bodies.query import BlendIn
 from service.quality import policy_choice
 from service.quality.case_probe import CaseProbe
 from service.quality.cases import Case, SuiteError
@@ -99,3 +101,11 @@ def test_the_command_fits_on_one_half_compares_on_the_other_and_keeps_the_rule(
     monkeypatch.setenv("KVWEAVE_POLICY", rule)
     again = CliRunner().invoke(cli.app, ["eval", *drawn, *compared], catch_exceptions=False)
     assert [row["policy"] for row in json.loads(again.stdout)["rows"]] == ["full", rule]
+
+
+@pytest.mark.parametrize(("named", "policy"), [("ask", "ask/layers=1/check=1/times=2"), ("hybrid", "hybrid")])
+def test_a_request_that_names_the_policy_in_force_gets_its_rule(named: str, policy: str) -> None:
+    default = BlendOrder("ask/layers=1/check=1/times=2", 0.05)
+    wish = BlendIn.model_validate({"policy": named, "ratio": 0.2})
+    assert wish.over(default) == BlendOrder(policy, 0.2)
+    assert BlendIn.model_validate({}).over(default) == default
