@@ -57,23 +57,23 @@ def verify(store: BlobStore) -> Iterator[tuple[int, ScrubReport]]:
         report.strays += tier.strays()
         with ThreadPoolExecutor(_THREADS) as pool:
             entries = list(tier.entries())
-            for bad, entry in zip(pool.map(partial(_confirm, tier), entries), entries, strict=True):
+            for bad, blob in zip(pool.map(partial(_confirm, tier), entries), entries, strict=True):
                 report.checked += 1
-                report.nbytes += entry.nbytes
+                report.nbytes += blob.nbytes
                 if bad is not None and bad.reason is not MissReason.ABSENT:
                     report.bad.append(bad)
                     if bad.reason in (MissReason.CORRUPT, MissReason.FOREIGN):
-                        tier.quarantine(entry.key)
+                        tier.quarantine(blob.key)
                 yield report.checked, report
 
 
-def _confirm(tier: BlobAccess, entry: StoredBlob) -> BadEntry | None:
+def _confirm(tier: BlobAccess, blob: StoredBlob) -> BadEntry | None:
     """Checks a blob, and a bad one again: one that was replaced while it was read looks corrupt, once."""
-    return _check(tier, entry) and _check(tier, entry)
+    return _check(tier, blob) and _check(tier, blob)
 
 
-def _check(tier: BlobAccess, entry: StoredBlob) -> BadEntry | None:
-    key = entry.key
+def _check(tier: BlobAccess, blob: StoredBlob) -> BadEntry | None:
+    key = blob.key
     reader = tier.open(key)
     if isinstance(reader, Miss):
         return BadEntry(tier.name, key, reader.reason, reader.detail)
@@ -93,11 +93,11 @@ def collect(store: BlobStore, fingerprint: str | None = None, *, grace_s: float 
     report = GcReport()
     for tier in reversed(store.tiers):  # the lowest first, so that a read copies nothing upwards that goes
         tier.finish_deletes()
-        for entry in tier.entries() if fingerprint is not None else ():
-            if entry.key.origin == fingerprint:
-                tier.discard(entry.key)
+        for blob in tier.entries() if fingerprint is not None else ():
+            if blob.key.origin == fingerprint:
+                tier.discard(blob.key)
                 report.fingerprint += 1
-                report.nbytes += entry.nbytes
+                report.nbytes += blob.nbytes
         report.quarantined += tier.forget_quarantined(now - grace_s)
         report.deletions += sum(tier.trim(tenant, now - LOG_S) for tenant in tier.tenants())
     return report

@@ -1,4 +1,4 @@
-"""A request from its submission to its end: first an entry in the queue, then an answer in the making."""
+"""A request from its submission to its end: first queued, then an answer in the making."""
 
 import logging
 import math
@@ -67,12 +67,12 @@ class QueuedRequest:
 class AnswerBuilder:
     """An answer in the making: picks tokens, makes text of them, knows when to stop. Knows no other request."""
 
-    def __init__(self, entry: QueuedRequest, context: Context, *, tokenizer: Tokenizer, device: torch.device) -> None:
-        sampling = entry.request.sampling
-        self.entry = entry
+    def __init__(self, queued: QueuedRequest, context: Context, *, tokenizer: Tokenizer, device: torch.device) -> None:
+        sampling = queued.request.sampling
+        self.queued = queued
         self.context = context
         self._generated: list[int] = []
-        self._sampler = Sampler(sampling, entry.layout.ids, device=device)
+        self._sampler = Sampler(sampling, queued.layout.ids, device=device)
         self._stops = StopStrings(sampling.stop)
         self._text = Detokenizer(tokenizer, hidden=tokenizer.special)
         self._ends = frozenset[int]() if sampling.ignore_eos else tokenizer.stop_ids
@@ -85,7 +85,7 @@ class AnswerBuilder:
     @property
     def slot(self) -> int:
         """The slot where that token will stand."""
-        return len(self.entry.layout.ids) + len(self._generated) - 1
+        return len(self.queued.layout.ids) + len(self._generated) - 1
 
     def take(self, logits: Tensor) -> None:
         """Pick the next token from logits (V,), tell, and end where it ends."""
@@ -95,10 +95,10 @@ class AnswerBuilder:
             self.end("stop")
             return
         out = self._stops.push(self._text.push(picked.token))
-        self.entry.tell(Token(picked.token, out.text, picked.logprob, picked.top))
+        self.queued.tell(Token(picked.token, out.text, picked.logprob, picked.top))
         if out.stopped:
             self.end("stop")
-        elif len(self._generated) >= self.entry.request.sampling.max_tokens or self.slot + 1 >= self.entry.capacity:
+        elif len(self._generated) >= self.queued.request.sampling.max_tokens or self.slot + 1 >= self.queued.capacity:
             self.end("length")
 
     def end(self, reason: Finish) -> None:
@@ -107,4 +107,4 @@ class AnswerBuilder:
         if reason != "cancelled":
             text = self._stops.push(self._text.finish()).text + self._stops.finish()
             reason = "stop" if self._stops.stopped else reason
-        self.entry.end(reason, text=text, generated=len(self._generated))
+        self.queued.end(reason, text=text, generated=len(self._generated))

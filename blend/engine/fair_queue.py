@@ -33,15 +33,15 @@ class FairQueue:
         """How many requests wait, by payer."""
         return Counter({payer: len(each) for payer, each in self._waiting.items()})
 
-    def add(self, entry: QueuedRequest, running: Collection[str]) -> None:
+    def add(self, queued: QueuedRequest, running: Collection[str]) -> None:
         """Takes a request; `running` are the payers of those that are computed now."""
-        payer = entry.request.payer
+        payer = queued.request.payer
         active = [self._spent.get(each, 0.0) for each in {*self._waiting, *running}]
         if not active:
             self._spent.clear()
         elif payer not in self._waiting and payer not in running:
             self._spent[payer] = max(self._spent.get(payer, 0.0), min(active))
-        self._waiting.setdefault(payer, deque()).append(entry)
+        self._waiting.setdefault(payer, deque()).append(queued)
 
     def spend(self, payer: str, seconds: float) -> None:
         """Counts time that the engine gave to a payer."""
@@ -50,9 +50,9 @@ class FairQueue:
 
     def removed(self, wanted: Callable[[QueuedRequest], bool]) -> list[QueuedRequest]:
         """Takes out what is wanted no more."""
-        found = [entry for each in self._waiting.values() for entry in each if wanted(entry)]
-        for entry in found:
-            self._take(entry)
+        found = [queued for each in self._waiting.values() for queued in each if wanted(queued)]
+        for queued in found:
+            self._take(queued)
         return found
 
     def next(self, fits: Callable[[QueuedRequest], bool]) -> QueuedRequest | None:
@@ -81,12 +81,12 @@ class FairQueue:
         own = len(self._waiting.get(payer, ()))
         return own + sum(min(len(each), own + 1) for name, each in self._waiting.items() if name != payer)
 
-    def _take(self, entry: QueuedRequest) -> None:
-        payer = entry.request.payer
+    def _take(self, queued: QueuedRequest) -> None:
+        payer = queued.request.payer
         waiting = self._waiting[payer]
-        if waiting[0] is entry:
+        if waiting[0] is queued:
             self._blocked.pop(payer, None)
-        waiting.remove(entry)
+        waiting.remove(queued)
         if not waiting:
             del self._waiting[payer]
 

@@ -110,22 +110,22 @@ class LocalEngine:
                 f"{len(layout.ids)} prompt tokens and up to {request.sampling.max_tokens} new ones need {needed} bytes "
                 f"of KV, the budget is {self.limits.kv_bytes}: leave out chunks, lower max_tokens or raise the budget"
             )
-        entry = QueuedRequest(request, layout, listen=listen, capacity=capacity)
+        queued = QueuedRequest(request, layout, listen=listen, capacity=capacity)
         with self._changed:
             if self._closing:
                 raise Busy("the engine is closing and takes nothing more")
             if len(self._waiting) >= self.limits.waiting:
                 raise Busy(f"{len(self._waiting)} requests are waiting already: try again later")
-            self.refuse_late(request.payer, entry.left_s)
+            self.refuse_late(request.payer, queued.left_s)
             self._seen = {each: at for each, at in self._seen.items() if time.monotonic() - at < LATELY_S}
             self._seen[request.payer] = time.monotonic()
-            self._waiting.add(entry, self._payers())
+            self._waiting.add(queued, self._payers())
             self._changed.notify()
-        return entry
+        return queued
 
     def _payers(self) -> set[str]:
         """Whose answers are running."""
-        return {answer.entry.request.payer for answer in self._running}
+        return {answer.queued.request.payer for answer in self._running}
 
     def refuse_late(self, payer: str, left_s: float) -> None:
         """See `Engine.refuse_late`."""
@@ -159,7 +159,7 @@ class LocalEngine:
         """See `Engine.load`."""
         with self._changed:
             waiting, seconds = self._waiting.counts(), dict(self._waiting.seconds)
-        running = Counter(answer.entry.request.payer for answer in self._running if not answer.entry.over)
+        running = Counter(answer.queued.request.payer for answer in self._running if not answer.queued.over)
         payers = {*waiting, *running, *seconds}
         return {each: PayerLoad(waiting[each], running[each], seconds.get(each, 0.0)) for each in payers}
 
@@ -185,8 +185,8 @@ class LocalEngine:
             log.critical("the engine stopped", exc_info=error)
             with self._changed:
                 self._closing = True
-                for entry in [*self._waiting.removed(lambda _: True), *(answer.entry for answer in self._running)]:
-                    entry.tell(Failed(error))
+                for queued in [*self._waiting.removed(lambda _: True), *(answer.queued for answer in self._running)]:
+                    queued.tell(Failed(error))
                 for job in self._captures:
                     if job.result.set_running_or_notify_cancel():
                         job.result.set_exception(error)
@@ -205,12 +205,12 @@ class LocalEngine:
         """Runs until no request wants anything, or it is the turn of captures; inside a capture, too."""
         while True:
             began = time.perf_counter()
-            entry = self._admit()
-            if entry is not None:
-                self._start(entry)
+            queued = self._admit()
+            if queued is not None:
+                self._start(queued)
             if self._running:
                 self._step()
-            elif entry is None:
+            elif queued is None:
                 return
             if self._captures or self._capturing:
                 share = self.limits.capture_share
@@ -220,74 +220,74 @@ class LocalEngine:
 
     def _admit(self) -> QueuedRequest | None:
         with self._changed:
-            gone = self._waiting.removed(lambda entry: entry.cancelled or entry.left_s <= 0)
-        for entry in gone:
-            if entry.cancelled:
-                entry.end("cancelled")
+            gone = self._waiting.removed(lambda queued: queued.cancelled or queued.left_s <= 0)
+        for queued in gone:
+            if queued.cancelled:
+                queued.end("cancelled")
             else:
-                entry.tell(Failed(_late()))
+                queued.tell(Failed(_late()))
         with self._changed:
             return self._waiting.next(self._free())
 
     def _free(self) -> Callable[[QueuedRequest], bool]:
         """Tells what fits beside what runs. One payer leaves room where others were here lately."""
         tokens, count = Counter[str](), Counter[str]()
-        for entry in (answer.entry for answer in self._running):
-            tokens[entry.request.payer] += entry.capacity
-            count[entry.request.payer] += 1
+        for queued in (answer.queued for answer in self._running):
+            tokens[queued.request.payer] += queued.capacity
+            count[queued.request.payer] += 1
         limit = self.limits.kv_bytes - self._captured_bytes
         places = self.limits.running
 
-        def fits(entry: QueuedRequest) -> bool:
-            payer, token = entry.request.payer, self._decoder.token_bytes
-            if count.total() >= places or (tokens.total() + entry.capacity) * token > limit:
+        def fits(queued: QueuedRequest) -> bool:
+            payer, token = queued.request.payer, self._decoder.token_bytes
+            if count.total() >= places or (tokens.total() + queued.capacity) * token > limit:
                 return False
             if not count[payer] or len(self._seen) < 2:
                 return True
-            return count[payer] + 1 <= MOST * places and (tokens[payer] + entry.capacity) * token <= MOST * limit
+            return count[payer] + 1 <= MOST * places and (tokens[payer] + queued.capacity) * token <= MOST * limit
 
         return fits
 
-    def _start(self, entry: QueuedRequest) -> None:
+    def _start(self, queued: QueuedRequest) -> None:
         self._fuse_began = time.perf_counter() - self._steps_s  # as if no step came between
         try:
-            answer = self._fuse(entry)
+            answer = self._fuse(queued)
         except _Left:
-            entry.end("cancelled")
+            queued.end("cancelled")
         except Exception as error:
             log.info("request failed", exc_info=error)
-            entry.tell(Failed(error))
+            queued.tell(Failed(error))
         else:
-            self._running += [] if entry.over else [answer]
+            self._running += [] if queued.over else [answer]
         had = time.perf_counter() - self._steps_s - self._fuse_began
         self._start_s += (had - self._start_s) / 4
         with self._changed:
-            self._waiting.spend(entry.request.payer, had)
+            self._waiting.spend(queued.request.payer, had)
 
-    def _fuse(self, entry: QueuedRequest) -> AnswerBuilder:
-        request, prefix = entry.request, entry.request.prompt.prefix
-        queued_s = entry.age_s
-        context = self._decoder.context(entry.capacity)
+    def _fuse(self, queued: QueuedRequest) -> AnswerBuilder:
+        request, prefix = queued.request, queued.request.prompt.prefix
+        queued_s = queued.age_s
+        context = self._decoder.context(queued.capacity)
         if request.order.policy != "full":
             self._prefixes.restore(prefix, context, owner=request.owner)
-        order = replace(request.order, piece_rows=self.limits.piece_rows, between=lambda: self._let_others(entry))
-        fused = fuse(self._decoder, entry.layout, context=context, order=order, readers=self._readers)
+        order = replace(request.order, piece_rows=self.limits.piece_rows, between=lambda: self._let_others(queued))
+        fused = fuse(self._decoder, queued.layout, context=context, order=order, readers=self._readers)
         if not context.exact:
             self._prefixes.keep(prefix, context, owner=request.owner)
-        entry.tell(Ready(fused.report, queued_s))
-        answer = AnswerBuilder(entry, context, tokenizer=self._tokenizer, device=self._decoder.device)
+        queued.tell(Ready(fused.report, queued_s))
+        answer = AnswerBuilder(queued, context, tokenizer=self._tokenizer, device=self._decoder.device)
         answer.take(fused.logits)
         return answer
 
-    def _let_others(self, entry: QueuedRequest) -> None:
+    def _let_others(self, queued: QueuedRequest) -> None:
         """Runs steps of the others between layers of a fuse: half of the time, or more to who had less of it before."""
-        if entry.cancelled:
+        if queued.cancelled:
             raise _Left
-        if entry.left_s <= 0:
+        if queued.left_s <= 0:
             raise _late()
         if not self._running:
             return
-        payer, had = entry.request.payer, time.perf_counter() - self._fuse_began - self._steps_s
+        payer, had = queued.request.payer, time.perf_counter() - self._fuse_began - self._steps_s
         with self._changed:
             lead_s = self._waiting.lead_s(payer, had, running=self._payers())
         if time.perf_counter() - self._stepped >= self._step_s * (2 if lead_s < 0 else 1):
@@ -297,13 +297,13 @@ class LocalEngine:
     def _step(self, without: str | None = None) -> None:
         """Computes one token for each running request that has its turn, none for those of the payer `without`."""
         for answer in self._running:
-            if answer.entry.cancelled:
+            if answer.queued.cancelled:
                 answer.end("cancelled")
-            elif answer.entry.left_s <= 0:
-                answer.entry.tell(Failed(_late()))
+            elif answer.queued.left_s <= 0:
+                answer.queued.tell(Failed(_late()))
         self._drop_finished()
-        ready = [answer for answer in self._running if answer.entry.request.payer != without]
-        chosen = [ready[place] for place in self._step_shares.chosen([each.entry.request.payer for each in ready])]
+        ready = [answer for answer in self._running if answer.queued.request.payer != without]
+        chosen = [ready[place] for place in self._step_shares.chosen([each.queued.request.payer for each in ready])]
         if not chosen:
             return
         start = time.perf_counter()
@@ -316,7 +316,7 @@ class LocalEngine:
                 if len(batch) > 1:  # what is too much together need not be too much for each alone
                     batches += [[answer] for answer in batch]
                 else:
-                    batch[0].entry.tell(Failed(error))
+                    batch[0].queued.tell(Failed(error))
         self._stepped = time.perf_counter()
         self._step_s = self._stepped - start
         self._account(chosen)
@@ -328,12 +328,12 @@ class LocalEngine:
         self._steps_s += self._step_s
         with self._changed:
             for answer in stepped:
-                self._waiting.spend(answer.entry.request.payer, self._step_s / len(stepped))
+                self._waiting.spend(answer.queued.request.payer, self._step_s / len(stepped))
         done = {id(answer) for answer in stepped}
         self._running = sorted(self._running, key=lambda answer: id(answer) in done)
 
     def _drop_finished(self) -> None:
-        self._running = [answer for answer in self._running if not answer.entry.over]
+        self._running = [answer for answer in self._running if not answer.queued.over]
 
     def _advance(self, batch: Sequence[AnswerBuilder]) -> None:
         device = self._decoder.device
@@ -349,7 +349,7 @@ class LocalEngine:
                 answer.take(logits[row])
             except Exception as error:
                 log.info("request failed", exc_info=error)
-                answer.entry.tell(Failed(error))
+                answer.queued.tell(Failed(error))
 
     def _run_capture(self, job: _Capture) -> None:
         if not job.result.set_running_or_notify_cancel():
@@ -387,7 +387,7 @@ class LocalEngine:
         self._captured_bytes = tokens * self._decoder.token_bytes
         self._end_slice()
         most = (self.limits.kv_bytes - self._captured_bytes) // self._decoder.token_bytes
-        while self._running and sum(answer.entry.capacity for answer in self._running) > most:
+        while self._running and sum(answer.queued.capacity for answer in self._running) > most:
             self._step()
         self._slice_began = time.perf_counter()
 

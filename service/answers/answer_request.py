@@ -55,7 +55,7 @@ class AnswerRequest:
     lookup: Lookup | None = None
     chunk_ids: tuple[str, ...] = ()
     documents: tuple[RequestDocument, ...] = ()
-    blending: BlendOrder | None = None
+    order: BlendOrder | None = None
     sampling: Sampling = field(default_factory=Sampling)
     grammar: Json | None = None  # a JSON schema that the answer obeys; {} is any JSON object
     asks: bool = False

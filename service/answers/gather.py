@@ -49,31 +49,31 @@ class Gathered:
 
     ask: AnswerRequest
     system: str
-    entries: tuple[GatheredPassage, ...]
+    passages: tuple[GatheredPassage, ...]
     inside: tuple[tuple[TextPlace, GatheredPassage], ...] = ()
     loose: tuple[tuple[TextPlace, GatheredPassage], ...] = ()
 
     @property
     def all(self) -> tuple[GatheredPassage, ...]:
         """All passages by number."""
-        return (*self.entries, *(entry for _, entry in (*self.inside, *self.loose)))
+        return (*self.passages, *(each for _, each in (*self.inside, *self.loose)))
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """Each stretch of the prompt once: what came with the request is named as it came, not by what stands in it."""
-        shown = (*self.entries, *(entry for _, entry in self.inside))
-        return (*(self._source(entry) for entry in shown), *self._loose_sources())
+        shown = (*self.passages, *(each for _, each in self.inside))
+        return (*(self._source(each) for each in shown), *self._loose_sources())
 
-    def _source(self, entry: GatheredPassage) -> Source:
+    def _source(self, each: GatheredPassage) -> Source:
         """The passage as an answer names it, its document as the asker does."""
-        passage = replace(entry.passage, document=self.ask.principal.shown_id(entry.passage.document))
-        return Source(passage.id, passage.document, passage.title, passage.text, entry.score, passage)
+        passage = replace(each.passage, document=self.ask.principal.shown_id(each.passage.document))
+        return Source(passage.id, passage.document, passage.title, passage.text, each.score, passage)
 
     def _loose_sources(self) -> Iterator[Source]:
         """The loose documents; with a chunk's id where one is a chunk from its first letter to its last."""
         whole = {
-            place.number: entry.passage.id
-            for place, entry in self.loose
+            place.number: each.passage.id
+            for place, each in self.loose
             if place.end - place.start == len(self.ask.documents[place.number].text.strip())
         }
         for number, each in enumerate(self.ask.documents):
@@ -83,20 +83,20 @@ class Gathered:
         """The chat, with the passages in their places."""
         *before, last = [self._turn_parts(number, turn) for number, turn in enumerate(self.ask.turns)]
         parts = _framed(last.parts) if self.ask.asks else last.parts
-        shown = {number: entry.titled for number, entry in enumerate(self.entries) if number not in without}
+        shown = {number: each.titled for number, each in enumerate(self.passages) if number not in without}
         question = TurnParts(last.role, (*passage_parts(shown), *self._loose_parts(), *parts))
         system = [TurnParts("system", (TurnPart(self.system),))] if self.system else []
         return [*system, *before, question]
 
     def _turn_parts(self, number: int, turn: Turn) -> TurnParts:
         """A turn cut where passages stand in it."""
-        places = self._places(self.inside, first=len(self.entries))
+        places = self._places(self.inside, first=len(self.passages))
         parts = tuple(_cut(turn.text, places.get(number, [])))
         return TurnParts("system" if turn.role == "developer" else turn.role, parts)
 
     def _loose_parts(self) -> Iterator[TurnPart]:
         """The documents that came with the request, cut where passages stand in them."""
-        places = self._places(self.loose, first=len(self.entries) + len(self.inside))
+        places = self._places(self.loose, first=len(self.passages) + len(self.inside))
         for number, each in enumerate(self.ask.documents):
             titled = PromptPassage(each.text.strip(), each.title)
             yield from _cut(titled.text + titled.gap, places.get(number, []))
@@ -133,13 +133,13 @@ def _framed(parts: tuple[TurnPart, ...]) -> tuple[TurnPart, ...]:
 def gather(tenant: Tenant, ask: AnswerRequest) -> Gathered:
     """All that the request brings, names, or asks to look up. No passage is seen that its key may not see."""
     named = [GatheredPassage(passage, 0.0, found=False) for passage in _named(tenant, ask)]
-    known = {entry.passage.id for entry in named}
+    known = {each.passage.id for each in named}
     hits = in_prompt_order(look_up(tenant, ask.lookup, ask=ask)) if ask.lookup else []
     found = [GatheredPassage(hit.passage, hit.score, found=True) for hit in hits if hit.passage.id not in known]
-    entries = (*named, *found)
+    passages = (*named, *found)
     inside = _recognised(tenant, ask, texts=[turn.text for turn in ask.turns]) if ask.inline else ()
     loose = _recognised(tenant, ask, texts=[each.text.strip() for each in ask.documents])
-    return Gathered(ask, _system(tenant, ask, entries=entries), entries, tuple(inside), tuple(loose))
+    return Gathered(ask, _system(tenant, ask, passages=passages), passages, tuple(inside), tuple(loose))
 
 
 def look_up(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> list[Hit]:
@@ -203,12 +203,12 @@ def _recognised(
             yield place, GatheredPassage(each.passage, 0.0, found=False)
 
 
-def _system(tenant: Tenant, ask: AnswerRequest, *, entries: Sequence[GatheredPassage]) -> str:
+def _system(tenant: Tenant, ask: AnswerRequest, *, passages: Sequence[GatheredPassage]) -> str:
     """The system prompt that stands before all turns: none, where they have their own or it is a plain chat."""
     if not ask.asks or any(turn.role in ("system", "developer") for turn in ask.turns):
         return ""
     name = ask.lookup.collection if ask.lookup else ""
-    name = name or (entries[0].passage.collection if entries else "")
+    name = name or (passages[0].passage.collection if passages else "")
     with tenant.catalog.view() as view:
         collection = view.collection(name) if name and _sees(view, name, ask=ask) else None
     system = collection.rules.get("system") if collection else None

@@ -149,7 +149,7 @@ class Pipeline:
         if grammar is not None:
             flight.held.enter_context(self._schema_memory.held(ask.principal.tenant, grammar.nbytes))
         begun = timings.since_start()
-        decision = self._blending(ask)
+        decision = self._decide(ask)
         with self._tracer.span("retrieve"):
             gathered, opening = await self._in_thread(lambda: self._gather(ask, decision.order))
         timings.ms["retrieve"] = timings.since_start() - begun
@@ -174,15 +174,15 @@ class Pipeline:
             async for event in events:
                 yield event
 
-    def _gather(self, ask: AnswerRequest, blending: BlendOrder) -> "tuple[Gathered, list[Future[BlobSource | Miss]]]":
+    def _gather(self, ask: AnswerRequest, order: BlendOrder) -> "tuple[Gathered, list[Future[BlobSource | Miss]]]":
         """The passages of the prompt, with their blobs on their way."""
         texts = [*(turn.text for turn in ask.turns), *(each.text for each in ask.documents)]
         self._model.prompt_builder.check_length(texts, window=self._model.window)
         tenant = self._tenants.open(ask.principal.tenant)
         gathered = gather(tenant, ask)
-        if blending.policy == "full":
+        if order.policy == "full":
             return gathered, []
-        passages = [entry.passage for entry in gathered.all]
+        passages = [each.passage for each in gathered.all]
         return gathered, tenant.caches.open(passages, pool=self._fetches)
 
     def _fetched(
@@ -224,10 +224,10 @@ class Pipeline:
         finally:
             span.end()
 
-    def _blending(self, ask: AnswerRequest) -> BlendDecision:
+    def _decide(self, ask: AnswerRequest) -> BlendDecision:
         switch = self._tenants.control.switch()
         share = self._settings.share if switch.share is None else switch.share
-        inputs = BlendInputs(ask.blending or self._model.blending, switch.enabled, share, random.random())
+        inputs = BlendInputs(ask.order or self._model.order, switch.enabled, share, random.random())
         note(blend=str(inputs))
         return decide(inputs)
 
@@ -245,7 +245,7 @@ class Pipeline:
         sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
         sharing = repr(principal.bound) if self._settings.shared_prefixes else principal.key_id
         owner = f"{principal.tenant} {sharing}"
-        return EngineRequest(prompt, sampling, plan.blending, owner=owner, payer=principal.tenant, within_s=left_s)
+        return EngineRequest(prompt, sampling, plan.order, owner=owner, payer=principal.tenant, within_s=left_s)
 
     def _mend(self, ask: AnswerRequest, plan: EnginePlan, *, report: FuseReport) -> None:
         """Asks that records be computed which were missing, or turned out to be damaged."""

@@ -33,12 +33,12 @@ def fit(prompt_builder: PromptBuilder, gathered: Gathered, *, window: int) -> Fi
     over = prompt_tokens.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))
     if over <= 0:
         return FittedPrompt(prompt_tokens)
-    found = [number for number, entry in enumerate(gathered.entries) if entry.found]
+    found = [number for number, each in enumerate(gathered.passages) if each.found]
     dropped: set[int] = set()
-    for number in sorted(found, key=lambda number: (gathered.entries[number].score, -number)):
+    for number in sorted(found, key=lambda number: (gathered.passages[number].score, -number)):
         if over <= 0:
             break
-        titled = gathered.entries[number].titled
+        titled = gathered.passages[number].titled
         over -= len(prompt_builder.ids(titled.text)) + len(prompt_builder.tokenizer.encode_text(titled.gap))
         dropped.add(number)
     out = frozenset(dropped)
@@ -51,7 +51,7 @@ class EnginePlan:
 
     gathered: Gathered
     fitted: FittedPrompt
-    blending: BlendOrder
+    order: BlendOrder
     opened: Mapping[int, BlobSource | Miss]
     forced: bool = False
 
@@ -69,14 +69,14 @@ class EnginePlan:
 
     def loaded(self) -> tuple[ChunkReport, ...]:
         """The report of each chunk before anything is fused."""
-        return tuple(self._report(number, entry, tokens=0) for number, entry in self.shown)
+        return tuple(self._report(number, each, tokens=0) for number, each in self.shown)
 
     def report(self, fused: FuseReport | None, timings_ms: Mapping[str, float]) -> Report:
         """How the answer came about; None for one that was given up before its turn."""
-        policy, ratio = self.blending.policy, self.blending.ratio
+        policy, ratio = self.order.policy, self.order.ratio
         if fused is None:
             return Report(policy, ratio, (), (), {})
-        dropped = tuple(self.gathered.entries[number].passage.id for number in sorted(self.fitted.dropped))
+        dropped = tuple(self.gathered.passages[number].passage.id for number in sorted(self.fitted.dropped))
         ms = {stage: round(value, 3) for stage, value in timings_ms.items()}
         return Report(policy, ratio, self._chunks(fused), dropped, ms)
 
@@ -85,21 +85,21 @@ class EnginePlan:
         misses = dict(report.misses)
         slots, every = report.stages[-1], self.gathered.all
         found: list[ChunkReport] = []
-        place, order = len(self.fitted.prompt_tokens.prefix), 0
+        place, at = len(self.fitted.prompt_tokens.prefix), 0
         for run in self.fitted.prompt_tokens.runs:
             stop = place + len(run.ids)
             if run.passage is not None:
                 again = bisect_left(slots, stop) - bisect_left(slots, place)
-                miss = misses.get(order)
+                miss = misses.get(at)
                 found.append(self._report(run.passage, every[run.passage], tokens=len(run.ids), again=again, miss=miss))
-                order += 1
+                at += 1
             place = stop
         return tuple(found)
 
     def _report(
-        self, number: int, entry: GatheredPassage, *, tokens: int, again: int = 0, miss: Miss | None = None
+        self, number: int, shown: GatheredPassage, *, tokens: int, again: int = 0, miss: Miss | None = None
     ) -> ChunkReport:
-        chunk, opened = entry.passage.id, self.opened.get(number)
+        chunk, opened = shown.passage.id, self.opened.get(number)
         if isinstance(opened, BlobSource) and miss is None:
             return ChunkReport(chunk, opened.tier, None, tokens, again, opened.nbytes)
         match opened:
@@ -113,13 +113,13 @@ class EnginePlan:
 
     def to_mend(self, report: FuseReport) -> tuple[list[Passage], list[Passage]]:
         """Passages whose records are missing, and those whose records turned out to be damaged."""
-        every = [entry.passage for entry in self.gathered.all]
+        every = [each.passage for each in self.gathered.all]
         missing = [every[number] for number, each in self.opened.items() if isinstance(each, Miss) and mends(each)]
-        order = [number for number, _ in self.shown]
+        numbers = [number for number, _ in self.shown]
         damaged = [
-            every[order[at]]
+            every[numbers[at]]
             for at, _ in report.misses
-            if isinstance(each := self.opened.get(order[at]), BlobSource) and each.failure is MissReason.CORRUPT
+            if isinstance(each := self.opened.get(numbers[at]), BlobSource) and each.failure is MissReason.CORRUPT
         ]
         return missing, damaged
 

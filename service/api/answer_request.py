@@ -46,7 +46,7 @@ def to_answer_request(by: Caller, wanted: QueryRequest) -> AnswerRequest:
         lookup=_lookup(wanted, turns[-1].text, top_k=settings.top_k),
         chunk_ids=tuple(wanted.chunk_ids),
         documents=tuple(RequestDocument(each.text, each.title, each.id) for each in wanted.documents),
-        blending=None if wanted.blend is None else wanted.blend.over(by.core.blending),
+        order=None if wanted.blend is None else wanted.blend.over(by.core.order),
         sampling=_sampling(wanted.sampling),
         grammar=_grammar(wanted.sampling),
         asks=True,

@@ -57,8 +57,8 @@ class Caller:
 
     def seen(self, view: DocumentsView, document: str) -> DocumentRow | None:
         """The document, if it is there for this key: one that keys of its filter put in goes before one of others."""
-        entries = (*self._own(view, document), view.document(document))
-        return next((each for each in entries if each and self.fits(each.collection, each.metadata)), None)
+        rows = (*self._own(view, document), view.document(document))
+        return next((each for each in rows if each and self.fits(each.collection, each.metadata)), None)
 
     def _own(self, view: DocumentsView, document: str) -> list[DocumentRow]:
         """What keys of this filter put in under this id: several where an operator moved some out of the filter."""
@@ -98,23 +98,23 @@ class Caller:
 
         `after` is the metadata that takes the place of what is there.
         """
-        entry = self.seen(view, document)
-        if entry and after is not None:
-            self.check_unmoved(document, entry.metadata, after=after)
-        if entry and not self._owns_all_of(view, entry):
+        row = self.seen(view, document)
+        if row and after is not None:
+            self.check_unmoved(document, row.metadata, after=after)
+        if row and not self._owns_all_of(view, row):
             raise unfitting(document)
-        name = entry.id if entry else self.name_of(view, document)
+        name = row.id if row else self.name_of(view, document)
         waiting = view.upload_of(name)
         if waiting and waiting.state.is_live and not self.owns(waiting.job):
             raise unfitting(document)
         return name
 
-    def _owns_all_of(self, view: DocumentsView, entry: DocumentRow) -> bool:
+    def _owns_all_of(self, view: DocumentsView, row: DocumentRow) -> bool:
         """Is every chunk the key's own, too? They have metadata of their own; what others see is not its to change."""
         if not self.is_bound:
             return True
-        every = [entry.metadata, *(each.metadata for each in view.passages(entry.id))]
-        return all(self.is_own(entry.collection, each) for each in {json.dumps(each): each for each in every}.values())
+        every = [row.metadata, *(each.metadata for each in view.passages(row.id))]
+        return all(self.is_own(row.collection, each) for each in {json.dumps(each): each for each in every}.values())
 
     def check_own(self, document: str, collection: str, *, metadata: Json) -> None:
         """Raise Forbidden for metadata outside the key's filter, and for such that other keys' filters share."""

@@ -39,21 +39,21 @@ def list_documents(
     """List the documents that serve, in the order of their ids."""
     with by.tenant.catalog.view() as view:
         found = view.documents(by.allowed(collection=collection, where=_where(where)), after=after, limit=limit)
-        shown = [_shown(by, view, entry=entry) for entry in found]
+        shown = [_shown(by, view, row=row) for row in found]
     return DocumentPage(documents=shown, next=found[-1].id if len(found) == limit else None)
 
 
 def get_document(by: By, document_id: DocumentId) -> DocumentOut:
     """Show a document that serves."""
     with by.tenant.catalog.view() as view:
-        return _shown(by, view, entry=_entry(by, view, document_id=document_id))
+        return _shown(by, view, row=_row(by, view, document_id=document_id))
 
 
 def put_document(by: By, document_id: DocumentId, *, replacement: Replacement, response: Response) -> Accepted:
     """Make this the whole of a document. What was there serves until the new version is ready."""
     with by.tenant.catalog.view() as view:
-        entry = by.seen(view, document_id)
-    collection = replacement.collection or (entry.collection if entry else DEFAULT_COLLECTION)
+        row = by.seen(view, document_id)
+    collection = replacement.collection or (row.collection if row else DEFAULT_COLLECTION)
     job, ids = accept(by, [draft_of(replacement, document_id)], collection=collection)
     return located(Accepted(job_id=job, documents=ids, files=[]), response)
 
@@ -62,22 +62,22 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
     """Lay metadata over a document's. Chunks stay as they are; caches go where a key's filter tells the change."""
     tenant = by.tenant
     with tenant.catalog.view() as view:
-        before = _entry(by, view, document_id=document_id)
+        before = _row(by, view, document_id=document_id)
         by.writable(view, document_id)
     with tenant.catalog.change() as change:  # what is raised in here undoes the patch
-        entry = change.patch(before.id, metadata=patch.metadata)
-        if entry is None:
+        row = change.patch(before.id, metadata=patch.metadata)
+        if row is None:
             raise unknown("document", document_id)
-        by.check_unmoved(document_id, before.metadata, after=entry.metadata)
-        by.check_own(document_id, entry.collection, metadata=entry.metadata)
+        by.check_unmoved(document_id, before.metadata, after=row.metadata)
+        by.check_own(document_id, row.collection, metadata=row.metadata)
         try:
-            check_metadata(entry.metadata)
+            check_metadata(row.metadata)
         except ValueError as error:
             raise Invalid(f"with what is there already, {error}", field="metadata") from error
     with tenant.catalog.view() as view:
-        if tenant.caches.chunk("", before.metadata) != tenant.caches.chunk("", entry.metadata):
-            by.core.ingest.move(tenant, view.passages(entry.id))
-        return _shown(by, view, entry=entry)
+        if tenant.caches.chunk("", before.metadata) != tenant.caches.chunk("", row.metadata):
+            by.core.ingest.move(tenant, view.passages(row.id))
+        return _shown(by, view, row=row)
 
 
 def delete_document(by: By, document_id: DocumentId) -> Deleted:
@@ -94,13 +94,13 @@ def list_chunks(by: By, document_id: DocumentId, *, after: AfterPlace = 0, limit
     """List a document's chunks in order, with what is stored of each. A key with a filter counts those that it sees."""
     tenant = by.tenant
     with tenant.catalog.view() as view:
-        entry = _entry(by, view, document_id=document_id)
+        row = _row(by, view, document_id=document_id)
         if by.is_bound:
-            seen = view.passages(entry.id, allowed=by.allowed())
+            seen = view.passages(row.id, allowed=by.allowed())
             count, numbered = len(seen), [replace(each, place=place) for place, each in enumerate(seen)]
             found = numbered[after : after + limit]
         else:
-            count, found = entry.parts, view.passages(entry.id, first=after, limit=limit)
+            count, found = row.parts, view.passages(row.id, first=after, limit=limit)
     states = tenant.caches.states(found)
     following = after + limit
     return ChunkPage(
@@ -118,11 +118,11 @@ def _where(text: str | None) -> Json | None:
     return cast(Json, found)
 
 
-def _entry(by: Caller, view: DocumentsView, *, document_id: str) -> DocumentRow:
-    entry = by.seen(view, document_id)
-    if entry is None:
+def _row(by: Caller, view: DocumentsView, *, document_id: str) -> DocumentRow:
+    row = by.seen(view, document_id)
+    if row is None:
         raise unknown("document", document_id)
-    return entry
+    return row
 
 
 def _deletable(by: Caller, view: CatalogView, *, document_id: str) -> str:
@@ -146,16 +146,16 @@ def _gone_and_kept(by: Caller, removed: Removed) -> tuple[list[str], list[str]]:
     return sorted({*removed.chunks, *removed.kept} - kept), sorted(kept)
 
 
-def _shown(by: Caller, view: DocumentsView, *, entry: DocumentRow) -> DocumentOut:
-    chunks = len(view.passages(entry.id, allowed=by.allowed())) if by.is_bound else entry.parts
+def _shown(by: Caller, view: DocumentsView, *, row: DocumentRow) -> DocumentOut:
+    chunks = len(view.passages(row.id, allowed=by.allowed())) if by.is_bound else row.parts
     return DocumentOut(
-        id=by.who.shown_id(entry.id),
-        collection=entry.collection,
-        title=entry.title,
-        metadata=dict(entry.metadata),
+        id=by.who.shown_id(row.id),
+        collection=row.collection,
+        title=row.title,
+        metadata=dict(row.metadata),
         chunks=chunks,
-        created=entry.created,
-        updated=entry.updated,
+        created=row.created,
+        updated=row.updated,
     )
 
 

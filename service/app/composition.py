@@ -111,7 +111,7 @@ def compose_served(settings: Settings) -> ServedModel:
     return ServedModel(
         *(engine, PromptBuilder(model.tokenizer), model.fingerprint),
         codec=point.codec,
-        blending=BlendOrder(point.policy, point.ratio),
+        order=BlendOrder(point.policy, point.ratio),
         window=model.decoder.window,
         vocabulary=model.decoder.vocabulary,
     )

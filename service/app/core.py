@@ -108,9 +108,9 @@ class Core:
         return self._ready().tenants.model
 
     @property
-    def blending(self) -> BlendOrder:
+    def order(self) -> BlendOrder:
         """The blending of a request that asks for nothing else. Raises Unavailable while the model loads."""
-        return self.model.blending
+        return self.model.order
 
     @property
     def window(self) -> int:

@@ -141,7 +141,7 @@ def precompute(
 
 
 def _warn_if_unread(target: "Target", settings: "Settings") -> None:
-    if target.tenant.model.blending.policy == "full" or not settings.share:
+    if target.tenant.model.order.policy == "full" or not settings.share:
         tell("reuse is off (policy full, or share 0), so no answer reads these caches: change it first", err=True)
 
 

@@ -107,21 +107,20 @@ def running(settings: Settings) -> Generator[Core]:
 def answers(core: Core) -> Iterator[Answered]:
     """Every example with every policy. What is compared is asked in turns, so that both meet the same machine."""
     with asyncio.Runner() as runner:
-        blendings = (BlendOrder("full", 0.0), core.blending)
+        orders = (BlendOrder("full", 0.0), core.order)
         for example in EXAMPLES:
             rounds = [
-                [runner.run(_heard(core, example.question, blending=each)) for each in blendings]
-                for _ in range(1 + TIMES)
+                [runner.run(_heard(core, example.question, order=each)) for each in orders] for _ in range(1 + TIMES)
             ]
-            of_each = [[heard[at] for heard in rounds[1:]] for at in range(len(blendings))]
+            of_each = [[heard[at] for heard in rounds[1:]] for at in range(len(orders))]
             sources = tuple(_cited(source, example) for source in of_each[0][0].sources)
             yield Answered(example, sources, tuple(map(_row, of_each)))
 
 
-async def _heard(core: Core, question: str, *, blending: BlendOrder) -> _Heard:
+async def _heard(core: Core, question: str, *, order: BlendOrder) -> _Heard:
     sampling = Sampling(max_tokens=MOST_TOKENS, temperature=0.0)
     lookup = Lookup(question, top_k=TOP_K)
-    ask = AnswerRequest(OPEN, (Turn("user", question),), lookup, blending=blending, sampling=sampling, asks=True)
+    ask = AnswerRequest(OPEN, (Turn("user", question),), lookup, order=order, sampling=sampling, asks=True)
     text, sources = "", ()
     async with aclosing(core.pipeline.answer(ask)) as events:
         async for event in events:

@@ -29,14 +29,14 @@ class ChunkIds:
 class ServedModel:
     """A model that is loaded, and how it is used. The fingerprint's prefix is empty.
 
-    `blending`: what a request gets that asks for nothing else.
+    `order`: what a request gets that asks for nothing else.
     """
 
     engine: Engine
     prompt_builder: PromptBuilder
     fingerprint: Fingerprint
     codec: str
-    blending: BlendOrder
+    order: BlendOrder
     window: int
     vocabulary: int
 

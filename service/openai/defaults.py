@@ -20,7 +20,7 @@ SMALLEST: Final = 1e-9  # the likeliest token alone
 class Defaults:
     """What holds where a request says nothing."""
 
-    blending: BlendOrder
+    order: BlendOrder
     top_k: int
 
 
@@ -32,7 +32,7 @@ def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, de
         lookup=_lookup(request, top_k=defaults.top_k),
         chunk_ids=tuple(request.chunk_ids or ()),
         documents=tuple(RequestDocument(each.text, each.title, each.id) for each in request.documents or ()),
-        blending=_blending(request, defaults.blending),
+        order=_order(request, defaults.order),
         sampling=_sampling(request),
         grammar=_grammar(request),
         asks=False,
@@ -51,7 +51,7 @@ def _lookup(request: ChatRequest, *, top_k: int) -> Lookup | None:
     return Lookup(last.text, collection=request.collection, top_k=top_k)
 
 
-def _blending(request: ChatRequest, default: BlendOrder) -> BlendOrder | None:
+def _order(request: ChatRequest, default: BlendOrder) -> BlendOrder | None:
     wanted = request.blend
     if wanted is None or (wanted.policy is None and wanted.ratio is None):
         return None

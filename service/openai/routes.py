@@ -53,7 +53,7 @@ class ChatService(Protocol):
     @property
     def created(self) -> float: ...
     @property
-    def blending(self) -> BlendOrder: ...
+    def order(self) -> BlendOrder: ...
     @property
     def model_name(self) -> str: ...
     @property
@@ -112,7 +112,7 @@ async def _complete(
     _check(core, body.model)
     number = request_id_of(request.scope) or secrets.token_hex(12)
     envelope = Envelope(f"chatcmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model_name))
-    defaults = Defaults(core.blending, core.settings.top_k)
+    defaults = Defaults(core.order, core.settings.top_k)
     ask = replace(to_answer_request(body, who, id=envelope.id, defaults=defaults), within_s=within_s)
     events = core.pipeline.answer(ask)
     if not body.stream:

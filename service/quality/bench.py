@@ -115,12 +115,10 @@ class _Run:
         self._part = part
         self._on_progress = on_progress
         self._device = _device(settings.device)
-        blending = model.blending
-        others = (with_rule(policy, default=blending.policy) for policy in plan.policies)
-        named = dict.fromkeys((FULL.policy, blending.policy, *others))
-        self._points = [
-            FULL if each == FULL.policy else OperatingPoint(each, blending.ratio, LOSSLESS) for each in named
-        ]
+        order = model.order
+        others = (with_rule(policy, default=order.policy) for policy in plan.policies)
+        named = dict.fromkeys((FULL.policy, order.policy, *others))
+        self._points = [FULL if each == FULL.policy else OperatingPoint(each, order.ratio, LOSSLESS) for each in named]
         if len(self._points) == 1:
             raise Invalid("the settings' policy is full, which reuses nothing: name another with --policies hybrid")
         self._prefix = self._model.prefix({})

@@ -111,7 +111,7 @@ def test_the_point_of_an_evaluation_is_taken_unless_the_settings_say_more(tmp_pa
     core = compose_core(settings)
     try:
         core.wait()
-        assert (core.blending.policy, core.blending.ratio, core.model.codec) == ("heads", 0.4, "q8")
+        assert (core.order.policy, core.order.ratio, core.model.codec) == ("heads", 0.4, "q8")
     finally:
         core.close()
     assert operating_point(settings_in(tmp_path, ratio=0.2), weights).policy == "hybrid"

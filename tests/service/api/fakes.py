@@ -174,7 +174,7 @@ class FakeCore:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.settings = settings
-        self.blending = BlendOrder(settings.policy, settings.ratio)
+        self.order = BlendOrder(settings.policy, settings.ratio)
         self.metrics = Metrics()
         self.refusals = Refusals(self.metrics)
         self.rates = Rates()

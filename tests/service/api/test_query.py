@@ -112,8 +112,8 @@ def test_what_is_asked_reaches_the_pipeline(operator: TestClient, core: FakeCore
         *(("system", "Be brief."), ("user", "a"), ("assistant", "b"), ("user", "c"))
     ]
     assert (ask.lookup, ask.asks, ask.documents[0].text, ask.grammar) == (None, True, "loose", schema)
-    assert ask.blending is not None
-    assert (ask.blending.policy, ask.blending.ratio) == ("hybrid", 0.5)
+    assert ask.order is not None
+    assert (ask.order.policy, ask.order.ratio) == ("hybrid", 0.5)
     assert (ask.sampling.max_tokens, ask.sampling.stop, ask.sampling.seed) == (7, ("x",), 3)
     operator.post("/v1/query", json={**wanted, "top_k": 2})
     lookup = core.pipeline.asks[1].lookup

@@ -104,7 +104,7 @@ class FakeCore:
         self.control = FakeControl()
         self.rates = FakeRates()
         self.model_name = MODEL
-        self.blending = BlendOrder("hybrid", 0.15)
+        self.order = BlendOrder("hybrid", 0.15)
         self.created = 1_760_000_000.5
         self.window = 2048
         self.loading = False

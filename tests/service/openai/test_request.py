@@ -52,7 +52,7 @@ def test_what_is_left_out_is_as_at_openai() -> None:
     assert (sampling.max_tokens, sampling.logprobs, sampling.processor) == (MOST_TOKENS, None, None)
     assert (ask.principal, ask.id, ask.turns) == (READER, "chatcmpl-1", (Turn("user", "Where?"),))
     assert (ask.inline, ask.asks) == (True, False)
-    assert (ask.lookup, ask.grammar, ask.blending, ask.chunk_ids, ask.documents) == (None, None, None, (), ())
+    assert (ask.lookup, ask.grammar, ask.order, ask.chunk_ids, ask.documents) == (None, None, None, (), ())
 
 
 def test_null_is_the_same_as_nothing() -> None:
@@ -107,10 +107,10 @@ def test_documents_arrive_in_each_of_their_ways() -> None:
     assert ask.documents == (RequestDocument("Mira lives in Aveiro.", "Cities", "c"), RequestDocument("Plain."))
     assert ask.chunk_ids == (CHUNK,)
     assert ask.lookup == Lookup("Where?", collection="cities", top_k=7)
-    assert ask.blending == BlendOrder("hybrid", 0.5)
+    assert ask.order == BlendOrder("hybrid", 0.5)
     assert ask.template == {"enable_thinking": False}
-    assert asked(blend={"policy": "full"}).blending == BlendOrder("full", 0.15)
-    assert asked(blend={}).blending is None
+    assert asked(blend={"policy": "full"}).order == BlendOrder("full", 0.15)
+    assert asked(blend={}).order is None
 
 
 def test_documents_want_a_question_behind_them() -> None:
