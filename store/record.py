@@ -15,6 +15,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 Array = NDArray[np.float32 | np.float16 | np.uint16]  # uint16 holds bfloat16's bits
 Codes = NDArray[np.uint8]
 Scales = NDArray[np.float32]
+Shape = tuple[int, ...]
 
 STORAGE: dict[Dtype, np.dtype[np.float32 | np.float16 | np.uint16]] = {
     "float32": np.dtype(np.float32),
@@ -29,6 +30,11 @@ class LayerKV:
 
     keys: Array
     values: Array
+
+    @property
+    def shapes(self) -> tuple[Shape, Shape]:
+        """The shapes of keys and values."""
+        return self.keys.shape, self.values.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,13 @@ class PackedLayer:
     """One layer as it lies in the blob; a long chunk is cut into several tiles along T, in order and without gaps."""
 
     tiles: tuple[PackedTile, ...]
+
+    @property
+    def shapes(self) -> tuple[Shape, Shape]:
+        """The shapes (H, T, D) of keys and values."""
+        tokens = sum(tile.keys.tokens for tile in self.tiles)
+        keys, values = self.tiles[0].keys.codes.shape, self.tiles[0].values.codes.shape
+        return (keys[0], tokens, keys[1]), (values[0], tokens, values[1])
 
 
 def codes_per_byte(bits: int) -> int:

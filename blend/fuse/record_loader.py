@@ -1,17 +1,22 @@
 """Brings records into a context layer by layer, ahead of the pass that needs them. Knows no medium: sources deliver."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from threading import Event
 
 import torch
+from torch import Tensor
 
 from blend.fuse.prompt import ChunkSpan
-from blend.fuse.unpack import unpack
-from blend.model.context import Context
+from blend.fuse.unpack import unpack, unpack_joined
+from blend.model.context import Context, LayerShape, Slots, scattered
 from blend.model.decoder import Decoder
+from store.record import LayerKV, PackedLayer
+
+JOINED = 1 << 18  # numbers of short records that are unpacked together
 
 
 class DamagedRecord(Exception):
@@ -45,6 +50,7 @@ class RecordLoader:
         self._context = context
         self._wanted = wanted
         self._stopped = Event()
+        self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
         self._layers: dict[int, Future[torch.Event | None]] = {
             layer: Future() for layer in decoder.model_layers.keeping if wanted(layer)
         }
@@ -77,8 +83,8 @@ class RecordLoader:
             with self._on_stream(), torch.inference_mode():
                 for layer, loaded in self._layers.items():
                     start = time.perf_counter()
-                    for span in self._wanted(layer):
-                        self._place(layer, span)
+                    for spans in self._together(layer):
+                        self._place(layer, spans)
                     self.read_s += time.perf_counter() - start
                     loaded.set_result(self._stream.record_event() if self._stream else None)
         except Exception as error:
@@ -89,24 +95,62 @@ class RecordLoader:
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def _place(self, layer: int, span: ChunkSpan) -> None:
+    def _together(self, layer: int) -> Iterator[list[ChunkSpan]]:
+        """Yields the spans that a layer needs, short neighbours in one list: calls cost them more than numbers do."""
+        shape = self._shape(layer)
+        group, numbers = list[ChunkSpan](), 0
+        for span in self._wanted(layer):
+            more = (span.source.tokens + span.source.tail.tokens) * shape.numbers
+            if group and numbers + more > JOINED:
+                yield group
+                group, numbers = [], 0
+            group.append(span)
+            numbers += more
+        if group:
+            yield group
+
+    def _place(self, layer: int, spans: Sequence[ChunkSpan]) -> None:
         decoder = self._decoder
+        stored = [self._stored(layer, span) for span in spans]
+        if len(stored) == 1:
+            keys, values = unpack(stored[0], dtype=decoder.dtype, device=decoder.device)
+        else:
+            keys, values = unpack_joined(stored, dtype=decoder.dtype, device=decoder.device)
+        self.bytes += keys.nbytes + values.nbytes
+        slots, kept = self._slots_of(spans)
+        if kept is not None:
+            keys, values = keys.index_select(1, kept), values.index_select(1, kept)
+        decoder.place(self._context, layer, slots=slots, keys=keys, values=values)
+
+    def _stored(self, layer: int, span: ChunkSpan) -> LayerKV | PackedLayer:
+        """What the span's record has of a layer, in the layer's shape."""
         if self._stopped.is_set():
             raise DamagedRecord(span, "stopped")
         try:
             stored = span.source.layer(layer)
-            keys, values = unpack(stored, dtype=decoder.dtype, device=decoder.device)
         except OSError as error:  # Unreadable among them: whatever a medium does, the text is at hand
             raise DamagedRecord(span, str(error)) from error
-        shape = decoder.model_layers.shapes[layer]
-        assert shape is not None
-        tokens = span.source.tokens + span.source.tail.tokens
-        if keys.shape != (shape.key_heads, tokens, shape.key_dim) or values.shape != (
-            shape.value_heads,
-            tokens,
-            shape.value_dim,
-        ):
+        shape, tokens = self._shape(layer), span.source.tokens + span.source.tail.tokens
+        keys, values = (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
+        if stored.shapes != (keys, values):
             raise DamagedRecord(span, f"layer {layer} has the wrong shape")
-        self.bytes += keys.nbytes + values.nbytes
-        keys, values = keys[:, : span.stop - span.start], values[:, : span.stop - span.start]
-        decoder.place(self._context, layer, slots=slice(span.start, span.stop), keys=keys, values=values)
+        return stored
+
+    def _shape(self, layer: int) -> LayerShape:
+        shape = self._decoder.model_layers.shapes[layer]
+        assert shape is not None, f"layer {layer} keeps nothing of its own"
+        return shape
+
+    def _slots_of(self, spans: Sequence[ChunkSpan]) -> tuple[Slots, Tensor | None]:
+        """Where the rows of the spans' records stand, and which of the rows these are; None for all."""
+        found = self._slots.get(chunks := tuple(span.chunk for span in spans))
+        if found is None:
+            places = [place for span in spans for place in range(span.start, span.stop)]
+            starts = [0, *accumulate(span.source.tokens + span.source.tail.tokens for span in spans)]
+            kept = [
+                start + row for start, span in zip(starts, spans, strict=False) for row in range(span.stop - span.start)
+            ]
+            device = self._decoder.device
+            rows = torch.tensor(kept, device=device) if len(kept) < starts[-1] else None
+            found = self._slots[chunks] = (scattered(places, device=device), rows)
+        return found

@@ -5,13 +5,13 @@ Letters: `N` tiles, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of 
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from store.record import Array, Codes, Dtype, LayerKV, PackedLayer, PackedTensor, codes_per_byte, largest, reach
+from store.record import Array, Codes, Dtype, LayerKV, PackedLayer, PackedTensor, Scales, codes_per_byte, largest, reach
 
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32,
@@ -38,6 +38,25 @@ def unpack(layer: LayerKV | PackedLayer, *, dtype: torch.dtype, device: torch.de
     )
     unpack_into(layer, keys=keys, values=values)
     return keys, values
+
+
+def unpack_joined(
+    layers: Sequence[LayerKV | PackedLayer], *, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The same as `unpack` of each, one behind the other along T. The layers have the same heads and dims.
+
+    Short ones are decoded as one: each would take as many calls as all together.
+    """
+    packed = [layer for layer in layers if isinstance(layer, PackedLayer)]
+    tiles = [tile for layer in packed for tile in layer.tiles]
+    sides = [tile.keys for tile in tiles], [tile.values for tile in tiles]
+    if len(packed) == len(layers) and all(
+        len({(each.bits, each.centers is None) for each in side}) == 1 for side in sides
+    ):
+        keys, values = (_decode_joined(side, dtype=dtype, device=device) for side in sides)
+        return keys, values
+    parts = [unpack(layer, dtype=dtype, device=device) for layer in layers]
+    return torch.cat([keys for keys, _ in parts], dim=1), torch.cat([values for _, values in parts], dim=1)
 
 
 def unpack_into(layer: LayerKV | PackedLayer, *, keys: Tensor, values: Tensor) -> None:
@@ -84,42 +103,70 @@ def _alike(tensors: Sequence[PackedTensor], *, device: torch.device) -> Iterator
 
 def _decode_tiles(out: Tensor, tiles: list[PackedTensor]) -> None:
     """Write tiles of one form to (N, H, T, D)."""
-    bits, scales = tiles[0].bits, np.stack([tile.scales for tile in tiles])
+    scales = np.stack([tile.scales for tile in tiles])
     middles = [tile.centers for tile in tiles if tile.centers is not None]
-    centers = np.stack(middles) if middles else None
-    wide = _spread(tiles, out.device)
-    wide -= (2**bits - 1) / 2
-    wide *= _send(scales, out.device)
-    if centers is not None:
-        wide += _send(centers, out.device)
-    limit = _LARGEST[out.dtype]
-    if reach(scales, centers, bits=bits) > limit:
-        wide.clamp_(-limit, limit)
+    wide = _spread([tile.codes for tile in tiles], bits=tiles[0].bits, device=out.device)[:, :, : tiles[0].tokens]
+    _scale(wide, scales, centers=np.stack(middles) if middles else None, bits=tiles[0].bits, dtype=out.dtype)
     assert out.shape == wide.shape, f"{tuple(wide.shape)} for {tuple(out.shape)}"
     out.copy_(wide)
 
 
-def _spread(tiles: list[PackedTensor], device: torch.device) -> Tensor:
-    """The codes (N, H, T, D) in float32. Bytes are transposed while packed: later there is more to move."""
-    heads, dim, packed = tiles[0].codes.shape
-    shape, numbers = (len(tiles), heads, packed, dim), len(tiles) * tiles[0].codes.size
+def _decode_joined(tiles: list[PackedTensor], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Tiles of any lengths, of the same bits, as (H, T, D). What pads their last bytes is left out at the end."""
+    bits = tiles[0].bits
+    lengths = [tile.codes.shape[2] * codes_per_byte(bits) for tile in tiles]
+    starts = [0, *accumulate(lengths)]
+    wide = _spread([np.concatenate([tile.codes for tile in tiles], axis=2)], bits=bits, device=device)[0]
+    middles = [tile.centers for tile in tiles if tile.centers is not None]
+    scales = _along([tile.scales for tile in tiles], starts)
+    _scale(wide, scales, centers=_along(middles, starts) if middles else None, bits=bits, dtype=dtype)
+    if any(tile.tokens != length for tile, length in zip(tiles, lengths, strict=True)):
+        told = [start + row for start, tile in zip(starts, tiles, strict=False) for row in range(tile.tokens)]
+        wide = wide.index_select(1, torch.tensor(told, device=device))
+    return wide.to(dtype)
+
+
+def _along(scales: list[Scales], starts: Sequence[int]) -> Scales:
+    """The scales of tiles one behind the other (H, T, D or 1), each for all tokens of its tile that it is meant for."""
+    heads, _, dim = scales[0].shape
+    joined = np.zeros((heads, starts[-1], dim), scales[0].dtype)
+    for start, stop, each in zip(starts, starts[1:], scales, strict=False):
+        joined[:, start : stop if each.shape[1] == 1 else start + each.shape[1]] = each
+    return joined
+
+
+def _scale(wide: Tensor, scales: Scales, *, centers: Scales | None, bits: int, dtype: torch.dtype) -> None:
+    """Make numbers of codes, in place."""
+    wide -= (2**bits - 1) / 2
+    wide *= _send(scales, wide.device)
+    if centers is not None:
+        wide += _send(centers, wide.device)
+    limit = _LARGEST[dtype]
+    if reach(scales, centers, bits=bits) > limit:
+        wide.clamp_(-limit, limit)
+
+
+def _spread(codes: Sequence[Codes], *, bits: int, device: torch.device) -> Tensor:
+    """The codes (N, H, T, D) in float32, with those that pad. Bytes are turned while packed: later there is more."""
+    heads, dim, packed = codes[0].shape
+    shape, numbers = (len(codes), heads, packed, dim), len(codes) * codes[0].size
     words = torch.empty(-(-numbers // 8), dtype=torch.int64, device=device)  # to shift and mask eight bytes at once
     turned = words.view(torch.uint8)[:numbers].view(shape)
-    for index, tile in enumerate(tiles):
-        turned[index] = _send(tile.codes, device).transpose(1, 2)
-    count = codes_per_byte(tiles[0].bits)
-    wide = torch.empty(len(tiles), heads, packed, count, dim, device=device)
+    for index, each in enumerate(codes):
+        turned[index] = _send(each, device).transpose(1, 2)
+    count = codes_per_byte(bits)
+    wide = torch.empty(len(codes), heads, packed, count, dim, device=device)
     if count == 1:
         wide[:, :, :, 0] = turned
     else:
         shifted = torch.empty_like(words)
-        codes = shifted.view(torch.uint8)[:numbers].view(shape)
+        every = shifted.view(torch.uint8)[:numbers].view(shape)
         width = 8 // count
         for place in range(count):
             torch.bitwise_right_shift(words, place * width, out=shifted)
             shifted &= (2**width - 1) * 0x0101010101010101
-            wide[:, :, :, place] = codes
-    return wide.view(len(tiles), heads, packed * count, dim)[:, :, : tiles[0].tokens]
+            wide[:, :, :, place] = every
+    return wide.view(len(codes), heads, packed * count, dim)
 
 
 def _send(array: Array | Codes, device: torch.device) -> Tensor:

@@ -62,17 +62,24 @@ class Decoder:
         wanted = torch.arange(step.rows, device=self.device)
         return run(self.model, step, ids=ids, wanted=wanted)
 
-    def place(self, context: Context, layer: int, *, slots: slice, keys: Tensor, values: Tensor) -> None:
+    def place(self, context: Context, layer: int, *, slots: Slots, keys: Tensor, values: Tensor) -> None:
         """Write position-free keys and values (H, T, D) of a layer to their slots, turned as the layer would."""
         rule = self._rule(layer)
-        turned = self._angles(rule, slots)
-        rotate_into(context.keys(layer)[:, slots], keys, rotation=rule.keys, angles=turned)
-        rotate_into(context.values(layer)[:, slots], values, rotation=rule.values, angles=turned)
+        turned = self._angles(rule, slots.where, stop=slots.last + 1)
+        for out, x, rotation in ((context.keys(layer), keys, rule.keys), (context.values(layer), values, rule.values)):
+            if slots.adjoining:
+                rotate_into(out[:, slots.where], x, rotation=rotation, angles=turned)
+            elif rotation is None:
+                out.index_copy_(1, slots.index, x)
+            else:
+                there = torch.empty_like(x)
+                rotate_into(there, x, rotation=rotation, angles=turned)
+                out.index_copy_(1, slots.index, there)
 
     def lift(self, context: Context, layer: int, *, slots: slice) -> tuple[Tensor, Tensor]:
         """The inverse of `place`: position-free copies of what stands at the slots."""
         rule = self._rule(layer)
-        turned = self._angles(rule, slots)
+        turned = self._angles(rule, slots, stop=slots.stop)
         keys, values = context.part(layer, slots)
         return unrotate(keys, rule.keys, angles=turned), unrotate(values, rule.values, angles=turned)
 
@@ -82,11 +89,11 @@ class Decoder:
             if self._known < count:
                 self._grow(max(TABLE_ROWS, 1 << (count - 1).bit_length()))
 
-    def _angles(self, rule: LayerRule, slots: slice) -> Angles:
+    def _angles(self, rule: LayerRule, where: slice | Tensor, *, stop: int) -> Angles:
         if not rule.turns:
             return UNTURNED
-        self.prepare(slots.stop)
-        return self._tables[rule.table].at(slots)
+        self.prepare(stop)
+        return self._tables[rule.table].at(where)
 
     def _grow(self, count: int) -> None:
         tables = self.model_layers.tables

@@ -7,6 +7,7 @@ Steps (u16, a place in the grid each) and middles (u32, the sign in the lowest b
 for S spans, of values (H, T). A channel's middle is a small number in most models: planes of zeros take no room.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -159,7 +160,7 @@ class _Reader:
 
     def numbers(self, dtype: "np.dtype[np.uint16] | np.dtype[np.uint32]", shape: tuple[int, ...]) -> Unsigned:
         """Unsigned numbers out of their planes."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         planes = self._bytes(count * dtype.itemsize).reshape(dtype.itemsize, count)
         return np.ascontiguousarray(planes.T).view(dtype).reshape(shape)
 

@@ -9,7 +9,7 @@ from blend.errors import NotFinite, PromptError
 from blend.fuse import capture as module
 from blend.fuse.capture import FEW_ROWS, ROWS, TOGETHER, CaptureHooks, bucket, capture, plan
 from blend.load import LoadedModel, adopt
-from blend.model.context import Branch, Context
+from blend.model.context import Branch, Context, span
 from store.record import Record, widen
 from tests.blend import dense
 from tests.blend.families import BASE, DEVICE, build, draw, native, ours, put, words
@@ -37,7 +37,9 @@ def test_a_record_is_what_a_native_prefill_computes_behind_the_prefix(name: str)
             stored, right = record.layers[layer], expected[layer]
             assert stored is not None and right is not None
             keys, values = (torch.from_numpy(part).to(decoder.device) for part in (stored.keys, stored.values))
-            decoder.place(context, layer, slots=slots, keys=keys, values=values)
+            decoder.place(
+                context, layer, slots=span(slots.start, slots.stop, device=decoder.device), keys=keys, values=values
+            )
             assert off(context.keys(layer)[:, slots], right[0]) < 2e-4
             assert off(context.values(layer)[:, slots], right[1]) < 2e-4
 

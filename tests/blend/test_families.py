@@ -10,6 +10,7 @@ from transformers import Gemma3TextConfig, LlamaConfig
 from blend.fuse.capture import capture
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from blend.load import adopt
+from blend.model.context import span
 from blend.model.model_layers import LayerRule
 from tests.blend import dense
 from tests.blend.families import BASE, FAMILIES, OTHERS, WINDOW, build, draw, native, ours, put, words
@@ -51,7 +52,9 @@ def test_relocation_is_a_native_prefill_at_that_position(name: str, start: int) 
         stored, right = record.layers[layer], expected[layer]
         assert stored is not None and right is not None
         keys, values = (torch.from_numpy(part).to(decoder.device) for part in (stored.keys, stored.values))
-        decoder.place(context, layer, slots=slice(start, start + len(B)), keys=keys, values=values)
+        decoder.place(
+            context, layer, slots=span(start, start + len(B), device=decoder.device), keys=keys, values=values
+        )
         assert off(context.keys(layer)[:, start:], right[0]) < 2e-4
         assert off(context.values(layer)[:, start:], right[1]) < 2e-4
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blend.fuse.unpack import DTYPES, unpack, unpack_into
+from blend.fuse.unpack import DTYPES, unpack, unpack_into, unpack_joined
 from store.blob import Terms
 from store.codec.decode import decode, read_group
 from store.codec.encode import encode
@@ -86,6 +86,26 @@ def test_it_equals_the_store_for_any_shape(
     packed, decoded = layers(stored(record, spec))
     keys, values = unpack(packed, dtype=torch.bfloat16, device=CPU)
     assert same(keys, decoded.keys) and same(values, decoded.values)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    specs=st.lists(st.sampled_from([*LOSSY, "lossless"]), min_size=1, max_size=2),
+    lengths=st.lists(st.integers(1, 9) | st.integers(1, 150), min_size=2, max_size=6),
+    draw=st.sampled_from([*DATA]),
+    dtype=st.sampled_from([*DTYPES]),
+)
+def test_records_that_are_unpacked_as_one_are_what_each_is_alone(
+    specs: list[str], lengths: list[int], draw: str, dtype: Dtype
+) -> None:
+    records = [plain(draw, (2, tokens, 6), (3, tokens, 5), dtype=dtype) for tokens in lengths]
+    found = [read_group(stored(each, specs[number % len(specs)]), 0)[0] for number, each in enumerate(records)]
+    stored_layers = [each for each in found if each is not None]
+    alone = [unpack(each, dtype=DTYPES[dtype], device=CPU) for each in stored_layers]
+    keys, values = unpack_joined(stored_layers, dtype=DTYPES[dtype], device=CPU)
+    for joined, parts in zip((keys, values), zip(*alone, strict=True), strict=True):
+        assert joined.dtype == DTYPES[dtype]
+        assert torch.equal(joined.contiguous().view(torch.uint8), torch.cat(parts, dim=1).view(torch.uint8))
 
 
 @pytest.mark.parametrize("spec", ["q4", "q8"])
