@@ -16,6 +16,7 @@ from store.errors import SpecError
 
 PREFIX = "KVWEAVE_"
 CONFIG = f"{PREFIX}CONFIG"
+BUILTIN = "builtin"  # the name of the model that comes with kvweave
 OF_CLIENTS = (f"{PREFIX}BASE_URL", f"{PREFIX}API_KEY")  # where a service is, and the key for it: no settings of one
 
 
@@ -60,7 +61,7 @@ class Settings(BaseSettings):
     store: Annotated[str, Field(description="URL of the store", default_factory=_default_store)]
     host: Annotated[str, Field(description="address that the service binds", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(description="port that the service binds", ge=0, le=65535)] = 8000
-    model: Annotated[str, Field(description="hub name or folder of the model", min_length=1)] = "builtin"
+    model: Annotated[str, Field(description="hub name or folder of the model", min_length=1)] = BUILTIN
     device: Annotated[str, Field(description="where the model computes, such as cpu or cuda:0")] = "auto"
     dtype: Annotated[str, Field(description="what the model computes in")] = "auto"
     policy: Annotated[str, AfterValidator(_policy), Field(description="which cached tokens are recomputed")] = "hybrid"

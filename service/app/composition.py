@@ -31,7 +31,7 @@ from service.model.checked_model import checked_model
 from service.model.codec_check import check_codec
 from service.model.prompt_builder import PromptBuilder
 from service.model.served_model import ServedModel
-from service.settings import Settings, SettingsError
+from service.settings import BUILTIN, Settings, SettingsError
 from service.telemetry.logs import fields
 from service.telemetry.traces import Tracer, silent
 from store.blob_store import BlobStore
@@ -57,7 +57,7 @@ def _pinned(nbytes: int) -> NDArray[np.uint8]:
 def compose_model(settings: Settings) -> LoadedModel:
     """The model that the settings name; `builtin` is the one that comes with kvweave."""
     name = settings.model
-    if name == "builtin":
+    if name == BUILTIN:
         name = str(CHECKPOINT)
         transformers_logging.disable_progress_bar()  # it is there in no time
     digests = settings.data / DIGESTS if settings.data.is_dir() else None

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from service.settings import Settings, SettingsError
+from service.builtin import POINT
+from service.settings import BUILTIN, Settings, SettingsError
 
 CHOSEN = ("policy", "ratio", "codec")
 
@@ -30,8 +31,13 @@ def point_file(settings: Settings, weights: str) -> Path:
 
 
 def operating_point(settings: Settings, weights: str) -> OperatingPoint:
-    """What the settings say; where they leave all of it to the defaults, what was chosen for this model."""
+    """What the settings say; where they leave all of it to the defaults, what was chosen for this model.
+
+    The built-in model comes with a point of its own.
+    """
     file = point_file(settings, weights)
+    if settings.model == BUILTIN and not file.is_file():
+        file = POINT
     if not settings.model_fields_set.isdisjoint(CHOSEN) or not file.is_file():
         return OperatingPoint(settings.policy, settings.ratio, settings.codec)
     try:

@@ -28,7 +28,7 @@ from service.errors import Invalid, ServiceError, Unavailable
 from service.model.checked_model import MOST, retired
 from service.model.served_model import Ids, ServedModel
 from service.precompute.precompute import Capture
-from service.settings import Settings, SettingsError, ray_address
+from service.settings import BUILTIN, Settings, SettingsError, ray_address
 from service.telemetry.logs import fields
 from store.errors import StoreError
 
@@ -131,7 +131,7 @@ def _for_actors(settings: Settings) -> Settings:
         "reranker_key": SecretStr(""),
         "traces": "",
     }
-    local = settings.model != "builtin" and Path(settings.model).is_dir()
+    local = settings.model != BUILTIN and Path(settings.model).is_dir()
     model = str(Path(settings.model).absolute()) if local else settings.model
     device = settings.device.partition(":")[0]  # an actor sees one GPU, whichever Ray gives it
     return settings.model_copy(update={**unused, "model": model, "device": device})

@@ -7,7 +7,7 @@ from random import Random
 from service.model.prompt_builder import PromptPassage, TurnPart, TurnParts
 from service.quality.cases import Case, SuiteError
 from service.quality.forms import FORMS
-from service.world.scene import Scene, SceneQuestion, SceneShape, draw
+from service.world.scene import MISSING, UNKNOWN, Scene, SceneQuestion, SceneShape, draw
 
 KINDS = ("topic", "role", "code")
 LEVELS = {
@@ -16,7 +16,8 @@ LEVELS = {
     3: SceneShape((5, 8), (3, 6), (2, 4), (*KINDS, "renaming"), values=0.5, asides=(1, 4), rare=0.1),
 }
 TITLED = "titled"  # the form in which the service itself writes prompts
-CONTENTS = ("history", "reversed", "fillers", "unlinked", "unknown")  # forms that change what a scene holds
+CONTENTS = ("history", "reversed", "fillers", "unlinked", UNKNOWN, MISSING)  # forms that change what a scene holds
+UNANSWERED = (UNKNOWN, MISSING)  # nothing was told of it; one of the two passages that tell it is not there
 MOST_PASSAGES = 24
 _LEAST_TOKENS = 100
 _SENTENCE, _TITLE, _FRAME = 6.8, 6, 30  # tokens of a sentence, of a title, and of what stands around, about
@@ -100,8 +101,10 @@ def passages(scene: Scene) -> tuple[PromptPassage, ...]:
 def _case(random: Random, drawn: Draw, *, needs: int) -> Case:
     while True:
         scene = draw(random, drawn.shape(random))
-        asked = scene.unanswered if drawn.form == "unknown" else scene.questions
-        wanted = {"unknown": 0, "unlinked": 1}.get(drawn.form, needs)
+        if drawn.form == MISSING:
+            scene = _without_needed(random, scene)
+        asked = scene.unanswered if drawn.form in UNANSWERED else scene.questions
+        wanted = 0 if drawn.form in UNANSWERED else 1 if drawn.form == "unlinked" else needs
         fitting = [question for question in asked if len(question.needs) == wanted]
         if fitting:
             question = random.choice(fitting)
@@ -109,6 +112,13 @@ def _case(random: Random, drawn: Draw, *, needs: int) -> Case:
             before = tuple(_history(scene, question)) if drawn.form == "history" else ()
             form = FORMS.get(drawn.form, FORMS[TITLED])
             return Case(question.text, passages(shown), (question.answer,), wanted, form, before)
+
+
+def _without_needed(random: Random, scene: Scene) -> Scene:
+    """The scene without one of two passages that a question needs; of what nobody answers, with such questions only."""
+    linked = scene.linked_pages()
+    left = scene.without(random.choice(linked)) if linked else scene
+    return replace(left, unanswered=tuple(each for each in left.unanswered if each.kind == MISSING))
 
 
 def _history(scene: Scene, asked: SceneQuestion) -> Iterator[TurnParts]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from blend.model.tokenizer import Tokenizer
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, TurnPart, TurnParts
 from service.quality.forms import FORMS, Form
-from service.world.scene import UNKNOWN, Fact, Scene, ScenePassage, SceneQuestion
+from service.world.scene import MISSING, UNKNOWN, Fact, Scene, ScenePassage, SceneQuestion
 from service.world.words import babble
 
 IGNORED = -100  # torch's own mark of a target that does not count
@@ -54,7 +54,7 @@ class Batch:
 class Mixture:
     """Shares of examples: in a form that is drawn, in reversed order, behind a history, with a passage of babble.
 
-    `unknown`: of questions, those that no passage answers.
+    `missing`: without one of two passages that a question needs. `unknown`: of questions, those that nothing answers.
     """
 
     forms: float = 0.0
@@ -62,6 +62,7 @@ class Mixture:
     history: float = 0.0
     babble: float = 0.0
     unknown: float = 0.0
+    missing: float = 0.0
 
 
 @dataclass(slots=True)
@@ -106,6 +107,8 @@ class Examples:
         """One scene with at most so many questions, in a form that is drawn."""
         if random.random() < mixture.reversed:
             scene = scene.reversed()
+        if mixture.missing and random.random() < mixture.missing and (linked := scene.linked_pages()):
+            scene = scene.without(random.choice(linked))
         form = drawn_form(random) if random.random() < mixture.forms else random.choice(PLAIN)
         if random.random() < mixture.babble:
             scene = _babbled_into(random, scene)
@@ -216,7 +219,8 @@ def _chosen(random: Random, scene: Scene, *, most: int, mixture: Mixture) -> lis
     answered = sorted(drawn, key=lambda question: len(question.needs) == 1 and random.random() < 0.7)[:most]
     count = sum(random.random() < mixture.unknown for _ in answered)
     without = [babbled(random)] if random.random() < mixture.babble else []
-    return [*answered, *random.sample(scene.unanswered, min(count, len(scene.unanswered))), *without]
+    unanswered = random.sample(scene.unanswered, len(scene.unanswered))
+    return [*answered, *sorted(unanswered, key=lambda question: question.kind != MISSING)[:count], *without]
 
 
 def babbled(random: Random) -> SceneQuestion:

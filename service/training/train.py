@@ -64,6 +64,8 @@ LONGEST = SceneShape((12, 22), (3, 7), (2, 6), LINKS, values=0.4, asides=(0, 6),
 PLAIN = SceneShape((2, 10), (1, 6), asides=(0, 4), rare=0.1, fillers=(0, 2))  # nothing links its passages
 SOME = Mixture(forms=0.5, babble=0.02, unknown=0.1)
 ALL = Mixture(forms=0.6, reversed=0.2, history=0.2, babble=0.04, unknown=0.2)
+GAPS = replace(ALL, unknown=0.35, missing=0.4)
+GAPPED = tuple(replace(shape, rare=0.2) for shape in (LONGEST, MOST, LONG, MANY, MANY, VALUED, PLAIN))
 
 STAGES = (
     Stage((FIRST,), 0.9, 600, tokens=4000, hint_layer=3),
@@ -73,7 +75,8 @@ STAGES = (
     Stage((VALUED, VALUED, LINKED), 0.95, 500, mixture=SOME),
     Stage((MANY, MANY, VALUED), 0.95, 1000, rate=2e-3, layers=LAYERS, mixture=ALL),
     Stage((LONG, MOST, MANY, PLAIN), 0.97, 700, tokens=12000, rate=2e-3, layers=LAYERS, mixture=ALL),
-    Stage((LONGEST, MOST, LONG, MANY, PLAIN), 1.0, 600, 16000, rate=2e-3, rests=True, layers=LAYERS, mixture=ALL),
+    Stage((LONGEST, MOST, LONG, MANY, PLAIN), 1.0, 320, 16000, rate=2e-3, rests=True, layers=LAYERS, mixture=ALL),
+    Stage(GAPPED, 1.0, 500, 10000, rate=1.5e-3, rests=True, layers=LAYERS, mixture=GAPS),
 )
 HINT_WEIGHT = 0.3
 WARMUP, CHECK_EVERY, SAVE_EVERY_S = 100, 50, 600

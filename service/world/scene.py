@@ -3,16 +3,18 @@
 A passage may give something another name, and a later one may use it: then the question needs both.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from random import Random
 
 from service.world.relations import ASIDES, BOOKS, NAMINGS, RELATIONS, THINGS, Naming, Relation
 from service.world.words import Entity, WordDrawer
 
 UNKNOWN = "unknown"  # the answer where no passage tells
+MISSING = "missing"
 NAMED = len(RELATIONS)  # stands for a relation where a sentence gives another name
+NEVER = 1 << 30  # stands for the passage that explains a name where there is none: it comes behind all others
 _UNANSWERED = 6  # questions of a scene that no passage answers
 
 
@@ -28,7 +30,8 @@ class ScenePassage:
 class SceneQuestion:
     """A question of a scene. `about`: the name it holds. `needs`: what passages answer it together.
 
-    `kind`: plain, naming, the link's, or unknown where no passage answers it.
+    `kind`: plain, naming, the link's; unexplained where only another name is known; of what no passage answers, MISSING
+    where another one tells a part, else UNKNOWN.
     """
 
     text: str
@@ -41,7 +44,7 @@ class SceneQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The other name that a sentence uses, and the passage that explains it."""
+    """The other name that a sentence uses, and the passage that explains it, or NEVER."""
 
     word: str
     meaning: str
@@ -87,6 +90,46 @@ class Scene:
                 facts.append(self.facts[page])
         return self._moved(place, passages, facts=facts)
 
+    def without(self, page: int) -> "Scene":
+        """The scene without this passage: what needs it is unanswered, or answered by a name that nobody explains now.
+
+        Questions about names that are restated elsewhere are left out.
+        """
+        kept = [each for each in range(len(self.passages)) if each != page]
+        place = {each: at for at, each in enumerate(kept)} | {page: NEVER}
+        told = " ".join(self.passages[each].text for each in kept)
+        questions, unanswered = list[SceneQuestion](), list[SceneQuestion]()
+        for each in self.questions:
+            if page not in each.needs:
+                questions.append(each)
+            elif not any(f"({name})" in told for name in (each.about, each.answer)):
+                name = self._unexplained(each, kept)
+                if name is None:
+                    kind = MISSING if len(each.needs) > 1 else UNKNOWN
+                    unanswered.append(replace(each, answer=UNKNOWN, kind=kind, needs=()))
+                else:
+                    [needed] = [other for other in each.needs if other != page]
+                    questions.append(replace(each, answer=name, kind="unexplained", needs=(needed,)))
+        left = replace(self, questions=tuple(questions), unanswered=(*unanswered, *self.unanswered))
+        return left._moved(place, [self.passages[at] for at in kept], facts=[self.facts[at] for at in kept])
+
+    def _unexplained(self, question: SceneQuestion, pages: Iterable[int]) -> str | None:
+        """The other name by which one of these pages tells the answer, if one does."""
+        for fact in chain.from_iterable(self.facts[page] for page in pages):
+            said = (fact.subject, fact.relation, fact.value) == (question.about, question.relation, question.answer)
+            if said and fact.alias is not None and fact.alias.meaning == fact.value:
+                return f"the {fact.alias.word}" if question.kind == "role" else fact.alias.word
+        return None
+
+    def linked_pages(self) -> list[int]:
+        """Every passage that a question needs besides another, once for each; none between two of its own document.
+
+        Without one of those, what goes on behind it would seem to go on from what stands before it.
+        """
+        titles = [None, *(each.title for each in self.passages), None]
+        pages = [page for each in self.questions if len(each.needs) == 2 for page in each.needs]
+        return [page for page in pages if len({*titles[page : page + 3]}) > 1]
+
     def _moved(
         self, place: Mapping[int, int], passages: Sequence[ScenePassage], *, facts: Sequence[Sequence[Fact]]
     ) -> "Scene":
@@ -100,7 +143,7 @@ class Scene:
 
 
 def _at(alias: Alias | None, place: Mapping[int, int]) -> Alias | None:
-    return alias and replace(alias, page=place[alias.page])
+    return alias and replace(alias, page=place.get(alias.page, NEVER))
 
 
 @dataclass(frozen=True, slots=True)

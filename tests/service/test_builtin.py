@@ -9,17 +9,24 @@ from random import Random
 import pytest
 
 from blend.load import LoadedModel
+from blend.model.tokenizer import Tokenizer
 from service.app.composition import compose_model
+from service.app.operating_point import FULL, operating_point
 from service.builtin import CHECKPOINT
+from service.quality.case_probe import CaseProbe
 from service.quality.cases import Case
+from service.quality.forms import FORMS
 from service.quality.grid import GridResult, ResultRow, grid, run
-from service.quality.suites import KINDS, multihop
+from service.quality.suites import KINDS, UNANSWERED, Draw, multihop
 from service.quality.suites import passages as shown
 from service.settings import load_settings
-from service.world.scene import SceneShape, draw
+from service.training.tokenizer import make_tokenizer
+from service.training.train import SEED
+from service.world.scene import UNKNOWN, SceneShape, draw
 
 MOST_BYTES = 16_000_000
-QUESTIONS = 240
+QUESTIONS = 160
+SERVED = operating_point(load_settings(), "of any weights")
 
 
 @cache
@@ -30,7 +37,7 @@ def builtin() -> LoadedModel:
 @cache
 def suite() -> GridResult:
     """On questions that no figure was taken from."""
-    points = grid(["full", "reuse", "hybrid"], [0.15], codecs=["lossless", "q4", "q2"])
+    points = grid(["full", "reuse", SERVED.policy], [SERVED.ratio], codecs=["lossless", SERVED.codec, "q2"])
     cases = multihop(seed=977, size=QUESTIONS, level=2)
     return run(builtin(), cases, points=points, answer_tokens=8, progress=lambda done: None)
 
@@ -59,14 +66,40 @@ def test_plain_reuse_loses_what_needs_two_chunks_and_nothing_else() -> None:
     assert known(full.exact_match_one_chunk) - known(reuse.exact_match_one_chunk) < 0.03
 
 
-def test_hybrid_keeps_what_full_prefill_knows() -> None:
-    full, hybrid = row("full", "lossless"), row("hybrid", "q4")
-    assert reaches(hybrid.exact_match_two_chunk, 0.98 * known(full.exact_match_two_chunk), QUESTIONS // 2)
+def test_what_is_served_keeps_what_full_prefill_knows() -> None:
+    full, served = row("full", "lossless"), row(SERVED.policy, SERVED.codec)
+    assert reaches(served.exact_match_two_chunk, 0.98 * known(full.exact_match_two_chunk), QUESTIONS // 2)
+
+
+@pytest.mark.parametrize("form", UNANSWERED)
+def test_it_says_unknown_where_no_passage_tells(form: str) -> None:
+    asked = multihop(seed=978, size=QUESTIONS // 2, drawn=Draw(form=form))
+    points = grid(["full", SERVED.policy], [SERVED.ratio], codecs=[SERVED.codec])
+    for each in run(builtin(), asked, points=points, answer_tokens=8, progress=lambda done: None).rows:
+        assert reaches(each.exact_match, 0.95, len(asked))
+
+
+def test_it_hardly_says_unknown_where_a_passage_tells() -> None:
+    told = multihop(seed=978, size=QUESTIONS // 2)
+    probe = CaseProbe(builtin(), answer_tokens=8)
+    try:
+        answers = [probe.measure(case, [FULL]).outcomes[FULL].answer for case in told]
+    finally:
+        probe.close()
+    assert answers.count(UNKNOWN) <= 0.01 * len(told) + 3
+
+
+@pytest.mark.parametrize("form", [*FORMS, "history", "reversed", "fillers"])
+def test_every_form_is_read(form: str) -> None:
+    cases = multihop(seed=979, size=24, drawn=Draw(form=form))
+    points = grid(["full"], [0.0], codecs=["lossless"])
+    [full] = run(builtin(), cases, points=points, answer_tokens=8, progress=lambda done: None).rows
+    assert reaches(full.exact_match, 0.95, len(cases))
 
 
 def test_four_bits_cost_next_to_nothing_and_two_bits_do() -> None:
-    """Under `hybrid` as it is served; under `reuse`, where nothing is computed again, the coarse codec shows best."""
-    served = row("hybrid", "q4")
+    """As it is served; under `reuse`, where nothing is computed again, the coarse codec shows best."""
+    served = row(SERVED.policy, SERVED.codec)
     assert known(served.kl_codec) < 0.01 and known(served.top1_codec) > 0.995 - 0.01
     assert known(row("reuse", "q2").kl_codec) > 3 * known(row("reuse", "q4").kl_codec)
 
@@ -82,6 +115,10 @@ def test_its_tokenizer_writes_any_text() -> None:
     for text in ("Mira lives in 東京.", "naïve\tcafé\n\n", "\u2028 \x00 🙂", "<|end|> is text"):
         assert tokenizer.round_trips(text, tokenizer.encode_text(text))
         assert tokenizer.control.isdisjoint(tokenizer.encode_text(text))
+
+
+def test_its_tokenizer_is_the_one_that_training_makes() -> None:
+    assert Tokenizer(make_tokenizer(seed=SEED)).digest == builtin().tokenizer.digest
 
 
 @pytest.mark.parametrize("passages", [2, 8])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blend.fuse.fuse import BlendOrder
-from blend.fuse.policy import AskRule
+from blend.fuse.policy import AskRule, policy_name
 from service.access.control import Control
 from service.access.lock import hold
 from service.answers.blend_decision import BlendInputs, decide
@@ -71,7 +71,7 @@ def test_a_canary_gets_its_share_and_the_log_tells_why(inside: Inside, caplog: p
             policies = [ask(client, QUESTIONS[0])["report"]["policy"] for _ in range(40)]
         finally:
             good(client.put("/v1/admin/blend", json={"enabled": True}))
-    assert {"full", "hybrid"} == set(policies)  # that all are alike happens once in 10^11
+    assert {"full", inside.core.order.policy} == set(policies)  # that all are alike happens once in 10^11
     told = [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
     assert [decide(BlendInputs.parse(text)).order.policy for text in told] == policies
 
@@ -95,6 +95,12 @@ def test_a_decision_is_made_again_out_of_its_line(
     assert decide(inputs).order == (BlendOrder("full", 0.0) if decide(inputs).forced else inputs.wanted)
 
 
+def test_a_policy_that_is_asked_for_by_name_comes_with_the_rule_that_is_in_force(inside: Inside) -> None:
+    with inside.client() as client:
+        named = ask(client, QUESTIONS[0], blend={"policy": "ask", "ratio": 0.2})["report"]
+    assert "/layers=" in named["policy"] and (named["policy"], named["ratio"]) == (inside.core.order.policy, 0.2)
+
+
 def test_the_switch_outlives_a_restart(tmp_path: Path) -> None:
     with in_process(settings_in(tmp_path)) as served, served.client() as client:
         good(client.put("/v1/admin/blend", json={"enabled": False}))
@@ -105,6 +111,7 @@ def test_the_switch_outlives_a_restart(tmp_path: Path) -> None:
 def test_the_point_of_an_evaluation_is_taken_unless_the_settings_say_more(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     weights = composition.compose_model(settings).fingerprint.weights
+    assert policy_name(operating_point(settings, weights).policy) == "ask"  # the built-in model's own
     file = point_file(settings, weights)
     file.parent.mkdir(parents=True)
     file.write_text('policy = "heads"\nratio = 0.4\ncodec = "q8"\n')

@@ -172,7 +172,7 @@ def test_a_broken_file_is_told_beside_the_good_ones(client: httpx.Client) -> Non
 
 
 def test_documents_of_a_request_are_read_and_never_stored(service: Service, client: httpx.Client) -> None:
-    word = "Umbraxil"
+    word = "Zorblax"
     loose = [{"id": "loose-1", "title": "Letter 41", "text": f"{word} lives in K7. {word} keeps a heron."}]
     before = captured(client)
     answer = ask(client, f"Which animal does {word} keep?", documents=loose)

@@ -118,8 +118,9 @@ def test_fillers_tell_nothing_and_nothing_is_linked_where_it_says_so() -> None:
     assert not any(read([p.text for p in case.passages]).names for case in cases("unlinked"))
 
 
-def test_nobody_can_answer_what_is_unknown() -> None:
-    for case in cases("unknown"):
+@pytest.mark.parametrize("form", ["unknown", "missing"])
+def test_nobody_can_answer_what_is_unknown(form: str) -> None:
+    for case in cases(form):
         assert case.answers == (UNKNOWN,) and case.needs == 0
         assert answers(case) == []
 

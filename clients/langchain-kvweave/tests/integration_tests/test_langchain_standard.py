@@ -50,7 +50,7 @@ class TestChatKVWeave(Served, ChatModelIntegrationTests):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         # The built-in model has never seen JSON, and finds no end of a string: a bias towards the token `"` helps it.
-        return {**self.access, "temperature": 0, "max_tokens": 40, "model_kwargs": {"logit_bias": {"6": 15}}}
+        return {**self.access, "temperature": 0, "max_tokens": 40, "model_kwargs": {"logit_bias": {"6": 30}}}
 
     @property
     def has_tool_calling(self) -> bool:
