@@ -53,7 +53,7 @@ def _codec(name: str) -> str:
 
 
 class Settings(BaseSettings):
-    """What can be set. Each has a sentence in the README."""
+    """What can be set. Each has a sentence in docs/settings.md."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 

@@ -1,5 +1,6 @@
 """Compares the documentation with the code: what exists is documented, what is documented exists."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from service.app.composition import compose_core
 from service.application import application
 from service.cli import app as cli
 from service.settings import CONFIG, OF_CLIENTS, Settings, load_settings
+from store.errors import MissReason
 from store.record import Record
 from store.url import open_store
 from tests.store.samples import record
@@ -22,7 +24,11 @@ from tests.store.samples import record
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+PAGES = "\n".join([README, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))])
+PRODUCT = ("blend", "retriever", "service", "store")
 
+MOST_LINES, MOST_LETTERS = 120, 120  # of README, and of a line of it
 MOST_SETTINGS = 31
 WORDS_OF_A_SENTENCE = 4
 
@@ -73,6 +79,20 @@ def options_in(markdown: str) -> set[str]:
         told = re.match(r"(?:.*\bkvweave ([a-z]+(?: [a-z]+)?) .*?)?(?<![\w-])(--[a-z][a-z-]*)", span)
         found |= {f"{told[1]} {told[2]}" if told[1] else told[2]} if told else set()
     return found
+
+
+def sentences_in(markdown: str) -> list[str]:
+    """What tables quote, one sentence a row, with `…` for values."""
+    return re.findall(r"^\| `([^`\n]+)` \| ", markdown, re.MULTILINE)
+
+
+def texts_of(code: str) -> Iterator[str]:
+    """The string literals of a file, with `…` where an f-string has a value."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def command_line() -> TyperGroup:
@@ -140,24 +160,24 @@ def targets() -> set[str]:
 
 def test_the_commands_are_the_documented_ones(commands: set[str]) -> None:
     assert commands
-    assert commands_in(README) == commands
+    assert commands_in(PAGES) == commands
 
 
 def test_the_command_lines_are_ones_that_the_commands_take() -> None:
-    lines = command_lines_in(README)
+    lines = command_lines_in(PAGES)
     assert {line[0] for line in lines} >= {"precompute", "serve", "ask", "bench", "eval", "backup", "restore", "gc"}
     for line in lines:
         check(line, command_line())
 
 
 def test_the_options_that_prose_names_exist() -> None:
-    assert "--save" in options_in(README)
-    assert options_in(README) <= set(options_of(command_line()))
+    assert "--save" in options_in(PAGES)
+    assert options_in(PAGES) <= set(options_of(command_line()))
 
 
 def test_the_settings_are_the_documented_ones(settings: set[str]) -> None:
     assert settings
-    assert settings_in(README) == settings | {*OF_CLIENTS}
+    assert settings_in(PAGES) == settings | {*OF_CLIENTS}
 
 
 def test_the_settings_stay_few(settings: set[str]) -> None:
@@ -166,7 +186,7 @@ def test_the_settings_stay_few(settings: set[str]) -> None:
 
 def test_each_setting_is_described_in_the_line_that_names_it(settings: set[str]) -> None:
     described: set[str] = set()
-    for line in README.splitlines():
+    for line in PAGES.splitlines():
         words = re.findall(r"[A-Za-z]+", re.sub(r"`[^`]*`", "", line))
         described |= settings_in(line) if len(words) >= WORDS_OF_A_SENTENCE else set()
     assert settings - described == set()
@@ -178,15 +198,15 @@ def test_the_defaults_of_settings_are_the_documented_ones() -> None:
         default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
         if field.default_factory is None:  # others depend on the machine
             shown = f"`{str(default).lower()}`" if default not in ("", None) else "none"
-            assert f"\n| `{prefix}{name.upper()}` | {shown} |" in README
+            assert f"\n| `{prefix}{name.upper()}` | {shown} |" in PAGES
 
 
 def sizes() -> dict[str, int]:
     """Bytes of a token by model, as the table of sizing has them."""
     row = r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d.]+) \|$"
-    [bits] = re.findall(r"plans\s+with\s+([\d.]+)\s+bits", README)
+    [bits] = re.findall(r"plans\s+with\s+([\d.]+)\s+bits", PAGES)
     found: dict[str, int] = {}
-    for name, layers, heads, dim, nbytes, packed in re.findall(row, README, re.MULTILINE):
+    for name, layers, heads, dim, nbytes, packed in re.findall(row, PAGES, re.MULTILINE):
         numbers = 2 * int(layers) * int(heads) * int(dim)
         assert (name, nbytes) == (name, f"{2 * numbers:,}")
         assert (name, packed) == (name, f"{numbers * float(bits) / 8 / 1000:.1f}")
@@ -199,27 +219,49 @@ def test_the_sizes_of_models_follow_from_their_shapes() -> None:
     assert len(known) > 10
     eight = next(nbytes for name, nbytes in known.items() if name.startswith("Llama 3.1 8B"))
     tokens = Settings.model_fields["kv_bytes"].default // eight
-    assert re.search(rf"4\s+GiB\s+holds\s+{tokens:,}\s+tokens\s+of\s+an\s+8B", README)
+    assert re.search(rf"4\s+GiB\s+holds\s+{tokens:,}\s+tokens\s+of\s+an\s+8B", PAGES)
 
 
 def test_every_endpoint_is_documented(endpoints: set[str]) -> None:
     assert endpoints
-    documented = {shape(path) for path in re.findall(r"/[\w{}./-]*", code_in(README))}
+    documented = {shape(path) for path in re.findall(r"/[\w{}./-]*", code_in(PAGES))}
     assert endpoints - documented == set()
 
 
 def test_every_documented_endpoint_is_served(endpoints: set[str]) -> None:
-    assert {path for path in paths_in(README) if not is_served(path, endpoints)} == set()
+    assert {path for path in paths_in(PAGES) if not is_served(path, endpoints)} == set()
 
 
 def test_the_make_targets_are_the_documented_ones(targets: set[str]) -> None:
     assert targets
-    assert targets_in(README) == targets
+    assert targets_in(CONTRIBUTING) == targets
+    assert targets_in(PAGES) <= targets
 
 
-def test_contributors_are_sent_to_targets_that_exist(targets: set[str]) -> None:
-    assert targets_in(CONTRIBUTING)
-    assert targets_in(CONTRIBUTING) <= targets
+def test_the_quoted_sentences_are_the_code_s() -> None:
+    quoted = sentences_in(TROUBLESHOOTING)
+    assert len(quoted) > 20
+    files = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+    texts = [text for path in files for text in texts_of(path.read_text(encoding="utf-8"))]
+    assert [sentence for sentence in quoted if not any(sentence in text for text in texts)] == []
+
+
+def test_every_reason_of_a_miss_is_explained() -> None:
+    rows = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", TROUBLESHOOTING, re.MULTILINE)
+    named = {word for row in rows for word in re.findall(r"`([^`]+)`", row)}
+    assert {reason.value for reason in MissReason} - named == set()
+
+
+def test_the_readme_is_read_to_its_end() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= MOST_LINES
+    assert [line for line in lines if len(line) > MOST_LETTERS] == []
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    pages = {f"docs/{path.name}" for path in (ROOT / "docs").iterdir()}
+    assert pages
+    assert {page for page in pages if f"]({page})" not in README} == set()
 
 
 SAMPLE = """
@@ -264,6 +306,13 @@ def test_a_stale_option_is_noticed() -> None:
     assert options_in(GONE) - set(options_of(command)) == {"gc --colour"}
 
 
+def test_a_sentence_is_quoted_with_its_values_left_out() -> None:
+    code = 'raise Full(\n    f"{disk} is full: "\n    f"free {needed:,} bytes"\n)'
+    [sentence] = sentences_in("| it says | helps |\n|---|---|\n| `… is full: free … bytes` | see `df` |")
+    assert sentence in [*texts_of(code)]
+    assert sentence not in [*texts_of(code.replace("free", "spare"))]
+
+
 def test_an_example_leads_to_an_endpoint_and_a_stale_one_does_not() -> None:
     endpoints = {"/v1/documents/{}", "/v1/jobs/{}"}
     assert is_served("/v1/jobs/{job_id}", endpoints)
@@ -283,11 +332,11 @@ def test_nested_settings_are_named_in_full() -> None:
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    examples = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    examples = re.findall(r"^```python\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
     (example,) = [each for each in examples if "open_store" in each]
     example = example.replace("/var/lib/kvweave", f"{tmp_path}/store")
     known: dict[str, object] = {"chunk_id": "c", "fingerprint": "f", "record": record()}
-    exec(compile(example, "README.md", "exec"), known)
+    exec(compile(example, "docs/store.md", "exec"), known)
     assert isinstance(known["back"], Record)
     with open_store(f"lmdb://{tmp_path}/store") as store:
         assert list(store.entries()) == []

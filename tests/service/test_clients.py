@@ -21,7 +21,7 @@ from service.access.principal import Role
 from service.demo import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, in_process, put_in, settings_in
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
 TEXT = PASSAGES[1].text
 ASKED = f"{TEXT}\n\nQuestion: {QUESTIONS[0]}"
 CHAT: list[ChatCompletionMessageParam] = [{"role": "user", "content": ASKED}]
@@ -70,9 +70,8 @@ def said(answer: ChatCompletion) -> str:
 # --- OpenAI
 
 
-def test_the_example_of_the_readme_runs_and_its_comment_is_true(service: Inside) -> None:
-    section = README.read_text(encoding="utf-8").partition("## The service")[2]
-    [code] = re.findall(r"```python\n(from openai import OpenAI.*?)```", section, re.DOTALL)
+def test_the_example_of_the_page_runs_and_its_comment_is_true(service: Inside) -> None:
+    [code] = re.findall(r"```python\n(from openai import OpenAI.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     with service.client() as client:
         put_in(client, [{"id": "letter-40", "title": "Letter 40", "text": "Halio lives in K7. Halio keeps a badger."}])
     found: dict[str, Any] = {"key": service.key}
