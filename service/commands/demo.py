@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 WIDE = 80  # columns, from which on tables have air
-SAME = 5.0  # percent: smaller differences are chance
+SAME = 0.05  # smaller differences are chance
 WAYS = ("full prefill", "blending")
 FOREIGN = ("model", "embedder", "codec", "dtype", "auth")  # settings that must be the demo's where its data is served
 
@@ -118,21 +118,22 @@ def _figures(answered: "Answered", *, air: int) -> Table:
     table = plain_table(first, "answer", *numbers, padding=(0, air))
     for way, row in zip(WAYS, answered.rows, strict=True):
         style = "" if row.answer == answered.example.answer else "red"
-        cells = (f"{row.first_token_ms:.0f} ms", f"{row.reused}", f"{row.recomputed}", f"{row.nbytes / 1000:.0f} kB")
+        cells = (f"{row.first_token_ms:.0f} ms", f"{row.reused}", f"{row.recomputed}", f"{row.nbytes / 1e6:.1f} MB")
         table.add_row(way, Text(row.answer, style=style), *cells)
     return table
 
 
 def _verdict(found: "list[Answered]") -> str:
     """What the times say, whichever way they came out."""
-    ratios = [each.rows[-1].first_token_ms / each.rows[0].first_token_ms for each in found]
-    change = 100 * (median(ratios) - 1)
-    later = f"{abs(change):.0f} % {'later' if change > 0 else 'sooner'} than"
-    when = later if abs(change) >= SAME else "as soon as"
+    sooner = median(each.rows[0].first_token_ms / each.rows[-1].first_token_ms for each in found)
+    if abs(sooner - 1) < SAME:
+        when = "as soon as"
+    else:
+        when = f"{sooner:.1f} times sooner than" if sooner > 1 else f"{100 * (1 / sooner - 1):.0f} % later than"
     blending = f"{found[0].rows[-1].policy}, ratio {found[0].rows[-1].ratio:g}"
     return (
         f"\nWith blending ({blending}) the first token came {when} with full prefill. The built-in model is "
-        "small, and these prompts are short. Measure what yours gains:"
+        "small: larger ones gain more. Measure what yours gains:"
     )
 
 

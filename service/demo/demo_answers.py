@@ -25,7 +25,7 @@ from service.precompute.workspace import open_workspace
 from service.settings import Settings
 
 FOLDER = "demo"
-TOP_K = 8  # documents of a prompt: the built-in model has learned to read so many
+TOP_K = 24  # documents of a prompt: the built-in model has learned to read so many
 TIMES = 5  # that each question is asked with each policy, after once that does not count
 MOST_TOKENS = 16  # of an answer
 
