@@ -2,6 +2,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Makes a decoder that passed its checks out of a hub name, a folder or a model in memory."""
 
+import logging
+import platform
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +36,8 @@ from blend.model.model_layers import examine
 from blend.model.tokenizer import Tokenizer
 from blend.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_other_sight, refuse_structure
 
+log = logging.getLogger(__name__)
+
 # What a forward pass that was written for something else raises when it meets scattered rows.
 MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
@@ -56,7 +60,8 @@ def load(
 ) -> LoadedModel:
     """A causal model by hub name or folder, as transformers loads it; no remote code. Raises UnsupportedModel.
 
-    `digests` is a file that remembers the digests of weight files.
+    `dtype` "auto" is the checkpoint's, or float32 where the CPU is slow at bfloat16. `digests` is a file that remembers
+    the digests of weight files.
     """
     target = _device(device)
     if dtype not in ("auto", *DTYPES):
@@ -88,6 +93,11 @@ def load(
         raise TokenizerError(f"{name!r} holds no tokenizer: save the model's tokenizer.json beside its weights")
     if not placed:
         cast(torch.nn.Module, model).to(target)
+        if dtype == "auto" and target.type == "cpu" and model.dtype == torch.bfloat16 and not multiplies_bfloat16():
+            log.warning(
+                "this CPU has no instructions for bfloat16: computing in float32, which is quicker; dtype names one"
+            )
+            model.float()
     return adopt(model, tokenizer, weights=stored_digest(_folder(name), cache=digests))
 
 
@@ -100,6 +110,11 @@ def _device(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UnsupportedModel(f"there is no such device as {name!r} here: {error}") from error
     return device
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it. Without them x86 is three times slower at it than in float32."""
+    return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
 
 
 def _folder(name: str) -> Path:

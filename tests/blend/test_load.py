@@ -10,6 +10,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file
 
+from blend import load as module
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.load import LoadedModel, adopt, load
 from blend.model.attention import NAME
@@ -46,6 +47,17 @@ def test_a_folder_loads_and_computes_what_transformers_computes(checkpoint: str)
     assert close(logits(model), prefill(hf.AutoModelForCausalLM.from_pretrained(checkpoint), IDS)[-1])
     assert model.tokenizer.encode_text("w5 w77") == [5, 77]
     assert model.decoder.window == 4096
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_a_cpu_that_is_slow_at_bfloat16_computes_in_float32_unless_told_otherwise(
+    is_quick: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    narrow = save(tmp_path, build(hf.Qwen3Config(**BASE)).bfloat16())
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda: bool(is_quick))
+    assert load(narrow, device="cpu").fingerprint.dtype == ("bfloat16" if is_quick else "float32")
+    assert ("float32, which is quicker" in caplog.text) is not bool(is_quick)
+    assert load(narrow, device="cpu", dtype="bfloat16").fingerprint.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
