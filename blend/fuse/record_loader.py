@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blend.fuse.prompt import ChunkSpan
-from blend.fuse.unpack import unpack, unpack_joined
+from blend.fuse.unpack import unpack_joined
 from blend.model.context import Context, LayerShape, Slots, scattered
 from blend.model.decoder import Decoder
 from store.record import LayerKV, PackedLayer
@@ -112,10 +112,7 @@ class RecordLoader:
     def _place(self, layer: int, spans: Sequence[ChunkSpan]) -> None:
         decoder = self._decoder
         stored = [self._stored(layer, span) for span in spans]
-        if len(stored) == 1:
-            keys, values = unpack(stored[0], dtype=decoder.dtype, device=decoder.device)
-        else:
-            keys, values = unpack_joined(stored, dtype=decoder.dtype, device=decoder.device)
+        keys, values = unpack_joined(stored, dtype=decoder.dtype, device=decoder.device)
         self.bytes += keys.nbytes + values.nbytes
         slots, kept = self._slots_of(spans)
         if kept is not None:

@@ -50,12 +50,16 @@ def unpack_joined(
     packed = [layer for layer in layers if isinstance(layer, PackedLayer)]
     tiles = [tile for layer in packed for tile in layer.tiles]
     sides = [tile.keys for tile in tiles], [tile.values for tile in tiles]
-    if len(packed) == len(layers) and all(
-        len({(each.bits, each.centers is None) for each in side}) == 1 for side in sides
+    if (
+        len(layers) > 1
+        and len(packed) == len(layers)
+        and all(len({(each.bits, each.centers is None) for each in side}) == 1 for side in sides)
     ):
         keys, values = (_decode_joined(side, dtype=dtype, device=device) for side in sides)
         return keys, values
     parts = [unpack(layer, dtype=dtype, device=device) for layer in layers]
+    if len(parts) == 1:
+        return parts[0]
     return torch.cat([keys for keys, _ in parts], dim=1), torch.cat([values for _, values in parts], dim=1)
 
 

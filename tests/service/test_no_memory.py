@@ -132,11 +132,11 @@ class TestAFuse:
     def test_no_memory_for_stored_keys_refuses_that_request(
         self, running: Demo, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def unpack(*arguments: object, **more: object) -> object:
+        def unpack_joined(*arguments: object, **more: object) -> object:
             raise EXHAUSTED["torch"]
 
         with monkeypatch.context() as patch:
-            patch.setattr(record_loader, "unpack", unpack)
+            patch.setattr(record_loader, "unpack_joined", unpack_joined)
             check_refused(running.client.post("/v1/query", json=running.body(REUSED)))
             assert running.ask(AS_TEXT).text == running.wanted
         check_alive(running)
