@@ -202,7 +202,12 @@ class Control:
             connection.execute("INSERT OR REPLACE INTO switch VALUES (0, ?, ?)", (int(switch.enabled), switch.share))
 
     def remember_fingerprint(self, digest: str, fields: Mapping[str, str]) -> None:
-        """Keeps what a model's fingerprint was made of, to tell another one apart from it by name."""
+        """Keeps what a model's fingerprint was made of, to tell another one apart from it by name.
+
+        One that is there is not written again: each start asks, and a question goes on where the disk is full.
+        """
+        if self.fingerprints().get(digest) == dict(fields):
+            return
         with self._change() as connection:
             connection.execute("INSERT OR REPLACE INTO fingerprints VALUES (?, ?)", (digest, json.dumps(dict(fields))))
 
