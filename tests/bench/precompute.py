@@ -62,11 +62,11 @@ def bare(target: Target, found: list[CorpusFile]) -> Json:
     chunks = [pair for group in CorpusReader(target, state).groups(found) for pair in group.chunks.items()]
     items = [CaptureItem(target.tenant.caches.key(chunk, state.capture_prefix), ids) for chunk, ids in chunks]
     start, cpu, nbytes = time.perf_counter(), time.process_time(), 0
-    coming = None
+    engine, coming = target.tenant.model.engine, None
     for batch in [*batches(items), None]:
         running, coming = (
             coming,
-            batch and target.tenant.model.engine.capture(state.capture_prefix.prefix, [item.ids for item in batch]),
+            batch and engine.capture(state.capture_prefix.prefix, [item.chunk.all for item in batch]),
         )
         if running is not None:
             nbytes += sum(record.nbytes for record in running.result())
