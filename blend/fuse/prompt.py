@@ -110,6 +110,11 @@ class ChunkSpan:
     source: RecordSource
     exact: bool
 
+    @property
+    def recorded(self) -> int:
+        """The tokens of the record: the chunk's, and what stood behind it, even where something else follows here."""
+        return self.source.tokens + self.source.tail.tokens
+
 
 @dataclass(frozen=True, slots=True)
 class PromptLayout:

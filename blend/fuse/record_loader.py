@@ -4,14 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
 from threading import Event
 
 import torch
 from torch import Tensor
 
 from blend.fuse.prompt import ChunkSpan
-from blend.fuse.unpack import unpack_joined
+from blend.fuse.unpack import first_rows, unpack_joined
 from blend.model.context import Context, LayerShape, Slots, scattered
 from blend.model.decoder import Decoder
 from store.record import LayerKV, PackedLayer
@@ -100,7 +99,7 @@ class RecordLoader:
         shape = self._shape(layer)
         group, numbers = list[ChunkSpan](), 0
         for span in self._wanted(layer):
-            more = (span.source.tokens + span.source.tail.tokens) * shape.numbers
+            more = span.recorded * shape.numbers
             if group and numbers + more > JOINED:
                 yield group
                 group, numbers = [], 0
@@ -127,7 +126,7 @@ class RecordLoader:
             stored = span.source.layer(layer)
         except OSError as error:  # Unreadable among them: whatever a medium does, the text is at hand
             raise DamagedRecord(span, str(error)) from error
-        shape, tokens = self._shape(layer), span.source.tokens + span.source.tail.tokens
+        shape, tokens = self._shape(layer), span.recorded
         keys, values = (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
         if stored.shapes != (keys, values):
             raise DamagedRecord(span, f"layer {layer} has the wrong shape")
@@ -143,11 +142,8 @@ class RecordLoader:
         found = self._slots.get(chunks := tuple(span.chunk for span in spans))
         if found is None:
             places = [place for span in spans for place in range(span.start, span.stop)]
-            starts = [0, *accumulate(span.source.tokens + span.source.tail.tokens for span in spans)]
-            kept = [
-                start + row for start, span in zip(starts, spans, strict=False) for row in range(span.stop - span.start)
-            ]
+            kept = first_rows([span.recorded for span in spans], [span.stop - span.start for span in spans])
             device = self._decoder.device
-            rows = torch.tensor(kept, device=device) if len(kept) < starts[-1] else None
+            rows = None if kept is None else torch.tensor(kept, device=device)
             found = self._slots[chunks] = (scattered(places, device=device), rows)
         return found

@@ -47,19 +47,16 @@ def unpack_joined(
 
     Short ones are decoded as one: each would take as many calls as all together.
     """
+    if len(layers) == 1:
+        return unpack(layers[0], dtype=dtype, device=device)
     packed = [layer for layer in layers if isinstance(layer, PackedLayer)]
     tiles = [tile for layer in packed for tile in layer.tiles]
     sides = [tile.keys for tile in tiles], [tile.values for tile in tiles]
-    if (
-        len(layers) > 1
-        and len(packed) == len(layers)
-        and all(len({(each.bits, each.centers is None) for each in side}) == 1 for side in sides)
-    ):
+    is_alike = all(len({(each.bits, each.centers is None) for each in side}) == 1 for side in sides)
+    if is_alike and len(packed) == len(layers):
         keys, values = (_decode_joined(side, dtype=dtype, device=device) for side in sides)
         return keys, values
     parts = [unpack(layer, dtype=dtype, device=device) for layer in layers]
-    if len(parts) == 1:
-        return parts[0]
     return torch.cat([keys for keys, _ in parts], dim=1), torch.cat([values for _, values in parts], dim=1)
 
 
@@ -124,10 +121,18 @@ def _decode_joined(tiles: list[PackedTensor], *, dtype: torch.dtype, device: tor
     middles = [tile.centers for tile in tiles if tile.centers is not None]
     scales = _along([tile.scales for tile in tiles], starts)
     _scale(wide, scales, centers=_along(middles, starts) if middles else None, bits=bits, dtype=dtype)
-    if any(tile.tokens != length for tile, length in zip(tiles, lengths, strict=True)):
-        told = [start + row for start, tile in zip(starts, tiles, strict=False) for row in range(tile.tokens)]
+    told = first_rows(lengths, [tile.tokens for tile in tiles])
+    if told is not None:
         wide = wide.index_select(1, torch.tensor(told, device=device))
     return wide.to(dtype)
+
+
+def first_rows(lengths: Sequence[int], kept: Sequence[int]) -> list[int] | None:
+    """Where in runs of these lengths, one behind the other, the first so many rows of each stand; None for all rows."""
+    if list(lengths) == list(kept):
+        return None
+    starts = accumulate(lengths, initial=0)
+    return [start + row for start, count in zip(starts, kept, strict=False) for row in range(count)]
 
 
 def _along(scales: list[Scales], starts: Sequence[int]) -> Scales:

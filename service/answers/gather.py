@@ -64,10 +64,10 @@ class Gathered:
         shown = (*self.passages, *(each for _, each in self.inside))
         return (*(self._source(each) for each in shown), *self._loose_sources())
 
-    def _source(self, each: GatheredPassage) -> Source:
+    def _source(self, shown: GatheredPassage) -> Source:
         """The passage as an answer names it, its document as the asker does."""
-        passage = replace(each.passage, document=self.ask.principal.shown_id(each.passage.document))
-        return Source(passage.id, passage.document, passage.title, passage.text, each.score, passage)
+        passage = replace(shown.passage, document=self.ask.principal.shown_id(shown.passage.document))
+        return Source(passage.id, passage.document, passage.title, passage.text, shown.score, passage)
 
     def _loose_sources(self) -> Iterator[Source]:
         """The loose documents; with a chunk's id where one is a chunk from its first letter to its last."""

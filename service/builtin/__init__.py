@@ -3,4 +3,4 @@
 from pathlib import Path
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
-POINT = Path(__file__).parent / "operating_point.toml"  # written by `kvweave eval --fit --save`
+POINT = Path(__file__).parent / "operating_point.toml"  # how it was found is in README.md
