@@ -3,7 +3,7 @@
 A report is written as JSON as it stands.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field, PlainSerializer, WithJsonSchema
@@ -46,7 +46,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How the answer came about. `dropped`: chunks that the model's window had no room for."""
+    """How the answer came about. `dropped`: chunks that the model's window had no room for.
+
+    `expected_ms` of each way, where one was chosen for its time: the stages `unpack` and `fuse` of `timings_ms` tell
+    what it took. `reason`: why no chunk was blended, where a policy would have.
+    """
 
     policy: str
     ratio: float
@@ -55,3 +59,7 @@ class Report:
     timings_ms: Annotated[
         dict[str, float], Field(examples=[{"retrieve": 1.2, "fetch": 0.8, "first_token": 31.0, "total": 96.5}])
     ]
+    expected_ms: Annotated[dict[str, float], Field(examples=[{"full": 84.2, "prefix": 80.1, "blend": 31.5}])] = field(
+        default_factory=dict[str, float]
+    )
+    reason: InWords = None

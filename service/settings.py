@@ -70,6 +70,9 @@ class Settings(BaseSettings):
         "q4"
     )
     share: Annotated[float, Field(description="the share of requests that reuse; the others read all", ge=0, le=1)] = 1
+    reuse: Annotated[
+        Literal["sooner", "always"], Field(description="whether prompts are read whole where that is sooner")
+    ] = "sooner"
     auth: Annotated[bool, Field(description="whether requests need a key")] = True
     embedder: Annotated[str, Field(description="folder, hub name, or URL#model of the embedder")] = ""
     embedder_key: Annotated[SecretStr, Field(description="key of a remote embedder")] = SecretStr("")

@@ -21,6 +21,7 @@ class MissReason(StrEnum):
     OVER_BUDGET = "over budget"
     UNSUPPORTED = "unsupported"  # the chunk can be served as text only
     CONTROLLER = "controller"  # blending was switched off for the request
+    SOONER = "read: sooner here"  # computing it anew is expected to take less time
     TOKENS = "tokens"  # the record covers another number of them
     CODEC = "codec"  # what is stored is packed otherwise
 

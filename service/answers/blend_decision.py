@@ -4,42 +4,81 @@ from dataclasses import dataclass
 from typing import Self
 
 from blend.fuse.fuse import BlendOrder
+from store.errors import MissReason
+
+GAIN = 0.87  # of the exact way's time; blending that takes more is not worth what it may cost in quality
+NEAR = 2.0  # times that the other way is expected to take at most, where it is tried
+TRIED = 1 / 32  # of these prompts go the other way, so that what is expected of it stays true
+EXACT = ("full", "prefix")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The seconds to the first token that are expected of each way: all read, behind an exact prefix, blended."""
+
+    full_s: float
+    prefix_s: float
+    blend_s: float
+
+    def __str__(self) -> str:
+        return f"{self.full_s!r}/{self.prefix_s!r}/{self.blend_s!r}"
+
+    @property
+    def ms(self) -> dict[str, float]:
+        """Milliseconds by way."""
+        ways = {"full": self.full_s, "prefix": self.prefix_s, "blend": self.blend_s}
+        return {way: round(1000 * seconds, 3) for way, seconds in ways.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class BlendInputs:
     """All that decides. `wanted`: what the request asks for, or the operating point; `draw`: a number in [0, 1).
 
-    `is_on` and `share` are the operator's: whether blending is, and for which share of the requests.
+    `is_on` and `share` are the operator's: whether blending is, and for which share of the requests. `expected` is
+    None where the request names its policy, which it gets then, and where nothing was measured.
     """
 
     wanted: BlendOrder
     is_on: bool
     share: float
     draw: float
+    expected: Expected | None = None
 
     def __str__(self) -> str:
         switch = "on" if self.is_on else "off"
-        return f"{self.wanted.policy} ratio={self.wanted.ratio!r} {switch} share={self.share!r} draw={self.draw!r}"
+        order = f"{self.wanted.policy} ratio={self.wanted.ratio!r}"
+        expected = "" if self.expected is None else f" expected_s={self.expected}"
+        return f"{order} {switch} share={self.share!r} draw={self.draw!r}{expected}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """The inputs that a log line tells of."""
-        policy, ratio, switch, share, draw = text.split()
-        numbers = [float(each.partition("=")[2]) for each in (ratio, share, draw)]
-        return cls(BlendOrder(policy, numbers[0]), switch == "on", *numbers[1:])
+        policy, ratio, switch, *rest = text.split()
+        numbers = [float(each.partition("=")[2]) for each in (ratio, *rest[:2])]
+        expected = [Expected(*map(float, each.partition("=")[2].split("/"))) for each in rest[2:]]
+        order = BlendOrder(policy, numbers[0])
+        return cls(order, switch == "on", numbers[1], numbers[2], expected[0] if expected else None)
 
 
 @dataclass(frozen=True, slots=True)
 class BlendDecision:
-    """The blending, and whether an operator decided it."""
+    """The blending, and why it is not what was wanted."""
 
     order: BlendOrder
-    forced: bool = False
+    reason: MissReason | None = None
 
 
 def decide(inputs: BlendInputs) -> BlendDecision:
     """The blending of a request."""
-    if inputs.wanted.policy != "full" and (not inputs.is_on or inputs.draw >= inputs.share):
-        return BlendDecision(BlendOrder("full", 0.0), forced=True)
-    return BlendDecision(inputs.wanted)
+    wanted, expected = inputs.wanted, inputs.expected
+    if wanted.policy != "full" and (not inputs.is_on or inputs.draw >= inputs.share):
+        return BlendDecision(BlendOrder("full", 0.0), MissReason.CONTROLLER)
+    if wanted.policy in EXACT or expected is None:
+        return BlendDecision(wanted)
+    exact = BlendOrder("prefix" if expected.prefix_s < GAIN * expected.full_s else "full", 0.0)
+    exact_s = min(expected.full_s, expected.prefix_s)
+    blends = expected.blend_s < GAIN * exact_s
+    is_near = NEAR * exact_s > expected.blend_s > exact_s / NEAR
+    if is_near and inputs.draw < TRIED * inputs.share:
+        blends = not blends
+    return BlendDecision(wanted) if blends else BlendDecision(exact, MissReason.SOONER)

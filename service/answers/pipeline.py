@@ -7,8 +7,8 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,34 +19,34 @@ import torch
 from blend.engine.engine import Done, Engine, EngineRequest, Failed, Finish, Ready, Ticket, Token
 from blend.engine.engine import Event as EngineEvent
 from blend.engine.sampling import LogitsProcessor
-from blend.fuse.fuse import BlendOrder, FuseReport
+from blend.fuse.fuse import FuseReport
 from retriever.search import Hit
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
-from service.answers.blend_decision import BlendDecision, BlendInputs, decide
+from service.answers.blend_decision import BlendInputs, decide
 from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
 from service.answers.fair_turns import FairTurns
 from service.answers.gather import Gathered, gather, look_up
-from service.answers.plan import EnginePlan, FittedPrompt, fit, usage_of
+from service.answers.plan import EnginePlan, fit, usage_of
+from service.answers.prompt_costs import PromptCosts
 from service.answers.schema_memory import SchemaMemory
 from service.corpus.ingest import Ingest
 from service.corpus.tenants import Tenants
 from service.errors import Exhausted, ServiceError, Unavailable
 from service.lower_priority import COMPUTES, lower_priority
-from service.model.blob_source import BlobSource
 from service.model.grammar import Constraint, Grammars
 from service.model.logit_processors import chained
 from service.settings import Settings
 from service.telemetry.logs import note
 from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
-from store.errors import Miss
 
 LOOKUPS = 8  # threads that search and tokenize
 FETCHES = 16  # threads that open blobs
 COMPILERS = 2  # threads that compile JSON schemas
 SCHEMAS = 16  # of one tenant that are not compiled yet
 RETRY_S = 1.0
+ALONE = 0.02  # of a prompt's time at most went to others, where it tells what prompts take
 
 T = TypeVar("T")
 
@@ -96,6 +96,7 @@ class Pipeline:
         self._settings = settings
         self._metrics = metrics
         self._tracer = tracer
+        self._costs = PromptCosts(self._model.speeds) if self._model.speeds else None
         self._grammars = Grammars(self._model.prompt_builder.tokenizer, self._model.vocabulary)
         self._lookups = ThreadPoolExecutor(LOOKUPS, "kvweave-lookup", lower_priority, (COMPUTES,))
         self._fetches = ThreadPoolExecutor(FETCHES, "kvweave-fetch")
@@ -149,15 +150,15 @@ class Pipeline:
         if grammar is not None:
             flight.held.enter_context(self._schema_memory.held(ask.principal.tenant, grammar.nbytes))
         begun = timings.since_start()
-        decision = self._decide(ask)
+        inputs = self._inputs(ask)
         with self._tracer.span("retrieve"):
-            gathered, opening = await self._in_thread(lambda: self._gather(ask, decision.order))
+            gathered = await self._in_thread(lambda: self._gather(ask))
         timings.ms["retrieve"] = timings.since_start() - begun
         yield Retrieved(gathered.sources)
         begun = timings.since_start()
         with self._tracer.span("fetch"):
-            fitted, opened = await self._in_thread(lambda: self._fetched(gathered, opening))
-        plan = EnginePlan(gathered, fitted, decision.order, opened, decision.forced)
+            plan = await self._in_thread(lambda: self._planned(gathered, inputs))
+        note(blend=str(plan.inputs))
         timings.ms["fetch"] = timings.since_start() - begun
         yield Loaded(plan.loaded())
         queue: asyncio.Queue[EngineEvent] = asyncio.Queue()
@@ -174,23 +175,26 @@ class Pipeline:
             async for event in events:
                 yield event
 
-    def _gather(self, ask: AnswerRequest, order: BlendOrder) -> "tuple[Gathered, list[Future[BlobSource | Miss]]]":
-        """The passages of the prompt, with their blobs on their way."""
+    def _gather(self, ask: AnswerRequest) -> Gathered:
+        """The passages of the prompt."""
         texts = [*(turn.text for turn in ask.turns), *(each.text for each in ask.documents)]
         self._model.prompt_builder.check_length(texts, window=self._model.window)
-        tenant = self._tenants.open(ask.principal.tenant)
-        gathered = gather(tenant, ask)
-        if order.policy == "full":
-            return gathered, []
-        passages = [each.passage for each in gathered.all]
-        return gathered, tenant.caches.open(passages, pool=self._fetches)
+        return gather(self._tenants.open(ask.principal.tenant), ask)
 
-    def _fetched(
-        self, gathered: Gathered, opening: "Sequence[Future[BlobSource | Miss]]"
-    ) -> tuple[FittedPrompt, dict[int, BlobSource | Miss]]:
-        """The prompt in tokens, made while the blobs are opened."""
+    def _planned(self, gathered: Gathered, inputs: BlendInputs) -> EnginePlan:
+        """What the engine is asked, with the blobs of the passages where it is to have them."""
         fitted = fit(self._model.prompt_builder, gathered, window=self._model.window)
-        return fitted, {number: each.result() for number, each in enumerate(opening)}
+        passages = [each.passage for each in gathered.all]
+        if decide(inputs).order.policy == "full" or not passages:
+            return EnginePlan(gathered, fitted, inputs, {})
+        caches = self._tenants.open(gathered.ask.principal.tenant).caches
+        begin = partial(caches.open, passages, pool=self._fetches)
+        if self._costs is None or gathered.ask.order is not None:
+            opened = {number: each.result() for number, each in enumerate(begin())}
+            return EnginePlan(gathered, fitted, inputs, opened)
+        opened = self._costs.opened(fitted.prompt_tokens, begin)
+        plan = EnginePlan(gathered, fitted, inputs, opened)
+        return plan.by_time(self._costs.cost(fitted.prompt_tokens, opened)) if plan.has_choice else plan
 
     async def _answered(
         self, queue: "asyncio.Queue[EngineEvent]", progress: "_RequestProgress"
@@ -205,6 +209,7 @@ class Pipeline:
                     case Ready(report=report, queued_s=queued_s):
                         fused = progress.ready(report, queued_s)
                         self._mend(progress.ask, progress.plan, report=report)
+                        self._learn(progress, report)
                         span.set(prompt_tokens=fused.usage.prompt, reused_tokens=fused.usage.reused)
                         span.end()
                         span = self._tracer.span("decode")
@@ -224,12 +229,10 @@ class Pipeline:
         finally:
             span.end()
 
-    def _decide(self, ask: AnswerRequest) -> BlendDecision:
+    def _inputs(self, ask: AnswerRequest) -> BlendInputs:
         switch = self._tenants.control.switch()
         share = self._settings.share if switch.share is None else switch.share
-        inputs = BlendInputs(ask.order or self._model.order, switch.enabled, share, random.random())
-        note(blend=str(inputs))
-        return decide(inputs)
+        return BlendInputs(ask.order or self._model.order, switch.enabled, share, random.random())
 
     async def _compiled(self, ask: AnswerRequest) -> Constraint | None:
         """The request's grammar, in its tenant's turn."""
@@ -245,7 +248,9 @@ class Pipeline:
         sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
         sharing = repr(principal.bound) if self._settings.shared_prefixes else principal.key_id
         owner = f"{principal.tenant} {sharing}"
-        return EngineRequest(prompt, sampling, plan.order, owner=owner, payer=principal.tenant, within_s=left_s)
+        return EngineRequest(
+            prompt, sampling, plan.decision.order, owner=owner, payer=principal.tenant, within_s=left_s
+        )
 
     def _mend(self, ask: AnswerRequest, plan: EnginePlan, *, report: FuseReport) -> None:
         """Asks that records be computed which were missing, or turned out to be damaged."""
@@ -255,6 +260,12 @@ class Pipeline:
             self._ingest.fill(tenant, missing)
         if damaged:
             self._ingest.fill(tenant, damaged, damaged=True)
+
+    def _learn(self, progress: "_RequestProgress", report: FuseReport) -> None:
+        """Corrects what is expected, by a prompt that nothing else was computed beside."""
+        plan, took_s = progress.plan, progress.took_s
+        if self._costs and plan.cost and report.seconds.get("others", 0.0) < ALONE * took_s:
+            self._costs.learn(plan.cost, report, took_s=took_s, sources=[*plan.sources.values()])
 
     def _delta(self, token: Token, *, wanted: bool) -> Delta:
         if not wanted:
@@ -302,6 +313,11 @@ class _RequestProgress:
         self.timings.ms["unpack"] = waited
         self.timings.ms["fuse"] = max(0.0, self.ready_at - self.submitted - 1000 * queued_s - waited)
         return Fused(usage_of(report), self.plan.report(report, self.timings.ms))
+
+    @property
+    def took_s(self) -> float:
+        """What the fuse took, with its wait for records."""
+        return (self.timings.ms["fuse"] + self.timings.ms["unpack"]) / 1000
 
     def done(self, reason: Finish, text: str, *, generated: int) -> Finished:
         total = self.timings.since_start()

@@ -2,12 +2,14 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from blend.fuse.fuse import BlendOrder, FuseReport
+from blend.fuse.fuse import FuseReport
 from blend.fuse.prompt import Prompt
 from retriever.contract.types import Passage
+from service.answers.blend_decision import BlendDecision, BlendInputs, decide
 from service.answers.gather import Gathered, GatheredPassage
+from service.answers.prompt_costs import PromptCost
 from service.corpus.chunk_caches import mends
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptBuilder, PromptTokens
@@ -47,13 +49,18 @@ def fit(prompt_builder: PromptBuilder, gathered: Gathered, *, window: int) -> Fi
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What is asked of the engine. `opened` by the passages' numbers; `forced`: somebody switched blending off."""
+    """What is asked of the engine. `opened` by the passages' numbers; `cost` where the time decided."""
 
     gathered: Gathered
     fitted: FittedPrompt
-    order: BlendOrder
+    inputs: BlendInputs
     opened: Mapping[int, BlobSource | Miss]
-    forced: bool = False
+    cost: PromptCost | None = None
+
+    @property
+    def decision(self) -> BlendDecision:
+        """The blending that the prompt gets."""
+        return decide(self.inputs)
 
     @property
     def shown(self) -> list[tuple[int, GatheredPassage]]:
@@ -64,8 +71,29 @@ class EnginePlan:
     @property
     def prompt(self) -> Prompt:
         """The prompt for the engine, with the records that there are."""
-        sources = {number: each for number, each in self.opened.items() if isinstance(each, BlobSource)}
-        return self.fitted.prompt_tokens.prompt(sources)
+        return self.fitted.prompt_tokens.prompt(self.sources)
+
+    @property
+    def sources(self) -> dict[int, BlobSource]:
+        """The records that there are, by their passages' numbers."""
+        return {number: each for number, each in self.opened.items() if isinstance(each, BlobSource)}
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether there are records, or may be: else the prompt is read whatever it takes."""
+        reasons = {each.reason for each in self.opened.values() if isinstance(each, Miss)}
+        return not self.opened or bool(self.sources) or MissReason.SOONER in reasons
+
+    def by_time(self, cost: PromptCost) -> "EnginePlan":
+        """The plan by what is expected of it, without the records that would take longer than their text."""
+        inputs = replace(self.inputs, expected=cost.expected)
+        decision, unused = decide(inputs), cost.unused
+        if decision.reason is MissReason.SOONER:
+            first = next((number for number, _ in self.shown), None)
+            unused = frozenset(self.opened) - ({first} if decision.order.policy == "prefix" else set())
+        late = Miss(MissReason.SOONER)
+        opened = {at: late if at in unused and at in self.sources else each for at, each in self.opened.items()}
+        return replace(self, inputs=inputs, opened=opened, cost=cost)
 
     def loaded(self) -> tuple[ChunkReport, ...]:
         """The report of each chunk before anything is fused."""
@@ -73,12 +101,14 @@ class EnginePlan:
 
     def report(self, fused: FuseReport | None, timings_ms: Mapping[str, float]) -> Report:
         """How the answer came about; None for one that was given up before its turn."""
-        policy, ratio = self.order.policy, self.order.ratio
+        order, reason = self.decision.order, self.decision.reason
+        expected_ms = self.cost.expected.ms if self.cost else {}
+        why = Miss(reason) if reason else None
         if fused is None:
-            return Report(policy, ratio, (), (), {})
+            return Report(order.policy, order.ratio, (), (), {}, expected_ms, why)
         dropped = tuple(self.gathered.passages[number].passage.id for number in sorted(self.fitted.dropped))
         ms = {stage: round(value, 3) for stage, value in timings_ms.items()}
-        return Report(policy, ratio, self._chunks(fused), dropped, ms)
+        return Report(order.policy, order.ratio, self._chunks(fused), dropped, ms, expected_ms, why)
 
     def _chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
         """The report of each chunk after the fuse: what became of it."""
@@ -104,7 +134,7 @@ class EnginePlan:
             return ChunkReport(chunk, opened.tier, None, tokens, again, opened.nbytes)
         match opened:
             case None:  # nobody asked for it
-                why = Miss(MissReason.CONTROLLER) if self.forced else None
+                why = Miss(self.decision.reason) if self.decision.reason else None
             case Miss():
                 why = opened
             case BlobSource():

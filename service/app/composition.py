@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +25,17 @@ from service.access.control import Control
 from service.access.errors import AccessError
 from service.access.move import CATALOG
 from service.access.private import private_file, private_folder
+from service.answers.blend_decision import EXACT
 from service.app.core import Core
-from service.app.operating_point import operating_point
+from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
 from service.corpus.tenants import TENANTS, Tenants
 from service.model.checked_model import checked_model
 from service.model.codec_check import check_codec
+from service.model.kept_speeds import conditions, kept_speeds
 from service.model.prompt_builder import PromptBuilder
 from service.model.served_model import ServedModel
+from service.model.speeds import ModelSpeeds
 from service.settings import BUILTIN, Settings, SettingsError
 from service.telemetry.logs import fields
 from service.telemetry.traces import Tracer, silent
@@ -71,13 +76,21 @@ def compose_core(settings: Settings) -> Core:
     return Core(
         settings,
         store=lambda: compose_store(settings),
-        load=lambda store, control: compose_tenants(settings, store, control=control),
+        load=lambda store, control: compose_tenants(
+            settings, store, control=control, speeds=partial(_speeds, settings)
+        ),
         tracer=_tracer(settings),
     )
 
 
-def compose_tenants(settings: Settings, store: BlobStore, *, control: Control) -> Tenants:
-    """What there is to work in once the model is there, which takes a while."""
+def compose_tenants(
+    settings: Settings,
+    store: BlobStore,
+    *,
+    control: Control,
+    speeds: Callable[[ServedModel], ModelSpeeds | None] = lambda _: None,
+) -> Tenants:
+    """What there is to work in once the model is there, which takes a while. `speeds`: of the model, for who serves."""
     library = _library(settings)
     with ExitStack() as stack:
         loaded = compose_served(settings)
@@ -86,8 +99,17 @@ def compose_tenants(settings: Settings, store: BlobStore, *, control: Control) -
         for path in sorted(folder.glob(f"*/{CATALOG}")):
             _mend(path)
         model = checked_model(loaded, folder, library=library, store=store, bound_fields=bound_fields)
+        model = replace(model, speeds=speeds(model))
         stack.pop_all()
     return Tenants(settings.data, model, store=store, control=control, library=library)
+
+
+def _speeds(settings: Settings, model: ServedModel) -> ModelSpeeds | None:
+    """What prompts take here, as it is kept, or measured now; None where reuse is wanted whatever it takes."""
+    if settings.reuse == "always" or model.order.policy in EXACT:
+        return None
+    file = point_file(settings, model.fingerprint.weights).with_suffix(".speeds.json")
+    return kept_speeds(model, file, conditions=conditions(model))
 
 
 def compose_served(settings: Settings) -> ServedModel:

@@ -261,10 +261,11 @@ def _shown(found: Json) -> str:
 
 
 def _account(event: Json) -> None:
-    usage = cast("dict[str, int]", event["usage"])
-    timings = cast("dict[str, float]", cast(Json, event["report"])["timings_ms"])
+    usage, report = cast("dict[str, int]", event["usage"]), cast(Json, event["report"])
+    timings = cast("dict[str, float]", report["timings_ms"])
+    why = f" ({report['reason']})" if report["reason"] else ""
     tell(
         f"\n{usage['prompt_tokens']:,} prompt tokens, {usage['reused_tokens']:,} reused, "
-        f"{usage['recomputed_tokens']:,} recomputed; first token {timings.get('first_token', 0):.0f} ms",
+        f"{usage['recomputed_tokens']:,} recomputed{why}; first token {timings.get('first_token', 0):.0f} ms",
         err=True,
     )

@@ -25,7 +25,13 @@ from store.upkeep import StoredBlob
 
 _SEEN = 100_000  # blobs that are remembered to have been there
 _PREFIXES = 1024  # capture prefixes whose digests are remembered
-_IN_VAIN = {MissReason.UNSUPPORTED, MissReason.PENDING, MissReason.OVER_BUDGET, MissReason.UNAVAILABLE}
+_IN_VAIN = {
+    MissReason.UNSUPPORTED,
+    MissReason.PENDING,
+    MissReason.OVER_BUDGET,
+    MissReason.UNAVAILABLE,
+    MissReason.SOONER,
+}
 
 
 class KvState(StrEnum):

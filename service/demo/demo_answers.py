@@ -78,7 +78,7 @@ def demo_settings(settings: Settings) -> Settings:
     """The defaults, in a folder below the user's data. Only where it computes is the user's choice."""
     data = settings.data.absolute() / FOLDER
     return Settings.model_construct(
-        data=data, store=f"lmdb://{data}/store", device=settings.device, threads=settings.threads
+        data=data, store=f"lmdb://{data}/store", reuse="always", device=settings.device, threads=settings.threads
     )
 
 

@@ -1,5 +1,7 @@
 """A stored blob as a source of keys and values: what the model's side asks for, layer by layer, out of a reader."""
 
+import time
+
 from blend.errors import UnreadableRecord
 from blend.model.fingerprint import Fingerprint
 from store.codec.decode import read_group
@@ -13,7 +15,8 @@ _TIERS = {"object": "s3"}  # what reports call a medium
 class BlobSource:
     """One chunk's record in a store. One thread reads it, in ascending order of layers; each group is read once.
 
-    `tier` is the medium that answered, as reports call it; of the blob's `nbytes` so many are `read` so far.
+    `tier` is the medium that answered, as reports call it; of the blob's `nbytes` so many are `read` so far, all but
+    its head in `read_s` seconds.
     """
 
     def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
@@ -24,6 +27,7 @@ class BlobSource:
         self.tier = _TIERS.get(reader.source, reader.source)
         self.nbytes = len(reader.raw_head) + reader.head.body_bytes
         self.read = len(reader.raw_head)
+        self.read_s = 0.0
         self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
         self._reader = reader
         self._groups = reader.head.groups
@@ -41,6 +45,7 @@ class BlobSource:
         """A layer's keys and values. Raises Unreadable for a damaged frame, and where the medium does not answer."""
         group = self._group_of[index]
         if group != self._group:
+            start = time.perf_counter()
             try:
                 self._layers = read_group(self._reader, group)
             except BadBlob as error:
@@ -50,6 +55,7 @@ class BlobSource:
                 self.failure = MissReason.UNAVAILABLE
                 raise UnreadableRecord(str(error)) from error
             self._group = group
+            self.read_s += time.perf_counter() - start
             self.read += sum(self._reader.head.frames[number].nbytes for number in self._groups[group])
         layer = self._layers[index - self._start_of[group]]
         assert layer is not None, f"layer {index} keeps nothing of its own"

@@ -8,6 +8,7 @@ from blend.fuse.fuse import BlendOrder
 from blend.model.fingerprint import Fingerprint
 from retriever.documents import Json
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, question_turns
+from service.model.speeds import ModelSpeeds
 
 Ids = tuple[int, ...]
 
@@ -29,7 +30,7 @@ class ChunkIds:
 class ServedModel:
     """A model that is loaded, and how it is used. The fingerprint's prefix is empty.
 
-    `order`: what a request gets that asks for nothing else.
+    `order`: what a request gets that asks for nothing else; with `speeds`, where it is sooner than reading.
     """
 
     engine: Engine
@@ -39,6 +40,7 @@ class ServedModel:
     order: BlendOrder
     window: int
     vocabulary: int
+    speeds: ModelSpeeds | None = None
 
     def prefix(self, rules: Json) -> Ids:
         """What the chunks of a collection with these rules are captured behind, as it is rendered today."""

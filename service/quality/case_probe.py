@@ -18,8 +18,8 @@ from service.corpus.chunk_capture import tailed
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
 from service.model.served_model import ChunkIds
+from service.model.timed import Timed, timed
 from service.quality.cases import Case
-from service.quality.timed import Timed, timed
 from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.key import CacheKey

@@ -17,8 +17,8 @@ from service.errors import Unavailable
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptPassage, PromptTokens, question_turns
 from service.model.served_model import ServedModel
+from service.model.timed import Timed, timed
 from service.quality.scratch_store import ScratchStore
-from service.quality.timed import Timed, timed
 
 QUESTION = "What do the documents say?"
 ONE = Sampling(max_tokens=1, ignore_eos=True)

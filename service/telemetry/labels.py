@@ -59,7 +59,7 @@ def miss(reason: MissReason) -> str:
     if reason in FINGERPRINT_FIELDS:
         return f"fingerprint_{reason}"
     word = MissReason.UNSUPPORTED if reason in UNREADABLE else reason
-    return word.replace(" ", "_")
+    return word.name.lower()
 
 
 def status(code: int) -> str:

@@ -32,6 +32,8 @@ WAIT_S = 120  # for what a working service does at once
 TICK_S = 0.02
 KVWEAVE = (sys.executable, "-c", "from service.cli import main; main()")
 
+STEADY = {"reuse": "always"}  # what is chosen is not to depend on how quick this machine is
+
 Json = dict[str, Any]
 
 
@@ -48,6 +50,7 @@ class Service:
         self._more = dict(environment or {})
         self._settings: dict[str, object] = {
             "store": f"lmdb://{folder}/store",
+            **STEADY,
             **settings,
             "data": self.data,
             "port": self._port,
@@ -188,7 +191,8 @@ def in_process(
 
 def settings_in(folder: Path, **settings: object) -> Settings:
     """For `in_process`: a data folder of its own, and a store in LMDB where no other is named."""
-    return Settings.model_validate({"store": f"lmdb://{folder}/store", "data": folder / "data", **settings})
+    named = {"store": f"lmdb://{folder}/store", "data": folder / "data", **STEADY, **settings}
+    return Settings.model_validate(named)
 
 
 def client_of(base_url: str, key: str) -> httpx.Client:

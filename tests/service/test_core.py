@@ -14,7 +14,7 @@ from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import AskRule, policy_name
 from service.access.control import Control
 from service.access.lock import hold
-from service.answers.blend_decision import BlendInputs, decide
+from service.answers.blend_decision import GAIN, TRIED, BlendInputs, Expected, decide
 from service.app import composition
 from service.app.composition import compose_core
 from service.app.core import Core
@@ -29,7 +29,7 @@ from service.telemetry.traces import silent
 from store.blob_store import BlobStore
 from store.codec.decode import decode
 from store.codec.encode import encode
-from store.errors import StoreUnavailable
+from store.errors import MissReason, StoreUnavailable
 from store.reader import BlobReader
 from store.record import LayerKV, Record
 from store.tiers.memory_store import MemoryStore
@@ -77,6 +77,7 @@ def test_a_canary_gets_its_share_and_the_log_tells_why(inside: Inside, caplog: p
 
 
 UNIT = st.floats(0, 1, exclude_max=True)
+SECONDS = st.floats(1e-6, 1e3)
 
 
 @given(
@@ -85,14 +86,46 @@ UNIT = st.floats(0, 1, exclude_max=True)
     is_on=st.booleans(),
     share=UNIT,
     draw=UNIT,
+    expected=st.none() | st.builds(Expected, SECONDS, SECONDS, SECONDS),
 )
 def test_a_decision_is_made_again_out_of_its_line(
-    policy: str, ratio: float, *, is_on: bool, share: float, draw: float
+    policy: str, ratio: float, *, is_on: bool, share: float, draw: float, expected: Expected | None
 ) -> None:
-    inputs = BlendInputs(BlendOrder(policy, ratio), is_on, share, draw)
+    inputs = BlendInputs(BlendOrder(policy, ratio), is_on, share, draw, expected)
     assert BlendInputs.parse(str(inputs)) == inputs
-    assert decide(inputs).forced == (policy != "full" and not (is_on and draw < share))
-    assert decide(inputs).order == (BlendOrder("full", 0.0) if decide(inputs).forced else inputs.wanted)
+    decision = decide(inputs)
+    forced = policy != "full" and not (is_on and draw < share)
+    assert (decision.reason is MissReason.CONTROLLER) == forced
+    if forced:
+        assert decision.order == BlendOrder("full", 0.0)
+    elif decision.reason is None:
+        assert decision.order == inputs.wanted
+    else:
+        assert expected is not None and decision.order.policy in ("full", "prefix")
+
+
+@given(full_s=SECONDS, prefix_s=SECONDS, blend_s=SECONDS, draw=st.floats(TRIED, 1, exclude_max=True))
+def test_what_is_quicker_by_far_is_chosen_and_what_is_slower_never_is(
+    full_s: float, prefix_s: float, blend_s: float, draw: float
+) -> None:
+    inputs = BlendInputs(BlendOrder("reuse", 0.0), True, 1.0, draw, Expected(full_s, prefix_s, blend_s))
+    order = decide(inputs).order
+    taken_s = {"full": full_s, "prefix": prefix_s, "reuse": blend_s}[order.policy]
+    quickest = min(full_s, prefix_s, blend_s)
+    assert taken_s <= quickest / GAIN
+    assert order.policy == "reuse" or blend_s * 1.3 >= min(full_s, prefix_s)
+
+
+def test_the_way_that_is_not_chosen_is_tried_now_and_then_unless_it_is_far_slower() -> None:
+    near = Expected(1.0, 1.0, 1.2)
+    shares = {
+        expected: sum(
+            decide(BlendInputs(BlendOrder("reuse", 0.0), True, 1.0, at / 3200, expected)).reason is None
+            for at in range(3200)
+        )
+        for expected in (near, Expected(1.0, 1.0, 3.0))
+    }
+    assert list(shares.values()) == [100, 0]
 
 
 def test_a_policy_that_is_asked_for_by_name_comes_with_the_rule_that_is_in_force(inside: Inside) -> None:

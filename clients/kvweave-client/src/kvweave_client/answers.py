@@ -42,13 +42,19 @@ class ChunkReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How an answer came about. `dropped`: chunks that the model's window had no room for."""
+    """How an answer came about. `dropped`: chunks that the model's window had no room for.
+
+    `expected_ms` of each way (full, prefix, blend), where one was chosen for its time; `reason`: why no chunk was
+    blended, where a policy would have.
+    """
 
     policy: str
     ratio: float
     chunks: tuple[ChunkReport, ...]
     dropped: tuple[str, ...]
     timings_ms: dict[str, float]
+    expected_ms: dict[str, float] = {}
+    reason: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -1,0 +1,149 @@
+"""What a prompt is expected to take here, each way; learns from what prompts took. Decides nothing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from threading import Lock
+from time import perf_counter
+
+from blend.fuse.fuse import FuseReport
+from service.answers.blend_decision import GAIN, Expected
+from service.model.blob_source import BlobSource
+from service.model.prompt_builder import PromptTokens
+from service.model.speeds import ModelSpeeds, PromptSizes
+from store.errors import Miss, MissReason
+
+SHOWN = 1 / 8  # of the shorter one of reading and computing, which go on side by side, comes on top of the longer
+NEWS = 1 / 3  # how much the last prompt corrects
+FADED = 0.98  # what is left of a slowness whenever it kept blobs from being read, so that it is tried again some day
+FURTHEST = 4.0  # times that a prompt may take what was expected, for what is learned of it
+
+
+Opening = Future[BlobSource | Miss]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCost:
+    """What is expected of a prompt, corrected, and `plain`, without corrections, which are kept by `size` and `tier`.
+
+    `unused`: passages whose records come too late, or are too short, to save time.
+    """
+
+    expected: Expected
+    plain: Expected
+    unused: frozenset[int]
+    size: int
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredChunk:
+    """What one record of a prompt holds, and how much later than out of memory all of it comes."""
+
+    passage: int
+    tokens: int
+    late_s: float
+    tier: str
+
+
+class PromptCosts:
+    """The costs of one service's prompts. Safe for threads."""
+
+    def __init__(self, speeds: ModelSpeeds) -> None:
+        self._speeds = speeds
+        self._lock = Lock()
+        self._byte_s: dict[str, float] = {}  # of each tier, lately
+        self._open_s = 0.0  # until the last blob of a prompt was opened, lately
+        self._drifts: dict[tuple[str, int, str], float] = {}
+
+    def opened(self, prompt: PromptTokens, begin: Callable[[], Sequence[Opening]]) -> dict[int, BlobSource | Miss]:
+        """Opens the blobs of a prompt's passages and waits for them, while it can pay.
+
+        Those that come later go on being opened, and may be nearer the next time. Where not even the quickest blobs
+        pay, or none came in time lately, none is opened.
+        """
+        patience_s, since = self._patience_s(prompt), perf_counter()
+        opening = begin() if patience_s > 0 else ()
+        for last in opening[-1:]:
+            last.add_done_callback(self._learn_opening(since))
+        wait(opening, timeout=patience_s)
+        late = Miss(MissReason.SOONER)
+        return {at: each.result() if each.done() else late for at, each in enumerate(opening)}
+
+    def cost(self, prompt: PromptTokens, opened: Mapping[int, BlobSource | Miss]) -> PromptCost:
+        """The cost of a prompt with these records."""
+        speeds, tokens = self._speeds, prompt.tokens
+        every = [self._chunk(run.passage, opened.get(run.passage)) for run in prompt.runs if run.passage is not None]
+        chunks = [each for each in every if each]
+        choices = [
+            [each for each in chunks if speeds.pays(each.tokens, prompt=tokens, late_s=0.0)],
+            [each for each in chunks if speeds.pays(each.tokens, prompt=tokens, late_s=each.late_s)],
+        ]
+        used = min(choices, key=lambda chosen: self._blend_s(tokens, chosen))
+        exact = [each for each in every[:1] if each and prompt.runs[0].passage is not None]
+        seconds = {
+            "full": speeds.full_s(tokens),
+            "prefix": _together(speeds.prefix_s(_sizes(tokens, exact)), sum(each.late_s for each in exact)),
+            "blend": self._blend_s(tokens, used),
+        }
+        slowest = max(used, key=lambda each: each.late_s, default=None)
+        size, tier = tokens.bit_length(), slowest.tier if slowest and slowest.late_s else ""
+        with self._lock:
+            expected = {way: each * self._drifts.get((way, size, tier), 1.0) for way, each in seconds.items()}
+        unused = {each.passage for each in chunks} - {each.passage for each in used}
+        rounded = (round(each, 6) for each in expected.values())
+        return PromptCost(Expected(*rounded), Expected(*seconds.values()), frozenset(unused), size, tier)
+
+    def learn(self, cost: PromptCost, report: FuseReport, *, took_s: float, sources: Sequence[BlobSource]) -> None:
+        """Learns from a prompt that was computed in so many seconds, its own alone."""
+        policy = report.order.policy
+        taken = policy if policy in ("full", "prefix") else "blend"
+        expected_s = {"full": cost.plain.full_s, "prefix": cost.plain.prefix_s, "blend": cost.plain.blend_s}[taken]
+        found = min(FURTHEST, max(1 / FURTHEST, took_s / expected_s)) if expected_s else 1.0
+        with self._lock:
+            kept = (taken, cost.size, cost.tier)
+            drift = self._drifts.get(kept, 1.0)
+            self._drifts[kept] = drift + (found - drift) * NEWS
+            for tier in {each.tier for each in sources}:
+                read = [each for each in sources if each.tier == tier and each.read_s]
+                byte_s = sum(each.read_s for each in read) / max(1, sum(each.read for each in read))
+                before = self._byte_s.get(tier, byte_s)
+                self._byte_s[tier] = before + (byte_s - before) * NEWS if read else before * FADED
+
+    def _chunk(self, passage: int, opened: BlobSource | Miss | None) -> _StoredChunk | None:
+        if not isinstance(opened, BlobSource):
+            return None
+        with self._lock:
+            byte_s = self._byte_s.get(opened.tier, 0.0)
+        late_s = max(0.0, byte_s - self._speeds.byte_s) * opened.nbytes
+        return _StoredChunk(passage, opened.tokens + opened.tail.tokens, late_s, opened.tier)
+
+    def _blend_s(self, tokens: int, chunks: Sequence[_StoredChunk]) -> float:
+        return _together(self._speeds.blend_s(_sizes(tokens, chunks)), sum(each.late_s for each in chunks))
+
+    def _patience_s(self, prompt: PromptTokens) -> float:
+        """How long blobs may take to be opened: as long as all of them, out of memory, would gain."""
+        passages = [len(run.ids) for run in prompt.runs if run.passage is not None]
+        full_s = self._speeds.full_s(prompt.tokens)
+        sizes = PromptSizes(prompt.tokens, min(sum(passages), prompt.tokens), len(passages))
+        gained_s = GAIN * full_s - self._speeds.blend_s(sizes)
+        with self._lock:
+            if self._open_s <= gained_s:
+                return gained_s
+            self._open_s *= FADED
+        return 0.0
+
+    def _learn_opening(self, since: float) -> Callable[[object], None]:
+        def learn(_: object) -> None:
+            with self._lock:
+                self._open_s += (perf_counter() - since - self._open_s) * NEWS
+
+        return learn
+
+
+def _sizes(tokens: int, chunks: Sequence[_StoredChunk]) -> PromptSizes:
+    return PromptSizes(tokens, min(tokens, sum(each.tokens for each in chunks)), len(chunks))
+
+
+def _together(computing_s: float, reading_s: float) -> float:
+    return max(computing_s, reading_s) + min(computing_s, reading_s) * SHOWN

@@ -1,0 +1,188 @@
+"""Measures what prompts cost this machine: a second or two at the start, kept beside the operating point."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from blend.engine.engine import EngineRequest
+from blend.engine.sampling import Sampling
+from blend.errors import PromptError
+from blend.fuse.fuse import BlendOrder
+from blend.fuse.policy import SELECTIVE, policy_name
+from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
+from service.model.blob_source import BlobSource
+from service.model.served_model import Ids, ServedModel
+from service.model.speeds import ModelSpeeds, PromptSizes
+from service.model.timed import timed
+from store.blob import Terms
+from store.codec.decode import read_group
+from store.codec.encode import encode
+from store.key import CacheKey
+from store.reader import BlobReader, read
+
+SHORTEST, LONGEST = 64, 4096  # tokens of the prompts that are measured
+ENOUGH_S = 0.05  # a prompt that takes as long is the last, the second at the earliest: longer ones follow from them
+ROUNDS, ROUNDS_S = 4, 0.4  # of each, as long as they take no longer; the shortest counts: what disturbs only adds
+CHUNK, PARTS = 256, 8  # tokens of a long chunk at most, and so many short ones have as many together
+ASKED = 12  # tokens behind the chunks
+ONE = Sampling(max_tokens=1, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    ids: Ids
+    reader: BlobReader
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    sizes: PromptSizes
+    seconds: float
+
+
+def kept_speeds(model: ServedModel, file: Path, *, conditions: str) -> ModelSpeeds | None:
+    """The speeds that the file has of these conditions; else they are measured, and kept there.
+
+    None where window or memory are too short to tell.
+    """
+    try:
+        kept = json.loads(file.read_text("utf-8"))
+        if kept.pop("conditions") == conditions:
+            return ModelSpeeds(**{name: float(value) for name, value in kept.items()})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none is kept, or it is of another release
+        pass
+    found = measured(model)
+    if found is not None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({"conditions": conditions, **asdict(found)}, indent=2), "utf-8")
+        except OSError:  # a full disk: measured again next time
+            pass
+    return found
+
+
+def conditions(model: ServedModel) -> str:
+    """All that the speeds of a model depend on, as far as a process can tell."""
+    fingerprint, order = model.fingerprint, model.order
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else torch.backends.cpu.get_cpu_capability()
+    point = f"{order.policy} {order.ratio:g} {model.codec}"
+    return f"{fingerprint.digest} {point} {device} threads={torch.get_num_threads()} torch={torch.__version__}"
+
+
+def measured(model: ServedModel) -> ModelSpeeds | None:
+    """The speeds of the model at its operating point, with nothing else going on; None where there is no room to."""
+    if model.window < 2 * SHORTEST:
+        return None
+    ids = tuple((3 + 7 * place) % model.vocabulary for place in range(min(LONGEST, model.window // 2)))
+    plain = _plain(model, ids)
+    if not plain:
+        return None
+    longest = plain[-1].sizes.tokens
+    tokens = min(CHUNK, longest // 2)
+    long, short = _chunks(model, (ids[:tokens], ids[: max(1, tokens // PARTS)]))
+    half = longest // 2 // tokens
+    few, many = [long] * half, [short] * (half * tokens // len(short.ids))
+    cases = [(few * 2, 0), (few, 0), (many, 0), (few, longest // 2)]
+    prompts = [partial(_prompt, model, chunks, text=ids[: rows + ASKED]) for chunks, rows in cases]
+    return _solved(model, plain, blends=_fastest(model, prompts, order=model.order), chunk=long)
+
+
+def _plain(model: ServedModel, ids: Ids) -> list[_Timing]:
+    found: list[_Timing] = []
+    tokens = SHORTEST
+    while tokens <= len(ids) and not (len(found) > 1 and found[-1].seconds > ENOUGH_S):
+        text = Prompt((), (), ids[:tokens])
+        try:
+            found += _fastest(model, [lambda text=text: text], order=BlendOrder("full", 0.0))
+        except PromptError:  # more than all contexts together may take
+            break
+        tokens *= 2
+    return found
+
+
+def _chunks(model: ServedModel, every: Sequence[Ids]) -> list[_Chunk]:
+    """Records of these tokens, packed as all are."""
+    records = model.engine.capture((), every).result()
+    blobs = [
+        encode(record, CacheKey("speed", "chunk", "model", model.codec), terms=Terms(0, precomputed=False))
+        for record in records
+    ]
+    return [_Chunk(ids, read(blob)) for ids, blob in zip(every, blobs, strict=True)]
+
+
+def _prompt(model: ServedModel, chunks: Sequence[_Chunk], *, text: Ids) -> Prompt:
+    """A prompt of chunks that all stand elsewhere than where they were captured."""
+    behind = model.fingerprint.behind(())
+    segments = [ChunkSegment(each.ids, BlobSource(each.reader, behind)) for each in chunks]
+    return Prompt((), (TextSegment(text[:1]), *segments), text[1:])
+
+
+def _fastest(model: ServedModel, prompts: Sequence[Callable[[], Prompt]], *, order: BlendOrder) -> list[_Timing]:
+    """The shortest time of each prompt, asked in turns: what disturbs one of them disturbs the others."""
+    rounds, spent = list[list[_Timing]](), 0.0
+    while len(rounds) < ROUNDS and spent < ROUNDS_S * len(prompts):
+        rounds.append([_timing(model, prompt(), order=order) for prompt in prompts])
+        spent += sum(each.seconds for each in rounds[-1])
+    return [min(each, key=lambda timing: timing.seconds) for each in zip(*rounds, strict=True)]
+
+
+def _timing(model: ServedModel, asked: Prompt, *, order: BlendOrder) -> _Timing:
+    records = [each for each in asked.segments if isinstance(each, ChunkSegment)]
+    sizes = PromptSizes(len(asked.ids), sum(len(each.ids) for each in records), len(records))
+    return _Timing(sizes, timed(model.engine, EngineRequest(asked, ONE, order), since=time.perf_counter()).seconds)
+
+
+def _solved(model: ServedModel, plain: Sequence[_Timing], *, blends: Sequence[_Timing], chunk: _Chunk) -> ModelSpeeds:
+    prefill_s, row_s, pair_s = _curve([(each.sizes.tokens, each.seconds) for each in plain])
+    whole, half, short, read_again = blends
+    share = model.order.ratio if policy_name(model.order.policy) in SELECTIVE else 0.0
+
+    def rest(timing: _Timing) -> float:
+        """What is left of a time without the pairs that the shares of cached tokens are counted in."""
+        return timing.seconds - pair_s * share * timing.sizes.cached * timing.sizes.tokens
+
+    chunk_s = max(0.0, (rest(short) - rest(half)) / (short.sizes.chunks - half.sizes.chunks))
+    more = rest(whole) - rest(half) - chunk_s * (whole.sizes.chunks - half.sizes.chunks)
+    cached_s = max(0.0, more / (whole.sizes.cached - half.sizes.cached))
+    rows = read_again.sizes.tokens - half.sizes.tokens
+    fresh = max(1.0, (rest(read_again) - rest(half)) / (rows * (row_s + pair_s * read_again.sizes.tokens)))
+    records = chunk_s * half.sizes.chunks + cached_s * half.sizes.cached
+    asked = fresh * (half.sizes.tokens - half.sizes.cached) * (row_s + pair_s * half.sizes.tokens)
+    return ModelSpeeds(
+        *(prefill_s, row_s, pair_s),
+        fuse_s=max(0.0, rest(half) - records - asked),
+        chunk_s=chunk_s,
+        cached_s=cached_s,
+        fresh=fresh,
+        recomputed=share,
+        token_bytes=(len(chunk.reader.raw_head) + chunk.reader.head.body_bytes) / len(chunk.ids),
+        byte_s=_byte_s(chunk.reader),
+    )
+
+
+def _curve(points: Sequence[tuple[int, float]]) -> tuple[float, float, float]:
+    """A time that grows with the tokens and with their square, none of it negative, near the points in proportion."""
+    rows = np.array([[1.0, tokens, tokens**2] for tokens, _ in points]) / np.array([[each] for _, each in points])
+    found: list[tuple[float, list[float]]] = []
+    for powers in ([1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
+        if len(powers) > len(points):
+            continue
+        parts = np.zeros(3)
+        parts[powers] = np.linalg.lstsq(rows[:, powers], np.ones(len(points)))[0]
+        if (parts >= 0).all():
+            found.append((float(np.square(rows @ parts - 1).sum()), parts.tolist()))
+    prefill_s, row_s, pair_s = min(found)[1]
+    return prefill_s, row_s, pair_s
+
+
+def _byte_s(reader: BlobReader) -> float:
+    start = time.perf_counter()
+    for group in range(len(reader.head.groups)):
+        read_group(reader, group)
+    return (time.perf_counter() - start) / reader.head.body_bytes

@@ -1,0 +1,189 @@
+"""Measures whether what the service chooses is ever slower than reading: `python -m tests.bench.never_slower`.
+
+A service with the built-in model, or with random weights of `--shape 24x256`, has chunks of several lengths in a store
+that is as slow as `--speeds` say, in MB a second; its LMDB is warm. Prompts of `--cells TOKENS/CHUNKS,...` are asked
+in turns: read whole, blended, and as the service chooses, `ROUNDS` times each after some that only teach it. A row
+holds medians in milliseconds, what was chosen, and `ok`: at most 1.05 of reading and 2 ms, and blended where that wins
+by more than 1.3. The last line counts the rows that are not.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import Generator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
+
+from blend.engine.sampling import Sampling
+from blend.fuse.fuse import BlendOrder
+from retriever.documents import chunk_id
+from service.access.principal import DEFAULT_TENANT, OPEN
+from service.answers.answer_request import AnswerRequest, Turn
+from service.answers.events import Finished
+from service.app import composition
+from service.app.core import Core
+from service.precompute.corpus_listing import files
+from service.precompute.precompute import Precompute
+from service.precompute.workspace import open_workspace
+from service.reports import Report
+from service.settings import Settings
+from store.blob_store import BlobStore
+from store.errors import Miss
+from store.key import CacheKey
+from store.reader import BlobReader
+from tests.bench.models import random_model
+
+TAUGHT, ROUNDS = 3, 9
+CELLS = "50/1,100/2,200/1,200/5,500/2,500/12,1000/4,1000/25,2000/8,2000/50,4000/16,4000/100"
+SPEEDS = "1,10,100,1000,10000"
+MB = 1e6
+WAYS = ("full", "blend", "chosen")
+TURNS = [*itertools.permutations(WAYS)]  # none always comes behind the same other
+
+
+class Link:
+    """A link of so many bytes a second, which all that is read shares."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s = 1e12
+        self._lock = Lock()
+
+    def carry(self, nbytes: int) -> None:
+        with self._lock:
+            time.sleep(nbytes / self.bytes_per_s)
+
+
+def slow(store: BlobStore, link: Link) -> BlobStore:
+    """The store behind the link; each speed is a tier of its own, as one store has one speed."""
+    opened = store.open
+
+    def open_slowly(key: CacheKey) -> BlobReader | Miss:
+        found = opened(key)
+        if isinstance(found, Miss):
+            return found
+        link.carry(len(found.raw_head))
+
+        @contextmanager
+        def fetch(number: int) -> Generator[Any]:
+            with found.frame(number) as data:
+                link.carry(len(data))
+                yield data
+
+        return BlobReader(found.head, found.raw_head, fetch=fetch, source=f"link {link.bytes_per_s / MB:g}")
+
+    store.open = open_slowly  # pyright: ignore[reportAttributeAccessIssue]
+    return store
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    tokens: int
+    chunks: int
+
+
+def made_up(core: Core, tokens: int, *, number: int) -> str:
+    """A text of about so many tokens that no other begins like."""
+    rng, words = random.Random(f"{tokens}/{number}"), list[str]()
+    pool = ["the", "river", "tower", "keeper", "stone", "of", "a", "garden", "and", "bridge", "north", "lamp", "old"]
+    counted = core.model.prompt_builder.tokenizer.encode_text
+    while len(counted(" ".join(words))) < tokens:
+        words += rng.choices(pool, k=max(1, (tokens - len(counted(" ".join(words)))) // 2))
+    return " ".join(words)
+
+
+async def first_token(core: Core, chunk_ids: Sequence[str], order: BlendOrder | None) -> tuple[float, Report]:
+    ask = AnswerRequest(
+        OPEN,
+        (Turn("user", "Which of them is the oldest?"),),
+        chunk_ids=tuple(chunk_ids),
+        order=order,
+        sampling=Sampling(max_tokens=1, ignore_eos=True),
+        asks=True,
+    )
+    async with aclosing(core.pipeline.answer(ask)) as events:
+        async for event in events:
+            if isinstance(event, Finished):
+                return event.report.timings_ms["first_token"], event.report
+    raise AssertionError("no end")
+
+
+async def row(core: Core, cell: Cell, chunk_ids: Sequence[str]) -> dict[str, Any]:
+    orders = {"full": BlendOrder("full", 0.0), "blend": core.order, "chosen": None}
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    chosen: list[str] = []
+    for number in range(TAUGHT + ROUNDS):
+        for way in TURNS[number % len(TURNS)]:
+            ms, report = await first_token(core, chunk_ids, orders[way])
+            if number >= TAUGHT:
+                found[way].append(ms)
+                chosen += [report.policy.partition("/")[0]] if way == "chosen" else []
+    ms = {way: round(median(each), 1) for way, each in found.items()}
+    missed = ms["full"] / ms["blend"] > 1.3 and ms["chosen"] > ms["full"] / 1.15
+    is_ok = ms["chosen"] <= 1.05 * ms["full"] + 2 and not missed
+    counts = {name: chosen.count(name) for name in sorted(set(chosen))}
+    return {"tokens": cell.tokens, "chunks": cell.chunks, **ms, "chose": counts, "ok": is_ok}
+
+
+@contextmanager
+def serving(settings: Settings, link: Link) -> Generator[Core]:
+    whole = composition.compose_store
+    composition.compose_store = lambda each: slow(whole(each), link)
+    core = composition.compose_core(settings)
+    try:
+        core.wait()
+        assert not core.failed.is_set(), core.not_ready()
+        yield core
+    finally:
+        core.close()
+        composition.compose_store = whole
+
+
+def measure(folder: Path, cells: Sequence[Cell], *, speeds: Sequence[float], model: str, threads: int) -> None:
+    settings = Settings(data=folder / "data", store=f"lmdb://{folder}/store", model=model, auth=False, threads=threads)
+    link = Link()
+    with serving(settings, link) as core:
+        cells = [cell for cell in cells if cell.tokens + 100 < core.window]
+        texts = {
+            cell: [made_up(core, cell.tokens // cell.chunks, number=at) for at in range(cell.chunks)] for cell in cells
+        }
+    for at, text in enumerate({text for each in texts.values() for text in each}):
+        (folder / f"{at}.txt").write_text(text, "utf-8")
+    with open_workspace(settings, DEFAULT_TENANT, chunk_tokens=4096) as target:
+        Precompute(target).run(files([str(folder / "*.txt")]), on_progress=lambda _: None)
+    bad = 0
+    with serving(settings, link) as core, asyncio.Runner() as runner:
+        print(json.dumps({"model": model, "policy": core.order.policy, "speeds": str(core.model.speeds)}), flush=True)
+        for speed in speeds:
+            link.bytes_per_s = speed * MB
+            for cell in cells:
+                ids = [chunk_id(text) for text in texts[cell]]
+                found = runner.run(row(core, cell, ids))
+                bad += not found["ok"]
+                print(json.dumps({"MB/s": speed, **found}), flush=True)
+    print(json.dumps({"rows": len(cells) * len(speeds), "not ok": bad}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cells", default=CELLS)
+    parser.add_argument("--speeds", default=SPEEDS)
+    parser.add_argument("--shape", default="")
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    cells = [Cell(*map(int, each.split("/"))) for each in given.cells.split(",")]
+    with TemporaryDirectory() as folder:
+        model = random_model(given.shape, Path(folder) / "model") if given.shape else "builtin"
+        speeds = [float(each) for each in given.speeds.split(",")]
+        measure(Path(folder), cells, speeds=speeds, model=model, threads=given.threads)
+
+
+if __name__ == "__main__":
+    main()

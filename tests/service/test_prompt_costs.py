@@ -1,0 +1,202 @@
+"""What prompts are expected to take: measured once, corrected by what they took."""
+
+import json
+import logging
+import random
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from blend.fuse.fuse import BlendOrder, FuseReport
+from service.answers.blend_decision import BlendInputs, decide
+from service.answers.prompt_costs import Opening, PromptCosts
+from service.app.operating_point import point_file
+from service.demo import QUESTIONS
+from service.model.blob_source import BlobSource
+from service.model.kept_speeds import _curve, conditions, kept_speeds
+from service.model.prompt_builder import PromptTokens, TokenRun
+from service.model.served_model import ServedModel
+from service.model.speeds import ModelSpeeds, PromptSizes
+from service.telemetry.logs import FIELDS
+from store.errors import Miss, MissReason
+from store.record import Tail
+from tests.service.demo_served import DOCUMENTS
+from tests.service.serving import Inside, ask, in_process, put_in, settings_in
+
+SPEEDS = ModelSpeeds(
+    prefill_s=0.01,
+    row_s=0.001,
+    pair_s=0.0,
+    fuse_s=0.02,
+    chunk_s=0.002,
+    cached_s=0.0001,
+    fresh=2.0,
+    recomputed=0.05,
+    token_bytes=1000.0,
+    byte_s=1e-8,
+)
+READS = replace(SPEEDS, fuse_s=1000.0)  # where blending takes a quarter of an hour
+
+
+class FakeSource(BlobSource):
+    """A record of so many tokens, out of a tier that reads as slowly as this."""
+
+    def __init__(self, tokens: int, *, tier: str = "lmdb", read_s: float = 0.0) -> None:
+        self.tokens, self.tail, self.tier = tokens, Tail(), tier
+        self.nbytes = self.read = 1000 * tokens
+        self.read_s = read_s
+
+
+def prompt_of(*lengths: int) -> PromptTokens:
+    runs = [run for at, each in enumerate(lengths) for run in (TokenRun((0,)), TokenRun((1,) * each, at))]
+    return PromptTokens((2,) * 4, tuple(runs[1:]), (3,) * 8)
+
+
+def report_of(policy: str) -> FuseReport:
+    return FuseReport(BlendOrder(policy, 0.0), 0, 0, 0, ((),), (), 0, {})
+
+
+def done(source: BlobSource | Miss) -> Opening:
+    future: Opening = Future()
+    future.set_result(source)
+    return future
+
+
+def chosen(costs: PromptCosts, prompt: PromptTokens, opened: Mapping[int, BlobSource | Miss]) -> str:
+    expected = costs.cost(prompt, opened).expected
+    return decide(BlendInputs(BlendOrder("reuse", 0.0), True, 1.0, 0.99, expected)).order.policy
+
+
+def test_long_prompts_of_long_chunks_blend_and_short_ones_are_read() -> None:
+    costs = PromptCosts(SPEEDS)
+    for lengths, policy in [((500, 500), "reuse"), ((5, 5), "full"), ((10,) * 5, "full")]:
+        assert chosen(costs, prompt_of(*lengths), {at: FakeSource(each) for at, each in enumerate(lengths)}) == policy
+
+
+def test_one_long_chunk_at_the_beginning_is_an_exact_prefix() -> None:
+    costs = PromptCosts(replace(SPEEDS, fuse_s=0.5))
+    opened = {0: FakeSource(500), 1: Miss(MissReason.ABSENT), 2: Miss(MissReason.ABSENT)}
+    assert chosen(costs, prompt_of(500, 40, 40), opened) == "prefix"
+
+
+def test_a_chunk_that_is_too_short_or_comes_too_late_is_read_as_text() -> None:
+    costs = PromptCosts(SPEEDS)
+    short = costs.cost(prompt_of(500, 500, 1), {at: FakeSource(each) for at, each in enumerate((500, 500, 1))})
+    assert short.unused == {2}
+    slow = FakeSource(500, tier="s3", read_s=60.0)
+    costs.learn(short, report_of("reuse"), took_s=short.plain.blend_s, sources=[slow])
+    late = costs.cost(prompt_of(500, 500, 500), {0: FakeSource(500), 1: FakeSource(500), 2: slow})
+    assert late.unused == {2}
+
+
+def test_a_tier_that_reads_again_is_found_out_without_being_asked_each_time() -> None:
+    costs = PromptCosts(SPEEDS)
+    prompt, opened = prompt_of(500, 500), {0: FakeSource(500, tier="s3"), 1: FakeSource(500, tier="s3")}
+    cost = costs.cost(prompt, opened)
+    hung = FakeSource(500, tier="s3", read_s=20.0)
+    costs.learn(cost, report_of("reuse"), took_s=20.0, sources=[hung])
+    reads = 0
+    while chosen(costs, prompt, opened) == "full":
+        reads += 1
+        costs.learn(costs.cost(prompt, opened), report_of("full"), took_s=1.03, sources=[*opened.values()])
+        assert reads < 1000
+    assert reads > 10
+
+
+@pytest.mark.parametrize("factor", [0.4, 0.6, 1.7, 3.0])
+def test_expectations_that_are_off_by_more_than_a_third_correct_themselves(factor: float) -> None:
+    costs, prompt = PromptCosts(SPEEDS), prompt_of(300, 300)
+    opened = {0: FakeSource(300), 1: FakeSource(300)}
+    took_s = factor * costs.cost(prompt, opened).plain.blend_s
+    for _ in range(8):
+        costs.learn(costs.cost(prompt, opened), report_of("reuse"), took_s=took_s, sources=[])
+    found = costs.cost(prompt, opened)
+    assert found.expected.blend_s == pytest.approx(took_s, rel=1 / 8)
+    assert found.expected.full_s == found.plain.full_s
+
+
+def test_blobs_that_do_not_come_are_waited_for_once_and_given_up_for_long_afterwards() -> None:
+    costs, prompt = PromptCosts(SPEEDS), prompt_of(100, 100)
+    stuck: list[Opening] = [done(FakeSource(100)), Future()]
+    assert costs.opened(prompt, lambda: stuck)[1] == Miss(MissReason.SOONER)
+    stuck[1].set_result(FakeSource(100))  # long after
+    costs._open_s = 30.0
+    begun = 0
+
+    def begin() -> list[Opening]:
+        nonlocal begun
+        begun += 1
+        return [done(FakeSource(100)), done(FakeSource(100))]
+
+    assert [costs.opened(prompt, begin) for _ in range(100)] == [{}] * 100 and not begun
+    while not begun:
+        found = costs.opened(prompt, begin)
+    assert len(found) == 2
+
+
+def test_blobs_are_not_opened_for_a_prompt_that_not_even_the_quickest_can_help() -> None:
+    assert PromptCosts(SPEEDS).opened(prompt_of(5, 5), lambda: pytest.fail("opened")) == {}
+
+
+@pytest.mark.parametrize("parts", [(0.01, 1e-4, 1e-8), (0.0, 2e-3, 0.0), (0.5, 1e-5, 0.0), (0.0, 0.0, 1e-7)])
+def test_a_curve_is_found_again_out_of_its_points(parts: tuple[float, float, float]) -> None:
+    rng = random.Random(3)
+    points = [(n, (parts[0] + parts[1] * n + parts[2] * n * n)) for n in (64, 128, 256, 512, 1024)]
+    for n, seconds in points:
+        a, b, c = _curve([(m, s * rng.uniform(0.97, 1.03)) for m, s in points])
+        assert min(a, b, c) >= 0 and a + b * n + c * n * n == pytest.approx(seconds, rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    """A service that takes what is sooner, where blending never is."""
+    settings = settings_in(tmp_path_factory.mktemp("sooner"), reuse="sooner")
+    with in_process(settings) as served:
+        pipeline = served.core.pipeline
+        pipeline._costs = PromptCosts(READS)
+        with served.client() as client:
+            put_in(client, DOCUMENTS)
+        yield served
+
+
+def test_an_answer_says_that_it_was_read_what_was_expected_and_the_log_why(
+    inside: Inside, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with inside.client() as client:
+        read = ask(client, QUESTIONS[0])
+        full = ask(client, QUESTIONS[0], blend={"policy": "full"})
+    report = read["report"]
+    assert (read["answer"], report["policy"], report["reason"]) == (full["answer"], "full", "read: sooner here")
+    assert {chunk["miss_reason"] for chunk in report["chunks"]} == {"read: sooner here"}
+    assert report["expected_ms"]["blend"] > report["expected_ms"]["full"] > 0
+    assert (full["report"]["reason"], full["report"]["expected_ms"]) == (None, {})
+    told = [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
+    assert [decide(BlendInputs.parse(text)).reason for text in told] == [MissReason.SOONER, None]
+
+
+def test_a_request_that_names_its_policy_gets_it(inside: Inside) -> None:
+    with inside.client() as client:
+        report = ask(client, QUESTIONS[0], blend={"policy": "reuse"})["report"]
+    assert report["policy"] == "reuse" and {chunk["miss_reason"] for chunk in report["chunks"]} == {None}
+
+
+def test_speeds_are_measured_once_and_again_where_anything_is_different(inside: Inside, tmp_path: Path) -> None:
+    model = inside.core.model
+    kept = point_file(inside.core.settings, model.fingerprint.weights).with_suffix(".speeds.json")
+    assert model.speeds is not None and json.loads(kept.read_text()).pop("conditions") == conditions(model)
+    assert min(asdict(model.speeds).values()) >= 0 and model.speeds.full_s(1000) > model.speeds.full_s(100)
+    sizes = PromptSizes(1000, 900, 4)
+    assert model.speeds.blend_s(replace(sizes, chunks=90)) >= model.speeds.blend_s(sizes)
+    file = tmp_path / "model.speeds.json"
+    for text in ("", "{", "[]", '{"conditions": "other"}', json.dumps({"conditions": "mine", "row_s": 1})):
+        file.write_text(text)
+        found = _kept(model, file)
+        assert found is not None and _kept(model, file) == found
+
+
+def _kept(model: ServedModel, file: Path) -> ModelSpeeds | None:
+    return kept_speeds(model, file, conditions="mine")
