@@ -12,6 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
+from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,7 +20,6 @@ from service.access.principal import OPEN, Principal, Role
 from service.api.core_of import core_of
 from service.api.problems import Renderers, failure_of
 from service.errors import Forbidden, TooLarge, Unauthorized, WrongMedia
-from service.lower_priority import COMPUTES, lower_priority
 from service.telemetry.logs import note
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key, as `kvweave keys create` made it")
@@ -27,10 +27,9 @@ SMALL = 1 << 16  # bytes of a body that are parsed at once, and not in a thread
 MOST_LISTS = 100_000  # lists and objects: they take the interpreter a tenth of a second, in which nothing else runs
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
-_READER = ThreadPoolExecutor(1, "kvweave-body", lower_priority, (COMPUTES,))
+_READER = ThreadPoolExecutor(1, "kvweave-body")  # it holds the interpreter: others must not go before it
 _NO_KEY = "send a key in the header `Authorization: Bearer <key>`"
 _UNKNOWN_KEY = "the key is not known, or it was revoked: `kvweave keys create` makes one"
-_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _JSON = ("application/json",)
 
@@ -139,7 +138,7 @@ class Parsed(Request):
 
 
 async def one_by_one(read: Callable[[bytes], T], body: bytes) -> T:
-    """What is read of a large body. Several steps each take the interpreter for some 30 ms: there is one at a time."""
+    """What is read of a large body. Steps take the interpreter for many milliseconds: there is one at a time."""
     return await asyncio.get_running_loop().run_in_executor(_READER, read, body)
 
 
@@ -151,9 +150,16 @@ def parse(text: bytes, *, field: str = "body") -> object:
             "taken: send less at once, or send files"
         )
     try:
+        return cast(object, from_json(text, allow_inf_nan=False, cache_strings="keys"))
+    except ValueError:  # or what it is too strict for
+        return _read_closely(text, field)
+
+
+def _read_closely(text: bytes, field: str) -> object:
+    """What a text says that the quick reader refused, or the reason. It holds the interpreter twice as long."""
+    try:
         found = cast(object, json.loads(text, parse_constant=_refuse))
-        if _HALF.search(text):
-            json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise _not_json("a text has half a character, which no UTF-8 can say: take it out", field) from None
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Turns on the event loop: where many requests come at once, few begin in each of its rounds. Knows no request.
+"""Turns on the event loop: where many requests come at once, one begins in each of its rounds. Knows no request.
 
 All that a round has to do is done before the loop looks at anybody else. Where hundreds began in one, a probe would
 wait behind all of them several times: until its connection is there, until it is read, and until it is answered.
@@ -7,8 +7,6 @@ wait behind all of them several times: until its connection is there, until it i
 import asyncio
 from collections import deque
 from weakref import WeakKeyDictionary
-
-BEGIN = 2  # requests in each round: a few milliseconds
 
 _Queue = deque[asyncio.Future[None]]
 
@@ -35,15 +33,12 @@ class Turns:
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         queues = self._queues[loop]
-        for _ in range(BEGIN):
-            if not queues:
-                return
-            caller = next(iter(queues))
-            queue = queues.pop(caller)
-            turn = queue.popleft()
-            if queue:
-                queues[caller] = queue  # behind the others
-            if not turn.done():
-                turn.set_result(None)
+        caller = next(iter(queues))
+        queue = queues.pop(caller)
+        turn = queue.popleft()
+        if queue:
+            queues[caller] = queue  # behind the others
+        if not turn.done():
+            turn.set_result(None)
         if queues:
             loop.call_soon(self._begin, loop)

@@ -4,6 +4,7 @@ import json
 from urllib.parse import quote
 
 import pytest
+from fastapi.exceptions import RequestValidationError
 from fastapi.testclient import TestClient
 
 from retriever.documents import chunk_id
@@ -77,6 +78,32 @@ def test_what_is_no_json_is_refused(text: str, operator: TestClient) -> None:
         assert answer.status_code == 422, answer.text
     where = quote(text, safe="", errors="surrogateescape")
     assert operator.get(f"/v1/documents?filter={where}").status_code == 422
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"a": "\ud83d\ude00 \u00e9 \/ \u0000", "a": [1.0, -0, 1e400, 123456789012345678901, 0.1]}',
+        "\ufeff[1]",
+        "[" * 400 + "]" * 400,
+        "[NaN]",
+        r'["\ud800"]',
+        "[1,]",
+        "[01]",
+        "",
+    ],
+    ids=ascii,
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_json_means_what_python_reads_in_it(text: str, encoding: str) -> None:
+    try:
+        wanted: object = json.loads(text.encode(encoding), parse_constant=int)
+        json.dumps(wanted, ensure_ascii=False).encode()
+    except ValueError:
+        with pytest.raises(RequestValidationError):
+            parse(text.encode(encoding))
+    else:
+        assert repr(parse(text.encode(encoding))) == repr(wanted)
 
 
 def test_json_of_very_many_lists_is_refused_before_it_is_read() -> None:
