@@ -140,10 +140,10 @@ def codes_per_byte(bits: int) -> int:
 
 
 def widen(array: Array, dtype: Dtype) -> NDArray[np.float32]:
-    """Brings plain storage to float32, exactly."""
+    """Brings plain storage to float32, exactly; what is that already is the array itself."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return array.astype(np.float32)
+    return array.astype(np.float32, copy=False)
 
 
 def largest(dtype: Dtype) -> float:

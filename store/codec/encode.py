@@ -3,12 +3,13 @@
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import zstandard
 
 from store.blob import FORMAT, Blob, Frame, Head, StoredShape, Terms, digest, write_head
-from store.codec.frame import MAX_FRAME_BYTES, LayerForm, cut_evenly, write_layer
+from store.codec.frame import MAX_FRAME_BYTES, LayerForm, cut_evenly, write_layers
 from store.codec.spec import Spec
 from store.errors import RecordError
 from store.key import CacheKey
@@ -73,10 +74,10 @@ def _cut(layers: range, tokens: int, *, size: int, forms: Sequence[LayerForm | N
 
 def _write_tile(record: Record, tile: Tile, *, forms: Sequence[LayerForm | None]) -> Iterator[bytes]:
     rows = slice(tile.start, tile.start + tile.tokens)
-    for index in tile.layers:
-        layer, form = record.layers[index], forms[index]
-        if layer is not None and form is not None:
-            yield from write_layer(LayerKV(layer.keys[:, rows], layer.values[:, rows]), form)
+    for form, found in groupby(tile.layers, key=forms.__getitem__):
+        layers = [layer for layer in map(record.layers.__getitem__, found) if layer is not None]
+        if form is not None:
+            yield from write_layers([LayerKV(each.keys[:, rows], each.values[:, rows]) for each in layers], form)
 
 
 def _refuse_oversized(forms: Sequence[LayerForm | None], tile: Tile) -> None:

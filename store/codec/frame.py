@@ -8,14 +8,15 @@ for S spans, of values (H, T). A channel's middle is a small number in most mode
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from store.blob import StoredShape
-from store.codec.quantize import KEYS, VALUES, centers, quantize, step_sizes
+from store.codec.quantize import KEYS, VALUES, Quantized, centers, quantize, step_sizes
 from store.codec.spec import KVBits
 from store.record import STORAGE, Array, Dtype, LayerKV, PackedLayer, PackedTensor, PackedTile, codes_per_byte, widen
 
@@ -78,20 +79,31 @@ def cut_evenly(tokens: int, pieces: int) -> list[range]:
     return [range(start, min(start + step, tokens)) for start in range(0, tokens, step)]
 
 
-def write_layer(layer: LayerKV, form: LayerForm) -> Iterator[bytes]:
-    """The pieces of a layer's keys and values, of the tokens that one frame holds."""
+def write_layers(layers: Sequence[LayerKV], form: LayerForm) -> Iterator[bytes]:
+    """The pieces of neighbours of one form, layer by layer, of the tokens that one frame holds."""
     if form.bits is None:
-        yield from _write_lossless(layer.keys)
-        yield from _write_lossless(layer.values)
+        for layer in layers:
+            yield from _write_lossless(layer.keys)
+            yield from _write_lossless(layer.values)
         return
-    yield from _write_quantized(layer.keys, form.bits.keys, dtype=form.dtype, axis=KEYS)
-    yield from _write_quantized(layer.values, form.bits.values, dtype=form.dtype, axis=VALUES)
+    keys = _write_quantized([layer.keys for layer in layers], form.bits.keys, dtype=form.dtype, axis=KEYS)
+    values = _write_quantized([layer.values for layer in layers], form.bits.values, dtype=form.dtype, axis=VALUES)
+    for pieces in zip(keys, values, strict=True):
+        yield from chain(*pieces)
 
 
-def _write_quantized(array: Array, bits: int, *, dtype: Dtype, axis: int) -> Iterator[bytes]:
+def _write_quantized(arrays: Sequence[Array], bits: int, *, dtype: Dtype, axis: int) -> Iterator[Iterator[bytes]]:
+    """The pieces of each array. What is quantized together takes few calls: no channel or token knows of another."""
+    heads, tokens, _ = arrays[0].shape
     spans = [
-        quantize(widen(array[:, span.start : span.stop], dtype), bits, axis=axis) for span in spans_of(array.shape[1])
+        quantize(widen(np.concatenate([each[:, span.start : span.stop] for each in arrays]), dtype), bits, axis=axis)
+        for span in spans_of(tokens)
     ]
+    for first in range(0, heads * len(arrays), heads):
+        yield _pieces([span.of_heads(first, first + heads) for span in spans], axis=axis)
+
+
+def _pieces(spans: Sequence[Quantized], *, axis: int) -> Iterator[bytes]:
     yield from _planes(np.concatenate([span.places for span in spans], axis=axis - KEYS))
     middles = [span.middles for span in spans if span.middles is not None]
     if middles:

@@ -69,6 +69,11 @@ class Quantized:
     places: Places
     middles: Middles | None
 
+    def of_heads(self, first: int, end: int) -> "Quantized":
+        """The same of these heads alone."""
+        heads = slice(first, end)
+        return Quantized(self.codes[heads], self.places[heads], None if self.middles is None else self.middles[heads])
+
 
 def step_sizes(places: NDArray[np.uint16 | np.uint32 | np.int64]) -> Scales:
     """The step sizes at these places, every one exact in bfloat16."""
@@ -85,7 +90,8 @@ def centers(middles: Middles, steps: Scales, *, bits: int) -> Scales:
 def quantize(x: Floats, bits: int, *, axis: int) -> Quantized:
     """Codes and steps of x (H, T, D). `axis` shares a step: KEYS a channel's tokens, VALUES a token's channels."""
     if axis == VALUES:
-        loudest = np.abs(x).max(axis=axis, keepdims=True)
+        turned = np.ascontiguousarray(np.abs(x).transpose(0, 2, 1))  # numpy is slow along the last axis
+        loudest = turned.max(axis=1)[:, :, None]
         places = _places_of(loudest * np.float32(2.0 ** (1 - bits)), loudest)
         middles, edges = None, step_sizes(places) * np.float64(-(2 ** (bits - 1)))
     else:
