@@ -1,16 +1,17 @@
-"""A result as one HTML page that needs nothing beside itself. Knows no models, and measures and decides nothing."""
+"""What of a result stands where on a page. Knows no models, and measures and decides nothing."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from jinja2 import Environment
 
 from service.quality.grid import GridResult, ResultRow, different
+from service.quality.report_page import Picture, PictureDot, ReportPage, TableCell, rendered
 
-TEMPLATE = Path(__file__).with_name("page.html")
 ABSENT = "–"
+LEGEND = """Small print under a number: where it lies with 95 % confidence. Loss: how much less is right than with full
+prefill or, where no answers are known, how often the answer is another; the verdict says whether that is more than
+noise. KL is from full prefill, in nats per answer token; codec KL and codec top-1 are from the same policy on lossless
+records. Top-1: how often both prefer the same token. Times are medians, all else are means."""
 WORDS = {"noise": "within noise"}  # other verdicts are words already
 
 
@@ -60,44 +61,56 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """A row in the picture, at shares of its width and height."""
-
-    row: ResultRow
-    x: float
-    y: float
+WORD_COLUMNS = ("Suite", "Policy", "Codec", "Verdict")
 
 
 def page(result: GridResult, *, title: str, facts: dict[str, str]) -> str:
     """The whole page: facts, a picture, and every row but those that compute the same as one before."""
     rows = different(result.rows)
-    quality = EXACT_MATCH if any(row.exact_match is not None for row in rows) else AGREEMENT
-    slowest = max((row.ttft_ms for row in rows if math.isfinite(row.ttft_ms)), default=math.nan)
-    policies = list(dict.fromkeys(row.policy for row in rows))
-    template = Environment(autoescape=True).from_string(TEMPLATE.read_text("utf-8"))
-    return template.render(
-        title=title,
-        facts=facts,
-        result=result,
-        rows=rows,
-        columns=COLUMNS,
-        words=WORDS,
-        quality=quality.head,
-        slowest=_number(slowest, ",.0f"),
-        dots=_dots([row for row in rows if not row.suite], quality, slowest=slowest),
-        hues={policy: 360 * at // len(policies) for at, policy in enumerate(policies)},
+    return rendered(
+        ReportPage(
+            title=title,
+            facts=facts,
+            picture=_picture(rows),
+            heading="All points",
+            lead=f"{result.cases:,} questions at each point. "
+            f"{result.dropped:,} passages did not fit the model’s window.",
+            head=(
+                *(TableCell(each, style="word") for each in WORD_COLUMNS),
+                *(TableCell(each.head) for each in COLUMNS),
+            ),
+            rows=[_cells(row) for row in rows],
+            legend=LEGEND,
+        )
     )
 
 
-def _dots(rows: Sequence[ResultRow], quality: Column, *, slowest: float) -> list[Dot]:
+def _picture(rows: Sequence[ResultRow]) -> Picture:
     """Quality over time; a row that lacks one of them has no place."""
-    heights = ((row, quality.get(row)) for row in rows)
-    return [
-        Dot(row, row.ttft_ms / slowest, 1 - height)
-        for row, height in heights
-        if height is not None and math.isfinite(height) and math.isfinite(row.ttft_ms)
-    ]
+    quality = EXACT_MATCH if any(row.exact_match is not None for row in rows) else AGREEMENT
+    slowest = max((row.ttft_ms for row in rows if math.isfinite(row.ttft_ms)), default=math.nan)
+    heights = ((row, quality.get(row)) for row in rows if not row.suite and math.isfinite(row.ttft_ms))
+    return Picture(
+        caption=f"{quality.head} and time to first token: better is higher, sooner is further left",
+        ends=("1", "0", "0", f"{_number(slowest, ',.0f')} ms"),
+        series=tuple(dict.fromkeys(row.policy for row in rows)),
+        dots=tuple(
+            PictureDot(row.policy, row.ttft_ms / slowest, 1 - height, _told(row))
+            for row, height in heights
+            if height is not None and math.isfinite(height)
+        ),
+    )
+
+
+def _told(row: ResultRow) -> str:
+    numbers = (f"{each.head}: {each.number(row)}" for each in COLUMNS)
+    return "\n".join([f"{row.policy}, {row.codec}", *numbers])
+
+
+def _cells(row: ResultRow) -> list[TableCell]:
+    verdict = TableCell(WORDS.get(row.verdict, row.verdict), style=f"word {row.verdict}")
+    words = (TableCell(each, style="word") for each in (row.suite or "all", row.policy, row.codec))
+    return [*words, verdict, *(TableCell(each.number(row), each.span(row)) for each in COLUMNS)]
 
 
 def _number(value: float | None, form: str) -> str:
