@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Column
 
 from service.commands.console import console, many, plain_table, status, tell
-from service.commands.options import AsJson, codecs, listed, policies, settings_with
+from service.commands.options import AsJson, check_folders, codecs, listed, policies, settings_with
 from service.commands.shown_progress import tell_skipped
 from service.quality import MULTIHOP
 
@@ -143,7 +143,7 @@ def evaluate(
     from service.quality.grid import grid, run
     from service.quality.policy_choice import check_evidence, choose
 
-    _check_folders(html, save_to)
+    check_folders(html, save_to)
     points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
     drawn = _Drawn(seed, n, difficulty, forms, passages, tokens)
     settings = settings_with(model)
@@ -219,15 +219,6 @@ def _report(
         typer.echo(json.dumps({**facts, **asdict(result), "choice": asdict(choice)}, indent=2, allow_nan=False))
     else:
         _show(result, choice)
-
-
-def _check_folders(*files: Path | None) -> None:
-    """Raises Invalid for a file whose folder is not there, before anything is measured for a long time."""
-    from service.errors import Invalid
-
-    for file in files:
-        if file and not file.absolute().parent.is_dir():
-            raise Invalid(f"{file} cannot be written: there is no folder {file.parent}: make it, or name another")
 
 
 def _save(choice: "PolicyChoice", file: Path, *, settings: "Settings", weights: str) -> None:

@@ -1,5 +1,6 @@
 """Options that several commands take, what becomes of them, and what shells complete their values to."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,15 @@ def settings_with(model: str) -> "Settings":
 def listed(text: str) -> list[str]:
     """What stands between commas."""
     return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def check_folders(*files: Path | None) -> None:
+    """Raises Invalid for a file whose folder is not there, before anything is measured for a long time."""
+    from service.errors import Invalid
+
+    for file in files:
+        if file and not file.absolute().parent.is_dir():
+            raise Invalid(f"{file} cannot be written: there is no folder {file.parent}: make it, or name another")
 
 
 def a_policy() -> list[str]:

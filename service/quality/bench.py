@@ -145,7 +145,7 @@ class _Run:
             fingerprint=self._fingerprint,
             device=self._device,
         )
-        rows = self._asked(chunks, items, lengths=lengths)
+        rows = self._asked(chunks, items, lengths=lengths, tokens_per_s=facts.capture_tokens_per_s)
         self._on_progress("reading from the store")
         tiers = self._part.speeds(items, repeats=plan.repeats)
         found = worth(rows, self._points[1].policy, bytes_per_token=codecs[0].bytes_per_token, tiers=tiers)
@@ -222,17 +222,25 @@ class _Run:
         return facts, records
 
     def _asked(
-        self, chunks: Sequence[PromptPassage], items: Sequence[CaptureItem], *, lengths: Sequence[int]
+        self,
+        chunks: Sequence[PromptPassage],
+        items: Sequence[CaptureItem],
+        *,
+        lengths: Sequence[int],
+        tokens_per_s: float,
     ) -> list[TimingRow]:
         asker = FirstTokenTimer(self._model, self._part, fingerprint=self._fingerprint, chunks=chunks, items=items)
         rows: list[TimingRow] = []
+        times = len(self._points) * (self._plan.repeats + 1)
+        seconds = [times * lay(self._model, chunks[:length]).tokens / tokens_per_s for length in lengths]
         with closing(asker):
-            for length in lengths:
+            for number, length in enumerate(lengths):
+                stage = f"prompts of {length} chunks, all done in some {sum(seconds[number:]):,.0f} s"
                 rows += asker.rows(
                     length,
                     self._points,
                     repeats=self._plan.repeats,
-                    on_progress=lambda length=length: self._on_progress(f"prompts of {length} chunks"),
+                    on_progress=lambda stage=stage: self._on_progress(stage),
                 )
         return rows
 

@@ -19,6 +19,7 @@ from service.model.prompt_builder import PromptPassage, PromptTokens, question_t
 from service.model.served_model import ServedModel
 from service.model.timed import Timed, timed
 from service.quality.scratch_store import ScratchStore
+from service.quality.time_ratio import TimeRatio, time_ratio
 
 QUESTION = "What do the documents say?"
 ONE = Sampling(max_tokens=1, ignore_eos=True)
@@ -26,7 +27,7 @@ ONE = Sampling(max_tokens=1, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class TimingRow:
-    """One policy on one prompt: medians of times, `sooner` of how many times sooner than full prefill in its round.
+    """One policy on one prompt: medians of times, and `against_full`, how they compare with full prefill's, by rounds.
 
     `reused` and `recomputed` as the engine reports them; the rest of the prompt is fresh in any case. `nbytes` were
     read of blobs, from `tiers`; where that alone takes as long as full prefill, the store reads `needed_bytes_per_s`.
@@ -37,7 +38,7 @@ class TimingRow:
     policy: str
     ratio: float
     first_token_s: float
-    sooner: float
+    against_full: TimeRatio
     reused: int
     recomputed: int
     nbytes: int
@@ -122,16 +123,17 @@ def _row(
     point: OperatingPoint, found: Sequence[_Asked], *, full: Sequence[_Asked], prompt_tokens: PromptTokens, chunks: int
 ) -> TimingRow:
     last = found[-1]
+    seconds, full_seconds = [each.timed.seconds for each in found], [each.timed.seconds for each in full]
     return TimingRow(
         chunks=chunks,
         prompt_tokens=prompt_tokens.tokens,
         policy=point.policy,
         ratio=point.ratio,
-        first_token_s=median(each.timed.seconds for each in found),
-        sooner=median(a.timed.seconds / b.timed.seconds for a, b in zip(full, found, strict=True)),
+        first_token_s=median(seconds),
+        against_full=time_ratio([[each] for each in full_seconds], [[each] for each in seconds]),
         reused=last.timed.report.reused,
         recomputed=last.timed.report.recomputed,
         nbytes=last.nbytes,
-        needed_bytes_per_s=last.nbytes / median(each.timed.seconds for each in full),
+        needed_bytes_per_s=last.nbytes / median(full_seconds),
         tiers=last.tiers,
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 from service.app.operating_point import FULL, OperatingPoint
 from service.quality.cases import SuiteError
 from service.quality.grid import ResultRow
+from service.quality.time_ratio import TIE
 
-TIE = 1.05  # times to the first token that differ by less are the same, and size decides
 LEAST = 30  # questions of a choice that is kept, whatever the bound
 MOST = 100  # as many are enough for any bound
 

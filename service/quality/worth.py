@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from blend.fuse.policy import SELECTIVE
 from service.app.operating_point import FULL
 from service.quality.first_token import TimingRow
-from service.quality.policy_choice import TIE
 from service.quality.scratch_store import TierSpeed
 
 MB = 1e6
+UNSURE = "More --repeats tell chance from loss."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ def worth(rows: Sequence[TimingRow], policy: str, *, bytes_per_token: float, tie
     slow = min(tiers, key=lambda tier: tier.bytes_per_s, default=None)
     slow = slow if slow and slow.bytes_per_s < needed else None
     if pays_from is None:
-        sentence = f"{_loses(own[-1], full[-1])} {_instead(rows, own[-1]) or _why_not(slow, needed=needed)}"
+        remedy = UNSURE if any(row.against_full.is_sooner for row in own) else _why_not(slow, needed=needed)
+        sentence = f"{_loses(own, full[-1])} {_instead(rows, own[-1]) or remedy}"
     else:
         sentence = _pays(own[-1], full[-1], shortest=own[0].prompt_tokens, pays_from=pays_from) + _but(
             slow, needed=needed
@@ -49,7 +50,7 @@ def worth(rows: Sequence[TimingRow], policy: str, *, bytes_per_token: float, tie
 def _pays_from(own: Sequence[TimingRow]) -> int | None:
     found: int | None = None
     for row in reversed(own):
-        if row.sooner < TIE:
+        if not row.against_full.is_sooner:
             break
         found = row.prompt_tokens
     return found
@@ -67,25 +68,29 @@ def _pays(own: TimingRow, full: TimingRow, *, shortest: int, pays_from: int) -> 
     doubt = ", the shortest that were tried" if pays_from == shortest else ""
     return (
         f"Reuse pays here from prompts of {pays_from:,} tokens on{doubt}: with {_named(own)} the first token of "
-        f"{own.prompt_tokens:,} tokens comes {own.sooner:.1f}x sooner ({_ms(own)} instead of {_ms(full)}); "
+        f"{own.prompt_tokens:,} tokens comes {own.against_full.words} ({_ms(own)} instead of {_ms(full)}); "
         f"kvweave eval tells what that costs in quality."
     )
 
 
-def _loses(own: TimingRow, full: TimingRow) -> str:
+def _loses(own: Sequence[TimingRow], full: TimingRow) -> str:
+    last = own[-1]
+    gains = ", ".join(f"{row.prompt_tokens:,}" for row in own if row.against_full.is_sooner)
+    where = f"Reuse pays here at {gains} tokens, but not at more" if gains else "Reuse does not pay here"
     return (
-        f"Reuse does not pay here: with {_named(own)} the first token of {own.prompt_tokens:,} tokens, the longest "
-        f"prompt that was tried, takes {_ms(own)}, by full prefill {_ms(full)}."
+        f"{where}: with {_named(last)} the first token of {last.prompt_tokens:,} tokens, the longest prompt that was "
+        f"tried, takes {_ms(last)}, by full prefill {_ms(full)}: {last.against_full.words}."
     )
 
 
 def _instead(rows: Sequence[TimingRow], own: TimingRow) -> str:
     """Another policy that gains on the longest prompt."""
-    best = max((row for row in rows if row.chunks == own.chunks), key=lambda row: row.sooner)
-    if best.sooner < TIE:
+    gaining = [row for row in rows if row.chunks == own.chunks and row.against_full.is_sooner]
+    if not gaining:
         return ""
+    best = max(gaining, key=lambda row: row.against_full.times)
     return (
-        f"With {_named(best)} it comes {best.sooner:.1f}x sooner than that: "
+        f"With {_named(best)} it comes {best.against_full.words} than that: "
         f"kvweave eval tells whether its answers are good enough."
     )
 
