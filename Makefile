@@ -105,7 +105,7 @@ eval: $(INSTALLED) ## the quality figures of tests/bench/LOG.md, as JSON into bu
 demo serve: $(RUNS)
 	@$(VENV)/bin/kvweave $@ $(ARGS)
 
-demo: ## a sample corpus, three questions, full prefill against blending
+demo: ## a race to the first token, then three questions; full prefill against stored chunks
 serve: ## the service, on this machine only
 
 clean: ## remove what tools leave behind; the environment stays

@@ -54,7 +54,7 @@ class LoadedModel:
 def load(
     name: str,
     *,
-    device: str | None = None,
+    device: str = "auto",
     dtype: str = "auto",
     digests: Path | None = None,
 ) -> LoadedModel:
@@ -63,7 +63,7 @@ def load(
     `dtype` "auto" is the checkpoint's, or float32 where the CPU is slow at bfloat16. `digests` is a file that remembers
     the digests of weight files.
     """
-    target = _device(device)
+    target = device_named(device)
     if dtype not in ("auto", *DTYPES):
         raise UnsupportedModel(f"dtype {dtype!r} is none of auto, {', '.join(DTYPES)}")
     try:
@@ -101,8 +101,9 @@ def load(
     return adopt(model, tokenizer, weights=stored_digest(_folder(name), cache=digests))
 
 
-def _device(name: str | None) -> torch.device:
-    if name is None:
+def device_named(name: str) -> torch.device:
+    """The device of this name; for "auto" a GPU, where there is one. Raises UnsupportedModel for what is none."""
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)

@@ -66,9 +66,7 @@ def compose_model(settings: Settings) -> LoadedModel:
         name = str(CHECKPOINT)
         transformers_logging.disable_progress_bar()  # it is there in no time
     digests = settings.data / DIGESTS if settings.data.is_dir() else None
-    return load(
-        name, device=None if settings.device == "auto" else settings.device, dtype=settings.dtype, digests=digests
-    )
+    return load(name, device=settings.device, dtype=settings.dtype, digests=digests)
 
 
 def compose_core(settings: Settings) -> Core:
@@ -112,11 +110,11 @@ def _speeds(settings: Settings, model: ServedModel) -> ModelSpeeds | None:
     return kept_speeds(model, file, conditions=conditions(model))
 
 
-def compose_served(settings: Settings) -> ServedModel:
+def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] = compose_model) -> ServedModel:
     """The model with an engine around it. Whoever asks for it closes the engine."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    model = compose_model(settings)
+    model = load(settings)
     point = operating_point(settings, model.fingerprint.weights)
     check_codec(model.decoder, point.codec)
     engine = LocalEngine(

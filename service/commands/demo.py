@@ -1,4 +1,4 @@
-"""The command `kvweave demo`: the sample corpus put in and asked, shown as text or JSON. Computes nothing itself."""
+"""The command `kvweave demo`: a race, then the sample corpus asked, shown as text or JSON. Computes nothing itself."""
 
 import json
 import logging
@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path, PurePath
 from statistics import median
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from service.commands.console import address, console, plain_table, status
 from service.commands.options import AsJson
+from service.commands.shown_race import show_race, sooner
 
 if TYPE_CHECKING:
     from service.demo.demo_answers import Answered
@@ -26,15 +28,16 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 WIDE = 80  # columns, from which on tables have air
-SAME = 0.05  # smaller differences are chance
 WAYS = ("full prefill", "blending")
 FOREIGN = ("model", "embedder", "codec", "dtype", "auth")  # settings that must be the demo's where its data is served
 
 
 def demo(*, as_json: AsJson = False) -> None:
-    """Put a sample corpus in and ask it three questions, with the built-in model. Exits with 1 for a wrong answer.
+    """Race to the first token, then ask a sample corpus three questions. Exits with 1 for a wrong answer.
 
-    Needs no settings and touches none of your documents: all is in the folder `demo` of the data folder.
+    The race is run by a model of a real family's shape with random weights, the answers are the built-in model's.
+    Needs no network and no settings, and touches none of your documents: all is in the folder `demo` of the data
+    folder.
 
     Examples:
       kvweave demo
@@ -44,19 +47,26 @@ def demo(*, as_json: AsJson = False) -> None:
 
     logging.getLogger().addHandler(logging.NullHandler())  # what goes wrong is told once, as the error
     settings, start = load_settings(), time.perf_counter()
-    with status("loading the built-in model") as show:
-        from service.demo.demo_answers import answers, demo_settings, ingest, running
+    with ExitStack() as stack:
+        with status("loading the built-in model") as show:
+            from service.demo.demo_answers import answers, demo_settings, ingest, running
+            from service.demo.race import race_track
 
-        mine = demo_settings(settings)
-        progress = ingest(
-            mine, on_progress=lambda progress: show(f"computing the caches of its documents: {progress.stored}")
-        )
-        show("asking")
-        with running(mine) as core:
+            mine = demo_settings(settings)
+            progress = ingest(
+                mine, on_progress=lambda progress: show(f"computing the caches of its documents: {progress.stored}")
+            )
+            core = stack.enter_context(running(mine))
+            racing = stack.enter_context(ExitStack())
+            track = racing.enter_context(race_track(mine, on_stage=show))
+        raced = track.run(on_turn=lambda _: None) if as_json else show_race(track)
+        racing.close()  # the answers are to have the memory
+        with status("asking"):
             found = list(answers(core))
     seconds = time.perf_counter() - start
     if as_json:
-        typer.echo(json.dumps(_machine(progress, found, data=mine.data, seconds=seconds), indent=2))
+        race = {"shape": track.shape, "tokens": track.tokens, "policies": [asdict(row) for row in raced]}
+        typer.echo(json.dumps({"race": race, **_machine(progress, found, data=mine.data, seconds=seconds)}, indent=2))
     else:
         _show(progress, found, seconds=seconds)
         _next(settings, mine)
@@ -125,14 +135,10 @@ def _figures(answered: "Answered", *, air: int) -> Table:
 
 def _verdict(found: "list[Answered]") -> str:
     """What the times say, whichever way they came out."""
-    sooner = median(each.rows[0].first_token_ms / each.rows[-1].first_token_ms for each in found)
-    if abs(sooner - 1) < SAME:
-        when = "as soon as"
-    else:
-        when = f"{sooner:.1f} times sooner than" if sooner > 1 else f"{100 * (1 / sooner - 1):.0f} % later than"
+    ratio = median(each.rows[0].first_token_ms / each.rows[-1].first_token_ms for each in found)
     blending = f"{found[0].rows[-1].policy}, ratio {found[0].rows[-1].ratio:g}"
     return (
-        f"\nWith blending ({blending}) the first token came {when} with full prefill. The built-in model is "
+        f"\nWith blending ({blending}) the first token came {sooner(ratio)} with full prefill. The built-in model is "
         "small: larger ones gain more. Measure what yours gains:"
     )
 

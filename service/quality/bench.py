@@ -12,6 +12,7 @@ from statistics import median
 import torch
 
 from blend.fuse.policy import with_rule
+from blend.load import device_named
 from retriever.readers.reading import ReadingProblem
 from service.app.composition import compose_served, compose_store
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
@@ -54,7 +55,7 @@ class BenchPlan:
     @property
     def steps(self) -> int:
         """How often a measurement tells that it goes on, at most."""
-        return 4 + len(set(self.chunks)) * (self.repeats + 1)
+        return 4 + len(set(self.chunks)) * (self.repeats + 1) * (2 + len(self.policies))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class _Run:
         self._model = model
         self._part = part
         self._on_progress = on_progress
-        self._device = _device(settings.device)
+        self._device = device_named(settings.device)
         order = model.order
         others = (with_rule(policy, default=order.policy) for policy in plan.policies)
         named = dict.fromkeys((FULL.policy, order.policy, *others))
@@ -240,11 +241,6 @@ class _Run:
                     length,
                     self._points,
                     repeats=self._plan.repeats,
-                    on_progress=lambda stage=stage: self._on_progress(stage),
+                    on_progress=lambda _, stage=stage: self._on_progress(stage),
                 )
         return rows
-
-
-def _device(name: str) -> torch.device:
-    """Where the model computes."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)

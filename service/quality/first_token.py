@@ -77,22 +77,26 @@ class FirstTokenTimer:
         self._opening.shutdown()
 
     def rows(
-        self, chunks: int, points: Sequence[OperatingPoint], *, repeats: int, on_progress: Callable[[], None]
+        self,
+        chunks: int,
+        points: Sequence[OperatingPoint],
+        *,
+        repeats: int,
+        on_progress: Callable[[OperatingPoint], None],
     ) -> list[TimingRow]:
         """Sends one prompt of so many chunks, every way in turn, round by round; one round before them warms up.
 
-        Full prefill is among the ways. `on_progress` is called before each round.
+        Full prefill is among the ways. `on_progress` is called before each prompt, with the way that it goes.
         """
         prompt_tokens = lay(self._model, self._chunks[:chunks])
         found: dict[OperatingPoint, list[_Asked]] = {point: [] for point in points}
         for number in range(repeats + 1):
-            on_progress()
             turn = number % len(points)  # none is always the first
-            asked = {
-                point: self._ask(prompt_tokens, point, chunks=chunks) for point in (*points[turn:], *points[:turn])
-            }
-            for point in points if number else ():
-                found[point].append(asked[point])
+            for point in (*points[turn:], *points[:turn]):
+                on_progress(point)
+                asked = self._ask(prompt_tokens, point, chunks=chunks)
+                if number:
+                    found[point].append(asked)
             self._part.settle()
         return [
             _row(point, found[point], full=found[FULL], prompt_tokens=prompt_tokens, chunks=chunks) for point in points

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from statistics import median
 
+from blend.model.fingerprint import digest_ids
 from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.errors import Unavailable
 from service.model.served_model import ChunkIds, Ids, ServedModel
@@ -32,14 +33,14 @@ class TierSpeed:
 class ScratchStore:
     """Part of a store, under a tenant of its own. `keys` gets those of all that is ever written."""
 
-    def __init__(self, store: BlobStore, keys: list[CacheKey]) -> None:
+    def __init__(self, store: BlobStore, tenant: str, *, keys: list[CacheKey]) -> None:
         self._store = store
-        self._tenant = TENANT + token_hex(4)
+        self._tenant = tenant
         self._keys = keys
 
     def items(self, chunks: Sequence[ChunkIds], *, fingerprint: str, codec: str) -> list[CaptureItem]:
         """Chunks that are to be written; from now on they are taken away at the end."""
-        keys = [CacheKey(self._tenant, str(number), fingerprint, codec) for number in range(len(chunks))]
+        keys = [CacheKey(self._tenant, digest_ids(each.all), fingerprint, codec) for each in chunks]
         self._keys += keys
         return [CaptureItem(key, ids) for key, ids in zip(keys, chunks, strict=True)]
 
@@ -88,7 +89,7 @@ def scratch_store(opened: Callable[[], BlobStore]) -> Generator[ScratchStore]:
         with opened() as store:
             for key in list(_stale(store)):
                 store.discard(key)
-            yield ScratchStore(store, keys)
+            yield ScratchStore(store, TENANT + token_hex(4), keys=keys)
     finally:
         if keys:
             with opened() as store:

@@ -1,4 +1,4 @@
-"""`kvweave demo`: right answers from stored chunks, with the documents that hold them, in a folder of its own."""
+"""`kvweave demo`: a race, then right answers from stored chunks with the documents that hold them, in one folder."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,13 +12,16 @@ from typer.testing import CliRunner, Result
 from retriever.readers.files import read_file
 from service import cli
 from service.access.lock import hold
-from service.demo import demo_answers
+from service.demo import demo_answers, race
 from service.demo.examples import CORPUS, EXAMPLES, Example
 from service.settings import PREFIX, Settings
 from tests.service.serving import Json, ask, in_process
 
 ELSEWHERE = {"MODEL": "/nowhere", "EMBEDDER": "/nowhere", "POLICY": "full", "CODEC": "q2", "TOP_K": "1"}
 PLACES = sorted(CORPUS.iterdir())
+
+
+RACED = ["full", "reuse", race.ASK]
 
 
 @contextmanager
@@ -30,6 +33,9 @@ def over(folder: Path, *, columns: int = 120) -> Iterator[None]:
         for name, value in ELSEWHERE.items():
             patch.setenv(PREFIX + name, value)
         patch.setattr(demo_answers, "TIMES", 1)  # times are not looked at
+        patch.setattr(race, "ROUNDS", 1)
+        patch.setattr(race, "CHUNKS", 3)
+        patch.setattr(race, "SHAPE", {**race.SHAPE, "num_hidden_layers": 12, "hidden_size": 144})
         yield
 
 
@@ -59,6 +65,43 @@ def test_every_answer_is_right_in_full_and_blended(shown: Json) -> None:
         assert full["reused"] == full["recomputed"] == full["nbytes"] == 0
         assert blended["reused"] > blended["recomputed"] > 0 and blended["nbytes"] > 0
         assert full["prompt"] == blended["prompt"] > blended["reused"] + blended["recomputed"]
+
+
+def test_the_race_compares_full_prefill_with_reuse_and_the_policy_that_it_names(shown: Json) -> None:
+    full, reuse, blended = shown["race"]["policies"]
+    assert [row["policy"] for row in (full, reuse, blended)] == RACED
+    assert {row["prompt_tokens"] for row in (full, reuse, blended)} == {shown["race"]["tokens"]}
+    assert full["reused"] == full["nbytes"] == 0 and full["sooner"] == 1
+    assert reuse["recomputed"] == 0 < blended["recomputed"] and blended["ratio"] == race.RATIO
+    assert reuse["reused"] == blended["reused"] + blended["recomputed"] > 0 and blended["nbytes"] > 0
+
+
+def damaged(store: Path) -> None:
+    """Turns what stands in the file's second half."""
+    content = bytearray((store / "data.mdb").read_bytes())
+    half = len(content) // 2
+    content[half:] = bytes(each ^ 0xFF for each in content[half:])
+    (store / "data.mdb").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "spoil", [damaged, lambda store: (store / "data.mdb").write_bytes(b"no database" * 1000)], ids=["turned", "other"]
+)
+@pytest.mark.usefixtures("shown")
+def test_what_the_race_keeps_is_made_again_only_where_it_is_damaged(
+    spoil: Callable[[Path], object], folder: Path
+) -> None:
+    written: list[str] = []
+    with over(folder), pytest.MonkeyPatch.context() as patch:
+        write = race.ScratchStore.write
+        patch.setattr(race.ScratchStore, "write", lambda *given, **named: written.append("") or write(*given, **named))
+        for times in (0, 1, 1):
+            settings = demo_answers.demo_settings(Settings(data=folder, store="mem://"))
+            with race.race_track(settings, on_stage=lambda stage: None) as track:
+                assert [row.policy for row in track.run(on_turn=lambda point: None)] == RACED
+            assert len(written) == times
+            if not times:
+                spoil(folder / demo_answers.FOLDER / race.FOLDER)
 
 
 def test_the_sources_name_the_documents_which_hold_the_answer(shown: Json) -> None:
