@@ -1,7 +1,6 @@
 """Refuses what cannot work, with the reason, before anything is served or stored. Runs the model; trusts no name."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from blend.errors import UnsupportedModel
 from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, lay_out
+from blend.fuse.record_loader import Readers
 from blend.model.context import scattered, span
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import Fingerprint
@@ -142,7 +142,7 @@ def _exact_hit(decoder: Decoder, ids: Sequence[int]) -> Tensor:
     source = HeldRecord(record, print_)
     prompt = Prompt(prefix, (ChunkSegment(chunk, source),), question)
     layout = lay_out(prompt, fingerprint=print_, window=decoder.window, vocabulary=decoder.vocabulary)
-    with ThreadPoolExecutor(1) as readers:
+    with Readers(1) as readers:
         context = decoder.context(len(layout.ids))
         return fuse(decoder, layout, context=context, order=BlendOrder("reuse"), readers=readers).logits
 

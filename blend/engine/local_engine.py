@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from threading import Condition, Thread
 
@@ -23,6 +23,7 @@ from blend.fuse.capture import CaptureHooks, capture
 from blend.fuse.fuse import fuse
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out
+from blend.fuse.record_loader import Readers
 from blend.model.context import Slots
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import Fingerprint
@@ -32,7 +33,6 @@ from store.record import Record
 
 log = logging.getLogger(__name__)
 
-READERS = 2  # threads that bring records
 MOST = 7 / 8  # of memory and places for one payer, for as long as others were here lately
 LATELY_S = 300.0
 
@@ -73,7 +73,7 @@ class LocalEngine:
         self._fingerprint = fingerprint
         self._prefixes = Prefixes(self.limits.prefix_bytes)
         self._capture_prefixes = Prefixes(self.limits.prefix_bytes)
-        self._readers = ThreadPoolExecutor(READERS, "kvweave-read")
+        self._readers = Readers()
         self._changed = Condition()
         self._waiting = FairQueue(self.limits.weights)
         self._captures: deque[_Capture] = deque()

@@ -7,7 +7,6 @@ of its own is the end for all rows but the last token's, which alone goes on to 
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -18,7 +17,7 @@ from torch import Tensor
 from blend.errors import NotFinite
 from blend.fuse.policy import DeviationFilter, QuestionProbe, Selection, select
 from blend.fuse.prompt import PromptLayout
-from blend.fuse.record_loader import DamagedRecord, RecordLoader
+from blend.fuse.record_loader import DamagedRecord, Readers, RecordLoader
 from blend.model.context import Context, Slots, scattered
 from blend.model.decoder import Decoder
 from blend.model.step import LayerHooks, LayerRange
@@ -88,7 +87,7 @@ class Clock:
 
 @torch.inference_mode()
 def fuse(
-    decoder: Decoder, layout: PromptLayout, *, context: Context, order: BlendOrder, readers: ThreadPoolExecutor
+    decoder: Decoder, layout: PromptLayout, *, context: Context, order: BlendOrder, readers: Readers
 ) -> FusedPrompt:
     """Compute the layout into the context, but for the slots that are exact there already."""
     decoder.prepare(len(layout.ids))

@@ -1,10 +1,12 @@
 """Brings records into a context layer by layer, ahead of the pass that needs them. Knows no medium: sources deliver."""
 
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from threading import Event
+from threading import Event, Lock
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from blend.model.decoder import Decoder
 from store.record import LayerKV, PackedLayer
 
 JOINED = 1 << 18  # numbers of short records that are unpacked together
+THREADS = min(8, max(2, (os.cpu_count() or 1) // 2))  # more would take the interpreter's lock from the model's thread
 
 
 class DamagedRecord(Exception):
@@ -27,10 +30,19 @@ class DamagedRecord(Exception):
         self.reason = reason
 
 
-class RecordLoader:
-    """Reads, unpacks and places layer after layer in a thread of its own; `wait` holds back who comes too early.
+class Readers(ThreadPoolExecutor):
+    """The threads that bring records, shared by the fuses of an engine."""
 
-    On CUDA the copies and the unpacking run on a stream of their own, and waiting is ordering, not blocking.
+    def __init__(self, threads: int = THREADS) -> None:
+        super().__init__(threads, "kvweave-read")
+        self.threads = threads
+
+
+class RecordLoader:
+    """Reads, unpacks and places records, several at once, those of the first layers first.
+
+    `wait` holds back who comes too early. On CUDA the copies and the unpacking run on a stream of their own, and
+    waiting is ordering, not blocking. `read_s` is from the beginning to the last record that was placed.
     """
 
     def __init__(
@@ -39,7 +51,7 @@ class RecordLoader:
         context: Context,
         *,
         wanted: Callable[[int], Sequence[ChunkSpan]],
-        readers: ThreadPoolExecutor,
+        readers: Readers,
     ) -> None:
         """Begins to read. `wanted`: the spans that a layer needs, for each layer that keeps keys."""
         self.bytes = 0
@@ -48,15 +60,18 @@ class RecordLoader:
         self._decoder = decoder
         self._context = context
         self._wanted = wanted
+        self._began = time.perf_counter()
         self._stopped = Event()
         self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
-        self._layers: dict[int, Future[torch.Event | None]] = {
-            layer: Future() for layer in decoder.model_layers.keeping if wanted(layer)
-        }
+        units = [(layer, spans) for layer in decoder.model_layers.keeping for spans in self._together(layer)]
+        self._units = iter(units)
+        self._missing = Counter(layer for layer, _ in units)  # units of a layer that do not stand in the context yet
+        self._layers: dict[int, Future[torch.Event | None]] = {layer: Future() for layer in self._missing}
+        self._lock = Lock()  # of all that the readers change
         self._stream = torch.cuda.Stream(decoder.device) if decoder.device.type == "cuda" else None
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream(decoder.device))
-        self._work = readers.submit(self._read) if self._layers else None
+        self._work = [readers.submit(self._read) for _ in range(min(readers.threads, len(units)))]
 
     def wait(self, layer: int) -> None:
         """Return once the layer's cached rows stand in the context. Raises Damaged where one cannot be read."""
@@ -72,24 +87,34 @@ class RecordLoader:
     def close(self) -> None:
         """Stop reading, and return when nothing writes to the context any more."""
         self._stopped.set()
-        if self._work is not None:
-            self._work.result()
+        wait(self._work)
         if self._stream:  # whoever gets the context's memory next, or that of a record, must not meet a copy on its way
             self._stream.synchronize()
 
     def _read(self) -> None:
         try:
             with self._on_stream(), torch.inference_mode():
-                for layer, loaded in self._layers.items():
-                    start = time.perf_counter()
-                    for spans in self._together(layer):
-                        self._place(layer, spans)
-                    self.read_s += time.perf_counter() - start
-                    loaded.set_result(self._stream.record_event() if self._stream else None)
+                while unit := self._next():
+                    layer, spans = unit
+                    self._placed(layer, nbytes=self._place(layer, spans))
         except Exception as error:
-            for loaded in self._layers.values():
-                if not loaded.done():
-                    loaded.set_exception(error)
+            with self._lock:
+                for loaded in self._layers.values():
+                    if not loaded.done():
+                        loaded.set_exception(error)
+            self._stopped.set()  # not before: the other threads end by an error that is not theirs to tell
+
+    def _next(self) -> tuple[int, list[ChunkSpan]] | None:
+        with self._lock:
+            return next(self._units, None)
+
+    def _placed(self, layer: int, *, nbytes: int) -> None:
+        with self._lock:
+            self.bytes += nbytes
+            self.read_s = time.perf_counter() - self._began
+            self._missing[layer] -= 1
+            if not self._missing[layer] and not (loaded := self._layers[layer]).done():
+                loaded.set_result(self._stream.record_event() if self._stream else None)
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
@@ -108,15 +133,17 @@ class RecordLoader:
         if group:
             yield group
 
-    def _place(self, layer: int, spans: Sequence[ChunkSpan]) -> None:
+    def _place(self, layer: int, spans: Sequence[ChunkSpan]) -> int:
+        """Returns how many bytes of keys and values came out of the spans' records."""
         decoder = self._decoder
         stored = [self._stored(layer, span) for span in spans]
         keys, values = unpack_joined(stored, dtype=decoder.dtype, device=decoder.device)
-        self.bytes += keys.nbytes + values.nbytes
+        nbytes = keys.nbytes + values.nbytes
         slots, kept = self._slots_of(spans)
         if kept is not None:
             keys, values = keys.index_select(1, kept), values.index_select(1, kept)
         decoder.place(self._context, layer, slots=slots, keys=keys, values=values)
+        return nbytes
 
     def _stored(self, layer: int, span: ChunkSpan) -> LayerKV | PackedLayer:
         """What the span's record has of a layer, in the layer's shape."""

@@ -4,6 +4,9 @@ Packed codes become numbers as `PackedTensor` says, in float32 and rounded once:
 Letters: `N` tiles, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a channel's `T` codes.
 """
 
+import math
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 
@@ -19,7 +22,31 @@ DTYPES: dict[Dtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
 }
 _LARGEST = {DTYPES[name]: largest(name) for name in DTYPES}
-_TOGETHER = 1 << 20  # numbers at a time on a CPU: 4 MiB in float32 stay in its cache, fewer cost more calls than work
+_TOGETHER = 1 << 18  # numbers at a time on a CPU: 1 MiB in float32 stays in its cache, fewer cost more calls than work
+_ALONE = 1 << 15  # numbers of a tile, or of tiles of one form, that are worth calls of their own
+
+
+class _Scratch(threading.local):
+    """Memory of one thread for what stands between codes and numbers: the kernel's fresh pages cost more than the work.
+
+    On other devices it is fresh each time, for there the allocator keeps it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def room(self, name: str, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor of whatever was in it, good until the thread asks for the name again."""
+        numbers = math.prod(shape)
+        if device.type != "cpu":
+            return torch.empty(*shape, dtype=dtype, device=device)
+        kept = self._kept.get((name, dtype))
+        if kept is None or kept.numel() < numbers:
+            kept = self._kept[name, dtype] = torch.empty(max(numbers, _TOGETHER), dtype=dtype)
+        return kept[:numbers].view(*shape)
+
+
+_scratch = _Scratch()
 
 
 def unpack(layer: LayerKV | PackedLayer, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -45,18 +72,16 @@ def unpack_joined(
 ) -> tuple[Tensor, Tensor]:
     """The same as `unpack` of each, one behind the other along T. The layers have the same heads and dims.
 
-    Short ones are decoded as one: each would take as many calls as all together.
+    On a CPU the tensors are memory of the thread, good until it unpacks again.
     """
-    if len(layers) == 1:
-        return unpack(layers[0], dtype=dtype, device=device)
     packed = [layer for layer in layers if isinstance(layer, PackedLayer)]
-    tiles = [tile for layer in packed for tile in layer.tiles]
-    sides = [tile.keys for tile in tiles], [tile.values for tile in tiles]
-    is_alike = all(len({(each.bits, each.centers is None) for each in side}) == 1 for side in sides)
-    if is_alike and len(packed) == len(layers):
-        keys, values = (_decode_joined(side, dtype=dtype, device=device) for side in sides)
-        return keys, values
+    if len(packed) == len(layers):
+        tiles = [tile for layer in packed for tile in layer.tiles]
+        keys = _decoded("keys", [tile.keys for tile in tiles], dtype=dtype, device=device)
+        return keys, _decoded("values", [tile.values for tile in tiles], dtype=dtype, device=device)
     parts = [unpack(layer, dtype=dtype, device=device) for layer in layers]
+    if len(parts) == 1:
+        return parts[0]
     return torch.cat([keys for keys, _ in parts], dim=1), torch.cat([values for _, values in parts], dim=1)
 
 
@@ -82,24 +107,49 @@ def _fill(out: Tensor, plain: Tensor) -> None:
     out.copy_(plain, non_blocking=True)
 
 
+def _decoded(name: str, tensors: Sequence[PackedTensor], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    heads, dim, _ = tensors[0].codes.shape
+    tokens = sum(each.tokens for each in tensors)
+    out = _scratch.room(name, (heads, tokens, dim), dtype=dtype, device=device)
+    _decode(out, tensors)
+    return out
+
+
 def _decode(out: Tensor, tensors: Sequence[PackedTensor]) -> None:
     start = 0
-    for tiles in _alike(tensors, device=out.device):
-        stop = start + len(tiles) * tiles[0].tokens
-        rows = out[:, start:stop].view(out.shape[0], len(tiles), -1, out.shape[2])
-        _decode_tiles(rows.transpose(0, 1), tiles)
+    for tiles in _runs(tensors, device=out.device):
+        stop = start + sum(tile.tokens for tile in tiles)
+        rows = out[:, start:stop]
+        if len({tile.tokens for tile in tiles}) == 1:
+            _decode_tiles(rows.view(out.shape[0], len(tiles), -1, out.shape[2]).transpose(0, 1), tiles)
+        else:
+            _decode_joined(rows, tiles)
         start = stop
     assert start == out.shape[1], f"{start} tokens for {out.shape[1]}"
 
 
-def _alike(tensors: Sequence[PackedTensor], *, device: torch.device) -> Iterator[list[PackedTensor]]:
-    """Groups neighbours of one form, to be decoded together: a call costs as much as some ten thousand numbers."""
-    for _, group in groupby(tensors, key=lambda each: (each.codes.shape, each.tokens, each.bits, each.centers is None)):
-        tiles = list(group)
-        numbers = tiles[0].codes.size * codes_per_byte(tiles[0].bits)
-        step = max(1, _TOGETHER // numbers) if device.type == "cpu" else len(tiles)
-        for first in range(0, len(tiles), step):
-            yield tiles[first : first + step]
+def _runs(tensors: Sequence[PackedTensor], *, device: torch.device) -> Iterator[list[PackedTensor]]:
+    """Neighbours that are decoded together: of one length, or, where these are few numbers, of any."""
+    limit = _TOGETHER if device.type == "cpu" else sys.maxsize
+    for _, group in groupby(tensors, key=lambda each: (each.bits, each.centers is None)):
+        short = list[PackedTensor]()
+        for _, same in groupby(group, key=lambda each: each.tokens):
+            tiles = list(same)
+            if _numbers(tiles) < _ALONE and _numbers(short) + _numbers(tiles) <= limit:
+                short += tiles
+                continue
+            if short:
+                yield short
+            short = []
+            step = max(1, limit // _numbers(tiles[:1]))
+            for first in range(0, len(tiles), step):
+                yield tiles[first : first + step]
+        if short:
+            yield short
+
+
+def _numbers(tiles: Sequence[PackedTensor]) -> int:
+    return sum(tile.codes.size * codes_per_byte(tile.bits) for tile in tiles)
 
 
 def _decode_tiles(out: Tensor, tiles: list[PackedTensor]) -> None:
@@ -112,19 +162,18 @@ def _decode_tiles(out: Tensor, tiles: list[PackedTensor]) -> None:
     out.copy_(wide)
 
 
-def _decode_joined(tiles: list[PackedTensor], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Tiles of any lengths, of the same bits, as (H, T, D). What pads their last bytes is left out at the end."""
+def _decode_joined(out: Tensor, tiles: list[PackedTensor]) -> None:
+    """Write tiles of any lengths, of the same bits, to (H, T, D). What pads their last bytes is left out at the end."""
     bits = tiles[0].bits
     lengths = [tile.codes.shape[2] * codes_per_byte(bits) for tile in tiles]
     starts = [0, *accumulate(lengths)]
-    wide = _spread([np.concatenate([tile.codes for tile in tiles], axis=2)], bits=bits, device=device)[0]
+    wide = _spread([tile.codes for tile in tiles], bits=bits, device=out.device)
+    wide = wide.transpose(0, 1).flatten(1, 2)
     middles = [tile.centers for tile in tiles if tile.centers is not None]
     scales = _along([tile.scales for tile in tiles], starts)
-    _scale(wide, scales, centers=_along(middles, starts) if middles else None, bits=bits, dtype=dtype)
+    _scale(wide, scales, centers=_along(middles, starts) if middles else None, bits=bits, dtype=out.dtype)
     told = first_rows(lengths, [tile.tokens for tile in tiles])
-    if told is not None:
-        wide = wide.index_select(1, torch.tensor(told, device=device))
-    return wide.to(dtype)
+    out.copy_(wide if told is None else wide.index_select(1, torch.tensor(told, device=out.device)))
 
 
 def first_rows(lengths: Sequence[int], kept: Sequence[int]) -> list[int] | None:
@@ -156,26 +205,38 @@ def _scale(wide: Tensor, scales: Scales, *, centers: Scales | None, bits: int, d
 
 
 def _spread(codes: Sequence[Codes], *, bits: int, device: torch.device) -> Tensor:
-    """The codes (N, H, T, D) in float32, with those that pad. Bytes are turned while packed: later there is more."""
+    """The codes in float32 and those that pad: (N, H, T, D), or (1, H, T, D) in a row where lengths differ.
+
+    Bytes are turned while packed: later there is more.
+    """
     heads, dim, packed = codes[0].shape
-    shape, numbers = (len(codes), heads, packed, dim), len(codes) * codes[0].size
-    words = torch.empty(-(-numbers // 8), dtype=torch.int64, device=device)  # to shift and mask eight bytes at once
+    lengths = [each.shape[2] for each in codes]
+    is_even = len({*lengths}) == 1
+    shape = (len(codes), heads, packed, dim) if is_even else (1, heads, sum(lengths), dim)
+    numbers = math.prod(shape)
+    eighths = (-(-numbers // 8),)  # to shift and mask eight bytes at once
+    words = _scratch.room("words", eighths, dtype=torch.int64, device=device)
     turned = words.view(torch.uint8)[:numbers].view(shape)
-    for index, each in enumerate(codes):
-        turned[index] = _send(each, device).transpose(1, 2)
+    starts = accumulate(lengths, initial=0)
+    for number, (start, each) in enumerate(zip(starts, codes, strict=False)):
+        room = turned[number] if is_even else turned[0, :, start : start + each.shape[2]]
+        if device.type == "cpu":
+            room.numpy()[...] = each.transpose(0, 2, 1)  # numpy turns bytes twice as fast as torch
+        else:
+            room.copy_(_send(each, device).transpose(1, 2))
     count = codes_per_byte(bits)
-    wide = torch.empty(len(codes), heads, packed, count, dim, device=device)
+    wide = _scratch.room("wide", (*shape[:3], count, dim), dtype=torch.float32, device=device)
     if count == 1:
         wide[:, :, :, 0] = turned
     else:
-        shifted = torch.empty_like(words)
+        shifted = _scratch.room("shifted", eighths, dtype=torch.int64, device=device)
         every = shifted.view(torch.uint8)[:numbers].view(shape)
         width = 8 // count
         for place in range(count):
             torch.bitwise_right_shift(words, place * width, out=shifted)
             shifted &= (2**width - 1) * 0x0101010101010101
             wide[:, :, :, place] = every
-    return wide.view(len(codes), heads, packed * count, dim)
+    return wide.view(shape[0], heads, -1, dim)
 
 
 def _send(array: Array | Codes, device: torch.device) -> Tensor:

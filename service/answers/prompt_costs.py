@@ -7,6 +7,7 @@ from threading import Lock
 from time import perf_counter
 
 from blend.fuse.fuse import FuseReport
+from blend.fuse.record_loader import THREADS
 from service.answers.blend_decision import GAIN, Expected
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptTokens
@@ -115,7 +116,7 @@ class PromptCosts:
             return None
         with self._lock:
             byte_s = self._byte_s.get(opened.tier, 0.0)
-        late_s = max(0.0, byte_s - self._speeds.byte_s) * opened.nbytes
+        late_s = max(0.0, byte_s - self._speeds.byte_s) * opened.nbytes / THREADS
         return _StoredChunk(passage, opened.tokens + opened.tail.tokens, late_s, opened.tier)
 
     def _blend_s(self, tokens: int, chunks: Sequence[_StoredChunk]) -> float:

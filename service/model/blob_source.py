@@ -1,19 +1,21 @@
 """A stored blob as a source of keys and values: what the model's side asks for, layer by layer, out of a reader."""
 
 import time
+from threading import Lock
 
 from blend.errors import UnreadableRecord
 from blend.model.fingerprint import Fingerprint
 from store.codec.decode import read_group
 from store.errors import BadBlob, MissReason, StoreError
-from store.reader import BlobReader
+from store.reader import BlobReader, Layers
 from store.record import LayerKV, PackedLayer, Tail
 
 _TIERS = {"object": "s3"}  # what reports call a medium
 
 
 class BlobSource:
-    """One chunk's record in a store. One thread reads it, in ascending order of layers; each group is read once.
+    """One chunk's record in a store. Threads may share it: where layers are asked for about in order, and each once,
+    each group is read once, and kept until all of its layers were asked for.
 
     `tier` is the medium that answered, as reports call it; of the blob's `nbytes` so many are `read` so far, all but
     its head in `read_s` seconds.
@@ -38,25 +40,33 @@ class BlobSource:
             for layer in range(frame.layer, frame.layer + frame.layers)
         }
         self._start_of = [frame.layer for frame in first]
-        self._group: int = -1
-        self._layers: list[LayerKV | PackedLayer | None] = []
+        self._lock = Lock()  # a group is read by one thread; who wants another of its layers would read the same
+        self._kept: dict[int, Layers] = {}
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
         """A layer's keys and values. Raises Unreadable for a damaged frame, and where the medium does not answer."""
         group = self._group_of[index]
-        if group != self._group:
-            start = time.perf_counter()
-            try:
-                self._layers = read_group(self._reader, group)
-            except BadBlob as error:
-                self.failure = error.reason
-                raise UnreadableRecord(str(error)) from error
-            except StoreError as error:
-                self.failure = MissReason.UNAVAILABLE
-                raise UnreadableRecord(str(error)) from error
-            self._group = group
-            self.read_s += time.perf_counter() - start
-            self.read += sum(self._reader.head.frames[number].nbytes for number in self._groups[group])
-        layer = self._layers[index - self._start_of[group]]
+        place = index - self._start_of[group]
+        with self._lock:
+            layers = self._kept.pop(group, None)
+            if layers is None or layers[place] is None:
+                layers = self._read(group)
+            layer, rest = layers[place], [*layers[:place], None, *layers[place + 1 :]]
+            if any(rest):
+                self._kept[group] = rest
         assert layer is not None, f"layer {index} keeps nothing of its own"
         return layer
+
+    def _read(self, group: int) -> Layers:
+        start = time.perf_counter()
+        try:
+            layers = read_group(self._reader, group)
+        except BadBlob as error:
+            self.failure = error.reason
+            raise UnreadableRecord(str(error)) from error
+        except StoreError as error:
+            self.failure = MissReason.UNAVAILABLE
+            raise UnreadableRecord(str(error)) from error
+        self.read_s += time.perf_counter() - start
+        self.read += sum(self._reader.head.frames[number].nbytes for number in self._groups[group])
+        return layers

@@ -73,7 +73,8 @@ class _Memory:
 
     def _tensor(self, tensor: PackedTensor) -> PackedTensor:
         centers = None if tensor.centers is None else self._array(tensor.centers)
-        return PackedTensor(self._array(tensor.codes), self._array(tensor.scales), tensor.bits, tensor.tokens, centers)
+        codes = self._array(tensor.codes.transpose(0, 2, 1)).transpose(0, 2, 1)  # as whoever makes numbers turns them
+        return PackedTensor(codes, self._array(tensor.scales), tensor.bits, tensor.tokens, centers)
 
     def _array(self, array: NDArray[Number]) -> NDArray[Number]:
         place: NDArray[Number] = (

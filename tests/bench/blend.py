@@ -6,8 +6,9 @@ behind. `first_token` is timed from the layout, with `--stored` from the opening
 times `plain` (transformers' own prefill) and every case once, and the ratios compare times of one round.
 `ratio_to_plain` is how many times faster than plain a case is: median, smallest, largest. `scaling`
 recomputes the same number of tokens in prompts of growing length; `beyond_reuse` is what that costs on top of
-computing only prefix and question. `decode` and `stall` are explained in tests/bench/decode.py. One round before those
-counted warms up.
+computing only prefix and question. `--only fetch` brings records of q4 into a context without a model's work, in
+gigabytes of 16-bit keys and values a second, beside what memcpy, the digests and zstd alone take in the same rounds.
+`decode` and `stall` are explained in tests/bench/decode.py. One round before those counted warms up.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,10 @@ from transformers import PreTrainedModel
 
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
+from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
 from tests.bench.decode import decode, stall
+from tests.bench.fetch import fetch
 from tests.bench.model import (
     CHUNK,
     Corpus,
@@ -77,7 +79,7 @@ def first_token(
     """All cases in turn, round by round. A prompt is made anew for each: a stored one opens its blobs."""
     seconds: dict[str, list[float]] = {"plain": [], **{name: [] for name in cases}}
     reports: dict[str, list[FuseReport]] = {name: [] for name in cases}
-    with ThreadPoolExecutor(2) as readers:
+    with Readers(2) as readers:
         for number in range(runs + 1):
             spent = {"plain": plain_prefill(plain, made())}
             for name, order in cases.items():
@@ -118,7 +120,7 @@ def scaling(model: LoadedModel, corpus: Corpus, *, lengths: Sequence[int], runs:
     """The same number of recomputed tokens, more and more cached ones."""
     seconds: dict[str, dict[int, list[float]]] = {name: {tokens: [] for tokens in lengths} for name in GROWING}
     recomputed: set[int] = set()
-    with ThreadPoolExecutor(2) as readers:
+    with Readers(2) as readers:
         for number in range(runs + 1):
             for tokens in lengths:
                 for name in GROWING:
@@ -147,6 +149,9 @@ def _growth(rows: Mapping[int, float], floor: Mapping[int, float]) -> dict[str, 
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
+    if options.only == "fetch":
+        found = fetch(tokens=options.tokens, chunk=options.chunk, runs=options.runs)
+        return {"gb_s_of_16_bit": found, "threads": torch.get_num_threads()}
     shape = Shape(layers=options.layers)
     source = random_model(shape, dtype=options.dtype, device=options.device)
     plain = copy.deepcopy(source) if options.only in (None, "first") else None
@@ -187,6 +192,7 @@ def main() -> None:
         "--device", choices=("cpu", "cuda"), default=best_device(), help="default: cuda if there is one"
     )
     parser.add_argument("--tokens", type=int, default=2048, help=f"of all chunks, a multiple of {CHUNK} (default 2048)")
+    parser.add_argument("--chunk", type=int, default=CHUNK, help="tokens of a chunk that fetch takes")
     parser.add_argument("--stored", metavar="CODEC", help="records of the first token come out of LMDB, in this codec")
     parser.add_argument("--titles", type=int, default=0, help="tokens of a title behind each stored chunk (default 0)")
     parser.add_argument("--apart", action="store_true", help="titles are not stored with their chunks")
@@ -194,7 +200,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="rounds that count (default 5)")
     parser.add_argument("--layers", type=int, default=24, help="fewer make a quick try (default 24)")
     parser.add_argument("--longest", type=int, default=8192, help="prompt of scaling and stall (default 8192)")
-    parser.add_argument("--only", choices=("first", "scaling", "decode", "stall"), help="one part (default all)")
+    parser.add_argument("--only", choices=("first", "fetch", "scaling", "decode", "stall"), help="one part")
     print(json.dumps(measure(parser.parse_args()), indent=1))
 
 

@@ -10,7 +10,6 @@ value takes. Nothing but the records differs.
 import argparse
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from statistics import mean
 
 import numpy as np
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel, Qwen2Config
 from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt
+from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
 from store.blob import Terms
 from store.codec.decode import decode
@@ -70,7 +70,7 @@ def spread_error(plain: Record, kept: Record) -> float:
     return mean(shares) ** 0.5
 
 
-def answers(model: LoadedModel, chunks: Sequence[ChunkSegment], *, readers: ThreadPoolExecutor) -> torch.Tensor:
+def answers(model: LoadedModel, chunks: Sequence[ChunkSegment], *, readers: Readers) -> torch.Tensor:
     """The logits of the next token of every prompt (N, V)."""
     asked = [Prompt(draw(7, 8)[0], tuple(chunks), draw(20 + number, 12)[0]) for number in range(PROMPTS)]
     return torch.stack([fused(model, each, order=BlendOrder("reuse"), readers=readers)[0].logits for each in asked])
@@ -87,7 +87,7 @@ def rows(spreads: float) -> dict[str, dict[str, float]]:
         return [ChunkSegment(ids, HeldRecord(each, fingerprint)) for ids, each in zip(texts, kept, strict=True)]
 
     found: dict[str, dict[str, float]] = {}
-    with ThreadPoolExecutor(2) as readers:
+    with Readers(2) as readers:
         exact = answers(model, segments(records), readers=readers).log_softmax(-1)
         for spec in SPECS:
             kept, bits = zip(*(packed(record, spec) for record in records), strict=True)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
+from blend.fuse.record_loader import Readers
 from blend.fuse.unpack import DTYPES
 from blend.load import LoadedModel, adopt
 from service.corpus.chunk_capture import tailed
@@ -156,9 +156,7 @@ def text_prompt(tokens: int, seed: int) -> Prompt:
     return Prompt((), (TextSegment(words(tokens - QUESTION, seed)),), words(QUESTION, 2))
 
 
-def fused(
-    model: LoadedModel, prompt: Prompt, *, order: BlendOrder, readers: ThreadPoolExecutor
-) -> tuple[FusedPrompt, float]:
+def fused(model: LoadedModel, prompt: Prompt, *, order: BlendOrder, readers: Readers) -> tuple[FusedPrompt, float]:
     """A prompt from its layout to its logits, in a context of its own, and the seconds of all that."""
     start = time.perf_counter()
     decoder = model.decoder

@@ -13,12 +13,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from blend.fuse.fuse import BlendOrder
+from blend.fuse.record_loader import Readers
 from tests.bench.model import Shape, adopted, best_device, captured, fused, random_model
 
 POLICIES = ("hybrid", "full")
@@ -60,7 +60,7 @@ def measure(policy: str, *, tokens: int, dtype: str, layers: int) -> dict[str, o
     model = adopted(random_model(Shape(layers=layers), dtype=dtype, device=best_device()))
     prompt = captured(model).prompt(tokens)
     seconds: list[float] = []
-    with ThreadPoolExecutor(2) as readers:
+    with Readers(2) as readers:
 
         def work() -> None:
             seconds.append(fused(model, prompt, order=BlendOrder(policy, 0.15), readers=readers)[1])

@@ -1,7 +1,6 @@
 """Fuses for the tests: prompts of cached and missing chunks, ours and what `dense` says of them."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,12 +10,13 @@ from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.policy import select
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, PromptLayout, TextSegment, lay_out
+from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
 from blend.model.fingerprint import digest_ids
 from store.record import Tail
 from tests.blend.dense import Cached, Choice
 
-READERS = ThreadPoolExecutor(2)
+READERS = Readers(2)
 
 
 def source(model: LoadedModel, behind: Sequence[int], ids: Sequence[int], *, tail: Sequence[int] = ()) -> HeldRecord:

@@ -1,12 +1,15 @@
 """Fuses beside each other, reading beside computing, and every attention kernel."""
 
 import copy
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from threading import Barrier, Event
 
 import pytest
+import torch
 
 from blend import load
+from blend.fuse import record_loader
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt
 from blend.load import adopt
@@ -67,6 +70,34 @@ def test_a_layer_is_computed_while_the_next_is_still_being_read() -> None:
     )
 
     assert close(found.logits, dense.prefill(native("llama"), placed.ids)[-1])
+
+
+class Paired(HeldRecord):
+    """Delivers a layer only while another record is asked for one, too."""
+
+    def __init__(self, held: HeldRecord, pair: Barrier) -> None:
+        super().__init__(held._record, held.fingerprint)  # pyright: ignore[reportPrivateUsage]
+        self._pair = pair
+
+    def layer(self, index: int) -> LayerKV:
+        self._pair.wait(60)
+        return super().layer(index)
+
+
+def test_records_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_loader, "JOINED", 1)
+    model, pair = ours("llama"), Barrier(2)
+    held = [source(model, PREFIX, ids) for ids in (A, B)]
+
+    def prompt(sources: Sequence[HeldRecord]) -> Prompt:
+        chunks = tuple(ChunkSegment(ids, each) for ids, each in zip((A, B), sources, strict=True))
+        return Prompt(PREFIX, chunks, SUFFIX)
+
+    found = fused(model, prompt([Paired(each, pair) for each in held]), policy="reuse")
+
+    alone = fused(model, prompt(held), policy="reuse")
+    assert torch.equal(found.logits, alone.logits)
+    assert found.report.bytes == alone.report.bytes
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

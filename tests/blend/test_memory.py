@@ -7,7 +7,7 @@ every run; what stays resident is more, as freed blocks leave holes.
 import json
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from itertools import accumulate
 from multiprocessing import get_context
@@ -22,6 +22,7 @@ from blend.engine.sampling import Sampling
 from blend.fuse import capture
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt, TextSegment
+from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
 from blend.model.context import Context, span
 from blend.model.step import Segment
@@ -48,15 +49,15 @@ def corpus() -> Corpus:
 
 
 @pytest.fixture
-def readers() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as readers:
+def readers() -> Iterator[Readers]:
+    with Readers(2) as readers:
         yield readers
 
 
 @pytest.mark.parametrize("tokens", [4096, LONGEST])
 @pytest.mark.parametrize("policy", ["hybrid", "full"])
 def test_a_fuse_takes_little_more_than_the_prompts_keys_and_values(
-    policy: str, tokens: int, readers: ThreadPoolExecutor, tmp_path: Path
+    policy: str, tokens: int, readers: Readers, tmp_path: Path
 ) -> None:
     small, prompt = model("bfloat16"), corpus().prompt(tokens)
 
@@ -100,7 +101,7 @@ def _resident() -> tuple[int, int, int]:
     """What a fuse adds at its peak, what it may add at most, and what one mask of all rows would add."""
     small, prompt = model("bfloat16"), corpus().prompt(LONGEST)
     limit = limit_bytes(len(prompt.ids) * small.decoder.token_bytes, RESIDENT_SLACK_BYTES)
-    with ThreadPoolExecutor(2) as readers:
+    with Readers(2) as readers:
         peak = peak_bytes(lambda: fused(small, prompt, order=BlendOrder("hybrid", 0.15), readers=readers))
     return peak, limit, peak_bytes(lambda: torch.ones(ALL_SEE_ALL, dtype=torch.bool))
 

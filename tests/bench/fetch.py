@@ -1,0 +1,132 @@
+"""Records into a context without a model's work: what reading, checking, unpacking, turning and placing take."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+import zstandard
+
+from blend.fuse.prompt import ChunkSegment, Prompt, PromptLayout, lay_out
+from blend.fuse.record_loader import Readers, RecordLoader
+from blend.load import LoadedModel
+from service.model.blob_source import BlobSource
+from store.blob import Blob, Terms, digest, write_head
+from store.blob_store import BlobStore
+from store.codec.encode import encode
+from store.key import CacheKey
+from store.lmdb.lmdb_store import LmdbStore
+from store.reader import BlobReader
+from store.record import LayerKV, Record, narrow
+from store.tiers.budget import TierBudget
+from store.tiers.memory_store import MemoryCache
+from tests.bench.model import DISTINCT, PREFIX, QUESTION, Shape, adopted, random_model, words
+
+SHAPES = {  # what a token keeps is that of the real one, the rest small
+    "0.5B": Shape(24, hidden=128, intermediate=64, heads=2, kv_heads=2, vocabulary=512),
+    "8B": Shape(32, hidden=1024, intermediate=64, heads=8, kv_heads=8, vocabulary=512),
+}
+THREADS = (1, 2)
+Row = dict[str, float]
+
+
+def fetch(*, tokens: int, chunk: int, runs: int) -> dict[str, object]:
+    """Each shape: gigabytes of 16-bit keys and values a second, out of each medium and with so many threads."""
+    return {name: _shape(shape, tokens=tokens, chunk=chunk, runs=runs) for name, shape in SHAPES.items()}
+
+
+def _shape(shape: Shape, *, tokens: int, chunk: int, runs: int) -> dict[str, Row]:
+    model = adopted(random_model(shape, dtype="bfloat16"))
+    blobs = _blobs(shape, chunk, tokens // chunk)
+    nbytes = tokens // chunk * chunk * model.decoder.token_bytes
+    with (
+        TemporaryDirectory() as folder,
+        LmdbStore(Path(folder)) as below,
+        MemoryCache(TierBudget(lowest=False)) as near,
+    ):
+        below.put_all(blobs)
+        for blob in blobs:
+            near.put(blob)
+        cases: dict[tuple[str, str], Callable[[], object]] = {
+            (store.name, f"{threads} threads"): _loading(model, store, blobs, threads=threads)
+            for store in (below, near)
+            for threads in THREADS
+        }
+        rates = _rates({**cases, **_floors(blobs, nbytes)}, nbytes, runs)
+    found: dict[str, Row] = {}
+    for (medium, case), rate in rates.items():
+        found.setdefault(medium, {})[case] = round(rate, 3)
+    for medium in (below.name, near.name):
+        found[medium]["two by one"] = round(found[medium]["2 threads"] / found[medium]["1 threads"], 2)
+    return found
+
+
+def _blobs(shape: Shape, chunk: int, count: int) -> list[Blob]:
+    """A few that are drawn, each under several names."""
+    random = np.random.default_rng(0)
+
+    def tensor() -> np.ndarray:
+        drawn = random.standard_normal((shape.kv_heads, chunk, shape.hidden // shape.heads), dtype=np.float32)
+        return narrow(drawn, "bfloat16")
+
+    def drawn() -> Blob:
+        record = Record("bfloat16", tuple(LayerKV(tensor(), tensor()) for _ in range(shape.layers)))
+        return encode(record, CacheKey("bench", "drawn", "random", "q4"), terms=Terms(0, precomputed=True))
+
+    some = [drawn() for _ in range(min(DISTINCT, count))]
+    heads = [msgspec.structs.replace(some[number % len(some)].head, chunk=str(number)) for number in range(count)]
+    return [Blob(head, write_head(head), some[number % len(some)].frames) for number, head in enumerate(heads)]
+
+
+def _loading(model: LoadedModel, store: BlobStore, blobs: Sequence[Blob], *, threads: int) -> Callable[[], object]:
+    """From the opening of the blobs to the last record in the context, whose memory is there already."""
+    decoder, readers = model.decoder, Readers(threads)
+    tokens = blobs[0].head.tokens
+    texts = [words(tokens, number) for number in range(len(blobs))]
+    context = decoder.context(PREFIX + QUESTION + tokens * len(blobs))
+    decoder.prepare(context.capacity)
+
+    def layout() -> PromptLayout:
+        found = [store.open(blob.head.key) for blob in blobs]
+        sources = [BlobSource(each, model.fingerprint) for each in found if isinstance(each, BlobReader)]
+        segments = tuple(ChunkSegment(text, source) for text, source in zip(texts, sources, strict=True))
+        prompt = Prompt(words(PREFIX, 1), segments, words(QUESTION, 2))
+        return lay_out(prompt, fingerprint=model.fingerprint, window=decoder.window, vocabulary=decoder.vocabulary)
+
+    def load() -> None:
+        placed = layout()
+        loader = RecordLoader(decoder, context, wanted=lambda layer: placed.spans, readers=readers)
+        for layer in decoder.model_layers.keeping:
+            loader.wait(layer)
+        loader.close()
+        assert loader.bytes == tokens * len(blobs) * decoder.token_bytes
+
+    return load
+
+
+def _floors(blobs: Sequence[Blob], nbytes: int) -> dict[tuple[str, str], Callable[[], object]]:
+    """What one thread takes for a part of it alone."""
+    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    unzip = zstandard.ZstdDecompressor()
+    frames = [frame for blob in blobs for frame in blob.frames]
+    return {
+        ("floor", "memcpy"): lambda: np.copyto(target, source),
+        ("floor", "digest"): lambda: [digest(frame) for frame in frames],
+        ("floor", "zstd"): lambda: [unzip.decompress(frame) for frame in frames],
+    }
+
+
+def _rates(
+    cases: Mapping[tuple[str, str], Callable[[], object]], nbytes: int, runs: int
+) -> dict[tuple[str, str], float]:
+    """All in turn, round by round, so that what else the machine does strikes each; the first round does not count."""
+    seconds: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
+    for _ in range(runs + 1):
+        for case, work in cases.items():
+            start = time.perf_counter()
+            work()
+            seconds[case].append(time.perf_counter() - start)
+    return {case: nbytes / statistics.median(each[1:]) / 1e9 for case, each in seconds.items()}
