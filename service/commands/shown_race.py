@@ -77,8 +77,9 @@ def _name(policy: str) -> str:
 
 def _sentence(track: "RaceTrack", rows: "list[TimingRow]") -> str:
     _, reuse, blended = rows
+    by_reuse, by_policy = (sooner(each.against_full.times) for each in (reuse, blended))
     return (
-        f"With its chunks stored, the first token came {sooner(blended.sooner)} with full prefill by {blended.policy}, "
-        f"ratio {blended.ratio:g} of the cached tokens, and {sooner(reuse.sooner)} with it by reuse, which recomputes "
+        f"With its chunks stored, the first token came {by_policy} with full prefill by {blended.policy}, "
+        f"ratio {blended.ratio:g} of the cached tokens, and {by_reuse} with it by reuse, which recomputes "
         f"none: random weights show the time and no answers, which follow now."
     )

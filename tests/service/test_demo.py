@@ -71,7 +71,7 @@ def test_the_race_compares_full_prefill_with_reuse_and_the_policy_that_it_names(
     full, reuse, blended = shown["race"]["policies"]
     assert [row["policy"] for row in (full, reuse, blended)] == RACED
     assert {row["prompt_tokens"] for row in (full, reuse, blended)} == {shown["race"]["tokens"]}
-    assert full["reused"] == full["nbytes"] == 0 and full["sooner"] == 1
+    assert full["reused"] == full["nbytes"] == 0 and full["against_full"]["times"] == 1
     assert reuse["recomputed"] == 0 < blended["recomputed"] and blended["ratio"] == race.RATIO
     assert reuse["reused"] == blended["reused"] + blended["recomputed"] > 0 and blended["nbytes"] > 0
 
