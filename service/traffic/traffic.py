@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from secrets import token_hex
 
-from service.errors import NotFound, Unavailable
+from service.errors import NotFound, ServiceError, Unavailable
 from service.traffic.corpus import TrafficCorpus
 from service.traffic.endpoint import Endpoint, EndpointAnswer, RequestFailure
 from service.traffic.prompts import PromptTexts, encoded
@@ -99,15 +99,17 @@ async def _run(plan: TrafficPlan, sent: Sent, *, on_progress: Callable[[str], No
             senders: list[_Sender] = []
             for number, way in enumerate(plan.ways):
                 on_progress(f"warming up {way.url} {way.policy}".rstrip())
-                sender = await stack.enter_async_context(aclosing(_Sender(way, plan, mark=f"{mark} {number}")))
-                await sender.prepare(sent)
+                sender = await stack.enter_async_context(
+                    aclosing(_Sender(way, plan, mark=f"{mark} {number}", sent=sent))
+                )
+                await sender.prepare(senders[0].texts.tokens_a_word if senders else None)
                 senders.append(sender)
             for number in range(plan.rounds):
                 for rate in plan.rates:
                     turn = number % len(senders)  # none is always the first
                     for sender in (*senders[turn:], *senders[:turn]):
                         on_progress(f"round {number + 1} of {plan.rounds}, {rate:g} requests/s")
-                        await sender.send(rate, number, sent=sent)
+                        await sender.send(rate, number)
     except asyncio.CancelledError:
         if not sent.stretches:
             raise
@@ -117,27 +119,30 @@ async def _run(plan: TrafficPlan, sent: Sent, *, on_progress: Callable[[str], No
 class _Sender:
     """Sends to one way. Its texts are its own, so that nothing is cached of what another one sent."""
 
-    def __init__(self, way: Way, plan: TrafficPlan, *, mark: str) -> None:
+    def __init__(self, way: Way, plan: TrafficPlan, *, mark: str, sent: Sent) -> None:
         self._way = way
         self._plan = plan
         self._mark = mark
+        self._sent = sent
         self._endpoint = Endpoint(way.url, key=way.key, timeout_s=plan.timeout_s)
         self._corpus = TrafficCorpus(self._endpoint.url, key=way.key, name=f"bench-{mark.replace(' ', '-')}")
-        self._texts = PromptTexts(mark, TOKENS_A_WORD)
+        self.texts = PromptTexts(mark, TOKENS_A_WORD)
         self._fields: dict[str, object] = {**STREAMED, **COUNTED}
         self._puts = plan.puts
         self._answers_none = False
 
     async def aclose(self) -> None:
-        """Take away what was put in, and close the connections."""
+        """Take away what was put in, and close the connections. What was measured counts where that fails, too."""
         try:
             await self._corpus.aclose()
+        except ServiceError as error:
+            self._sent.notes.append(f"What was put in is still there: {error}")
         finally:
             await self._endpoint.close()
 
-    async def prepare(self, sent: Sent) -> None:
-        """Finds the model and how the endpoint counts, and sends what warms it up."""
-        sent.models[self._way] = self._fields["model"] = self._way.model or await self._model(sent)
+    async def prepare(self, tokens_a_word: float | None) -> None:
+        """Finds the model, and how the endpoint counts if no other way's is named, and sends what warms it up."""
+        self._sent.models[self._way] = self._fields["model"] = self._way.model or await self._model()
         if self._way.policy:
             self._fields["blend"] = {"policy": self._way.policy}
         if isinstance(found := await self._ask(_one(PROBES[0])), RequestFailure) and found.kind in REFUSED:
@@ -148,14 +153,15 @@ class _Sender:
                 f"{self._way.url} does not answer a short prompt ({found.kind}: {found.detail}): it takes a model and "
                 "the key that it wants; see its log"
             )
-        more = await self._ask(_one(PROBES[1]))
-        self._texts = PromptTexts(self._mark, _tokens_a_word(found, more))
+        if tokens_a_word is None:  # all ways get prompts of as many words
+            tokens_a_word = _tokens_a_word(found, await self._ask(_one(PROBES[1])))
+        self.texts = PromptTexts(self._mark, tokens_a_word)
         warming = self._plan.workload.warm_up()
-        await self._put([chunk for chunks in warming for chunk in chunks], sent=sent)
+        await self._put([chunk for chunks in warming for chunk in chunks])
         for chunks in warming:
             await self._ask(RequestShape(0.0, tuple(chunks), 1))
 
-    async def send(self, rate: float, number: int, *, sent: Sent) -> None:
+    async def send(self, rate: float, number: int) -> None:
         """Sends a stretch, each request when its time has come, and returns when all are over.
 
         An endpoint that answered none of a stretch is not asked again.
@@ -163,10 +169,15 @@ class _Sender:
         if self._answers_none:
             return
         requests = self._plan.workload.stretch(rate, mark=f"{number} {rate}")
-        await self._put(self._plan.workload.recurring(requests), sent=sent)
-        ready = [encoded(request, self._texts, fields=self._fields) for request in requests]
+        try:
+            await self._put(self._plan.workload.recurring(requests))
+        except ServiceError as error:
+            self._answers_none = True
+            self._sent.notes.append(f"{error}. It was not asked again.")
+            return
+        ready = [encoded(request, self.texts, fields=self._fields) for request in requests]
         found = Stretch(self._way, rate, number, requests[-1].at_s)
-        sent.stretches.append(found)
+        self._sent.stretches.append(found)
         start = time.perf_counter()
         try:
             async with asyncio.TaskGroup() as group:
@@ -176,16 +187,18 @@ class _Sender:
             found.seconds = time.perf_counter() - start
         if not found.answers:
             self._answers_none = True
-            sent.notes.append(f"{self._way.url} answered nothing at {rate:g} requests/s, and was not asked again.")
+            self._sent.notes.append(
+                f"{self._way.url} answered nothing at {rate:g} requests/s, and was not asked again."
+            )
 
-    async def _put(self, chunks: Sequence[ChunkShape], *, sent: Sent) -> None:
+    async def _put(self, chunks: Sequence[ChunkShape]) -> None:
         """Puts chunks in where that was asked for and can be meant."""
         try:
             if self._puts:
-                await self._corpus.put([self._texts.text(each) for each in chunks])
+                await self._corpus.put([self.texts.text(each) for each in chunks])
         except NotFound as error:
             self._puts = False
-            sent.notes.append(str(error))
+            self._sent.notes.append(str(error))
 
     async def _send(self, body: bytes, *, due: float, into: Stretch) -> None:
         await asyncio.sleep(due - time.perf_counter())
@@ -197,15 +210,17 @@ class _Sender:
             into.answers.append(found)
 
     async def _ask(self, request: RequestShape) -> EndpointAnswer | RequestFailure:
-        body = encoded(request, self._texts, fields=self._fields)
+        body = encoded(request, self.texts, fields=self._fields)
         return await self._endpoint.ask(body, since=time.perf_counter())
 
-    async def _model(self, sent: Sent) -> str:
+    async def _model(self) -> str:
         models = await self._endpoint.models()
         if not models:
             raise Unavailable(f"{self._way.url} lists no model: wait until it has one, or name its --model")
         if len(models) > 1:
-            sent.notes.append(f"{self._way.url} has {len(models)} models: {models[0]} is asked. --model names another.")
+            self._sent.notes.append(
+                f"{self._way.url} has {len(models)} models: {models[0]} is asked. --model names another."
+            )
         return models[0]
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 Json = dict[str, Any]
 
+JSON = "application/json"
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -54,20 +56,25 @@ def whole(prompt: int = 100, cached: int | None = 60) -> Reply:
     return Reply(b"".join([ROLE, delta(content="Yes"), delta(content="."), END, usage(prompt, cached), DONE]))
 
 
-@contextmanager
-def endpoint(
-    answer: Callable[[Json, int], Reply], *, models: Sequence[str] = ("some/model",)
-) -> Iterator[ScriptedEndpoint]:
-    """Answers by body and number of a chat, the first one is 0."""
+Answer = Callable[[Json, int], Reply]
+Other = Callable[[str, str], Reply]
 
+
+def _handler(
+    found: ScriptedEndpoint, *, answer: Answer, models: Sequence[str], other: Other
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._send(Reply(json.dumps({"data": [{"id": each} for each in models]}).encode(), kind="application/json"))
+            listed = Reply(json.dumps({"data": [{"id": each} for each in models]}).encode(), kind=JSON)
+            self._send(listed if self.path == "/v1/models" else other(self.command, self.path))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if not self.path.endswith("/chat/completions"):
+                self._send(other(self.command, self.path))
+                return
             with found.lock:
                 number = len(found.asked)
                 found.asked.append(body)
@@ -76,7 +83,10 @@ def endpoint(
 
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            self._send(Reply(b"", 404))
+            self._send(other(self.command, self.path))
+
+        def do_DELETE(self) -> None:
+            self._send(other(self.command, self.path))
 
         def _send(self, reply: Reply) -> None:
             self.send_response(reply.status)
@@ -90,9 +100,22 @@ def endpoint(
         def log_message(self, *arguments: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    return Handler
+
+
+@contextmanager
+def endpoint(
+    answer: Answer,
+    *,
+    models: Sequence[str] = ("some/model",),
+    other: Other = lambda method, path: Reply(b"", 404),
+) -> Iterator[ScriptedEndpoint]:
+    """Answers by body and number of a chat, the first is 0; `other`: what else it answers, by method and path."""
+    found = ScriptedEndpoint("")
+    handler = _handler(found, answer=answer, models=models, other=other)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    found = ScriptedEndpoint(f"http://127.0.0.1:{server.server_port}")
+    found.url = f"http://127.0.0.1:{server.server_port}"
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -163,7 +163,7 @@ def test_chunks_that_are_put_in_are_reused_and_gone_afterwards(tmp_path: Path, m
     reuse, full = rows(result)
     assert 0.2 < reuse["cached_share"] < 0.8
     assert full["cached_share"] == 0
-    assert reuse["prompt_tokens"] == pytest.approx(full["prompt_tokens"], rel=0.05)
+    assert reuse["prompt_tokens"] == pytest.approx(full["prompt_tokens"], rel=0.15)  # other texts
 
 
 def test_what_is_no_kvweave_service_goes_without_chunks_put_in() -> None:
@@ -171,6 +171,18 @@ def test_what_is_no_kvweave_service_goes_without_chunks_put_in() -> None:
         result = bench("--url", server.url, *FAST, "--put", "--json")
     assert result.exit_code == 0, result.output
     assert [note for note in json.loads(result.stdout)["notes"] if "is no kvweave service" in note]
+
+
+def test_a_service_that_breaks_keeps_what_was_measured() -> None:
+    jobs = {"status": "done", "chunks": 4, "stored": 4, "job_id": "7"}
+
+    def other(method: str, path: str) -> Reply:
+        return Reply(b"", 500) if method == "DELETE" else Reply(json.dumps(jobs).encode(), kind="application/json")
+
+    with endpoint(lambda body, number: whole(), other=other) as server:
+        result = bench("--url", server.url, *FAST, "--put", "--json")
+    assert rows(result)[0]["answered"] == 10
+    assert any("still there" in note for note in json.loads(result.stdout)["notes"])
 
 
 PLAN = TrafficPlan(
