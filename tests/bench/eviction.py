@@ -8,29 +8,28 @@ farthest next use weighted by bytes per cost), not a bound.
 """
 
 import argparse
-import bisect
 import heapq
-import itertools
 import json
 import math
-import random
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from store.tiers.eviction import Evictor
+from tests.bench.block_traces import (
+    CONVERSATIONS,
+    Block,
+    conversations,
+    equal_blocks,
+    mixed_blocks,
+    mooncake,
+    replays,
+    zipf,
+)
 
 BUDGETS = (0.01, 0.05, 0.10, 0.25)
 NEVER = 1 << 60
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    key: int
-    bytes: int
-    tokens: int
 
 
 class Cache(Protocol):
@@ -291,48 +290,6 @@ def replay(cache: Cache, blocks: list[Block], budget: int) -> float:
     return hit / sum(block.tokens for block in blocks)
 
 
-def equal_blocks(keys: list[int]) -> list[Block]:
-    return [Block(key, 1, 1) for key in keys]
-
-
-def mixed_blocks(keys: list[int], seed: int) -> list[Block]:
-    """Sizes depend on seed and key alone, so a key keeps its size wherever it occurs."""
-    blocks: dict[int, Block] = {}
-    for key in set(keys):
-        draw = random.Random(f"{seed}:{key}")
-        tokens = round(64 * 8 ** draw.random())
-        blocks[key] = Block(key, tokens * draw.choice((1, 4, 16)), tokens)
-    return [blocks[key] for key in keys]
-
-
-def mooncake(path: Path) -> list[int]:
-    """The block ids of all requests, in order."""
-    keys: list[int] = []
-    with path.open() as lines:
-        for line in lines:
-            keys += json.loads(line)["hash_ids"]
-    return keys
-
-
-def zipf(seed: int, *, alpha: float, drift: int, scans: int, length: int = 60_000) -> list[int]:
-    """Zipf's law over 10,000 keys. `drift` rank swaps per 100 draws; `scans` runs of 500 new keys."""
-    draw = random.Random(seed)
-    ranked = list(range(10_000))
-    mass = list(itertools.accumulate((rank + 1) ** -alpha for rank in ranked))
-    fresh = itertools.count(len(ranked))
-    keys: list[int] = []
-    for position in range(length):
-        if position % 100 == 0:
-            for _ in range(drift):
-                one = draw.randrange(len(ranked))
-                other = draw.randrange(one + 1)  # towards the head, where it matters
-                ranked[one], ranked[other] = ranked[other], ranked[one]
-        if scans and position % (length // scans) == 0:
-            keys += itertools.islice(fresh, 500)
-        keys.append(ranked[bisect.bisect(mass, draw.random() * mass[-1])])
-    return keys
-
-
 def compare(blocks: list[Block]) -> dict[str, dict[str, float]]:
     """Policy -> budget in percent of the footprint -> share that hit."""
     footprint = sum({block.key: block.bytes for block in blocks}.values())
@@ -352,17 +309,6 @@ def mean(runs: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]
     }
 
 
-def replays(trace: list[int]) -> dict[str, list[int]]:
-    """The trace, and orders of it that no policy was tried on first."""
-    half = len(trace) // 2
-    return {
-        "trace": trace,
-        "trace_first_half": trace[:half],
-        "trace_second_half": trace[half:],
-        "trace_reversed": trace[::-1],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, help="Mooncake trace, one JSON object per line")
@@ -374,6 +320,7 @@ def main() -> None:
         "zipf_0.9_drift": zipf(1, alpha=0.9, drift=10, scans=0),
         "zipf_1.1_drift": zipf(2, alpha=1.1, drift=10, scans=0),
         "zipf_1.0_scans": zipf(3, alpha=1.0, drift=0, scans=60),
+        **{f"conversations_{name}": conversations(1, **shape) for name, shape in CONVERSATIONS.items()},
     }
     report: dict[str, object] = {}
     for name, keys in workloads.items():
