@@ -7,7 +7,8 @@ the answer that the same question got alone; a difference counts where the lone 
 apart than `TIE`. `overhead_ms`: of one client, the whole time less retrieve, fetch, queue, unpack, fuse and decode,
 as the service reports it, and `with_http_ms` as the client sees it. `against
 full`: the same for both policies, and the requests a second at the p95 to the first token that full prefill has.
-`--shape 24x256` serves a model of so many layers and such a width in place of the built-in one, with random weights.
+`--shape 24x256` serves a model of so many layers and such a width in place of the built-in one, with random weights;
+`KVWEAVE_POLICY` and `KVWEAVE_RATIO` in the environment name another blending than the default.
 """
 
 import argparse
@@ -275,7 +276,7 @@ async def measure(arguments: argparse.Namespace) -> Json:
     cases = multihop(seed=SEED, size=arguments.questions, level=3)
     stops = compose_model(load_settings().model_copy(update={"model": "builtin"})).tokenizer.stop_ids
     asked = questions(cases, passages=arguments.passages, biased={str(each): -100 for each in stops})
-    blended, full = {"policy": "hybrid", "ratio": 0.15}, {"policy": "full"}
+    blended, full = {}, {"policy": "full"}
     with TemporaryDirectory() as folder, server(arguments.threads, random_model(arguments.shape, Path(folder))) as ran:
         ingest(ran.url, ran.key, cases=cases)
         headers = {"Authorization": f"Bearer {ran.key}"}
