@@ -24,7 +24,14 @@ CHUNK: Found = {
     "bytes": 4096,
     "miss_reason": None,
 }
-REPORT: Found = {"policy": "hybrid", "ratio": 0.15, "chunks": [CHUNK], "dropped": [], "timings_ms": {"fuse": 1.5}}
+REPORT: Found = {
+    "policy": "hybrid",
+    "ratio": 0.15,
+    "chunks": [CHUNK],
+    "dropped": [],
+    "timings_ms": {"fuse": 1.5},
+    "notes": [],
+}
 SOURCE: Found = {
     "chunk_id": "0" * 32,
     "document_id": "d",

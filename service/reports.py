@@ -50,6 +50,7 @@ class Report:
 
     `expected_ms` of each way, where one was chosen for its time: the stages `unpack` and `fuse` of `timings_ms` tell
     what it took. `reason`: why no chunk was blended, where a policy would have.
+    `notes`: sentences that whoever reads the answer should know.
     """
 
     policy: str
@@ -63,3 +64,4 @@ class Report:
         default_factory=dict[str, float]
     )
     reason: InWords = None
+    notes: tuple[str, ...] = ()

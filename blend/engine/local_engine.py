@@ -108,7 +108,7 @@ class LocalEngine:
         if needed > self.limits.kv_bytes:
             raise PromptError(
                 f"{len(layout.ids)} prompt tokens and up to {request.sampling.max_tokens} new ones need {needed} bytes "
-                f"of KV, the budget is {self.limits.kv_bytes}: leave out chunks, lower max_tokens or raise the budget"
+                f"of KV, the budget is {self.limits.kv_bytes}: shorten the prompt, lower max_tokens or raise the budget"
             )
         queued = QueuedRequest(request, layout, listen=listen, capacity=capacity)
         with self._changed:

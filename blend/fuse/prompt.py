@@ -160,7 +160,9 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
     if not prompt.suffix:
         raise PromptError("the question is empty: a prompt needs at least one token behind its documents")
     if len(ids) > window:
-        raise PromptError(f"the prompt has {len(ids)} tokens, the model's window {window}: leave out chunks")
+        rest = len(ids) - sum(len(each.ids) for each in prompt.segments if isinstance(each, ChunkSegment))
+        remedy = "shorten the question or the turns before it" if rest >= window else "leave out chunks"
+        raise PromptError(f"the prompt has {len(ids)} tokens, the model's window {window}: {remedy}")
     spans: list[ChunkSpan] = []
     misses: list[tuple[int, Miss]] = []
     place, number = len(prompt.prefix), 0

@@ -59,6 +59,11 @@ class Gathered:
         return (*self.passages, *(each for _, each in (*self.inside, *self.loose)))
 
     @property
+    def texts(self) -> list[str]:
+        """What the answer rests on: all passages, and the documents that came with the request."""
+        return [each.titled.text for each in self.all] + [each.text.strip() for each in self.ask.documents]
+
+    @property
     def sources(self) -> tuple[Source, ...]:
         """Each stretch of the prompt once: what came with the request is named as it came, not by what stands in it."""
         shown = (*self.passages, *(each for _, each in self.inside))
@@ -131,7 +136,10 @@ def _framed(parts: tuple[TurnPart, ...]) -> tuple[TurnPart, ...]:
 
 
 def gather(tenant: Tenant, ask: AnswerRequest) -> Gathered:
-    """All that the request brings, names, or asks to look up. No passage is seen that its key may not see."""
+    """All that the request brings, names, or asks to look up. No passage is seen that its key may not see.
+
+    Raises NotFound where there is nothing that a question could be answered from.
+    """
     named = [GatheredPassage(passage, 0.0, found=False) for passage in _named(tenant, ask)]
     known = {each.passage.id for each in named}
     hits = in_prompt_order(look_up(tenant, ask.lookup, ask=ask)) if ask.lookup else []
@@ -139,7 +147,20 @@ def gather(tenant: Tenant, ask: AnswerRequest) -> Gathered:
     passages = (*named, *found)
     inside = _recognised(tenant, ask, texts=[turn.text for turn in ask.turns]) if ask.inline else ()
     loose = _recognised(tenant, ask, texts=[each.text.strip() for each in ask.documents])
+    if ask.asks and ask.lookup and ask.lookup.top_k and not passages and not ask.documents:
+        _refuse_nothing(tenant, ask)
     return Gathered(ask, _system(tenant, ask, passages=passages), passages, tuple(inside), tuple(loose))
+
+
+def _refuse_nothing(tenant: Tenant, ask: AnswerRequest) -> None:
+    """Raises NotFound where the key sees no document at all: an answer would be made up."""
+    with tenant.catalog.view() as view:
+        if view.count(scope(bound=ask.principal.bound)):
+            return
+    raise NotFound(
+        "there are no documents to answer from: put some in with kvweave precompute or on the console page, or wait "
+        "for those that are on their way"
+    )
 
 
 def look_up(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> list[Hit]:

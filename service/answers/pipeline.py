@@ -26,6 +26,7 @@ from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.blend_decision import BlendInputs, decide
 from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
 from service.answers.fair_turns import FairTurns
+from service.answers.foreign_documents import ForeignDocuments
 from service.answers.gather import Gathered, gather, look_up
 from service.answers.plan import EnginePlan, fit, usage_of
 from service.answers.prompt_costs import PromptCosts
@@ -36,7 +37,7 @@ from service.errors import Exhausted, ServiceError, Unavailable
 from service.lower_priority import COMPUTES, lower_priority
 from service.model.grammar import Constraint, Grammars
 from service.model.logit_processors import chained
-from service.settings import Settings
+from service.settings import BUILTIN, Settings
 from service.telemetry.logs import note
 from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
@@ -103,6 +104,7 @@ class Pipeline:
         self._compilations = FairTurns(COMPILERS, longest=SCHEMAS)
         self._schema_memory = SchemaMemory()
         self._flying = 0
+        self.foreign_documents = ForeignDocuments(self._model) if settings.model == BUILTIN else None
 
     @property
     def in_flight(self) -> int:
@@ -184,17 +186,17 @@ class Pipeline:
     def _planned(self, gathered: Gathered, inputs: BlendInputs) -> EnginePlan:
         """What the engine is asked, with the blobs of the passages where it is to have them."""
         fitted = fit(self._model.prompt_builder, gathered, window=self._model.window)
+        notes = () if self.foreign_documents is None else self.foreign_documents.notes(gathered.texts)
+        plan = EnginePlan(gathered, fitted, inputs, {}, notes)
         passages = [each.passage for each in gathered.all]
         if decide(inputs).order.policy == "full" or not passages:
-            return EnginePlan(gathered, fitted, inputs, {})
+            return plan
         caches = self._tenants.open(gathered.ask.principal.tenant).caches
         begin = partial(caches.open, passages, pool=self._fetches)
         if self._costs is None or gathered.ask.order is not None:
-            opened = {number: each.result() for number, each in enumerate(begin())}
-            return EnginePlan(gathered, fitted, inputs, opened)
-        opened = self._costs.opened(fitted.prompt_tokens, begin)
-        plan = EnginePlan(gathered, fitted, inputs, opened)
-        return plan.by_time(self._costs.cost(fitted.prompt_tokens, opened)) if plan.has_choice else plan
+            return replace(plan, opened={number: each.result() for number, each in enumerate(begin())})
+        plan = replace(plan, opened=self._costs.opened(fitted.prompt_tokens, begin))
+        return plan.by_time(self._costs.cost(fitted.prompt_tokens, plan.opened)) if plan.has_choice else plan
 
     async def _answered(
         self, queue: "asyncio.Queue[EngineEvent]", progress: "_RequestProgress"

@@ -49,12 +49,15 @@ def fit(prompt_builder: PromptBuilder, gathered: Gathered, *, window: int) -> Fi
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What is asked of the engine. `opened` by the passages' numbers; `cost` where the time decided."""
+    """What is asked of the engine. `opened` by the passages' numbers; `notes` stand in the report; `cost` where the
+    time decided.
+    """
 
     gathered: Gathered
     fitted: FittedPrompt
     inputs: BlendInputs
     opened: Mapping[int, BlobSource | Miss]
+    notes: tuple[str, ...] = ()
     cost: PromptCost | None = None
 
     @property
@@ -105,10 +108,10 @@ class EnginePlan:
         expected_ms = self.cost.expected.ms if self.cost else {}
         why = Miss(reason) if reason else None
         if fused is None:
-            return Report(order.policy, order.ratio, (), (), {}, expected_ms, why)
+            return Report(order.policy, order.ratio, (), (), {}, expected_ms, why, self.notes)
         dropped = tuple(self.gathered.passages[number].passage.id for number in sorted(self.fitted.dropped))
         ms = {stage: round(value, 3) for stage, value in timings_ms.items()}
-        return Report(order.policy, order.ratio, self._chunks(fused), dropped, ms, expected_ms, why)
+        return Report(order.policy, order.ratio, self._chunks(fused), dropped, ms, expected_ms, why, self.notes)
 
     def _chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
         """The report of each chunk after the fuse: what became of it."""

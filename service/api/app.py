@@ -44,6 +44,18 @@ _QUIET: TelemetryConfig = {
     "logs": False,
     "auto_configure": False,
 }  # ours tell no text of a request
+INTRODUCTION = """Answers to questions over your documents, from stored keys and values of their chunks.
+
+1. **A key.** The first start leaves one in `admin.key`, in the data folder. *Authorize* takes it here; clients send it
+   as `Authorization: Bearer kvw_…`. `kvweave keys create` makes others.
+2. **Documents.** `POST /v1/documents` takes texts, chunks or files and answers with a job at once;
+   `GET /v1/jobs/{job_id}` says when they can be asked.
+3. **Questions.** `POST /v1/query` answers with its sources and a report of how it came about; with `"stream": true` as
+   events. `POST /v1/chat/completions` is OpenAI's interface, for its clients.
+
+What goes wrong is a problem in JSON, with the value and the remedy in `detail`; under OpenAI's paths it has OpenAI's
+form.
+"""
 GUARDED = (401, 403, 422, 429, 431, 500, 503)
 WITH_BODY = (400, 408, 413, 415)
 
@@ -70,6 +82,7 @@ def create_app(core_of: Callable[[], "Core"], *, extensions: Sequence[Extension]
     app = FastAPI(
         title="kvweave",
         version=version("kvweave"),
+        description=INTRODUCTION,
         lifespan=lifespan,
         redirect_slashes=False,
         docs_url=None,

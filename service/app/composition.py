@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from huggingface_hub.utils import disable_progress_bars
 from numpy.typing import NDArray
 from transformers.utils import logging as transformers_logging
 
@@ -32,6 +33,7 @@ from service.builtin import CHECKPOINT
 from service.corpus.tenants import TENANTS, Tenants
 from service.model.checked_model import checked_model
 from service.model.codec_check import check_codec
+from service.model.hub import hub_checkpoint
 from service.model.kept_speeds import conditions, kept_speeds
 from service.model.prompt_builder import PromptBuilder
 from service.model.served_model import ServedModel
@@ -46,6 +48,7 @@ from store.url import open_store
 log = logging.getLogger(__name__)
 
 DIGESTS = "digests.json"
+REMOTE = ("http://", "https://")
 
 
 def compose_store(settings: Settings) -> BlobStore:
@@ -61,16 +64,18 @@ def _pinned(nbytes: int) -> NDArray[np.uint8]:
 
 def compose_model(settings: Settings) -> LoadedModel:
     """The model that the settings name; `builtin` is the one that comes with kvweave."""
-    name = settings.model
-    if name == BUILTIN:
-        name = str(CHECKPOINT)
-        transformers_logging.disable_progress_bar()  # it is there in no time
+    transformers_logging.disable_progress_bar()  # a service's log, and a command's own bar, have no place for them
+    disable_progress_bars()
+    name = str(CHECKPOINT) if settings.model == BUILTIN else hub_checkpoint(settings.model, setting="model")
     digests = settings.data / DIGESTS if settings.data.is_dir() else None
     return load(name, device=settings.device, dtype=settings.dtype, digests=digests)
 
 
 def compose_core(settings: Settings) -> Core:
     """A running service. Raises what stops a start at once; what the model says comes later."""
+    for setting, name in (("model", settings.model), ("embedder", settings.embedder)):
+        if name != BUILTIN and not name.startswith(REMOTE):
+            hub_checkpoint(name, setting=setting)
     return Core(
         settings,
         store=lambda: compose_store(settings),
@@ -179,14 +184,14 @@ def _embedder(settings: Settings) -> Embedder | None:
     name = settings.embedder
     if not name:
         return None
-    if name.startswith(("http://", "https://")):
+    if name.startswith(REMOTE):
         url, model = _split(name, "embedder")
         return cached(RemoteEmbedder(Access(url, settings.embedder_key.get_secret_value()), model))
     try:
         from retriever.embedders.encoder import Encoder
     except ImportError as error:
         raise EmbeddingError(f"the encoder {name!r} cannot be loaded: {error}") from error
-    return cached(Encoder(name, device=settings.device))
+    return cached(Encoder(hub_checkpoint(name, setting="embedder"), device=settings.device))
 
 
 def _reranker(settings: Settings) -> Reranker | None:

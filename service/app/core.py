@@ -172,6 +172,8 @@ class Core:
         ingest.start()
         model = tenants.model
         log.info("ready", extra=fields(model=self.model_name, window=model.window, codec=model.codec))
+        if pipeline.foreign_documents is not None:
+            pipeline.foreign_documents.look_through(tenants)
         self._compare(model)
 
     def _watch(self) -> None:

@@ -214,9 +214,12 @@ def _tell_all(events: Iterator[tuple[str, Json]]) -> None:
             case "error":
                 typer.echo()
                 raise ServiceError(str(event.get("detail", "the answer ended early")))
+            case "fused":
+                for note in cast("list[str]", cast(Json, event["report"]).get("notes", [])):
+                    tell(f"{note}\n", err=True, style="yellow")
             case "done":
                 typer.echo("\n")
-                _sources(cast("list[Json]", event["sources"]))
+                _sources(sorted(cast("list[Json]", event["sources"]), key=lambda each: -float(str(each["score"]))))
                 _account(event)
                 return
             case _:

@@ -255,7 +255,7 @@ def _progress(steps: int) -> Generator[Callable[[str], None]]:
     task = bar.add_task("", total=steps)
 
     def advance(stage: str) -> None:
-        bar.start()  # not before the model is loaded, which has a bar of its own
+        bar.start()  # not before there is something to show
         bar.update(task, advance=1, description=stage)
 
     try:

@@ -88,7 +88,8 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
         port = sockets[0].getsockname()[1]
         _greet(settings, port=port)
-        log.info("listening", extra=fields(address=address(settings.host, port)))
+        search = "words and vectors" if settings.embedder else "words alone: KVWEAVE_EMBEDDER names an encoder"
+        log.info("listening", extra=fields(address=address(settings.host, port), search=search))
         server.run(sockets)
     if core.failed.is_set():
         raise SettingsError(core.not_ready() or "the service did not start")
@@ -163,6 +164,8 @@ def _greet(settings: "Settings", *, port: int) -> None:
     typer.echo(f"\nkvweave serves {settings.model}; Ctrl-C stops it.\n", err=True)
     typer.echo(f"  console page   {place}/", err=True)
     typer.echo(f"  API            {place}/docs", err=True)
+    if not settings.embedder:
+        typer.echo("  search         by words alone; KVWEAVE_EMBEDDER names an encoder that adds meaning", err=True)
     if not settings.auth:
         typer.echo("  key            none is needed (KVWEAVE_AUTH is off)\n", err=True)
     elif key.is_file():

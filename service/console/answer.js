@@ -16,9 +16,10 @@ export class Answer {
     this.state = make("span", { class: "state", role: "status" }, "searching…");
     this.text = make("div", { class: "text", role: "region", "aria-live": "polite", "aria-busy": "true", "aria-label": title, tabindex: "0" });
     this.title = make("h2", {}, title);
+    this.notes = make("div", { role: "note" });
     [this.figures, this.prompt, this.times, this.list] = ["sums", "prompt", "times", "sources"].map((name) => make("div", { class: name }));
     this.root = make("article", { class: "panel answer" },
-      make("header", { class: "bar" }, this.title, this.state), this.text, this.figures, this.prompt, this.times, this.list);
+      make("header", { class: "bar" }, this.title, this.state), this.notes, this.text, this.figures, this.prompt, this.times, this.list);
     this.#draw();
   }
 
@@ -63,6 +64,7 @@ export class Answer {
   }
 
   #draw() {
+    this.notes.replaceChildren(...(this.report?.notes ?? []).map((note) => make("p", { class: "note" }, note)));
     this.#drawFigures();
     this.#drawPrompt();
     this.#drawTimes(this.total);

@@ -88,7 +88,8 @@ async function found() {
     await get("readyz");
     const { data } = await get("v1/models");
     showKey({ isNeeded: false });
-    return { kind: "ready", words: `ready: ${data[0].id} (${count(data[0].max_model_len)} tokens)` };
+    const search = data[0].search === "lexical" ? "; search by words alone, KVWEAVE_EMBEDDER names an encoder" : "";
+    return { kind: "ready", words: `ready: ${data[0].id} (${count(data[0].max_model_len)} tokens)${search}` };
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     if (error.status === 401) {

@@ -119,6 +119,7 @@ class Model(BaseModel):
     created: int
     owned_by: str = "kvweave"
     max_model_len: int = Field(description="Tokens of prompt and answer")
+    search: Literal["lexical", "hybrid"] = Field(description="How documents are found, where a request does not say")
 
 
 class ModelList(BaseModel):

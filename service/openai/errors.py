@@ -21,7 +21,7 @@ FORESEEN: Final[tuple[type[Exception], ...]] = (*KNOWN, RequestValidationError)
 
 _INVALID: Final = "invalid_request_error"
 _TYPES: Final = {403: "permission_error", 429: "rate_limit_error"}
-_CODES: Final = {401: "invalid_api_key", 413: "request_too_large", 429: "rate_limit_exceeded"}
+_CODES: Final = {401: "invalid_api_key", 404: "unknown_url", 413: "request_too_large", 429: "rate_limit_exceeded"}
 _UNREADABLE = re.compile("[\ud800-\udfff\x00]")
 _BRANCH = re.compile(r"(constrained-)?str|list\[.*\]")  # of a union, which pydantic tried
 

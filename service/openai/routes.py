@@ -27,7 +27,14 @@ from service.openai.errors import ModelNotFound, OpenAIRoute
 from service.openai.request import ChatRequest
 
 ALIAS: Final = "default"  # of the one model, whatever its name
-PREFIXES: Final = ("/v1/chat/completions", "/v1/models")  # where failures have OpenAI's form
+# Where failures have OpenAI's form: what is answered here, and what its clients ask for that is not.
+PREFIXES: Final = tuple(
+    f"/v1/{each}"
+    for each in (
+        *("chat/", "models", "completions", "responses", "embeddings", "files", "uploads", "images", "audio", "videos"),
+        *("moderations", "batches", "fine_tuning", "assistants", "threads", "vector_stores", "realtime", "evals"),
+    )
+)
 
 
 class ChatPipeline(Protocol):
@@ -41,6 +48,8 @@ class ChatSettings(Protocol):
 
     @property
     def top_k(self) -> int: ...
+    @property
+    def embedder(self) -> str: ...
 
 
 class ChatService(Protocol):
@@ -139,7 +148,8 @@ def _check(core: ChatService, model: str) -> None:
 
 
 def _model(core: ChatService) -> Model:
-    return Model(id=core.model_name, created=int(core.created), max_model_len=core.window)
+    search = "hybrid" if core.settings.embedder else "lexical"
+    return Model(id=core.model_name, created=int(core.created), max_model_len=core.window, search=search)
 
 
 def _fingerprint(model: str) -> str:

@@ -211,7 +211,9 @@ def test_prompts_that_cannot_be_are_refused_with_the_remedy() -> None:
         with pytest.raises(PromptError, match="question is empty"):
             to.submit(EngineRequest(Prompt(PREFIX, (TextSegment(A),), ())), print)
         with pytest.raises(PromptError, match="window 4096: leave out chunks"):
-            to.submit(EngineRequest(Prompt(PREFIX, (TextSegment(LONG * 3),), SUFFIX)), print)
+            to.submit(EngineRequest(Prompt(PREFIX, (ChunkSegment(LONG * 3),), SUFFIX)), print)
+        with pytest.raises(PromptError, match="window 4096: shorten the question"):
+            to.submit(EngineRequest(Prompt(PREFIX, (ChunkSegment(LONG),), SUFFIX * 4096)), print)
         with pytest.raises(PromptError, match="unknown policy 'best'"):
             to.submit(EngineRequest(PLAIN, order=BlendOrder("best")), print)
         for ratio in (-0.1, 1.5, float("nan")):

@@ -39,6 +39,21 @@ def test_an_answer_is_shown_with_its_sources(inside: Inside) -> None:
     assert "Letter 40" in done.stdout and "reused" in done.stderr
 
 
+def test_sources_are_listed_best_first_and_what_is_to_be_known_is_told_before(
+    inside: Inside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    sources = [{"document_id": f"d{score}", "title": "", "text": "a", "score": score} for score in (0.5, 2.0, 1.0)]
+    usage = {"prompt_tokens": 3, "reused_tokens": 2, "recomputed_tokens": 1}
+    report = {"timings_ms": {"first_token": 1.0}, "notes": ["Mind this."]}
+    told = [("fused", {"report": report}), ("token", {"text": "so"}), ("done", {"sources": sources, "usage": usage})]
+    told[-1][1]["report"] = report
+    ask._tell_all(iter(told))
+    shown = capsys.readouterr()
+    assert [word for word in shown.out.split() if word[0] == "d" and word[1].isdecimal()] == ["d2.0", "d1.0", "d0.5"]
+    assert shown.err.startswith("Mind this.")
+
+
 def test_machines_get_the_whole_answer(inside: Inside) -> None:
     answer = json.loads(run(inside, "ask", QUESTIONS[0], "--policy", "full", "--top-k", "1", "--json").stdout)
     assert answer["report"]["policy"] == "full" and len(answer["sources"]) == 1

@@ -177,7 +177,7 @@ WRONG = [
     ("precompute empty --budget 1GB --queries latin.jsonl", "latin.jsonl", ""),
     ("precompute empty --shard 4/4", "shard", ""),
     ("precompute empty --model empty", "'empty' is neither", ""),
-    ("precompute empty --model nobody/nothing", "'nobody/nothing' is neither", ""),
+    ("precompute empty --model nobody/nothing", "'nobody/nothing' is no folder here", ""),
     ("eval --suite nowhere.json", "nowhere.json", ""),
     ("eval --suite wrong.jsonl", "wrong.jsonl, line 1 is no JSON", ""),
     ("eval --suite latin.jsonl", "save the file as UTF-8", ""),

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 import kvweave_client as kv
@@ -262,3 +263,14 @@ def test_both_clients_have_every_operation_with_its_signature() -> None:
     own = {name for name in vars(kv.Client) if not name.startswith("_")}
     others = {name for name in vars(kv.AsyncClient) if not name.startswith("_")}
     assert own ^ others == {"close", "aclose"}
+
+
+def test_an_answer_shows_its_words_its_notes_and_its_best_sources_and_nothing_of_them_as_html() -> None:
+    sources = [{**canned.SOURCE, "title": f"<b>{at}</b>", "document_id": f"d{at}", "score": at} for at in range(7)]
+    report = {**canned.REPORT, "notes": ["Mind this."]}
+    answer = msgspec.convert({**canned.ANSWER, "sources": sources, "report": report}, kv.Answer)
+    words, note, *lines = str(answer).splitlines()
+    assert (words, note) == ("badger", "Mind this.")
+    assert [line.split()[-1] for line in lines] == ["d6", "d5", "d4", "d3", "d2", "more"]
+    shown = answer._repr_html_()
+    assert "<b>" not in shown and "&lt;b&gt;6" in shown and shown.count("<li>") == len(lines)

@@ -83,6 +83,7 @@ class FakeSettings:
     policy: str = "hybrid"
     ratio: float = 0.15
     top_k: int = 7
+    embedder: str = ""
 
 
 class FakeControl:

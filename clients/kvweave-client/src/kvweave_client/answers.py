@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from kvweave_client.shown import as_html, as_text
+
 Metadata = dict[str, Any]  # JSON
 
 
@@ -46,6 +48,7 @@ class Report(msgspec.Struct, frozen=True):
 
     `expected_ms` of each way (full, prefix, blend), where one was chosen for its time; `reason`: why no chunk was
     blended, where a policy would have.
+    `notes`: sentences that whoever reads the answer should know.
     """
 
     policy: str
@@ -55,10 +58,11 @@ class Report(msgspec.Struct, frozen=True):
     timings_ms: dict[str, float]
     expected_ms: dict[str, float] = {}
     reason: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to a question, and what it rests on."""
+    """The answer to a question, and what it rests on. Printed, and in a notebook, it shows both."""
 
     id: str
     answer: str
@@ -66,6 +70,12 @@ class Answer(msgspec.Struct, frozen=True):
     sources: tuple[Source, ...]
     usage: Usage
     report: Report
+
+    def __str__(self) -> str:
+        return as_text(self.answer, self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.answer, self)
 
 
 class Retrieved(msgspec.Struct, frozen=True):
@@ -113,7 +123,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatAnswer(msgspec.Struct, frozen=True):
-    """The answer to a chat."""
+    """The answer to a chat. Printed, and in a notebook, it shows its sources, too."""
 
     id: str
     model: str
@@ -123,6 +133,12 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     sources: tuple[Source, ...]
     report: Report
     logprobs: tuple[TokenLogprob, ...] = ()
+
+    def __str__(self) -> str:
+        return as_text(self.text, self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.text, self)
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
@@ -293,10 +309,11 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """The model that answers. `max_model_len`: tokens of prompt and answer."""
+    """The model that answers. `max_model_len`: tokens of prompt and answer; `search`: how it is searched by default."""
 
     id: str
     max_model_len: int
+    search: str = ""
 
 
 class BlendSwitch(msgspec.Struct, frozen=True):

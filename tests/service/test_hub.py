@@ -1,0 +1,58 @@
+"""Hub names where no hub answers: one line within seconds, before anything listens, or what was fetched before."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from service.model.hub import hub_checkpoint
+from service.settings import SettingsError
+from tests.service.serving import KVWEAVE, free_port
+
+NAME = "somebody/some-model"
+
+
+@pytest.fixture(autouse=True)
+def unreached(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_checkpoint.cache_clear()
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.mark.parametrize("setting", ["model", "embedder"])
+def test_a_service_ends_with_one_line_before_it_listens(setting: str, tmp_path: Path) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    settings = {"KVWEAVE_DATA": str(tmp_path / "data"), f"KVWEAVE_{setting.upper()}": NAME, "KVWEAVE_PORT": "0"}
+    environment = {**os.environ, **settings, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(
+        [*KVWEAVE, "serve"], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"kvweave: {setting} (KVWEAVE_{setting.upper()}): '{NAME}'")
+    assert endpoint in line and "HF_HUB_OFFLINE" not in line
+
+
+def test_what_was_fetched_before_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(SettingsError, match="was not fetched before"):
+        hub_checkpoint(NAME, setting="model")
+    kept, commit = tmp_path / "models--somebody--some-model", "0" * 40
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(commit)
+    (kept / "snapshots" / commit).mkdir(parents=True)
+    (kept / "snapshots" / commit / "config.json").write_text("{}")
+    assert hub_checkpoint(NAME, setting="model") == str(kept / "snapshots" / commit)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./model", "a/b/c", ""])
+def test_what_is_no_name_of_the_hub_is_asked_of_nobody(name: str) -> None:
+    assert hub_checkpoint(name, setting="model") == name
+
+
+def test_a_folder_is_asked_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "somebody" / "some-model").mkdir(parents=True)
+    assert hub_checkpoint(NAME, setting="model") == NAME
