@@ -135,7 +135,9 @@ def test_a_head_within_its_bound_may_come_in_pieces(served: Served) -> None:
 
 def test_the_description_is_valid(served: Served) -> None:
     with served.service.client() as client:
-        validate(good(client.get("/openapi.json")))
+        description = good(client.get("/openapi.json"))
+    validate(description)
+    assert all(each in description["info"]["description"] for each in ("admin.key", "/v1/documents", "/v1/query"))
 
 
 SHORT = [(Run("operator", 4), 200), (Run("write", 1), 80), (Run("bound", 1), 60)]
