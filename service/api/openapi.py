@@ -98,8 +98,10 @@ SCRAPE: Final[dict[str, Schema]] = {"text/plain": {"schema": {"type": "string"}}
 def describe_openapi(app: FastAPI) -> Schema:
     """The whole OpenAPI document, made once."""
     if app.openapi_schema is None:
-        told = {"title": app.title, "version": app.version, "description": app.description}
-        found = cast(Schema, get_openapi(**told, routes=app.routes))
+        found = cast(
+            Schema,
+            get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes),
+        )
         schemas = _inner(_inner(found, "components"), "schemas")
         schemas.update(Filter=FILTER, Comparison=COMPARISON)
         for model in UNNAMED:
