@@ -266,7 +266,7 @@ def _shown(found: Json) -> str:
 def _account(event: Json) -> None:
     usage, report = cast("dict[str, int]", event["usage"]), cast(Json, event["report"])
     timings = cast("dict[str, float]", report["timings_ms"])
-    why = f" ({report['reason']})" if report["reason"] else ""
+    why = f" ({report['reason']})" if report.get("reason") else ""
     tell(
         f"\n{usage['prompt_tokens']:,} prompt tokens, {usage['reused_tokens']:,} reused, "
         f"{usage['recomputed_tokens']:,} recomputed{why}; first token {timings.get('first_token', 0):.0f} ms",

@@ -100,7 +100,7 @@ def race_track(settings: Settings, *, on_stage: Callable[[str], None]) -> Genera
 
 def _drawn(settings: Settings) -> LoadedModel:
     """The model, with the tokenizer of the built-in one."""
-    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT, trust_remote_code=False)
     words = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = LlamaConfig(**SHAPE, **words, vocab_size=len(tokenizer), tie_word_embeddings=True)
     torch.manual_seed(SEED)

@@ -3,12 +3,9 @@
 The worth of a key is the cost it saves per byte and per use of the tier. Its rate of use is estimated from
 how often and how regularly it came, in this stay and in those before:
 
-    worth = uses ** (trust / 2) * cost / bytes / (age + interval / 4 + residents / 2)
+    worth = sqrt(uses) * cost / bytes / (age + interval / 4 + residents / 2)
 
-`age` is the number of uses of the tier since the key's last one, `interval` the number between its last two; a key used
-once has none, and is taken to be `4 * trust * residents` older in its place. `trust`, in [0, 1], says how far past uses
-tell of coming ones; at 0 the last ones count alone. It follows what comes back after it was evicted, as the target of
-ARC does (Megiddo and Modha, 2003): a key that was used again raises it, one that was used once lowers it.
+`age` is the number of uses of the tier since the key's last one, `interval` the number between its last two.
 """
 
 import heapq
@@ -24,16 +21,16 @@ K = TypeVar("K", bound=Hashable)
 # trace by little over a point at most.
 USES_COUNTED = 16  # more uses add nothing, so that a popularity that ended does not linger
 INTERVAL_SHARE = 1 / 4  # what the last interval says about the next one
-UNKNOWN = 4  # in residents, of a key used once: as much older it is taken to be where uses are trusted
+FIRST_INTERVAL = 16  # in residents, of a key used once: longer than most evicted keys are remembered
 LEAST_AGE = 1 / 2  # in residents: the differences in age below it do not outweigh cost and size
 REMEMBERED = 4  # evicted keys per resident whose uses are kept
-STEPS_PER_DOUBLING = 4  # keys whose cost per byte falls into the same step share a queue
+STEPS_PER_DOUBLING = 4  # keys whose weight falls into the same step share a queue
 
 _LEAST_WEIGHT = 2.0**-64  # keeps the weight of a key without cost finite
 _SLACK = 64  # outdated queue entries that are never worth a sweep
 
 _Entry = tuple[float, int]  # anchor, ticket
-_Class = tuple[int, int]  # step of the cost per byte; doublings of the uses: at 0 no interval is known
+_Class = tuple[int, bool]  # step of the weight; whether used more than once, so that an interval is known
 
 
 @dataclass(slots=True)
@@ -63,9 +60,7 @@ class Evictor(Generic[K]):
     def __init__(self) -> None:
         self._now = 0  # counts the uses of the tier, first ones included
         self._residents: dict[K, _Resident] = {}
-        self._trust = 1.0
         self._past: OrderedDict[K, _Past] = OrderedDict()
-        self._past_once = 0  # of these, used once
         self._queues: dict[_Class, list[_Entry]] = {}  # heaps
         # Queues hold tickets, not keys, so that a deleted key is gone at once although its entry lingers.
         self._holders: dict[int, K] = {}
@@ -109,12 +104,11 @@ class Evictor(Generic[K]):
         resident = self._drop(key)
         if resident is not None:
             self._past[key] = _Past(resident.uses, resident.last)
-            self._past_once += resident.uses == 1
         self._forget_oldest()
 
     def removed(self, key: K) -> None:
         """`key` was deleted or left the budget. Nothing of it is kept, nor of an earlier eviction."""
-        self._recall(key)
+        self._past.pop(key, None)
         self._drop(key)
         self._forget_oldest()
 
@@ -149,22 +143,10 @@ class Evictor(Generic[K]):
 
     def _admit(self, key: K) -> _Resident:
         self._now += 1
-        remembered, once = len(self._past), self._past_once
-        past = self._recall(key)
+        past = self._past.pop(key, None)
         if past is None:
             return _Resident(uses=1, last=self._now, anchor=self._now)
-        self._learn(past, alike=once if past.uses == 1 else remembered - once, remembered=remembered)
         return _Resident(min(past.uses + 1, USES_COUNTED), self._now, self._anchor(past.last))
-
-    def _recall(self, key: K) -> _Past | None:
-        past = self._past.pop(key, None)
-        self._past_once -= past is not None and past.uses == 1
-        return past
-
-    def _learn(self, past: _Past, *, alike: int, remembered: int) -> None:
-        """Moves the trust in uses by a key that came back: further the fewer of its kind were remembered."""
-        step = max(1.0, (remembered - alike) / alike) / max(1, len(self._residents))
-        self._trust = min(1.0, max(0.0, self._trust + (step if past.uses > 1 else -step)))
 
     def _anchor(self, previous_use: int) -> float:
         return self._now - INTERVAL_SHARE * (self._now - previous_use)
@@ -177,10 +159,10 @@ class Evictor(Generic[K]):
             self._queued -= 1
         if not queue:
             return None
-        step, doublings = which
-        unknown = LEAST_AGE if doublings else LEAST_AGE + UNKNOWN * self._trust
+        step, repeated = which
+        unknown = LEAST_AGE if repeated else LEAST_AGE + INTERVAL_SHARE * FIRST_INTERVAL
         unused = self._now - queue[0][0] + unknown * len(self._residents)
-        return 2.0 ** (step / STEPS_PER_DOUBLING + doublings * self._trust / 2) / unused
+        return 2.0 ** (step / STEPS_PER_DOUBLING) / unused
 
     def _enqueue(self, key: K, resident: _Resident) -> None:
         self._holders.pop(resident.ticket, None)
@@ -211,9 +193,9 @@ class Evictor(Generic[K]):
 
     def _forget_oldest(self) -> None:
         while len(self._past) > REMEMBERED * max(1, len(self._residents)):
-            self._past_once -= self._past.popitem(last=False)[1].uses == 1
+            self._past.popitem(last=False)
 
 
 def _class(resident: _Resident) -> _Class:
-    weight = max(resident.cost / max(1, resident.bytes), _LEAST_WEIGHT)
-    return round(STEPS_PER_DOUBLING * math.log2(weight)), resident.uses.bit_length() - 1
+    weight = math.sqrt(resident.uses) * resident.cost / max(1, resident.bytes)
+    return round(STEPS_PER_DOUBLING * math.log2(max(weight, _LEAST_WEIGHT))), resident.uses > 1

@@ -39,11 +39,11 @@ def test_schemas_of_one_tenant_hold_up_no_answer_of_another(inside: Inside, monk
     with inside.client() as much, inside.client(others) as other, ThreadPoolExecutor(HELD_UP) as threads:
         other.timeout = WITHIN_S
         try:
-            held = [threads.submit(ask, much, "Who?", sampling=as_json(HELD)) for _ in range(HELD_UP)]
+            held = [threads.submit(ask, much, "Who?", top_k=0, sampling=as_json(HELD)) for _ in range(HELD_UP)]
             assert begun.wait(WITHIN_S)
-            assert ask(other, "Who?", sampling={"max_tokens": 2})["answer"]
-            assert ask(other, "Who?", sampling=as_json({"const": "free"}))["answer"] == '"free"'
-            assert ask(much, "Who?", sampling={"max_tokens": 2})["answer"]  # its own, without a schema
+            assert ask(other, "Who?", top_k=0, sampling={"max_tokens": 2})["answer"]
+            assert ask(other, "Who?", top_k=0, sampling=as_json({"const": "free"}))["answer"] == '"free"'
+            assert ask(much, "Who?", top_k=0, sampling={"max_tokens": 2})["answer"]  # its own, without a schema
         finally:
             let_go.set()
         assert [each.result()["answer"] for each in held] == ['"held"'] * len(held)
