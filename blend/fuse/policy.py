@@ -1,6 +1,7 @@
 """Which cached tokens are recomputed. A policy is a function of the layout; to add one, write it and list it below.
 
-The budget is `ceil(ratio * blended tokens)`. Tokens that stand where they were captured are exact and never chosen.
+The budget is `ceil(ratio * blended tokens)`, for `ask` a few tokens at least. Tokens that stand where they were
+captured are exact and never chosen.
 """
 
 import math
@@ -16,6 +17,7 @@ REFERENCES = 2  # the first whose keys and values know what a name from another 
 DEEP = 12  # layers that keep keys, from which on narrowing takes several steps
 ASKED = (0.6, 0.8)  # how deep the layers lie whose attention tells what the question looks at, where none are fitted
 NARROWING = ((0, 1.3), (1, 1.15), (3, None))  # (layers behind the check, share of the budget); None: what is left
+LEAST = 4  # tokens that `ask` recomputes, however short the prompt: one name has as many in some tokenizers
 SECOND_LOOK = 2  # with fewer layers, so many times the budget is kept for one layer, which shows better what changed
 
 
@@ -188,7 +190,10 @@ def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence
     if not 0 <= ratio <= 1:
         raise PromptError(f"ratio must be in [0, 1], got {ratio!r}")
     blended = sum(span.stop - span.start for span in layout.blended)
-    budget = RecomputeBudget(math.ceil(ratio * blended), blended, keeping, rule)
+    tokens = math.ceil(ratio * blended)
+    if name == "ask" and tokens:
+        tokens = min(blended, max(tokens, LEAST))
+    budget = RecomputeBudget(tokens, blended, keeping, rule)
     if name in SELECTIVE and budget.tokens == blended:
         return _prefix(layout, budget)  # all of them: nothing blended is left
     if len(keeping) == 1:

@@ -7,7 +7,6 @@ from threading import Lock
 from time import perf_counter
 
 from blend.fuse.fuse import FuseReport
-from blend.fuse.record_loader import THREADS
 from service.answers.blend_decision import GAIN, Expected
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptTokens
@@ -17,6 +16,7 @@ from store.errors import Miss, MissReason
 SHOWN = 1 / 8  # of the shorter one of reading and computing, which go on side by side, comes on top of the longer
 NEWS = 1 / 3  # how much the last prompt corrects
 FADED = 0.98  # what is left of a slowness whenever it kept blobs from being read, so that it is tried again some day
+IN_A_ROW, TRIED_AGAIN = 3, 4  # behind so many prompts whose records come too late, about one of so many is looked at
 FURTHEST = 4.0  # times that a prompt may take what was expected, for what is learned of it
 
 
@@ -54,6 +54,7 @@ class PromptCosts:
         self._speeds = speeds
         self._lock = Lock()
         self._byte_s: dict[str, float] = {}  # of each tier, lately
+        self._late = 0  # prompts in a row whose records came too late
         self._open_s = 0.0  # until the last blob of a prompt was opened, lately
         self._drifts: dict[tuple[str, int, str], float] = {}
 
@@ -81,6 +82,7 @@ class PromptCosts:
             [each for each in chunks if speeds.pays(each.tokens, prompt=tokens, late_s=each.late_s)],
         ]
         used = min(choices, key=lambda chosen: self._blend_s(tokens, chosen))
+        self._count_late(tokens, chunks, used=used)
         exact = [each for each in every[:1] if each and prompt.runs[0].passage is not None]
         seconds = {
             "full": speeds.full_s(tokens),
@@ -90,7 +92,7 @@ class PromptCosts:
         slowest = max(used, key=lambda each: each.late_s, default=None)
         size, tier = tokens.bit_length(), slowest.tier if slowest and slowest.late_s else ""
         with self._lock:
-            expected = {way: each * self._drifts.get((way, size, tier), 1.0) for way, each in seconds.items()}
+            expected = {way: each * self._drift(way, size, tier=tier) for way, each in seconds.items()}
         unused = {each.passage for each in chunks} - {each.passage for each in used}
         rounded = (round(each, 6) for each in expected.values())
         return PromptCost(Expected(*rounded), Expected(*seconds.values()), frozenset(unused), size, tier)
@@ -101,22 +103,27 @@ class PromptCosts:
         taken = policy if policy in ("full", "prefix") else "blend"
         expected_s = {"full": cost.plain.full_s, "prefix": cost.plain.prefix_s, "blend": cost.plain.blend_s}[taken]
         found = min(FURTHEST, max(1 / FURTHEST, took_s / expected_s)) if expected_s else 1.0
+        busy_s, wall_s = sum(each.read_s for each in sources), report.seconds.get("read", 0.0)
+        at_once = max(1.0, busy_s / wall_s) if wall_s else 1.0  # threads that read side by side
         with self._lock:
-            kept = (taken, cost.size, cost.tier)
-            drift = self._drifts.get(kept, 1.0)
+            drift = self._drift(taken, cost.size, tier=cost.tier)
+            kept = (taken, cost.size, cost.tier if taken == "blend" else "")
             self._drifts[kept] = drift + (found - drift) * NEWS
             for tier in {each.tier for each in sources}:
                 read = [each for each in sources if each.tier == tier and each.read_s]
-                byte_s = sum(each.read_s for each in read) / max(1, sum(each.read for each in read))
+                byte_s = sum(each.read_s for each in read) / at_once / max(1, sum(each.read for each in read))
                 before = self._byte_s.get(tier, byte_s)
                 self._byte_s[tier] = before + (byte_s - before) * NEWS if read else before * FADED
+
+    def _drift(self, way: str, size: int, *, tier: str = "") -> float:
+        return self._drifts.get((way, size, tier if way == "blend" else ""), 1.0)
 
     def _chunk(self, passage: int, opened: BlobSource | Miss | None) -> _StoredChunk | None:
         if not isinstance(opened, BlobSource):
             return None
         with self._lock:
             byte_s = self._byte_s.get(opened.tier, 0.0)
-        late_s = max(0.0, byte_s - self._speeds.byte_s) * opened.nbytes / THREADS
+        late_s = max(0.0, byte_s - self._speeds.byte_s) * opened.nbytes
         return _StoredChunk(passage, opened.tokens + opened.tail.tokens, late_s, opened.tier)
 
     def _blend_s(self, tokens: int, chunks: Sequence[_StoredChunk]) -> float:
@@ -125,14 +132,26 @@ class PromptCosts:
     def _patience_s(self, prompt: PromptTokens) -> float:
         """How long blobs may take to be opened: as long as all of them, out of memory, would gain."""
         passages = [len(run.ids) for run in prompt.runs if run.passage is not None]
-        full_s = self._speeds.full_s(prompt.tokens)
+        full_s, size = self._speeds.full_s(prompt.tokens), prompt.tokens.bit_length()
         sizes = PromptSizes(prompt.tokens, min(sum(passages), prompt.tokens), len(passages))
-        gained_s = GAIN * full_s - self._speeds.blend_s(sizes)
         with self._lock:
+            full_s *= self._drift("full", size)
+            gained_s = GAIN * full_s - self._speeds.blend_s(sizes) * self._drift("blend", size)
+            if self._late >= IN_A_ROW:
+                self._late += 1
+                return gained_s if self._late % TRIED_AGAIN == 0 else 0.0
             if self._open_s <= gained_s:
                 return gained_s
             self._open_s *= FADED
         return 0.0
+
+    def _count_late(self, tokens: int, chunks: Sequence[_StoredChunk], *, used: Sequence[_StoredChunk]) -> None:
+        """Counts prompts in a row whose records would have paid out of memory, and came too late to."""
+        full_s = GAIN * self._speeds.full_s(tokens)
+        would_pay = self._speeds.blend_s(_sizes(tokens, chunks)) < full_s
+        with self._lock:
+            if chunks and would_pay:
+                self._late = 0 if self._blend_s(tokens, used) < full_s else self._late + 1
 
     def _learn_opening(self, since: float) -> Callable[[object], None]:
         def learn(_: object) -> None:

@@ -27,8 +27,9 @@ from store.key import CacheKey
 from store.reader import BlobReader, read
 
 SHORTEST, LONGEST = 64, 4096  # tokens of the prompts that are measured
-ENOUGH_S = 0.05  # a prompt that takes as long is the last, the second at the earliest: longer ones follow from them
-ROUNDS, ROUNDS_S = 4, 0.4  # of each, as long as they take no longer; the shortest counts: what disturbs only adds
+ENOUGH_S = 0.15  # a prompt that takes as long is the last, the second at the earliest: longer ones follow from them
+ROUNDS, ROUNDS_S = 4, 0.2  # of each, as long as they take no longer; the shortest counts: what disturbs only adds
+BLENDED = 1024  # tokens of the prompts that are blended at most: their costs grow with the tokens alone
 CHUNK, PARTS = 256, 8  # tokens of a long chunk at most, and so many short ones have as many together
 ASKED = 12  # tokens behind the chunks
 ONE = Sampling(max_tokens=1, ignore_eos=True)
@@ -83,7 +84,7 @@ def measured(model: ServedModel) -> ModelSpeeds | None:
     plain = _plain(model, ids)
     if not plain:
         return None
-    longest = plain[-1].sizes.tokens
+    longest = min(BLENDED, plain[-1].sizes.tokens)
     tokens = min(CHUNK, longest // 2)
     long, short = _chunks(model, (ids[:tokens], ids[: max(1, tokens // PARTS)]))
     half = longest // 2 // tokens

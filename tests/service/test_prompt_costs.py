@@ -137,6 +137,29 @@ def test_blobs_that_do_not_come_are_waited_for_once_and_given_up_for_long_afterw
     assert len(found) == 2
 
 
+def test_a_store_whose_records_come_too_late_is_left_alone_but_looked_at_now_and_then() -> None:
+    costs, prompt = PromptCosts(SPEEDS), prompt_of(500, 500)
+    slow: dict[int, BlobSource | Miss] = {at: FakeSource(500, tier="s3", read_s=60.0) for at in range(2)}
+    costs.learn(
+        costs.cost(prompt, slow), report_of("reuse"), took_s=120.0, sources=[FakeSource(500, read_s=60.0, tier="s3")]
+    )
+    begun = 0
+
+    def begin() -> list[Opening]:
+        nonlocal begun
+        begun += 1
+        return [done(each) for each in slow.values()]
+
+    for _ in range(3 + 160):
+        costs.cost(prompt, costs.opened(prompt, begin))
+    assert 3 <= begun <= 3 + 160 // 3 + 1
+    slow.update({at: FakeSource(500) for at in range(2)})
+    before = begun
+    for _ in range(40):
+        costs.cost(prompt, costs.opened(prompt, begin))
+    assert begun > before + 20
+
+
 def test_blobs_are_not_opened_for_a_prompt_that_not_even_the_quickest_can_help() -> None:
     assert PromptCosts(SPEEDS).opened(prompt_of(5, 5), lambda: pytest.fail("opened")) == {}
 
