@@ -24,10 +24,14 @@ class Expected:
         return f"{self.full_s!r}/{self.prefix_s!r}/{self.blend_s!r}"
 
     @property
+    def by_way(self) -> dict[str, float]:
+        """Seconds by way."""
+        return {"full": self.full_s, "prefix": self.prefix_s, "blend": self.blend_s}
+
+    @property
     def ms(self) -> dict[str, float]:
         """Milliseconds by way."""
-        ways = {"full": self.full_s, "prefix": self.prefix_s, "blend": self.blend_s}
-        return {way: round(1000 * seconds, 3) for way, seconds in ways.items()}
+        return {way: round(1000 * seconds, 3) for way, seconds in self.by_way.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from threading import Lock
 from time import perf_counter
 
 from blend.fuse.fuse import FuseReport
-from service.answers.blend_decision import GAIN, Expected
+from service.answers.blend_decision import EXACT, GAIN, Expected
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptTokens
 from service.model.speeds import ModelSpeeds, PromptSizes
@@ -83,7 +83,7 @@ class PromptCosts:
         ]
         used = min(choices, key=lambda chosen: self._blend_s(tokens, chosen))
         self._count_late(tokens, chunks, used=used)
-        exact = [each for each in every[:1] if each and prompt.runs[0].passage is not None]
+        exact = [each for each in every[:1] if each]  # prompts begin with a passage
         seconds = {
             "full": speeds.full_s(tokens),
             "prefix": _together(speeds.prefix_s(_sizes(tokens, exact)), sum(each.late_s for each in exact)),
@@ -100,15 +100,14 @@ class PromptCosts:
     def learn(self, cost: PromptCost, report: FuseReport, *, took_s: float, sources: Sequence[BlobSource]) -> None:
         """Learns from a prompt that was computed in so many seconds, its own alone."""
         policy = report.order.policy
-        taken = policy if policy in ("full", "prefix") else "blend"
-        expected_s = {"full": cost.plain.full_s, "prefix": cost.plain.prefix_s, "blend": cost.plain.blend_s}[taken]
+        taken = policy if policy in EXACT else "blend"
+        expected_s = cost.plain.by_way[taken]
         found = min(FURTHEST, max(1 / FURTHEST, took_s / expected_s)) if expected_s else 1.0
         busy_s, wall_s = sum(each.read_s for each in sources), report.seconds.get("read", 0.0)
         at_once = max(1.0, busy_s / wall_s) if wall_s else 1.0  # threads that read side by side
         with self._lock:
             drift = self._drift(taken, cost.size, tier=cost.tier)
-            kept = (taken, cost.size, cost.tier if taken == "blend" else "")
-            self._drifts[kept] = drift + (found - drift) * NEWS
+            self._drifts[_kept(taken, cost.size, tier=cost.tier)] = drift + (found - drift) * NEWS
             for tier in {each.tier for each in sources}:
                 read = [each for each in sources if each.tier == tier and each.read_s]
                 byte_s = sum(each.read_s for each in read) / at_once / max(1, sum(each.read for each in read))
@@ -116,7 +115,7 @@ class PromptCosts:
                 self._byte_s[tier] = before + (byte_s - before) * NEWS if read else before * FADED
 
     def _drift(self, way: str, size: int, *, tier: str = "") -> float:
-        return self._drifts.get((way, size, tier if way == "blend" else ""), 1.0)
+        return self._drifts.get(_kept(way, size, tier=tier), 1.0)
 
     def _chunk(self, passage: int, opened: BlobSource | Miss | None) -> _StoredChunk | None:
         if not isinstance(opened, BlobSource):
@@ -159,6 +158,11 @@ class PromptCosts:
                 self._open_s += (perf_counter() - since - self._open_s) * NEWS
 
         return learn
+
+
+def _kept(way: str, size: int, *, tier: str) -> tuple[str, int, str]:
+    """What a correction is kept by: reading needs no tier."""
+    return way, size, "" if way in EXACT else tier
 
 
 def _sizes(tokens: int, chunks: Sequence[_StoredChunk]) -> PromptSizes:

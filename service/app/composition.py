@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.fuse.fuse import BlendOrder
-from blend.load import LoadedModel, load
+from blend.load import LoadedModel, device_named, load
 from retriever.catalog.check import mend_rows
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
@@ -112,7 +112,7 @@ def _speeds(settings: Settings, model: ServedModel) -> ModelSpeeds | None:
     if settings.reuse == "always" or model.order.policy in EXACT:
         return None
     file = point_file(settings, model.fingerprint.weights).with_suffix(".speeds.json")
-    return kept_speeds(model, file, conditions=conditions(model))
+    return kept_speeds(model, file, conditions=conditions(model, device_named(settings.device)))
 
 
 def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] = compose_model) -> ServedModel:

@@ -4,6 +4,7 @@ import numpy as np
 
 from blend.fuse.capture import capture
 from blend.model.decoder import Decoder
+from service.model.served_model import made_up_ids
 from service.settings import SettingsError
 from store.blob import Terms
 from store.codec.decode import decode
@@ -20,7 +21,7 @@ BETTER = ("q2", "q3", "q4", "q5", "q6", "q8", "lossless")
 
 def check_codec(decoder: Decoder, codec: str) -> None:
     """Raises SettingsError where the codec does not fit the model's layers, or loses too much of their records."""
-    ids = tuple((3 + 7 * place) % decoder.vocabulary for place in range(min(TOKENS, decoder.window // 2)))
+    ids = made_up_ids(min(TOKENS, decoder.window // 2), vocabulary=decoder.vocabulary)
     [record] = capture(decoder, (), chunks=[ids])
     last, layers = Spec.parse(codec).parts[-1][0], len(record.layers)
     if last >= layers:

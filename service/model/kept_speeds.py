@@ -11,15 +11,14 @@ import numpy as np
 import torch
 
 from blend.engine.engine import EngineRequest
-from blend.engine.sampling import Sampling
 from blend.errors import PromptError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import SELECTIVE, policy_name
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from service.model.blob_source import BlobSource
-from service.model.served_model import Ids, ServedModel
+from service.model.served_model import Ids, ServedModel, made_up_ids
 from service.model.speeds import ModelSpeeds, PromptSizes
-from service.model.timed import timed
+from service.model.timed import ONE, timed
 from store.blob import Terms
 from store.codec.decode import read_group
 from store.codec.encode import encode
@@ -32,7 +31,6 @@ ROUNDS, ROUNDS_S = 4, 0.2  # of each, as long as they take no longer; the shorte
 BLENDED = 1024  # tokens of the prompts that are blended at most: their costs grow with the tokens alone
 CHUNK, PARTS = 256, 8  # tokens of a long chunk at most, and so many short ones have as many together
 ASKED = 12  # tokens behind the chunks
-ONE = Sampling(max_tokens=1, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,10 @@ def kept_speeds(model: ServedModel, file: Path, *, conditions: str) -> ModelSpee
             return ModelSpeeds(**{name: float(value) for name, value in kept.items()})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none is kept, or it is of another release
         pass
-    found = measured(model)
+    try:
+        found = measured(model)
+    except PromptError:  # the contexts hold a plain prompt and not quite a blended one
+        found = None
     if found is not None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -68,19 +69,20 @@ def kept_speeds(model: ServedModel, file: Path, *, conditions: str) -> ModelSpee
     return found
 
 
-def conditions(model: ServedModel) -> str:
-    """All that the speeds of a model depend on, as far as a process can tell."""
+def conditions(model: ServedModel, device: torch.device) -> str:
+    """All that the speeds of a model on a device depend on, as far as a process can tell."""
     fingerprint, order = model.fingerprint, model.order
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else torch.backends.cpu.get_cpu_capability()
+    is_cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if is_cuda else f"{device} {torch.backends.cpu.get_cpu_capability()}"
     point = f"{order.policy} {order.ratio:g} {model.codec}"
-    return f"{fingerprint.digest} {point} {device} threads={torch.get_num_threads()} torch={torch.__version__}"
+    return f"{fingerprint.digest} {point} {name} threads={torch.get_num_threads()} torch={torch.__version__}"
 
 
 def measured(model: ServedModel) -> ModelSpeeds | None:
     """The speeds of the model at its operating point, with nothing else going on; None where there is no room to."""
     if model.window < 2 * SHORTEST:
         return None
-    ids = tuple((3 + 7 * place) % model.vocabulary for place in range(min(LONGEST, model.window // 2)))
+    ids = made_up_ids(min(LONGEST, model.window // 2), vocabulary=model.vocabulary)
     plain = _plain(model, ids)
     if not plain:
         return None
@@ -91,7 +93,7 @@ def measured(model: ServedModel) -> ModelSpeeds | None:
     few, many = [long] * half, [short] * (half * tokens // len(short.ids))
     cases = [(few * 2, 0), (few, 0), (many, 0), (few, longest // 2)]
     prompts = [partial(_prompt, model, chunks, text=ids[: rows + ASKED]) for chunks, rows in cases]
-    return _solved(model, plain, blends=_fastest(model, prompts, order=model.order), chunk=long)
+    return _solved(model, plain, blends=_fastest(model, prompts, order=model.order), reader=long.reader)
 
 
 def _plain(model: ServedModel, ids: Ids) -> list[_Timing]:
@@ -139,7 +141,9 @@ def _timing(model: ServedModel, asked: Prompt, *, order: BlendOrder) -> _Timing:
     return _Timing(sizes, timed(model.engine, EngineRequest(asked, ONE, order), since=time.perf_counter()).seconds)
 
 
-def _solved(model: ServedModel, plain: Sequence[_Timing], *, blends: Sequence[_Timing], chunk: _Chunk) -> ModelSpeeds:
+def _solved(
+    model: ServedModel, plain: Sequence[_Timing], *, blends: Sequence[_Timing], reader: BlobReader
+) -> ModelSpeeds:
     prefill_s, row_s, pair_s = _curve([(each.sizes.tokens, each.seconds) for each in plain])
     whole, half, short, read_again = blends
     share = model.order.ratio if policy_name(model.order.policy) in SELECTIVE else 0.0
@@ -162,8 +166,7 @@ def _solved(model: ServedModel, plain: Sequence[_Timing], *, blends: Sequence[_T
         cached_s=cached_s,
         fresh=fresh,
         recomputed=share,
-        token_bytes=(len(chunk.reader.raw_head) + chunk.reader.head.body_bytes) / len(chunk.ids),
-        byte_s=_byte_s(chunk.reader),
+        byte_s=_byte_s(reader),
     )
 
 

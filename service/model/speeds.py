@@ -18,8 +18,8 @@ class ModelSpeeds:
 
     Full prefill takes `prefill_s`, `row_s` for each row, `pair_s` for each row and token of the prompt. The operating
     point takes `fuse_s`, `chunk_s` for each record, `cached_s` for each of its tokens, and `fresh` times what full
-    prefill takes for rows that no record has; `recomputed` is its share of the cached tokens. A token of a record has
-    `token_bytes` in a store; one byte takes `byte_s` until it is verified and unpacked, out of memory.
+    prefill takes for rows that no record has; `recomputed` is its share of the cached tokens. A byte of a record takes
+    `byte_s` until it is verified and unpacked, out of memory.
     """
 
     prefill_s: float
@@ -30,7 +30,6 @@ class ModelSpeeds:
     cached_s: float
     fresh: float
     recomputed: float
-    token_bytes: float
     byte_s: float
 
     def full_s(self, tokens: int) -> float:

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from queue import Queue
 
 from blend.engine.engine import Done, Engine, EngineRequest, Event, Failed, Ready, Token
+from blend.engine.sampling import Sampling
 from blend.fuse.fuse import FuseReport
+
+ONE = Sampling(max_tokens=1, ignore_eos=True)  # whose first token is the last
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from blend.engine.engine import EngineRequest
-from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.model.fingerprint import Fingerprint
 from service.answers.pipeline import FETCHES
@@ -17,12 +16,11 @@ from service.errors import Unavailable
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptPassage, PromptTokens, question_turns
 from service.model.served_model import ServedModel
-from service.model.timed import Timed, timed
+from service.model.timed import ONE, Timed, timed
 from service.quality.scratch_store import ScratchStore
 from service.quality.time_ratio import TimeRatio, time_ratio
 
 QUESTION = "What do the documents say?"
-ONE = Sampling(max_tokens=1, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from blend.errors import PromptError
 from blend.fuse.fuse import BlendOrder, FuseReport
 from service.answers.blend_decision import BlendInputs, decide
 from service.answers.prompt_costs import Opening, PromptCosts
@@ -35,7 +37,6 @@ SPEEDS = ModelSpeeds(
     cached_s=0.0001,
     fresh=2.0,
     recomputed=0.05,
-    token_bytes=1000.0,
     byte_s=1e-8,
 )
 READS = replace(SPEEDS, fuse_s=1000.0)  # where blending takes a quarter of an hour
@@ -132,9 +133,8 @@ def test_blobs_that_do_not_come_are_waited_for_once_and_given_up_for_long_afterw
         return [done(FakeSource(100)), done(FakeSource(100))]
 
     assert [costs.opened(prompt, begin) for _ in range(100)] == [{}] * 100 and not begun
-    while not begun:
-        found = costs.opened(prompt, begin)
-    assert len(found) == 2
+    found = next(each for each in (costs.opened(prompt, begin) for _ in range(1000)) if each)
+    assert len(found) == 2 and begun == 1
 
 
 def test_a_store_whose_records_come_too_late_is_left_alone_but_looked_at_now_and_then() -> None:
@@ -207,18 +207,36 @@ def test_a_request_that_names_its_policy_gets_it(inside: Inside) -> None:
     assert report["policy"] == "reuse" and {chunk["miss_reason"] for chunk in report["chunks"]} == {None}
 
 
-def test_speeds_are_measured_once_and_again_where_anything_is_different(inside: Inside, tmp_path: Path) -> None:
+def test_speeds_are_measured_once_and_again_where_anything_is_different(
+    inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = inside.core.model
     kept = point_file(inside.core.settings, model.fingerprint.weights).with_suffix(".speeds.json")
-    assert model.speeds is not None and json.loads(kept.read_text()).pop("conditions") == conditions(model)
+    assert model.speeds is not None and json.loads(kept.read_text()).pop("conditions") == conditions(
+        model, torch.device("cpu")
+    )
     assert min(asdict(model.speeds).values()) >= 0 and model.speeds.full_s(1000) > model.speeds.full_s(100)
     sizes = PromptSizes(1000, 900, 4)
     assert model.speeds.blend_s(replace(sizes, chunks=90)) >= model.speeds.blend_s(sizes)
-    file = tmp_path / "model.speeds.json"
-    for text in ("", "{", "[]", '{"conditions": "other"}', json.dumps({"conditions": "mine", "row_s": 1})):
+    file, measured = tmp_path / "model.speeds.json", list[ServedModel]()
+    monkeypatch.setattr("service.model.kept_speeds.measured", lambda each: measured.append(each) or SPEEDS)
+    for number, text in enumerate(
+        ("", "{", "[]", '{"conditions": "other"}', json.dumps({"conditions": "mine", "row_s": 1})), start=1
+    ):
         file.write_text(text)
         found = _kept(model, file)
-        assert found is not None and _kept(model, file) == found
+        assert found is not None and _kept(model, file) == found == SPEEDS
+        assert measured == [model] * number
+
+
+def test_a_budget_that_holds_no_prompt_to_measure_stops_no_start(
+    inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(model: ServedModel) -> ModelSpeeds:
+        raise PromptError("the budget is spent")
+
+    monkeypatch.setattr("service.model.kept_speeds.measured", measured)
+    assert _kept(inside.core.model, tmp_path / "model.speeds.json") is None and not [*tmp_path.iterdir()]
 
 
 def _kept(model: ServedModel, file: Path) -> ModelSpeeds | None:
