@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from blend.engine.answer_builder import QueuedRequest
 
 PATIENCE_S = 2.0  # a request that does not fit is passed by others for so long; then what runs has to end
+FEW = 8  # who asks for so many times as much as another begins nothing while that one runs and had less
 FORGETS = 0.98  # a step's weight in the next step's view of what steps cost
 
 
@@ -55,10 +56,12 @@ class FairQueue:
             self._take(queued)
         return found
 
-    def next(self, fits: Callable[[QueuedRequest], bool]) -> QueuedRequest | None:
+    def next(self, fits: Callable[[QueuedRequest], bool], *, running: Mapping[str, int]) -> QueuedRequest | None:
         """Takes the request whose turn it is and that fits. One that does not lets others by, but not for ever."""
         now = time.perf_counter()
         for payer in sorted(self._waiting, key=lambda each: self._spent.get(each, 0.0)):
+            if self._yields(payer, running):
+                continue
             first = self._waiting[payer][0]
             if fits(first):
                 self._take(first)
@@ -66,6 +69,11 @@ class FairQueue:
             if now - self._blocked.setdefault(payer, now) > PATIENCE_S:
                 return None
         return None
+
+    def _yields(self, payer: str, running: Mapping[str, int]) -> bool:
+        """Whether it had more time than one whose answers run, and who asks for far less at once."""
+        asked, had = self.counts() + Counter(running), Counter(self._spent)
+        return any(FEW * asked[each] <= asked[payer] and had[each] < had[payer] for each in running)
 
     def lead_s(self, payer: str, seconds: float, *, running: Collection[str]) -> float:
         """How much more time than the others who wait or run a payer had, with these seconds that are not counted yet.

@@ -123,9 +123,9 @@ class LocalEngine:
             self._changed.notify()
         return queued
 
-    def _payers(self) -> set[str]:
-        """Whose answers are running."""
-        return {answer.queued.request.payer for answer in self._running}
+    def _payers(self) -> Counter[str]:
+        """Whose answers are running, and how many."""
+        return Counter(answer.queued.request.payer for answer in self._running)
 
     def refuse_late(self, payer: str, left_s: float) -> None:
         """See `Engine.refuse_late`."""
@@ -227,14 +227,13 @@ class LocalEngine:
             else:
                 queued.tell(Failed(_late()))
         with self._changed:
-            return self._waiting.next(self._free())
+            return self._waiting.next(self._free(), running=self._payers())
 
     def _free(self) -> Callable[[QueuedRequest], bool]:
         """Tells what fits beside what runs. One payer leaves room where others were here lately."""
-        tokens, count = Counter[str](), Counter[str]()
+        tokens, count = Counter[str](), self._payers()
         for queued in (answer.queued for answer in self._running):
             tokens[queued.request.payer] += queued.capacity
-            count[queued.request.payer] += 1
         limit = self.limits.kv_bytes - self._captured_bytes
         places = self.limits.running
 

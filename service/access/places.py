@@ -18,6 +18,7 @@ from service.errors import Exhausted
 FOLLOWERS_OF_KEY, FOLLOWERS_OF_TENANT, FOLLOWERS = 16, 64, 256
 SCRAPES = 4
 LATELY_S = 300.0
+RETRY_S = 1  # after so long who was turned away may try again
 
 _FEWER = "end one of them, or ask for the job itself from time to time"
 
@@ -41,7 +42,7 @@ class NoPlace(Exhausted):
     """A request whose caller has all that it may have. `kind`: the label of the share that is used up."""
 
     def __init__(self, share: Share) -> None:
-        super().__init__(share.refusal, retry_after_s=1)
+        super().__init__(share.refusal, retry_after_s=RETRY_S)
         self.kind = share.kind
 
 

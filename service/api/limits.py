@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.access.places import NoPlace, Places, Share
+from service.access.places import RETRY_S, NoPlace, Places, Share
 from service.api.core_of import core_of
 from service.api.guards import holder
 from service.api.problems import Renderers, failure_of
@@ -47,6 +47,7 @@ class RequestLimits:
         self._renderers = renderers
         self._pace = pace
         self._turns = Turns()
+        self._turned_away: dict[str, float] = {}  # when a caller was, on the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _head_bytes(scope) > HEAD_BYTES:
@@ -61,6 +62,7 @@ class RequestLimits:
         except ServiceError as error:
             if isinstance(error, NoPlace):
                 core.refusals.add(error.kind)
+                await self._slowed(scope)
             await self._refuse(error, scope, receive=receive, send=send)
             return
         with place:
@@ -78,6 +80,18 @@ class RequestLimits:
             return places.follower(who)
         client = scope.get("client")
         return places.request(who, address=client[0] if client else "")
+
+    async def _slowed(self, scope: Scope) -> None:
+        """Returns at once for who is turned away, and late for who comes again sooner than he was told to.
+
+        Thousands of refusals in a second would keep the event loop from all others.
+        """
+        who, client, now = holder(scope), scope.get("client"), asyncio.get_running_loop().time()
+        caller = who.key_id if who else client[0] if client else ""
+        is_early = now - self._turned_away.get(caller, -RETRY_S) < RETRY_S
+        self._turned_away = {each: at for each, at in self._turned_away.items() if now - at < RETRY_S} | {caller: now}
+        if is_early:
+            await asyncio.sleep(RETRY_S)
 
     async def _within(self, limit: int, scope: Scope, *, receive: Receive, send: Send) -> None:
         length = Headers(scope=scope).get("content-length", "")

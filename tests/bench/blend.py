@@ -49,6 +49,7 @@ CASES = "full,prefix,reuse,heads 15 %,deviation 5 %,deviation 15 %,ask 3 %,ask 5
 GROWING = ("reuse", "heads", "deviation", "ask")
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 RECOMPUTED = 154
+SHARED = "ask 5 %"  # the one case whose recomputed tokens grow with the prompt
 
 Rounds = Mapping[str, Sequence[float]]
 
@@ -117,14 +118,16 @@ def _ratio(slower: Sequence[float], faster: Sequence[float]) -> list[float]:
 
 
 def scaling(model: LoadedModel, corpus: Corpus, *, lengths: Sequence[int], runs: int) -> dict[str, object]:
-    """The same number of recomputed tokens, more and more cached ones."""
-    seconds: dict[str, dict[int, list[float]]] = {name: {tokens: [] for tokens in lengths} for name in GROWING}
+    """The same number of recomputed tokens, more and more cached ones; and `ask` with the same share of them."""
+    seconds: dict[str, dict[int, list[float]]] = {
+        name: {tokens: [] for tokens in lengths} for name in (*GROWING, SHARED)
+    }
     recomputed: set[int] = set()
     with Readers(2) as readers:
         for number in range(runs + 1):
             for tokens in lengths:
-                for name in GROWING:
-                    order = BlendOrder(name, (RECOMPUTED - 0.5) / tokens)
+                for name in seconds:
+                    order = parsed(name) if name == SHARED else BlendOrder(name, (RECOMPUTED - 0.5) / tokens)
                     result, spent = fused(model, corpus.prompt(tokens), order=order, readers=readers)
                     if name == "heads":
                         recomputed.add(result.report.recomputed)

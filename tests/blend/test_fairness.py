@@ -43,7 +43,7 @@ def test_who_always_wants_more_gets_his_share_whenever_he_began(payers: list[tup
         for number, (_, _, begins) in enumerate(payers):
             if begins <= turn and not queue.counts()[str(number)]:
                 queue.add(queued(str(number)), ())
-        entry = queue.next(lambda _: True)
+        entry = queue.next(lambda _: True, running={})
         if entry is not None:
             payer = entry.request.payer
             queue.spend(payer, payers[int(payer)][1])
@@ -124,6 +124,30 @@ def test_a_fuse_of_who_had_less_has_more_of_the_time(
     assert steps == without
 
 
+@given(st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(0, 40), st.integers(0, 40), COSTS), min_size=2))
+def test_nothing_of_many_begins_while_one_of_few_runs_that_had_less(payers: dict[str, tuple[int, int, float]]) -> None:
+    """Each payer has requests that run, others that wait, and time that it had."""
+    queue = FairQueue({})
+    for payer, (_, waits, _) in payers.items():
+        for _ in range(waits):
+            queue.add(queued(payer), ())
+    queue._spent.update({payer: had for payer, (_, _, had) in payers.items()})
+    running = {payer: runs for payer, (runs, _, _) in payers.items() if runs}
+    may = {
+        payer: had
+        for payer, (runs, waits, had) in payers.items()
+        if waits
+        and not any(
+            8 * (payers[other][0] + payers[other][1]) <= runs + waits and payers[other][2] < had for other in running
+        )
+    }
+    found = queue.next(lambda _: True, running=running)
+    if found is None:
+        assert not may and (running or not any(waits for _, waits, _ in payers.values()))
+    else:
+        assert may[found.request.payer] == min(may.values())
+
+
 def test_a_request_that_does_not_fit_lets_others_by_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = FairQueue({})
     large, small = queued("large", 100), [queued("small") for _ in range(3)]
@@ -134,10 +158,10 @@ def test_a_request_that_does_not_fit_lets_others_by_and_not_for_ever(monkeypatch
     def fits(entry: QueuedRequest) -> bool:
         return entry.capacity == 1
 
-    assert queue.next(fits) is small[0]
+    assert queue.next(fits, running={}) is small[0]
     monkeypatch.setattr("blend.engine.fair_queue.PATIENCE_S", -1.0)
-    assert queue.next(fits) is None
-    assert queue.next(lambda entry: True) is large
+    assert queue.next(fits, running={}) is None
+    assert queue.next(lambda entry: True, running={}) is large
 
 
 def test_one_request_of_another_goes_before_many_of_one() -> None:

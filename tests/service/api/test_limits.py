@@ -1,5 +1,6 @@
 """What holds for every request: sizes, numbers, hosts, methods, the form of errors, and a true description."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api import guards, uploads
+from service.access.places import RETRY_S
+from service.api import guards, limits, uploads
 from service.api.app import create_app
 from service.api.guards import Guarded
 from service.api.routes import ROUTES
@@ -75,6 +77,25 @@ def test_more_requests_than_may_run_are_turned_away_but_probes_are_not(tmp_path:
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
         assert client.get("/v1/documents").status_code == 200
+
+
+def test_who_comes_again_sooner_than_he_was_told_is_answered_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited, sleep = list[float](), asyncio.sleep
+
+    async def counted(seconds: float) -> None:
+        waited.append(seconds)
+        await sleep(0)
+
+    core = FakeCore(tmp_path, Settings(store="ram://", data=tmp_path, max_requests=1))
+    core.control.keys = dict(KEYS)
+    with TestClient(create_app(lambda: as_core(core))) as client, core.places.request(KEYS["operator"], address=""):
+        monkeypatch.setattr(limits.asyncio, "sleep", counted)
+        for key, late in [("read", 0), ("read", 1), ("write", 1), ("read", 2)]:
+            refused = client.get("/v1/documents", headers={"Authorization": f"Bearer {key}"})
+            assert (refused.status_code, refused.headers["retry-after"], len(waited)) == (429, "1", late)
+    assert set(waited) == {RETRY_S}
 
 
 def test_paths_and_methods_that_are_not_there(operator: TestClient) -> None:
