@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 
+from retriever.contract.catalog import Catalog
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
 from service.corpus.tenants import Tenants
@@ -34,23 +35,33 @@ class ForeignDocuments:
 
     def notes(self, texts: Sequence[str]) -> tuple[str, ...]:
         """What a report says of an answer from these texts; nothing where they are of the world."""
-        beginnings = [text[:ENOUGH] for text in texts]
-        characters = sum(map(len, beginnings))
-        if characters < LITTLE or characters >= LEAST * sum(len(self._ids(text)) for text in beginnings):
-            return ()
-        if not self._is_told:
-            self._is_told = True
-            log.warning(SENTENCE)
-        return (SENTENCE,)
+        return self._told() if self._are_foreign(texts) else ()
+
+    def note(self, catalog: Catalog) -> str | None:
+        """What is said of a tenant's first documents; is not logged."""
+        with catalog.view() as view:
+            rows = view.rows_of(view.chunk_ids("", LOOKED_AT))
+            passages = view.holding(list(rows.values()), EVERYTHING)
+        return SENTENCE if self._are_foreign([passage.text.strip() for passage in passages]) else None
 
     def look_through(self, tenants: Tenants) -> None:
         """Says it at the start, where some tenant's first documents are foreign."""
         for name in tenants.names():
             try:
-                with tenants.open(name).catalog.view() as view:
-                    rows = view.rows_of(view.chunk_ids("", LOOKED_AT))
-                    passages = view.holding(list(rows.values()), EVERYTHING)
+                note = self.note(tenants.open(name).catalog)
             except CatalogError:  # told by whoever asks for this tenant
                 continue
-            if self.notes([passage.text.strip() for passage in passages]):
+            if note:
+                self._told()
                 return
+
+    def _are_foreign(self, texts: Sequence[str]) -> bool:
+        beginnings = [text[:ENOUGH] for text in texts]
+        characters = sum(map(len, beginnings))
+        return LITTLE <= characters < LEAST * sum(len(self._ids(text)) for text in beginnings)
+
+    def _told(self) -> tuple[str, ...]:
+        if not self._is_told:
+            self._is_told = True
+            log.warning(SENTENCE)
+        return (SENTENCE,)

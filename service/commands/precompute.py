@@ -131,18 +131,28 @@ def precompute(
     with ExitStack() as stack:
         with status(f"loading {settings.model}"):
             target = stack.enter_context(opening)
+        load_s = time.perf_counter() - start
         _warn_if_unread(target, settings)
         found, gone = _listed(target, named, prune=prune, empty=empty, as_json=as_json)
         if dry_run:
             raise typer.Exit(_foretell(target, found, price_per_tb=price_per_tb, as_json=as_json))
         progress = _run(target, wanted, found=found, gone=gone, as_json=as_json)
-    show_run(progress, seconds=time.perf_counter() - start, as_json=as_json)
+        _warn_if_foreign(target, settings)
+    show_run(progress, seconds=time.perf_counter() - start, load_s=load_s, as_json=as_json)
     raise typer.Exit(1 if progress.problems else 0)
 
 
 def _warn_if_unread(target: "Target", settings: "Settings") -> None:
     if target.tenant.model.order.policy == "full" or not settings.share:
         tell("reuse is off (policy full, or share 0), so no answer reads these caches: change it first", err=True)
+
+
+def _warn_if_foreign(target: "Target", settings: "Settings") -> None:
+    from service.answers.foreign_documents import ForeignDocuments
+    from service.settings import BUILTIN
+
+    if settings.model == BUILTIN and (note := ForeignDocuments(target.tenant.model).note(target.tenant.catalog)):
+        tell(note, err=True)
 
 
 def _listed(

@@ -93,9 +93,10 @@ def _fields(progress: "RunProgress") -> dict[str, object]:
     return {**asdict(progress), "problems": [asdict(each) for each in progress.problems]}
 
 
-def show_run(progress: "RunProgress", *, seconds: float, as_json: bool) -> None:
+def show_run(progress: "RunProgress", *, seconds: float, load_s: float, as_json: bool) -> None:
+    """Tells what a run did. `load_s`: of all its seconds, those until the model and the stores were there."""
     if as_json:
-        typer.echo(json.dumps({"event": "done", **_fields(progress), "wall_s": seconds}))
+        typer.echo(json.dumps({"event": "done", **_fields(progress), "wall_s": seconds, "load_s": load_s}))
         return
     for each in progress.problems:
         tell(f"failed: {each.place}: {each.reason}", err=True)
@@ -112,7 +113,7 @@ def show_run(progress: "RunProgress", *, seconds: float, as_json: bool) -> None:
         tell(f"{many(progress.dropped, 'stored chunk')} that fewer questions need made room")
     if progress.stored:
         tell(_speed(progress))
-    apart = {stage: spent for stage, spent in progress.seconds.items() if stage != BESIDE}
+    apart = {"load": load_s} | {stage: spent for stage, spent in progress.seconds.items() if stage != BESIDE}
     stages = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in apart.items())
     tell(f"{seconds:.1f} s in all: {stages}; beside it, {BESIDE} {progress.seconds.get(BESIDE, 0.0):.1f} s")
     if progress.problems:

@@ -16,6 +16,7 @@ from service.model.served_model import ServedModel
 from service.quality.suites import multihop
 from service.settings import Settings
 from tests.service.serving import ask, good, in_process, put_in, settings_in
+from tests.service.test_precompute_plans import Near
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
@@ -95,3 +96,12 @@ def test_the_window_of_the_built_in_model_is_told_apart_from_chunks(tmp_path: Pa
         refused: httpx.Response = client.post("/v1/query", json={"question": "Why not? " * 1600})
         assert (refused.status_code, "leave out chunks" in refused.text) == (422, False)
         assert "shorten the question" in refused.text
+
+
+def test_a_corpus_run_says_it_once(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for text, times in ((EXAMPLES[0].question * 3, 0), (GERMAN, 1), (GERMAN, 1)):
+        (docs / f"{len([*docs.iterdir()])}.md").write_text(text, encoding="utf-8")
+        _, said = Near(tmp_path, model="builtin").command("precompute", str(docs))
+        assert said.count(SENTENCE) == times

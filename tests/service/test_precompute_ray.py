@@ -243,9 +243,10 @@ def test_a_cluster_stores_what_a_local_run_does_and_says_no_more(tmp_path: Path)
         out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err
     assert beside.wait(WAIT_S) == 0
-    beside.communicate()
+    alone = beside.communicate()[1]
     assert spread.holds() == local.holds()
-    assert [line for line in own_lines(err) if not PROGRESS.match(line)] == []
+    here, there = ([line for line in own_lines(each) if not PROGRESS.match(line)] for each in (alone, err))
+    assert here == there
     assert "4 files, 0 of them unchanged\n4 documents put in" in out
     wait_for(lambda: not actors(), "no actor is left")
 
