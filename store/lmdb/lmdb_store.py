@@ -185,24 +185,20 @@ class LmdbStore(BlobStore):
         return there
 
     def _run(self, change: Callable[[lmdb.Transaction], T]) -> T:
-        changed = committed = False
+        begun: lmdb.Transaction | None = None
 
-        def accounted(txn: lmdb.Transaction) -> T:
-            nonlocal changed
-            try:
-                result = change(txn)
-                changed = True
-            finally:
-                if not changed:
-                    self._ledger.aborted(txn)
-            return result
+        def noted(txn: lmdb.Transaction) -> T:
+            nonlocal begun
+            begun = txn
+            return change(txn)
 
+        committed = False
         try:
-            result = self.environment.write(accounted)
+            result = self.environment.write(noted)
             committed = True
         finally:
-            if changed and not committed:
-                self._ledger.stale()
+            if begun and not committed:
+                self._ledger.failed(begun)
         return result
 
     def _change(self, change: Callable[[lmdb.Transaction], T]) -> T:
@@ -270,7 +266,6 @@ class LmdbStore(BlobStore):
                 self._bury(deletion)
 
     def compact(self) -> int:
-        self._ledger.stale()
         return self.environment.compact()
 
     def _bury_in(self, txn: lmdb.Transaction, *, deletion: Deletion) -> bool:

@@ -5,7 +5,7 @@ import threading
 import lmdb
 
 from store.lmdb.rows import BlobRow, Rows
-from store.tiers.budget import Ledger, TierBudget
+from store.tiers.budget import BlobMemory, Ledger, TierBudget
 
 _REST = ""  # the ledger's entry for all that is no blob; no key is empty
 _UNKNOWN = (-1, -1)
@@ -21,6 +21,8 @@ class SharedLedger:
         self._ledger = Ledger(budget)
         self._lock = threading.Lock()
         self._seen = _UNKNOWN  # the last transaction whose changes the ledger knows, and of which file
+        self._by: lmdb.Transaction | None = None  # that one
+        self._before: dict[str, BlobMemory] = {}  # what was known, before that one, of the blobs that it changed
 
     def evictable(self, row: BlobRow) -> bool:
         """Whether a blob may be given up for room."""
@@ -44,30 +46,39 @@ class SharedLedger:
             return self._ledger.victims(key, nbytes)
 
     def changed(self, txn: lmdb.Transaction, key: str, *, row: BlobRow | None, evicted: bool = False) -> None:
-        """Note what this transaction writes; say `aborted` or `stale` should it fail."""
+        """Note what this transaction writes; say `failed` should it come to nothing."""
         if self._idle:
             return
         with self._lock:
             self._catch_up(txn)
+            self._see(txn)
+            self._before.setdefault(key, self._ledger.memory(key))
             self._note(key, row, evicted=evicted)
-            self._seen = self._rows.version(txn)
 
     def passed(self, txn: lmdb.Transaction) -> None:
         """Note a transaction that writes, but no blob. One that writes nothing leaves its number to the next."""
         with self._lock:
             if self._is_known(txn):
-                self._seen = self._rows.version(txn)
+                self._see(txn)
 
-    def aborted(self, txn: lmdb.Transaction) -> None:
-        """Note that this transaction will come to nothing."""
+    def failed(self, txn: lmdb.Transaction) -> None:
+        """Note that a transaction came to nothing, as far as one can know: else the next one's number will tell."""
         with self._lock:
-            if self._seen == self._rows.version(txn):
-                self._seen = _UNKNOWN
+            if self._by is txn:
+                self._undo()
 
-    def stale(self) -> None:
-        """Trust nothing: a transaction failed while it was committed."""
-        with self._lock:
-            self._seen = _UNKNOWN
+    def _see(self, txn: lmdb.Transaction) -> None:
+        if self._by is not txn:
+            self._by, self._seen = txn, self._rows.version(txn)
+            self._before.clear()
+
+    def _undo(self) -> None:
+        """Knows again what was known before the last transaction."""
+        for key, memory in self._before.items():
+            self._ledger.restore(key, memory)
+        self._before.clear()
+        generation, number = self._seen
+        self._by, self._seen = None, (generation, number - 1)
 
     def _note(self, key: str, row: BlobRow | None, *, evicted: bool) -> None:
         if row is not None:
@@ -78,6 +89,8 @@ class SharedLedger:
             self._ledger.removed(key)
 
     def _catch_up(self, txn: lmdb.Transaction) -> None:
+        if self._by is not txn and self._seen == self._rows.version(txn):
+            self._undo()  # a number is given twice only where nothing came of the first
         if self._is_known(txn):
             return
         there = {raw.decode(): row for raw, row in self._rows.scan(txn)}

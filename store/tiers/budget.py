@@ -6,7 +6,7 @@ Keys are their texts here: a ledger of a large tier is read from the medium's ow
 from collections import defaultdict
 from dataclasses import dataclass
 
-from store.tiers.eviction import Evictor
+from store.tiers.eviction import Evictor, KeyMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,14 @@ class TierBudget:
 class _Kept:
     nbytes: int
     evictable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlobMemory:
+    """All that a ledger knows of one blob."""
+
+    kept: _Kept | None
+    ranked: tuple[KeyMemory, ...]
 
 
 class Ledger:
@@ -47,9 +55,7 @@ class Ledger:
     def add(self, key: str, nbytes: int, *, tokens: int, evictable: bool) -> None:
         """Note a blob, new or changed; a miss of it costs the recomputing of its tokens."""
         self._subtract(key)
-        self._kept[key] = _Kept(nbytes, evictable)
-        self.total += nbytes
-        self._by_tenant[tenant_of(key)] += nbytes
+        self._count(key, _Kept(nbytes, evictable))
         for evictor in self._evictors(key):
             if evictable:
                 evictor.inserted(key, nbytes, cost=float(tokens))
@@ -73,6 +79,18 @@ class Ledger:
         for evictor in self._evictors(key):
             evictor.evicted(key)
 
+    def memory(self, key: str) -> BlobMemory:
+        """What is known of a blob now: to be restored should what is noted of it next come to nothing."""
+        return BlobMemory(self._kept.get(key), tuple(evictor.memory(key) for evictor in self._evictors(key)))
+
+    def restore(self, key: str, memory: BlobMemory) -> None:
+        """Note that what was noted of a blob since then has not happened."""
+        self._subtract(key)
+        if memory.kept is not None:
+            self._count(key, memory.kept)
+        for evictor, known in zip(self._evictors(key), memory.ranked, strict=True):
+            evictor.restore(key, known)
+
     def victims(self, key: str, nbytes: int) -> list[str] | None:
         """The keys to give up so that so many more bytes fit under this key; None where even that is not enough."""
         tenant = tenant_of(key)
@@ -92,6 +110,11 @@ class Ledger:
 
     def _freed(self, keys: list[str]) -> int:
         return sum(self._kept[key].nbytes for key in keys)
+
+    def _count(self, key: str, kept: _Kept) -> None:
+        self._kept[key] = kept
+        self.total += kept.nbytes
+        self._by_tenant[tenant_of(key)] += kept.nbytes
 
     def _subtract(self, key: str) -> None:
         kept = self._kept.pop(key, None)

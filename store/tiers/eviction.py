@@ -12,7 +12,7 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -47,6 +47,14 @@ class _Resident:
 class _Past:
     uses: int
     last: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMemory:
+    """All that an evictor knows of one key."""
+
+    resident: _Resident | None
+    past: _Past | None
 
 
 class Evictor(Generic[K]):
@@ -85,6 +93,7 @@ class Evictor(Generic[K]):
         resident = self._residents.get(key)
         if resident is None:
             resident = self._residents[key] = self._admit(key)
+            self._forget_oldest()
         resident.bytes, resident.cost = bytes, cost
         self._enqueue(key, resident)
 
@@ -104,13 +113,27 @@ class Evictor(Generic[K]):
         resident = self._drop(key)
         if resident is not None:
             self._past[key] = _Past(resident.uses, resident.last)
-        self._forget_oldest()
 
     def removed(self, key: K) -> None:
         """`key` was deleted or left the budget. Nothing of it is kept, nor of an earlier eviction."""
         self._past.pop(key, None)
         self._drop(key)
         self._forget_oldest()
+
+    def memory(self, key: K) -> KeyMemory:
+        """What is known of `key` now: to be restored should what is told of it next come to nothing."""
+        resident = self._residents.get(key)
+        return KeyMemory(None if resident is None else replace(resident), self._past.get(key))
+
+    def restore(self, key: K, memory: KeyMemory) -> None:
+        """What was told of `key` since then has not happened."""
+        self._past.pop(key, None)
+        self._drop(key)
+        if memory.resident is not None:
+            self._residents[key] = memory.resident
+            self._enqueue(key, memory.resident)
+        if memory.past is not None:
+            self._past[key] = memory.past
 
     def victims(self, bytes: int, among: Callable[[K], bool] | None = None) -> list[K]:
         """The keys of least worth, least first, that together free `bytes`; or all that `among` allows.

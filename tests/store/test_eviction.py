@@ -41,6 +41,7 @@ class Model:
         if key not in self.residents:
             self.now += 1
             self.residents[key] = self.again(self.past.pop(key, Known(0, 0, 0)))
+            self.forget()
         self.residents[key] = replace(self.residents[key], bytes=size, cost=cost)
 
     def used(self, key: int) -> None:
@@ -55,7 +56,6 @@ class Model:
     def evicted(self, key: int) -> None:
         if key in self.residents:
             self.past[key] = self.residents.pop(key)
-        self.forget()
 
     def removed(self, key: int) -> None:
         self.residents.pop(key, None)

@@ -13,9 +13,10 @@ from store.blob_store import Put
 from store.errors import BadBlob, StoreBusy, StoreClosed
 from store.key import Scope
 from store.lmdb.lmdb_store import LmdbStore
-from store.lmdb.rows import Rows
+from store.lmdb.rows import Rows, file_bytes
 from store.reader import BlobReader
 from store.tiers.budget import TierBudget
+from store.tiers.eviction import Evictor
 from tests.store.crash_writer import bulk
 from tests.store.samples import key
 
@@ -29,6 +30,13 @@ def opened(store: LmdbStore, name: object) -> BlobReader:
 def lmdb_of(store: LmdbStore) -> lmdb.Environment:
     """LMDB's own environment, behind the store's back."""
     return vars(store.environment)["_env"]
+
+
+def counted(evictor: Evictor[str], names: range) -> dict[str, tuple[bool, int]]:
+    """Of each key whether it is there, and its uses."""
+    known = {key(name).text: evictor.memory(key(name).text) for name in names}
+    lives = {name: (memory.resident is not None, memory.resident or memory.past) for name, memory in known.items()}
+    return {name: (there, life.uses if life else 0) for name, (there, life) in lives.items()}
 
 
 def listed(store: LmdbStore) -> set[str]:
@@ -134,6 +142,37 @@ def test_fills_make_room_for_what_is_precomputed(tmp_path: Path) -> None:
         outcomes = [store.put(bulk(name, 200_000, precomputed=True)) for name in range(3)]
         assert outcomes == [Put.STORED] * 3
         assert {"0", "1", "2"} <= listed(store)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_attempts_to_make_room_that_come_to_nothing_count_as_no_use(tmp_path: Path, batch: int) -> None:
+    chance = random.Random(batch)
+    model = Evictor[str]()
+    attempts = 0
+    names = range(14)  # so few that none is forgotten
+    with LmdbStore(tmp_path, TierBudget(1_500_000)) as store:
+        evictor: Evictor[str] = vars(vars(vars(store)["_ledger"])["_ledger"])["_everyone"]
+
+        def write(change: Callable[[lmdb.Transaction], object]) -> object:
+            nonlocal attempts
+            attempts += 1
+            return environment_write(change)
+
+        environment_write, vars(store.environment)["write"] = store.environment.write, write
+        for _ in range(80):
+            before = listed(store)
+            for name in chance.sample(sorted(before), len(before) // 2):
+                opened(store, name)
+                model.used(key(name).text)
+            new = chance.sample(sorted({*map(str, names)} - before), batch)
+            blobs = [bulk(name, chance.randrange(150_000, 250_000)) for name in new]
+            assert set(store.put_all(blobs)) == {Put.STORED}
+            for blob in blobs:
+                model.inserted(blob.head.key.text, file_bytes(blob), cost=1.0)
+            for name in sorted({*before, *new} - listed(store)):
+                model.evicted(key(name).text)
+            assert counted(evictor, names) == counted(model, names)
+    assert attempts > 2 * 80 // batch  # room was looked for in vain
 
 
 def test_a_small_map_grows_with_what_is_stored(tmp_path: Path) -> None:
