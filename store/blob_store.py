@@ -67,11 +67,15 @@ class BlobAccess(ABC):
             if head.key != key:
                 return Miss(MissReason.FOREIGN, f"the medium has {head.key.text} under {key.text}")
             Spec.parse(head.codec)
-            return BlobReader(head, found.raw_head, fetch=found.frames(head), source=self.name)
+            return self._reader(head, found)
         except BadBlob as bad:
             return Miss(bad.reason, str(bad))
         except SpecError as error:
             return Miss(MissReason.NEWER_FORMAT, str(error))
+
+    def _reader(self, head: Head, found: FoundBlob) -> BlobReader:
+        """A reader of a blob that was found sound."""
+        return BlobReader(head, found.raw_head, fetch=found.frames(head), source=self.name)
 
     @abstractmethod
     def _find(self, key: CacheKey) -> FoundBlob | None:

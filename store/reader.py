@@ -26,6 +26,9 @@ class BlobReader:
         self.groups = groups
         self._fetch = fetch
 
+    def begin(self) -> None:
+        """Begin to bring the frames near, where they are far and there is memory for them. Promises nothing."""
+
     @contextmanager
     def frame(self, number: int) -> Generator[Buffer]:
         """The verified bytes of one frame, dead when the block ends. Raises `BadBlob` or what the medium raises."""

@@ -100,6 +100,10 @@ class Engine(Protocol):
         """Raise Late where a request of this payer with so many seconds left would wait longer for its turn now."""
         ...
 
+    def waits_s(self, payer: str) -> float:
+        """How long a request of this payer would wait for its turn now."""
+        ...
+
     def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
         """Compute records of chunks, when no request wants to be served, and for a share of the time at least."""
         ...

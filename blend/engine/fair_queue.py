@@ -25,6 +25,7 @@ class FairQueue:
         self._waiting: dict[str, deque[QueuedRequest]] = {}
         self._spent: dict[str, float] = {}
         self.seconds: dict[str, float] = {}  # that each payer had, whatever its weight
+        self._start_s = 0.0  # of a request, until it runs, lately
         self._blocked: dict[str, float] = {}  # since when the first request of a payer does not fit
 
     def __len__(self) -> int:
@@ -48,6 +49,11 @@ class FairQueue:
         """Counts time that the engine gave to a payer."""
         self.seconds[payer] = self.seconds.get(payer, 0.0) + seconds
         self._spent[payer] = self._spent.get(payer, 0.0) + seconds / self._weights.get(payer, 1.0)
+
+    def started(self, payer: str, seconds: float) -> None:
+        """Counts the time that a request of a payer took until it ran."""
+        self._start_s += (seconds - self._start_s) / 4
+        self.spend(payer, seconds)
 
     def removed(self, wanted: Callable[[QueuedRequest], bool]) -> list[QueuedRequest]:
         """Takes out what is wanted no more."""
@@ -88,6 +94,10 @@ class FairQueue:
         """How many requests go before a new one of this payer, where all take as long."""
         own = len(self._waiting.get(payer, ()))
         return own + sum(min(len(each), own + 1) for name, each in self._waiting.items() if name != payer)
+
+    def waits_s(self, payer: str) -> float:
+        """How long a new request of this payer would wait for its turn."""
+        return self.ahead(payer) * self._start_s
 
     def _take(self, queued: QueuedRequest) -> None:
         payer = queued.request.payer

@@ -82,13 +82,10 @@ class LocalEngine:
         self._captured_bytes = 0  # that the capture at hand takes
         self._owed_s = 0.0  # to captures; under zero they had more than their share
         self._capturing = False
-        self._slice_began = 0.0  # when the capture at hand went on
+        self._slice_began = self._fuse_began = 0.0  # when the capture, or the fuse, at hand went on
         self._step_shares = StepShares(self.limits.weights)
-        self._step_s = 0.0
-        self._stepped = 0.0
+        self._step_s = self._stepped = 0.0  # what the last step took, and when it ended
         self._steps_s = 0.0  # of all steps together
-        self._fuse_began = 0.0
-        self._start_s = 0.0  # of a request, from one to the next, lately
         self._seen: dict[str, float] = {}  # when a payer asked last
         self._threads = torch.get_num_threads()
         self._thread = Thread(target=self._work, name="kvweave-engine", daemon=True)
@@ -132,14 +129,18 @@ class LocalEngine:
         if left_s <= 0:
             raise _late()
         with self._changed:
-            ahead = self._waiting.ahead(payer)
-        waits = ahead * self._start_s
+            ahead, waits = self._waiting.ahead(payer), self._waiting.waits_s(payer)
         if waits > left_s:
             raise Late(
                 f"{ahead} requests go before this one, some {waits:.1f} s, and it has {left_s:.1f} s: try again later, "
                 "or give it more time",
                 retry_after_s=waits - left_s,
             )
+
+    def waits_s(self, payer: str) -> float:
+        """See `Engine.waits_s`."""
+        with self._changed:
+            return self._waiting.waits_s(payer)
 
     def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
         """See `Engine.capture`."""
@@ -259,9 +260,8 @@ class LocalEngine:
         else:
             self._running += [] if queued.over else [answer]
         had = time.perf_counter() - self._steps_s - self._fuse_began
-        self._start_s += (had - self._start_s) / 4
         with self._changed:
-            self._waiting.spend(queued.request.payer, had)
+            self._waiting.started(queued.request.payer, had)
 
     def _fuse(self, queued: QueuedRequest) -> AnswerBuilder:
         request, prefix = queued.request, queued.request.prompt.prefix

@@ -29,7 +29,7 @@ from service.answers.fair_turns import FairTurns
 from service.answers.foreign_documents import ForeignDocuments
 from service.answers.gather import Gathered, gather, look_up
 from service.answers.plan import EnginePlan, fit, usage_of
-from service.answers.prompt_costs import PromptCosts
+from service.answers.prompt_costs import BegunBlobs, PromptCosts
 from service.answers.schema_memory import SchemaMemory
 from service.corpus.ingest import Ingest
 from service.corpus.tenants import Tenants
@@ -43,7 +43,7 @@ from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
 
 LOOKUPS = 8  # threads that search and tokenize
-FETCHES = 16  # threads that open blobs
+FETCHES = 128  # threads that open blobs: they wait for a medium, and there are as many as wait at once
 COMPILERS = 2  # threads that compile JSON schemas
 SCHEMAS = 16  # of one tenant that are not compiled yet
 RETRY_S = 1.0
@@ -159,10 +159,11 @@ class Pipeline:
         yield Retrieved(gathered.sources)
         begun = timings.since_start()
         with self._tracer.span("fetch"):
-            plan = await self._in_thread(lambda: self._planned(gathered, inputs))
+            plan = await self._planned(gathered, inputs)
         note(blend=str(plan.inputs))
         timings.ms["fetch"] = timings.since_start() - begun
         yield Loaded(plan.loaded())
+        plan.begin()
         queue: asyncio.Queue[EngineEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -183,20 +184,30 @@ class Pipeline:
         self._model.prompt_builder.check_length(texts, window=self._model.window)
         return gather(self._tenants.open(ask.principal.tenant), ask)
 
-    def _planned(self, gathered: Gathered, inputs: BlendInputs) -> EnginePlan:
+    async def _planned(self, gathered: Gathered, inputs: BlendInputs) -> EnginePlan:
         """What the engine is asked, with the blobs of the passages where it is to have them."""
+        plan, begun = await self._in_thread(lambda: self._begun(gathered, inputs))
+        if begun is None:
+            return plan
+        plan = replace(plan, opened=await begun.opened())
+        if begun.patience_s is not None and self._costs and plan.has_choice:
+            plan = plan.by_time(self._costs.cost(plan.fitted.prompt_tokens, plan.opened))
+        return plan
+
+    def _begun(self, gathered: Gathered, inputs: BlendInputs) -> tuple[EnginePlan, BegunBlobs | None]:
+        """The plan, and the blobs that it may use; None where it uses none."""
         fitted = fit(self._model.prompt_builder, gathered, window=self._model.window)
         notes = () if self.foreign_documents is None else self.foreign_documents.notes(gathered.texts)
         plan = EnginePlan(gathered, fitted, inputs, {}, notes)
         passages = [each.passage for each in gathered.all]
         if decide(inputs).order.policy == "full" or not passages:
-            return plan
-        caches = self._tenants.open(gathered.ask.principal.tenant).caches
-        begin = partial(caches.open, passages, pool=self._fetches)
+            return plan, None
+        tenant = gathered.ask.principal.tenant
+        begin = partial(self._tenants.open(tenant).caches.open, passages, pool=self._fetches)
         if self._costs is None or gathered.ask.order is not None:
-            return replace(plan, opened={number: each.result() for number, each in enumerate(begin())})
-        plan = replace(plan, opened=self._costs.opened(fitted.prompt_tokens, begin))
-        return plan.by_time(self._costs.cost(fitted.prompt_tokens, plan.opened)) if plan.has_choice else plan
+            return plan, BegunBlobs(begin())
+        turn_s = self._model.engine.waits_s(tenant)
+        return plan, self._costs.begun(fitted.prompt_tokens, begin, turn_s=turn_s)
 
     async def _answered(
         self, queue: "asyncio.Queue[EngineEvent]", progress: "_RequestProgress"
@@ -212,6 +223,7 @@ class Pipeline:
                         fused = progress.ready(report, queued_s)
                         self._mend(progress.ask, progress.plan, report=report)
                         self._learn(progress, report)
+                        progress.plan.let_go()
                         span.set(prompt_tokens=fused.usage.prompt, reused_tokens=fused.usage.reused)
                         span.end()
                         span = self._tracer.span("decode")

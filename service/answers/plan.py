@@ -98,6 +98,16 @@ class EnginePlan:
         opened = {at: late if at in unused and at in self.sources else each for at, each in self.opened.items()}
         return replace(self, inputs=inputs, opened=opened, cost=cost)
 
+    def begin(self) -> None:
+        """Begins to bring the records near while the prompt waits for its turn."""
+        for source in self.sources.values():
+            source.begin()
+
+    def let_go(self) -> None:
+        """Gives the records' memory back: they stand in the context."""
+        for source in self.sources.values():
+            source.let_go()
+
     def loaded(self) -> tuple[ChunkReport, ...]:
         """The report of each chunk before anything is fused."""
         return tuple(self._report(number, each, tokens=0) for number, each in self.shown)

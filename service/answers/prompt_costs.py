@@ -1,7 +1,8 @@
 """What a prompt is expected to take here, each way; learns from what prompts took. Decides nothing."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter
@@ -47,6 +48,21 @@ class _StoredChunk:
     tier: str
 
 
+@dataclass(frozen=True, slots=True)
+class BegunBlobs:
+    """Blobs of a prompt's passages that are being opened, and how many seconds they are waited for; None for ever."""
+
+    opening: Sequence[Opening]
+    patience_s: float | None = None
+
+    async def opened(self) -> dict[int, BlobSource | Miss]:
+        """What came in time. What comes later goes on being opened, and may be nearer the next time."""
+        if self.opening:
+            await asyncio.wait([asyncio.wrap_future(each) for each in self.opening], timeout=self.patience_s)
+        late = Miss(MissReason.SOONER)
+        return {at: each.result() if each.done() else late for at, each in enumerate(self.opening)}
+
+
 class PromptCosts:
     """The costs of one service's prompts. Safe for threads."""
 
@@ -58,19 +74,18 @@ class PromptCosts:
         self._open_s = 0.0  # until the last blob of a prompt was opened, lately
         self._drifts: dict[tuple[str, int, str], float] = {}
 
-    def opened(self, prompt: PromptTokens, begin: Callable[[], Sequence[Opening]]) -> dict[int, BlobSource | Miss]:
-        """Opens the blobs of a prompt's passages and waits for them, while it can pay.
-
-        Those that come later go on being opened, and may be nearer the next time. Where not even the quickest blobs
-        pay, or none came in time lately, none is opened.
+    def begun(
+        self, prompt: PromptTokens, begin: Callable[[], Sequence[Opening]], *, turn_s: float = 0.0
+    ) -> "BegunBlobs":
+        """Begins to open the blobs of a prompt's passages, to be waited for while it can pay: until it would be the
+        prompt's turn, in `turn_s`, it costs nothing. Where not even the quickest blobs pay, or none came in time
+        lately, none is opened.
         """
-        patience_s, since = self._patience_s(prompt), perf_counter()
+        patience_s, since = self._patience_s(prompt, turn_s), perf_counter()
         opening = begin() if patience_s > 0 else ()
         for last in opening[-1:]:
             last.add_done_callback(self._learn_opening(since))
-        wait(opening, timeout=patience_s)
-        late = Miss(MissReason.SOONER)
-        return {at: each.result() if each.done() else late for at, each in enumerate(opening)}
+        return BegunBlobs(opening, patience_s)
 
     def cost(self, prompt: PromptTokens, opened: Mapping[int, BlobSource | Miss]) -> PromptCost:
         """The cost of a prompt with these records."""
@@ -128,19 +143,22 @@ class PromptCosts:
     def _blend_s(self, tokens: int, chunks: Sequence[_StoredChunk]) -> float:
         return _together(self._speeds.blend_s(_sizes(tokens, chunks)), sum(each.late_s for each in chunks))
 
-    def _patience_s(self, prompt: PromptTokens) -> float:
-        """How long blobs may take to be opened: as long as all of them, out of memory, would gain."""
+    def _patience_s(self, prompt: PromptTokens, turn_s: float) -> float:
+        """How long blobs may take to be opened: as long as all of them, out of memory, would gain, and the turn."""
         passages = [len(run.ids) for run in prompt.runs if run.passage is not None]
         full_s, size = self._speeds.full_s(prompt.tokens), prompt.tokens.bit_length()
         sizes = PromptSizes(prompt.tokens, min(sum(passages), prompt.tokens), len(passages))
         with self._lock:
             full_s *= self._drift("full", size)
             gained_s = GAIN * full_s - self._speeds.blend_s(sizes) * self._drift("blend", size)
+            if gained_s <= 0:
+                return 0.0
+            patience_s = gained_s + turn_s
             if self._late >= IN_A_ROW:
                 self._late += 1
-                return gained_s if self._late % TRIED_AGAIN == 0 else 0.0
-            if self._open_s <= gained_s:
-                return gained_s
+                return patience_s if self._late % TRIED_AGAIN == 0 else 0.0
+            if self._open_s <= patience_s:
+                return patience_s
             self._open_s *= FADED
         return 0.0
 

@@ -31,7 +31,7 @@ class BlobSource:
         self.read = len(reader.raw_head)
         self.read_s = 0.0
         self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
-        self._reader = reader
+        self._reader: BlobReader | None = reader
         self._groups = reader.head.groups
         first = [reader.head.frames[numbers.start] for numbers in self._groups]
         self._group_of = {
@@ -42,6 +42,17 @@ class BlobSource:
         self._start_of = [frame.layer for frame in first]
         self._lock = Lock()  # a group is read by one thread; who wants another of its layers would read the same
         self._kept: dict[int, Layers] = {}
+
+    def begin(self) -> None:
+        """Begin to bring the record near, before anyone asks for its layers."""
+        if self._reader is not None:
+            self._reader.begin()
+
+    def let_go(self) -> None:
+        """Give the record's memory back: nobody asks for a layer any more."""
+        self._reader = None
+        with self._lock:
+            self._kept.clear()
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
         """A layer's keys and values. Raises Unreadable for a damaged frame, and where the medium does not answer."""
@@ -58,9 +69,10 @@ class BlobSource:
         return layer
 
     def _read(self, group: int) -> Layers:
-        start = time.perf_counter()
+        start, reader = time.perf_counter(), self._reader
+        assert reader is not None, "the record was let go of"
         try:
-            layers = read_group(self._reader, group)
+            layers = read_group(reader, group)
         except BadBlob as error:
             self.failure = error.reason
             raise UnreadableRecord(str(error)) from error
@@ -68,5 +80,5 @@ class BlobSource:
             self.failure = MissReason.UNAVAILABLE
             raise UnreadableRecord(str(error)) from error
         self.read_s += time.perf_counter() - start
-        self.read += sum(self._reader.head.frames[number].nbytes for number in self._groups[group])
+        self.read += sum(reader.head.frames[number].nbytes for number in self._groups[group])
         return layers

@@ -2,13 +2,14 @@
 
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock
 
 from store.blob import Buffer, Head, head_bytes
 from store.errors import BadBlob, MissReason, StoreClosed
 from store.objects.object_client import ObjectClient, ObjectPart
-from store.reader import Fetch
+from store.objects.read_memory import ReadLease
+from store.reader import BlobReader, Fetch
 
 FIRST = range(1 << 20)  # the head, and all of a small blob
 RANGES = 3  # more requests for the rest of a blob, if each is worth it
@@ -16,13 +17,16 @@ _RANGE_BYTES = 1 << 20
 
 
 class ObjectBlob:
-    """An object that holds a blob, opened by its first bytes."""
+    """An object that holds a blob, opened by its first bytes. `lease`: of memory for what is read ahead."""
 
-    def __init__(self, client: ObjectClient, path: str, *, first: ObjectPart, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, client: ObjectClient, path: str, *, first: ObjectPart, pool: ThreadPoolExecutor, lease: ReadLease
+    ) -> None:
         self._client = client
         self._path = path
         self._first = first
         self._pool = pool
+        self._lease = lease
         self._ranges = RANGES
         self._spans: list[range] = []
         self._lock = Lock()
@@ -47,6 +51,15 @@ class ObjectBlob:
             raise BadBlob(MissReason.CORRUPT, f"the object has {self._first.whole} bytes, its head promises others")
         self._spans = offsets(head, len(self.raw_head))
         return self._fetch
+
+    def begin(self) -> None:
+        """Begin to fetch all ranges, where there is memory for them; else they come when they are asked for."""
+        with self._lock:
+            left = sum(len(span) for span in self._spans if span.stop > len(self._first.data))
+            begins = left and self._futures is None and self._lease.take(left)
+        if begins:
+            with suppress(StoreClosed):  # whoever asks for a frame learns so
+                self._rest()
 
     @contextmanager
     def _fetch(self, number: int) -> Generator[Buffer]:
@@ -73,6 +86,17 @@ class ObjectBlob:
             return self._pool.submit(self._client.read, self._path, where)
         except RuntimeError:
             raise StoreClosed("the store was closed while a blob was read from it") from None
+
+
+class DistantReader(BlobReader):
+    """A reader of an object, whose ranges may be on their way before anyone asks for a frame."""
+
+    def __init__(self, head: Head, blob: ObjectBlob, *, source: str) -> None:
+        super().__init__(head, blob.raw_head, fetch=blob.frames(head), source=source)
+        self._blob = blob
+
+    def begin(self) -> None:
+        self._blob.begin()
 
 
 def offsets(head: Head, start: int) -> list[range]:

@@ -13,17 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 from store.blob import Blob, Head, read_head
-from store.blob_store import BlobStore, Put
+from store.blob_store import BlobStore, FoundBlob, Put
 from store.errors import BadBlob, KeyFormatError, StoreUnavailable
 from store.key import CacheKey, Scope, quote, unquote
 from store.objects.listed_ledger import ListedLedger
-from store.objects.object_blob import FIRST, ObjectBlob
+from store.objects.object_blob import FIRST, DistantReader, ObjectBlob
 from store.objects.object_client import Listed, ObjectClient
+from store.objects.read_memory import ReadLease, ReadMemory
+from store.reader import BlobReader
 from store.tiers.budget import TierBudget
 from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 _SKEW_S = 5.0  # a listing shows whole seconds, and the clocks of a server's nodes differ
-_THREADS = 16
+_THREADS = 128  # that read ranges: they wait for the medium, and there are as many as wait at once
 _PUTTING = 16  # blobs at once: each waits for several answers
 _HEAD = range(1 << 16)  # nearly every head
 _BATCH = 1000  # what one request deletes
@@ -35,20 +37,30 @@ class ObjectBlobStore(BlobStore):
 
     name = "object"
 
-    def __init__(self, client: ObjectClient, budget: TierBudget | None = None) -> None:
+    def __init__(
+        self, client: ObjectClient, budget: TierBudget | None = None, *, memory: ReadMemory | None = None
+    ) -> None:
         self._client = client
         self._budget = budget or TierBudget()
         self._ledger = ListedLedger(client, self._budget)
+        self._memory = memory or ReadMemory()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="object")
         self._putting = ThreadPoolExecutor(_PUTTING, thread_name_prefix="object-put")  # puts read heads with the other
 
     def _find(self, key: CacheKey) -> ObjectBlob | None:
-        path = f"blobs/{key.text}"
-        first = self._client.read(path, FIRST)
+        path, lease = f"blobs/{key.text}", ReadLease(self._memory, key.tenant)
+        ahead = lease.take(len(FIRST))
+        first = self._client.read(path, FIRST if ahead else _HEAD)
         if first is None:
             return None
+        if ahead:
+            lease.give(len(FIRST) - len(first.data))
         self._ledger.used(key.text)
-        return ObjectBlob(self._client, path, first=first, pool=self._pool)
+        return ObjectBlob(self._client, path, first=first, pool=self._pool, lease=lease)
+
+    def _reader(self, head: Head, found: FoundBlob) -> BlobReader:
+        assert isinstance(found, ObjectBlob)
+        return DistantReader(head, found, source=self.name)
 
     def put(self, blob: Blob) -> Put:
         key, terms = blob.head.key, blob.head.terms
@@ -147,14 +159,12 @@ class ObjectBlobStore(BlobStore):
 
     def _head(self, key: str) -> Head | None:
         """The head of a stored blob, None where it is absent or not sound."""
-        path = f"blobs/{key}"
+        path, lease = f"blobs/{key}", ReadLease(self._memory, "")
         first = self._client.read(path, _HEAD)
+        if first is None:
+            return None
         try:
-            return (
-                None
-                if first is None
-                else read_head(ObjectBlob(self._client, path, first=first, pool=self._pool).raw_head)
-            )
+            return read_head(ObjectBlob(self._client, path, first=first, pool=self._pool, lease=lease).raw_head)
         except BadBlob:
             return None
 

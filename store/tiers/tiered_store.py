@@ -113,6 +113,7 @@ class TieredStore(BlobStore):
             if self._takings != takings:
                 return
             self._rising[key] = found
+        found.reader.begin()
 
         def copy() -> None:
             try:

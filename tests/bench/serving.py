@@ -214,11 +214,12 @@ class Server:
 
 
 @contextmanager
-def server(threads: int, model: str, *, memory: str = "2GB") -> Iterator[Server]:
-    """A service whose nearest tier has so much memory."""
+def server(threads: int, model: str, *, memory: str = "2GB", store: str = "") -> Iterator[Server]:
+    """A service with the store of that URL, or with LMDB and so much memory above it."""
     with TemporaryDirectory() as folder:
         port = free_port()
-        settings = {"DATA": f"{folder}/data", "STORE": f"tiered:mem://?budget={memory}|lmdb://{folder}/store"}
+        near = f"tiered:mem://?budget={memory}|lmdb://{folder}/store"
+        settings = {"DATA": f"{folder}/data", "STORE": store or near}
         settings |= {
             "MODEL": model,
             "PORT": str(port),

@@ -235,13 +235,14 @@ def test_what_cannot_be_in_time_is_refused_before_it_waits() -> None:
         first = Asked(to, EngineRequest(PLAIN, Sampling(max_tokens=1, processor=held)))
         assert held.reached.wait(60)
         waiting = [Asked(to, EngineRequest(PLAIN, GREEDY)) for _ in range(20)]
-        to._start_s = 60.0  # pyright: ignore[reportPrivateUsage] (seconds that a request took, lately)
+        to._waiting._start_s = 60.0  # pyright: ignore[reportPrivateUsage] (seconds that a request took, lately)
         with pytest.raises(Late, match=r"20 requests go before this one.*give it more time") as refused:
             to.submit(EngineRequest(PLAIN, GREEDY, within_s=100.0), lambda event: None)
         assert refused.value.retry_after_s > 0
         with pytest.raises(Late, match="20 requests go before"):
             to.refuse_late("", 100.0)
         to.refuse_late("another", 100.0)
+        assert (to.waits_s(""), to.waits_s("another")) == (20 * 60.0, 60.0)
         of_another = Asked(to, EngineRequest(PLAIN, GREEDY, payer="another", within_s=100.0))
         held.release.set()
         for asked in [first, *waiting, of_another]:

@@ -1,5 +1,6 @@
 """A stored blob read by several threads at once."""
 
+import weakref
 from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,3 +52,15 @@ def test_threads_that_take_layers_in_order_read_each_frame_once(threads: int) ->
     assert all(other and same(one, other) for one, other in zip(found, wanted, strict=True))
     assert set(fetched.values()) == {1}
     assert source.read == source.nbytes
+
+
+def test_a_record_that_was_let_go_of_holds_no_memory() -> None:
+    blob = samples.blob()
+    reader = read(blob)
+    held, source = weakref.ref(reader), BlobSource(reader, Fingerprint("", "", "", "", "", "", ""))
+    source.layer(0)
+    del reader
+    source.let_go()
+    assert held() is None
+    source.begin()  # comes to nothing
+    assert (source.tokens, source.tier) == (blob.head.tokens, "ram")

@@ -1,9 +1,10 @@
 """What prompts are expected to take: measured once, corrected by what they took."""
 
+import asyncio
 import json
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -66,6 +67,12 @@ def done(source: BlobSource | Miss) -> Opening:
     return future
 
 
+def opened_by(
+    costs: PromptCosts, prompt: PromptTokens, begin: Callable[[], list[Opening]], *, turn_s: float = 0.0
+) -> dict[int, BlobSource | Miss]:
+    return asyncio.run(costs.begun(prompt, begin, turn_s=turn_s).opened())
+
+
 def chosen(costs: PromptCosts, prompt: PromptTokens, opened: Mapping[int, BlobSource | Miss]) -> str:
     expected = costs.cost(prompt, opened).expected
     return decide(BlendInputs(BlendOrder("reuse", 0.0), True, 1.0, 0.99, expected)).order.policy
@@ -122,7 +129,7 @@ def test_expectations_that_are_off_by_more_than_a_third_correct_themselves(facto
 def test_blobs_that_do_not_come_are_waited_for_once_and_given_up_for_long_afterwards() -> None:
     costs, prompt = PromptCosts(SPEEDS), prompt_of(100, 100)
     stuck: list[Opening] = [done(FakeSource(100)), Future()]
-    assert costs.opened(prompt, lambda: stuck)[1] == Miss(MissReason.SOONER)
+    assert opened_by(costs, prompt, lambda: stuck)[1] == Miss(MissReason.SOONER)
     stuck[1].set_result(FakeSource(100))  # long after
     costs._open_s = 30.0
     begun = 0
@@ -132,9 +139,17 @@ def test_blobs_that_do_not_come_are_waited_for_once_and_given_up_for_long_afterw
         begun += 1
         return [done(FakeSource(100)), done(FakeSource(100))]
 
-    assert [costs.opened(prompt, begin) for _ in range(100)] == [{}] * 100 and not begun
-    found = next(each for each in (costs.opened(prompt, begin) for _ in range(1000)) if each)
+    assert [opened_by(costs, prompt, begin) for _ in range(100)] == [{}] * 100 and not begun
+    found = next(each for each in (opened_by(costs, prompt, begin) for _ in range(1000)) if each)
     assert len(found) == 2 and begun == 1
+
+
+def test_blobs_that_come_before_the_turn_of_their_prompt_are_never_late() -> None:
+    costs, prompt, source = PromptCosts(SPEEDS), prompt_of(100, 100), FakeSource(100)
+    costs._open_s = 30.0
+    assert opened_by(costs, prompt, lambda: [done(source)], turn_s=20.0) == {}
+    assert opened_by(costs, prompt, lambda: [done(source)], turn_s=30.0) == {0: source}
+    assert opened_by(costs, prompt_of(5, 5), lambda: pytest.fail("opened"), turn_s=30.0) == {}
 
 
 def test_a_store_whose_records_come_too_late_is_left_alone_but_looked_at_now_and_then() -> None:
@@ -151,17 +166,17 @@ def test_a_store_whose_records_come_too_late_is_left_alone_but_looked_at_now_and
         return [done(each) for each in slow.values()]
 
     for _ in range(3 + 160):
-        costs.cost(prompt, costs.opened(prompt, begin))
+        costs.cost(prompt, opened_by(costs, prompt, begin))
     assert 3 <= begun <= 3 + 160 // 3 + 1
     slow.update({at: FakeSource(500) for at in range(2)})
     before = begun
     for _ in range(40):
-        costs.cost(prompt, costs.opened(prompt, begin))
+        costs.cost(prompt, opened_by(costs, prompt, begin))
     assert begun > before + 20
 
 
 def test_blobs_are_not_opened_for_a_prompt_that_not_even_the_quickest_can_help() -> None:
-    assert PromptCosts(SPEEDS).opened(prompt_of(5, 5), lambda: pytest.fail("opened")) == {}
+    assert opened_by(PromptCosts(SPEEDS), prompt_of(5, 5), lambda: pytest.fail("opened")) == {}
 
 
 @pytest.mark.parametrize("parts", [(0.01, 1e-4, 1e-8), (0.0, 2e-3, 0.0), (0.5, 1e-5, 0.0), (0.0, 0.0, 1e-7)])
@@ -205,6 +220,23 @@ def test_a_request_that_names_its_policy_gets_it(inside: Inside) -> None:
     with inside.client() as client:
         report = ask(client, QUESTIONS[0], blend={"policy": "reuse"})["report"]
     assert report["policy"] == "reuse" and {chunk["miss_reason"] for chunk in report["chunks"]} == {None}
+
+
+def test_records_are_on_their_way_before_the_prompt_waits_for_its_turn_and_go_when_they_are_placed(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    engine, begin, let_go = inside.core.model.engine, BlobSource.begin, BlobSource.let_go
+    submit = engine.submit
+    monkeypatch.setattr(BlobSource, "begin", lambda source: (told.append("begin"), begin(source)))
+    monkeypatch.setattr(BlobSource, "let_go", lambda source: (told.append("let go"), let_go(source)))
+    monkeypatch.setattr(engine, "submit", lambda *each: (told.append("submit"), submit(*each))[1])
+    with inside.client() as client:
+        ask(client, QUESTIONS[0])  # is read
+        assert told == ["submit"]
+        blended = ask(client, QUESTIONS[0], blend={"policy": "reuse"})
+    chunks = len(blended["report"]["chunks"])
+    assert told[1:] == ["begin"] * chunks + ["submit"] + ["let go"] * chunks
 
 
 def test_speeds_are_measured_once_and_again_where_anything_is_different(
