@@ -18,6 +18,7 @@ SHOWN = 1 / 8  # of the shorter one of reading and computing, which go on side b
 NEWS = 1 / 3  # how much the last prompt corrects
 FADED = 0.98  # what is left of a slowness whenever it kept blobs from being read, so that it is tried again some day
 IN_A_ROW, TRIED_AGAIN = 3, 4  # behind so many prompts whose records come too late, about one of so many is looked at
+FURTHEST_OPEN = 2.0  # times its patience that a prompt counts for what came later: one hiccup is no slow store
 FURTHEST = 4.0  # times that a prompt may take what was expected, for what is learned of it
 
 
@@ -84,7 +85,7 @@ class PromptCosts:
         patience_s, since = self._patience_s(prompt, turn_s), perf_counter()
         opening = begin() if patience_s > 0 else ()
         for last in opening[-1:]:
-            last.add_done_callback(self._learn_opening(since))
+            last.add_done_callback(self._learn_opening(since, most_s=FURTHEST_OPEN * patience_s))
         return BegunBlobs(opening, patience_s)
 
     def cost(self, prompt: PromptTokens, opened: Mapping[int, BlobSource | Miss]) -> PromptCost:
@@ -170,10 +171,10 @@ class PromptCosts:
             if chunks and would_pay:
                 self._late = 0 if self._blend_s(tokens, used) < full_s else self._late + 1
 
-    def _learn_opening(self, since: float) -> Callable[[object], None]:
+    def _learn_opening(self, since: float, *, most_s: float) -> Callable[[object], None]:
         def learn(_: object) -> None:
             with self._lock:
-                self._open_s += (perf_counter() - since - self._open_s) * NEWS
+                self._open_s += (min(most_s, perf_counter() - since) - self._open_s) * NEWS
 
         return learn
 

@@ -3,7 +3,7 @@
 Two services hold the same passages: one in memory, over LMDB, and one in an S3 server behind a proxy that answers each
 request `--delay` milliseconds late, and knows by heart what it was asked before, so that the server costs nothing.
 Closed loops of `--clients` ask both in turn, `--rounds` times; `first_ms` and `stages_ms` are medians over rounds of
-what `tests.bench.serving` reports, `requests` what the proxy answered in a round, `times` is distant by near.
+what `tests.bench.serving` reports, `read` the shares that were read whole, and `times` is distant by near, by round.
 `--memory` gives the distant service a tier of so much memory above it. `KVWEAVE_REUSE=always` blends all.
 """
 
@@ -154,6 +154,7 @@ async def measure(arguments: argparse.Namespace) -> Json:
 def _middle(rows: Sequence[Json]) -> Json:
     return {
         "first_ms": {each: round(median(row["first_ms"][each] for row in rows), 1) for each in ("p50", "p95")},
+        "read": [row["read"] for row in rows],
         "requests_per_s": round(median(row["requests_per_s"] for row in rows), 2),
         "stages_ms": {stage: round(median(row["stages_ms"][stage] for row in rows), 1) for stage in STAGES},
         "resident_mb": rows[-1]["resident_mb"][1],

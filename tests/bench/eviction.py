@@ -313,14 +313,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, help="Mooncake trace, one JSON object per line")
     parser.add_argument("--seeds", type=int, default=3, help="draws of sizes and costs (default 3)")
+    parser.add_argument("--drawn", type=int, default=0, help="added to the seeds of workloads (default 0)")
     parser.add_argument("--only", nargs="*", help="workloads to run (default all)")
     options = parser.parse_args()
+    drawn = options.drawn
     workloads = {
         **(replays(mooncake(options.trace)) if options.trace else {}),
-        "zipf_0.9_drift": zipf(1, alpha=0.9, drift=10, scans=0),
-        "zipf_1.1_drift": zipf(2, alpha=1.1, drift=10, scans=0),
-        "zipf_1.0_scans": zipf(3, alpha=1.0, drift=0, scans=60),
-        **{f"conversations_{name}": conversations(1, **shape) for name, shape in CONVERSATIONS.items()},
+        "zipf_0.9_drift": zipf(1 + drawn, alpha=0.9, drift=10, scans=0),
+        "zipf_1.1_drift": zipf(2 + drawn, alpha=1.1, drift=10, scans=0),
+        "zipf_1.0_scans": zipf(3 + drawn, alpha=1.0, drift=0, scans=60),
+        **{f"conversations_{name}": conversations(1 + drawn, **shape) for name, shape in CONVERSATIONS.items()},
     }
     report: dict[str, object] = {}
     for name, keys in workloads.items():

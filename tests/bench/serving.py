@@ -65,6 +65,7 @@ class Streamed:
     tokens: list[str] = field(default_factory=list[str])
     close: list[int] = field(default_factory=list[int])
     timings: dict[str, float] = field(default_factory=dict[str, float])
+    policy: str = ""
     total_ms: float = 0.0
     finished: bool = False
 
@@ -110,7 +111,7 @@ async def ask(client: httpx.AsyncClient, asked: Asked, *, blend: Json) -> Stream
             found.finished |= choice["finish_reason"] is not None
         report = (event.get("kvweave") or {}).get("report")
         if report:
-            found.timings = report["timings_ms"]
+            found.timings, found.policy = report["timings_ms"], report["policy"]
     found.total_ms = 1000 * (time.perf_counter() - start)
     return found
 
@@ -183,6 +184,7 @@ class Run:
         return {
             "clients": clients,
             "requests": len(done),
+            "read": round(sum(each.policy == "full" for each in done) / max(1, len(done)), 2),
             "requests_per_s": round(len(done) / took, 2),
             "tokens_per_s": round(sum(len(each.tokens) for each in done) / took, 1),
             "first_ms": spread([each.first_ms for each in done]),

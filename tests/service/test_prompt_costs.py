@@ -152,6 +152,16 @@ def test_blobs_that_come_before_the_turn_of_their_prompt_are_never_late() -> Non
     assert opened_by(costs, prompt_of(5, 5), lambda: pytest.fail("opened"), turn_s=30.0) == {}
 
 
+def test_one_blob_that_comes_very_late_keeps_no_later_prompt_from_its_blobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs, prompt, now = PromptCosts(SPEEDS), prompt_of(100, 100), 0.0
+    monkeypatch.setattr("service.answers.prompt_costs.perf_counter", lambda: now)
+    late: list[Opening] = [Future()]
+    assert opened_by(costs, prompt, lambda: late)[0] == Miss(MissReason.SOONER)
+    now = 3600.0
+    late[0].set_result(FakeSource(100))
+    assert len(opened_by(costs, prompt, lambda: [done(FakeSource(100))])) == 1
+
+
 def test_a_store_whose_records_come_too_late_is_left_alone_but_looked_at_now_and_then() -> None:
     costs, prompt = PromptCosts(SPEEDS), prompt_of(500, 500)
     slow: dict[int, BlobSource | Miss] = {at: FakeSource(500, tier="s3", read_s=60.0) for at in range(2)}
