@@ -83,6 +83,11 @@ def decide(inputs: BlendInputs) -> BlendDecision:
     exact_s = min(expected.full_s, expected.prefix_s)
     blends = expected.blend_s < GAIN * exact_s
     is_near = NEAR * exact_s > expected.blend_s > exact_s / NEAR
-    if is_near and inputs.draw < TRIED * inputs.share:
+    if is_near and tries(inputs):
         blends = not blends
     return BlendDecision(wanted) if blends else BlendDecision(exact, MissReason.SOONER)
+
+
+def tries(inputs: BlendInputs) -> bool:
+    """Whether the way that is expected to be the slower one is tried, where it is near."""
+    return inputs.draw < TRIED * inputs.share

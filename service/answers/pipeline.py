@@ -23,7 +23,7 @@ from blend.fuse.fuse import FuseReport
 from retriever.search import Hit
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
-from service.answers.blend_decision import BlendInputs, decide
+from service.answers.blend_decision import BlendInputs, decide, tries
 from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
 from service.answers.fair_turns import FairTurns
 from service.answers.foreign_documents import ForeignDocuments
@@ -207,7 +207,7 @@ class Pipeline:
         if self._costs is None or gathered.ask.order is not None:
             return plan, BegunBlobs(begin())
         turn_s = self._model.engine.waits_s(tenant)
-        return plan, self._costs.begun(fitted.prompt_tokens, begin, turn_s=turn_s)
+        return plan, self._costs.begun(fitted.prompt_tokens, begin, turn_s=turn_s, tried=tries(inputs))
 
     async def _answered(
         self, queue: "asyncio.Queue[EngineEvent]", progress: "_RequestProgress"

@@ -8,7 +8,7 @@ from threading import Lock
 from time import perf_counter
 
 from blend.fuse.fuse import FuseReport
-from service.answers.blend_decision import EXACT, GAIN, Expected
+from service.answers.blend_decision import EXACT, GAIN, NEAR, Expected
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptTokens
 from service.model.speeds import ModelSpeeds, PromptSizes
@@ -76,13 +76,13 @@ class PromptCosts:
         self._drifts: dict[tuple[str, int, str], float] = {}
 
     def begun(
-        self, prompt: PromptTokens, begin: Callable[[], Sequence[Opening]], *, turn_s: float = 0.0
+        self, prompt: PromptTokens, begin: Callable[[], Sequence[Opening]], *, turn_s: float = 0.0, tried: bool = False
     ) -> "BegunBlobs":
         """Begins to open the blobs of a prompt's passages, to be waited for while it can pay: until it would be the
         prompt's turn, in `turn_s`, it costs nothing. Where not even the quickest blobs pay, or none came in time
-        lately, none is opened.
+        lately, none is opened, unless the slower way is `tried`.
         """
-        patience_s, since = self._patience_s(prompt, turn_s), perf_counter()
+        patience_s, since = self._patience_s(prompt, turn_s, tried=tried), perf_counter()
         opening = begin() if patience_s > 0 else ()
         for last in opening[-1:]:
             last.add_done_callback(self._learn_opening(since, most_s=FURTHEST_OPEN * patience_s))
@@ -131,7 +131,9 @@ class PromptCosts:
                 self._byte_s[tier] = before + (byte_s - before) * NEWS if read else before * FADED
 
     def _drift(self, way: str, size: int, *, tier: str = "") -> float:
-        return self._drifts.get(_kept(way, size, tier=tier), 1.0)
+        """What took longer than thought, or less: of blending nobody knows at first, and thinks it as of reading."""
+        reading = self._drifts.get(_kept("full", size, tier=""), 1.0)
+        return self._drifts.get(_kept(way, size, tier=tier), reading)
 
     def _chunk(self, passage: int, opened: BlobSource | Miss | None) -> _StoredChunk | None:
         if not isinstance(opened, BlobSource):
@@ -144,16 +146,17 @@ class PromptCosts:
     def _blend_s(self, tokens: int, chunks: Sequence[_StoredChunk]) -> float:
         return _together(self._speeds.blend_s(_sizes(tokens, chunks)), sum(each.late_s for each in chunks))
 
-    def _patience_s(self, prompt: PromptTokens, turn_s: float) -> float:
+    def _patience_s(self, prompt: PromptTokens, turn_s: float, *, tried: bool) -> float:
         """How long blobs may take to be opened: as long as all of them, out of memory, would gain, and the turn."""
         passages = [len(run.ids) for run in prompt.runs if run.passage is not None]
         full_s, size = self._speeds.full_s(prompt.tokens), prompt.tokens.bit_length()
         sizes = PromptSizes(prompt.tokens, min(sum(passages), prompt.tokens), len(passages))
         with self._lock:
             full_s *= self._drift("full", size)
-            gained_s = GAIN * full_s - self._speeds.blend_s(sizes) * self._drift("blend", size)
+            blend_s = self._speeds.blend_s(sizes) * self._drift("blend", size)
+            gained_s = GAIN * full_s - blend_s
             if gained_s <= 0:
-                return 0.0
+                return full_s + turn_s if tried and blend_s < NEAR * full_s else 0.0
             patience_s = gained_s + turn_s
             if self._late >= IN_A_ROW:
                 self._late += 1

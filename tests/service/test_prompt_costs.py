@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
@@ -14,7 +15,7 @@ import torch
 
 from blend.errors import PromptError
 from blend.fuse.fuse import BlendOrder, FuseReport
-from service.answers.blend_decision import BlendInputs, decide
+from service.answers.blend_decision import BlendInputs, decide, tries
 from service.answers.prompt_costs import Opening, PromptCosts
 from service.app.operating_point import point_file
 from service.demo import QUESTIONS
@@ -68,9 +69,14 @@ def done(source: BlobSource | Miss) -> Opening:
 
 
 def opened_by(
-    costs: PromptCosts, prompt: PromptTokens, begin: Callable[[], list[Opening]], *, turn_s: float = 0.0
+    costs: PromptCosts,
+    prompt: PromptTokens,
+    begin: Callable[[], list[Opening]],
+    *,
+    turn_s: float = 0.0,
+    tried: bool = False,
 ) -> dict[int, BlobSource | Miss]:
-    return asyncio.run(costs.begun(prompt, begin, turn_s=turn_s).opened())
+    return asyncio.run(costs.begun(prompt, begin, turn_s=turn_s, tried=tried).opened())
 
 
 def chosen(costs: PromptCosts, prompt: PromptTokens, opened: Mapping[int, BlobSource | Miss]) -> str:
@@ -124,6 +130,25 @@ def test_expectations_that_are_off_by_more_than_a_third_correct_themselves(facto
     found = costs.cost(prompt, opened)
     assert found.expected.blend_s == pytest.approx(took_s, rel=1 / 8)
     assert found.expected.full_s == found.plain.full_s
+
+
+@pytest.mark.parametrize(("blends", "reads"), [(1.2, 1.0), (1.6, 1.0), (4.2, 3.0)])
+def test_a_service_that_measured_wrongly_learns_that_blending_is_sooner(blends: float, reads: float) -> None:
+    """It takes half of reading, and was thought to take so many times as long as reading takes, as was reading."""
+    prompt, drawn = prompt_of(300, 300), random.Random(3)
+    full_s = SPEEDS.full_s(prompt.tokens)
+    thought = replace(SPEEDS, prefill_s=reads * 0.01, row_s=reads * 0.001, fresh=1.0, chunk_s=0.0, cached_s=0.0)
+    costs = PromptCosts(replace(thought, fuse_s=blends * full_s - reads * 0.001 * (prompt.tokens - 600)))
+    taken = Counter[str]()
+    for number in range(2000):
+        inputs = BlendInputs(BlendOrder("reuse", 0.0), True, 1.0, drawn.random())
+        begin = [done(FakeSource(300)), done(FakeSource(300))]
+        opened = opened_by(costs, prompt, begin.copy, tried=tries(inputs))
+        cost = costs.cost(prompt, opened)
+        policy = decide(replace(inputs, expected=cost.expected)).order.policy
+        taken[policy] += number >= 1000
+        costs.learn(cost, report_of(policy), took_s=full_s / 2 if policy == "reuse" else full_s, sources=[])
+    assert taken["reuse"] > 900, costs._drifts
 
 
 def test_blobs_that_do_not_come_are_waited_for_once_and_given_up_for_long_afterwards() -> None:
