@@ -118,11 +118,12 @@ class PromptCosts:
         policy = report.order.policy
         taken = policy if policy in EXACT else "blend"
         expected_s = cost.plain.by_way[taken]
-        found = min(FURTHEST, max(1 / FURTHEST, took_s / expected_s)) if expected_s else 1.0
+        found = took_s / expected_s if expected_s else 1.0
         busy_s, wall_s = sum(each.read_s for each in sources), report.seconds.get("read", 0.0)
         at_once = max(1.0, busy_s / wall_s) if wall_s else 1.0  # threads that read side by side
         with self._lock:
             drift = self._drift(taken, cost.size, tier=cost.tier)
+            found = min(FURTHEST * drift, max(drift / FURTHEST, found))
             self._drifts[_kept(taken, cost.size, tier=cost.tier)] = drift + (found - drift) * NEWS
             for tier in {each.tier for each in sources}:
                 read = [each for each in sources if each.tier == tier and each.read_s]
