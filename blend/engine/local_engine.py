@@ -100,11 +100,11 @@ class LocalEngine:
             vocabulary=self._decoder.vocabulary,
         )
         request.order.check()
-        capacity = min(len(layout.ids) + request.sampling.max_tokens, self._decoder.window + 1)
+        capacity = min(len(layout.ids) + request.most_tokens, self._decoder.window + 1)
         needed = capacity * self._decoder.token_bytes
         if needed > self.limits.kv_bytes:
             raise PromptError(
-                f"{len(layout.ids)} prompt tokens and up to {request.sampling.max_tokens} new ones need {needed} bytes "
+                f"{len(layout.ids)} prompt tokens and up to {request.most_tokens} new ones need {needed} bytes "
                 f"of KV, the budget is {self.limits.kv_bytes}: shorten the prompt, lower max_tokens or raise the budget"
             )
         queued = QueuedRequest(request, layout, listen=listen, capacity=capacity)
@@ -275,7 +275,7 @@ class LocalEngine:
             self._prefixes.keep(prefix, context, owner=request.owner)
         queued.tell(Ready(fused.report, queued_s))
         answer = AnswerBuilder(queued, context, tokenizer=self._tokenizer, device=self._decoder.device)
-        answer.take(fused.logits)
+        answer.begin(fused.logits)
         return answer
 
     def _let_others(self, queued: QueuedRequest) -> None:

@@ -262,9 +262,8 @@ class Pipeline:
         sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
         sharing = repr(principal.bound) if self._settings.shared_prefixes else principal.key_id
         owner = f"{principal.tenant} {sharing}"
-        return EngineRequest(
-            prompt, sampling, plan.decision.order, owner=owner, payer=principal.tenant, within_s=left_s
-        )
+        asked = EngineRequest(prompt, sampling, plan.decision.order, owner=owner, payer=principal.tenant)
+        return replace(asked, within_s=left_s, receive=ask.receive)
 
     def _mend(self, ask: AnswerRequest, plan: EnginePlan, *, report: FuseReport) -> None:
         """Asks that records be computed which were missing, or turned out to be damaged."""

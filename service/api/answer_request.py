@@ -11,7 +11,7 @@ from blend.engine.sampling import Sampling
 from retriever.documents import Json
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
 from service.api.caller import Caller
-from service.bodies.query import ObjectFormat, QueryRequest, SamplingIn, SchemaFormat
+from service.bodies.query import AskedQuestion, ObjectFormat, SamplingIn, SchemaFormat
 from service.errors import Invalid
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def check_length(settings: "Settings", text: str, *, field: str) -> None:
         raise Invalid(f"a question has at most {most:,} characters, got {len(text):,}: shorten it", field=field)
 
 
-def to_answer_request(by: Caller, wanted: QueryRequest) -> AnswerRequest:
+def to_answer_request(by: Caller, wanted: AskedQuestion, *, sampling: SamplingIn | None) -> AnswerRequest:
     """What the pipeline is asked. Raises Invalid for what the schema cannot rule out."""
     settings = by.core.settings
     turns = _turns(wanted)
@@ -47,14 +47,14 @@ def to_answer_request(by: Caller, wanted: QueryRequest) -> AnswerRequest:
         chunk_ids=tuple(wanted.chunk_ids),
         documents=tuple(RequestDocument(each.text, each.title, each.id) for each in wanted.documents),
         order=None if wanted.blend is None else wanted.blend.over(by.core.order),
-        sampling=_sampling(wanted.sampling),
-        grammar=_grammar(wanted.sampling),
+        sampling=_sampling(sampling),
+        grammar=_grammar(sampling),
         asks=True,
         id=f"query-{secrets.token_hex(12)}",
     )
 
 
-def _turns(wanted: QueryRequest) -> tuple[Turn, ...]:
+def _turns(wanted: AskedQuestion) -> tuple[Turn, ...]:
     turns = [Turn(message.role, message.content) for message in wanted.messages]
     turns = turns or [Turn("user", wanted.question)]
     if turns[-1].role != "user":
@@ -66,7 +66,7 @@ def _turns(wanted: QueryRequest) -> tuple[Turn, ...]:
     return (Turn("system", wanted.system), *turns)
 
 
-def _lookup(wanted: QueryRequest, query: str, *, top_k: int) -> Lookup | None:
+def _lookup(wanted: AskedQuestion, query: str, *, top_k: int) -> Lookup | None:
     is_given = bool(wanted.chunk_ids or wanted.documents)
     count = wanted.top_k if wanted.top_k is not None else 0 if is_given else top_k
     if not count:

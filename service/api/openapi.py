@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from service.api.problems import MEDIA
 from service.api.streams import MEDIA as STREAM
 from service.bodies.documents import FileUpload, OneDocument, Upload
+from service.bodies.handoffs import FuseAnswer
 from service.bodies.jobs import JobOut
 from service.bodies.problem import Problem
 from service.bodies.query import FusedEvent, LoadedEvent, QueryAnswer, RetrievedEvent, TokenEvent
@@ -22,6 +23,7 @@ UNNAMED = (
     JobOut,
     Problem,
     QueryAnswer,
+    FuseAnswer,
     RetrievedEvent,
     LoadedEvent,
     FusedEvent,
@@ -92,6 +94,8 @@ TO_COLLECTION: Final[dict[str, Schema]] = {
     "get": _link("get_collection", name="$request.path.name"),
     "delete": _link("delete_collection", name="$request.path.name"),
 }
+FUSED: Final[dict[str, Schema]] = {"application/json": {"schema": {"$ref": f"{_REF}FuseAnswer"}}}
+LAYER: Final[dict[str, Schema]] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 SCRAPE: Final[dict[str, Schema]] = {"text/plain": {"schema": {"type": "string"}}}
 
 

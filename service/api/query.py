@@ -25,7 +25,7 @@ Events = AsyncGenerator[Event]
 
 async def query(request: Request, wanted: QueryRequest, *, by: By, within_s: SecondsGiven = None) -> Response:
     """Answer a question from the documents, with its sources and a report of how it came about."""
-    ask = replace(to_answer_request(by, wanted), within_s=within_s)
+    ask = replace(to_answer_request(by, wanted, sampling=wanted.sampling), within_s=within_s)
     events = by.core.pipeline.answer(ask)
     if wanted.stream:
         opened = await unless_gone(request, _opened(events))

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from fastapi.routing import APIRoute
 
-from service.api import cache, collections, documents, health, jobs, query, search, stats, uploads
+from service.api import cache, collections, documents, handoffs, health, jobs, query, search, stats, uploads
 from service.api.guards import Operates, Reads, Uploads, Writes
-from service.api.openapi import ANSWER, PROGRESS, SCRAPE, TO_COLLECTION, TO_DOCUMENT, TO_JOB, Schema
+from service.api.openapi import ANSWER, FUSED, LAYER, PROGRESS, SCRAPE, TO_COLLECTION, TO_DOCUMENT, TO_JOB, Schema
 
 ONE = "/v1/documents/{document_id:name}"
 COLLECTION = "/v1/collections/{name:name}"
 JOB = "/v1/jobs/{job_id}"
+HANDOFF = "/v1/handoffs/{handle}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,10 @@ ROUTES = (
     Route("POST", "/v1/search", search.search, Reads),
     Route("POST", "/v1/rerank", search.rerank, Reads, (404,)),
     Route("POST", "/v1/query", query.query, Reads, (404,), answers=ANSWER),
+    Route("POST", "/v1/fuse", handoffs.fuse, Reads, (404,), answers=FUSED),
+    Route("GET", HANDOFF, handoffs.get_handoff, Reads, (404,)),
+    Route("GET", f"{HANDOFF}/layers/{{layer}}", handoffs.get_layer, Reads, (404,), answers=LAYER),
+    Route("DELETE", HANDOFF, handoffs.release_handoff, Reads, (404,), status=204),
     Route("POST", "/v1/cache/lookup", cache.lookup, Reads, (404,)),
     Route("POST", "/v1/cache/prefetch", cache.prefetch, Writes, (404,)),
     Route("POST", "/v1/cache/pin", cache.pin, Writes, (404,)),

@@ -31,6 +31,7 @@ from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
 from service.corpus.tenants import TENANTS, Tenants
+from service.handoffs.handoffs import Handoffs
 from service.model.checked_model import checked_model
 from service.model.codec_check import check_codec
 from service.model.hub import hub_checkpoint
@@ -80,7 +81,7 @@ def compose_core(settings: Settings) -> Core:
         settings,
         store=lambda: compose_store(settings),
         load=lambda store, control: compose_tenants(
-            settings, store, control=control, speeds=partial(_speeds, settings)
+            settings, store, control=control, equipped=partial(_equipped, settings)
         ),
         tracer=_tracer(settings),
     )
@@ -91,9 +92,9 @@ def compose_tenants(
     store: BlobStore,
     *,
     control: Control,
-    speeds: Callable[[ServedModel], ModelSpeeds | None] = lambda _: None,
+    equipped: Callable[[ServedModel], ServedModel] = lambda model: model,
 ) -> Tenants:
-    """What there is to work in once the model is there, which takes a while. `speeds`: of the model, for who serves."""
+    """What there is to work in once the model is there, which takes a while. `equipped`: the model for who serves."""
     library = _library(settings)
     with ExitStack() as stack:
         loaded = compose_served(settings)
@@ -102,9 +103,14 @@ def compose_tenants(
         for path in sorted(folder.glob(f"*/{CATALOG}")):
             _mend(path)
         model = checked_model(loaded, folder, library=library, store=store, bound_fields=bound_fields)
-        model = replace(model, speeds=speeds(model))
+        model = equipped(model)
         stack.pop_all()
     return Tenants(settings.data, model, store=store, control=control, library=library)
+
+
+def _equipped(settings: Settings, model: ServedModel) -> ServedModel:
+    """The model with what a service has besides: what prompts take here, and a place for those that are handed over."""
+    return replace(model, speeds=_speeds(settings, model), handoffs=Handoffs(settings.kv_bytes // 2))
 
 
 def _speeds(settings: Settings, model: ServedModel) -> ModelSpeeds | None:

@@ -25,6 +25,7 @@ from service.answers.pipeline import Pipeline
 from service.corpus.ingest import Ingest
 from service.corpus.tenants import Tenant, Tenants
 from service.errors import Unavailable
+from service.handoffs.handoffs import Handoffs
 from service.model.served_model import ServedModel
 from service.settings import Settings, SettingsError
 from service.telemetry.logs import fields
@@ -106,6 +107,12 @@ class Core:
     def model(self) -> ServedModel:
         """The model that is served. Raises Unavailable while it loads."""
         return self._ready().tenants.model
+
+    @property
+    def handoffs(self) -> Handoffs:
+        """The prompts that wait to be fetched. Raises Unavailable while the model loads."""
+        assert self.model.handoffs is not None, "a service hands prompts over"
+        return self.model.handoffs
 
     @property
     def order(self) -> BlendOrder:

@@ -82,8 +82,8 @@ class SamplingIn(Strict):
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
 
 
-class QueryRequest(OneOf):
-    """A question about the documents, or a chat whose last message is one."""
+class AskedQuestion(OneOf):
+    """A question about the documents, or a chat whose last message is one, and what is put into its prompt."""
 
     choices = ("question", "messages")
     remedy = "give either question or messages"
@@ -104,6 +104,11 @@ class QueryRequest(OneOf):
     chunk_ids: list[ChunkId] = Field(default_factory=list[str], max_length=1000)
     documents: list[LooseIn] = Field(default_factory=list[LooseIn], max_length=100_000)
     blend: BlendIn | None = None
+
+
+class QueryRequest(AskedQuestion):
+    """A question about the documents, or a chat whose last message is one."""
+
     sampling: SamplingIn | None = None
     stream: bool = Field(False, description="Answer with server-sent events")
 

@@ -68,6 +68,7 @@ class Tenant:
         return self._removed(removal)
 
     def _removed(self, removal: Removal) -> Removed:
+        self._void()
         return Removed(removal.gone, removal.kept, self.sweep(SWEEP_S, kept=removal.kept))
 
     def sweep(self, limit_s: float, *, kept: Collection[str] = ()) -> bool:
@@ -124,6 +125,8 @@ class Tenant:
 
     def _forget(self, rows: Sequence[tuple[int, str]], *, until: float) -> bool:
         """Deletes the blobs of these chunks. Returns whether all went. A kill in between costs that some go twice."""
+        if rows:
+            self._void()
         for _, chunk in rows:
             if time.monotonic() > until:
                 return False
@@ -133,6 +136,11 @@ class Tenant:
                 log.warning("caches of deleted chunks could not be removed yet", extra=fields(reason=str(error)))
                 return False
         return True
+
+    def _void(self) -> None:
+        """Lets go of prompts that wait to be fetched: what is gone may be in them."""
+        if self.model.handoffs is not None:
+            self.model.handoffs.void(self.name)
 
 
 class Tenants:
@@ -188,3 +196,5 @@ class Tenants:
         for tenant in self.opened():
             tenant.catalog.close()
         self.model.engine.close()
+        if self.model.handoffs is not None:
+            self.model.handoffs.close()

@@ -7,6 +7,7 @@ from blend.engine.engine import Engine
 from blend.fuse.fuse import BlendOrder
 from blend.model.fingerprint import Fingerprint
 from retriever.documents import Json
+from service.handoffs.handoffs import Handoffs
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, question_turns
 from service.model.speeds import ModelSpeeds
 
@@ -36,6 +37,7 @@ class ServedModel:
     """A model that is loaded, and how it is used. The fingerprint's prefix is empty.
 
     `order`: what a request gets that asks for nothing else; with `speeds`, where it is sooner than reading.
+    `handoffs`: prompts that wait to be fetched, where there is a service to fetch them from.
     """
 
     engine: Engine
@@ -46,6 +48,7 @@ class ServedModel:
     window: int
     vocabulary: int
     speeds: ModelSpeeds | None = None
+    handoffs: Handoffs | None = None
 
     def prefix(self, rules: Json) -> Ids:
         """What the chunks of a collection with these rules are captured behind, as it is rendered today."""

@@ -17,12 +17,14 @@ MODULES = {
     "langchain-kvweave": "langchain_kvweave",
     "llama-index-llms-kvweave": "llama_index.llms.kvweave",
     "llama-index-retrievers-kvweave": "llama_index.retrievers.kvweave",
+    "vllm-kvweave": "vllm_kvweave",
 }
 ALLOWED = {
     "kvweave-client": {"anyio", "httpcore", "httpx", "msgspec"},
     "langchain-kvweave": {"kvweave-client", "langchain-core"},
     "llama-index-llms-kvweave": {"kvweave-client", "llama-index-core"},
     "llama-index-retrievers-kvweave": {"kvweave-client", "llama-index-core"},
+    "vllm-kvweave": set(),
 }
 ABSENT = ("torch", "transformers", "store", "retriever", "blend", "service", "fastapi", "lmdb", "faiss")
 LOOK = """

@@ -27,7 +27,7 @@ UNSAYABLE: tuple[Rule, ...] = (
     # One file that is read is enough: the others are refused by name.
     (AcceptedNegativeData, "POST /v1/documents", '"refused":["'),
     # A schema knows the first items of an array, and not the last.
-    (RejectedPositiveData, "POST /v1/query", "the last message is the user's question"),
+    (RejectedPositiveData, "POST /v1/(query|fuse)", "the last message is the user's question"),
     (RejectedPositiveData, "POST /v1/chat/completions", "the last message is the user's, where documents are read"),
     # Numbers beside 2**63 are the same to what generates them, which counts in doubles.
     (RejectedPositiveData, "POST /v1/(query|chat/completions)", "9223372036854775808"),

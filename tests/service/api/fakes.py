@@ -24,6 +24,7 @@ from service.corpus.chunk_caches import ChunkCaches, ChunkState, KvState
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import decode_draft
 from service.corpus.tenants import Tenant
+from service.handoffs.handoffs import Handoffs
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.refusals import Refusals
@@ -41,6 +42,8 @@ class Lengths:
 
 class Letters:
     """A letter is a token."""
+
+    handoffs = None
 
     def ids(self, text: str) -> list[int]:
         return list(text.encode())
@@ -183,6 +186,7 @@ class FakeCore:
         self.store = MemoryStore()
         self.ingest = FakeIngest()
         self.pipeline = FakePipeline(self)
+        self.handoffs = Handoffs(1 << 20)
         self.caches: dict[str, FakeCaches] = {}
         self.reason: str | None = None
         self.is_stopping: Callable[[], bool] = lambda: False
@@ -207,6 +211,7 @@ class FakeCore:
     def close(self) -> None:
         for tenant in self._tenants.values():
             tenant.catalog.close()
+        self.handoffs.close()
         self.store.close()
 
 

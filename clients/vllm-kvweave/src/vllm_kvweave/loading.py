@@ -1,0 +1,170 @@
+"""Brings prompts into vLLM's paged cache, in threads of a worker. Knows no layout: a layer's own writer is called.
+
+A load that fails, for whatever reason, is reported as such, and vLLM computes the prompt.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from threading import Condition, Event
+
+import torch
+from torch import Tensor
+
+from vllm_kvweave.load_jobs import LoadJob, StepJobs
+from vllm_kvweave.source import LayerForm, Part, PromptForm, Pull, Refused, Source
+
+log = logging.getLogger("vllm.kvweave")
+
+PULLS = 4  # prompts at once
+NULL = 0  # vLLM's block for what a sliding window has left
+IDLE_S = 0.005  # a step that computes nothing waits so long for a load: vLLM asks again at once
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """Keys and values (T, H, D) of a layer, and the slots (T,) that they go into."""
+
+    keys: Tensor
+    values: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayer:
+    """A layer of this worker: the decoder layer's `index`, its cache group, the heads that the worker has of it, and
+    what writes into its cache.
+    """
+
+    index: int
+    group: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    write: Callable[[PagedRows], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Where a worker stands: its rank among those that share the heads, what it computes in, and a group's block sizes.
+
+    `beside` is entered around what a load does on the device, so that it runs beside what the worker computes.
+    """
+
+    rank: int
+    ranks: int
+    dtype: str
+    block_sizes: tuple[int, ...]
+    beside: Callable[[], AbstractContextManager[object]]
+
+
+class Loading:
+    """A worker's half of the connector."""
+
+    def __init__(self, source: Source, layers: Sequence[PagedLayer], *, place: WorkerPlace) -> None:
+        self._source = source
+        self._layers = sorted(layers, key=lambda each: each.index)
+        self._place = place
+        self._changed = Condition()
+        self._running: dict[str, Event] = {}  # set where the load is wanted no more
+        self._ended: set[str] = set()
+        self._failed: set[str] = set()
+        self._pulls = ThreadPoolExecutor(PULLS, "kvweave-pull")
+
+    def begin(self, step: StepJobs) -> None:
+        """Begins the loads of a step, and calls off what it names. Returns at once."""
+        for name in step.cancelled:
+            if (called_off := self._running.get(name)) is not None:
+                called_off.set()
+        for job in step.jobs:
+            called_off = self._running[job.request] = Event()
+            self._pulls.submit(self._run, job, called_off)
+
+    def ended(self, *, is_idle: bool) -> tuple[set[str], set[str]]:
+        """The requests whose loads have ended since it was asked last, and those of them that failed."""
+        with self._changed:
+            if is_idle and self._running and not self._ended:
+                self._changed.wait(IDLE_S)
+            ended, self._ended = self._ended, set()
+            failed, self._failed = self._failed, set()
+        return ended, failed
+
+    def close(self) -> None:
+        """Calls off what runs, and lets go of the threads."""
+        for called_off in list(self._running.values()):
+            called_off.set()
+        self._pulls.shutdown(cancel_futures=True)
+
+    def _run(self, job: LoadJob, called_off: Event) -> None:
+        is_failed = True
+        try:
+            self._load(job, called_off)
+            is_failed = False
+        except Refused as error:
+            log.warning("kvweave: request %s is computed by vLLM: %s", job.request, error)
+        except Exception as error:
+            log.exception("kvweave: request %s is computed by vLLM", job.request, exc_info=error)
+        finally:  # each load ends once, or its blocks would be held for ever
+            with self._changed:
+                self._ended.add(job.request)
+                if is_failed:
+                    self._failed.add(job.request)
+                del self._running[job.request]
+                self._changed.notify()
+
+    def _load(self, job: LoadJob, called_off: Event) -> None:
+        if called_off.is_set():
+            raise Refused("it is wanted no more")
+        with self._source.pull(job.handle, timeout_s=job.timeout_s) as pull:
+            form = pull.form()
+            layers = self._fitting(job, form)
+            places = [_places(job, group, size=size) for group, size in enumerate(self._place.block_sizes)]
+            for layer, layer_form in layers:
+                if called_off.is_set():
+                    raise Refused("it is wanted no more")
+                keys, values = self._pulled(pull, job, layer=layer, form=layer_form)
+                kept, slots = places[layer.group]
+                with torch.inference_mode(), self._place.beside():
+                    layer.write(PagedRows(keys[kept], values[kept], slots))
+
+    def _fitting(self, job: LoadJob, form: PromptForm) -> list[tuple[PagedLayer, LayerForm]]:
+        """Each layer with kvweave's form of it. Raises Refused where the prompt is another, or another model's."""
+        if form.digest != job.digest or form.tokens != job.stop + 1:
+            raise Refused("the handle is for other token ids")
+        if form.dtype != self._place.dtype:
+            raise Refused(f"the prompt's numbers are {form.dtype}, vLLM computes in {self._place.dtype}: give both one")
+        by_index = {each.index: each for each in form.layers}
+        if [each.index for each in self._layers] != sorted(by_index):
+            raise Refused(f"the prompt has {len(by_index)} layers, and vLLM others: both serve one model")
+        pairs = [(layer, by_index[layer.index]) for layer in self._layers]
+        for layer, other in pairs:
+            shares = {_share(each, self._place.ranks) for each in (other.key_heads, other.value_heads)}
+            if shares != {layer.heads} or (other.key_dim, other.value_dim) != (layer.key_dim, layer.value_dim):
+                raise Refused(f"layer {layer.index} has another shape in vLLM: both serve one model")
+        return pairs
+
+    def _pulled(self, pull: Pull, job: LoadJob, *, layer: PagedLayer, form: LayerForm) -> tuple[Tensor, Tensor]:
+        """Keys and values (T, H, D) of this worker's heads."""
+        dtype: torch.dtype = getattr(torch, self._place.dtype)
+        tokens = job.stop - job.start
+        key_count, value_count = tokens * layer.heads * layer.key_dim, tokens * layer.heads * layer.value_dim
+        part = Part(job.start, job.stop, self._place.rank, self._place.ranks)
+        body = pull.layer(form, part=part, nbytes=(key_count + value_count) * dtype.itemsize)
+        both = torch.frombuffer(body, dtype=dtype)
+        keys = both[:key_count].reshape(tokens, layer.heads, layer.key_dim)
+        return keys, both[key_count:].reshape(tokens, layer.heads, layer.value_dim)
+
+
+def _share(heads: int, ranks: int) -> int:
+    """How many heads each of so many workers has; where there are fewer heads than workers, several have the same."""
+    return max(1, heads // ranks)
+
+
+def _places(job: LoadJob, group: int, *, size: int) -> tuple[Tensor, Tensor]:
+    """A flag for each of the job's tokens that has a block in a group, and the slots of those that have."""
+    tokens = torch.arange(job.start, job.stop)
+    blocks = torch.tensor(job.blocks[group], dtype=torch.int64)[tokens // size]
+    kept = blocks != NULL
+    return kept, (blocks * size + tokens % size)[kept]

@@ -1,0 +1,100 @@
+"""Prompts that are in place, over HTTP: asked for by clients of vLLM, fetched by vLLM, layer by layer."""
+
+import secrets
+import zlib
+from contextlib import aclosing
+from dataclasses import asdict, replace
+from typing import Annotated
+
+from fastapi import Path, Query, Request, Response
+
+from blend.engine.engine import PlacedPrompt
+from service.answers.events import Finished, Retrieved
+from service.api.answer_request import to_answer_request
+from service.api.caller import By, Caller
+from service.api.rendering import rendered_source, rendered_usage, server_timing
+from service.api.streams import gone, unless_gone
+from service.bodies.handoffs import FuseAnswer, FuseRequest, HandoffOut, HandoverParams, LayerOut, PartQuery
+from service.bodies.query import SamplingIn
+from service.bodies.search import SourceOut
+from service.handoffs.handoff import Handoff, LayerPart
+from service.handoffs.handoffs import HandoffReaders, Lease
+
+SALT_BYTES = 32
+MEDIA = "application/octet-stream"
+CHECKSUM = "X-Crc32"
+
+Layer = Annotated[int, Path(ge=0, lt=1 << 16)]
+
+
+async def fuse(request: Request, wanted: FuseRequest, *, by: By) -> Response:
+    """Put the prompt of a question in place, for a vLLM with kvweave's connector to go on with."""
+    answer = await unless_gone(request, _fused(wanted, by))
+    if answer is None:
+        return gone()
+    headers = {"Server-Timing": server_timing(answer.report.timings_ms)}
+    return Response(answer.model_dump_json(), media_type="application/json", headers=headers)
+
+
+async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
+    handoffs, who = by.core.handoffs, by.who
+    readers = HandoffReaders(who.tenant, handoffs.deletes(who.tenant), who.bound)
+    leases: list[Lease] = []
+    ask = to_answer_request(by, wanted, sampling=SamplingIn.model_validate({"max_tokens": wanted.max_tokens}))
+
+    def receive(placed: PlacedPrompt) -> None:
+        leases.append(handoffs.add(Handoff.of(placed), readers))
+
+    ask = replace(ask, receive=receive, id=f"fuse-{secrets.token_hex(12)}")
+    is_told = False
+    try:
+        sources: list[SourceOut] = []
+        end: Finished | None = None
+        async with aclosing(by.core.pipeline.answer(ask)) as events:
+            async for event in events:
+                if isinstance(event, Retrieved):
+                    sources = [rendered_source(each) for each in event.sources]
+                elif isinstance(event, Finished):
+                    end = event
+        assert end is not None and leases, "the pipeline ended without a prompt"
+        is_told = True
+        return _answer(ask.id, leases[0], sources=sources, end=end, lease_s=handoffs.lease_s)
+    finally:
+        for lease in () if is_told else leases:
+            handoffs.drop(lease.handle)
+
+
+def _answer(id: str, lease: Lease, *, sources: list[SourceOut], end: Finished, lease_s: float) -> FuseAnswer:
+    ids, digest = lease.handoff.ids, lease.handoff.digest
+    return FuseAnswer(
+        id=id,
+        ids=list(ids),
+        handle=lease.handle,
+        salt=secrets.token_urlsafe(SALT_BYTES),
+        digest=digest,
+        lease_s=lease_s,
+        kv_transfer_params={"kvweave": HandoverParams(handle=lease.handle, tokens=len(ids), digest=digest)},
+        sources=sources,
+        usage=rendered_usage(end.usage),
+        report=end.report,
+    )
+
+
+def get_handoff(by: By, handle: str) -> HandoffOut:
+    """The form of a prompt that waits to be fetched."""
+    found = by.core.handoffs.get(handle, by.who)
+    layers = [LayerOut(**asdict(each)) for each in found.forms]
+    return HandoffOut(tokens=len(found.ids), digest=found.digest, dtype=found.dtype, layers=layers)
+
+
+def get_layer(by: By, handle: str, *, layer: Layer, part: Annotated[PartQuery, Query()]) -> Response:
+    """Keys and values of a layer: keys first, token by token."""
+    wanted = LayerPart(part.start, part.stop, part.rank, part.ranks)
+    body = by.core.handoffs.part(handle, by.who, layer=layer, wanted=wanted)
+    return Response(body, media_type=MEDIA, headers={CHECKSUM: str(zlib.crc32(body))})
+
+
+def release_handoff(by: By, handle: str) -> Response:
+    """Let go of a prompt that was fetched, or is wanted no more."""
+    by.core.handoffs.release(handle, by.who)
+    return Response(status_code=204)

@@ -1,0 +1,1 @@
+"""Prompts that are in place and wait to be fetched by whoever goes on with them."""

@@ -1,0 +1,152 @@
+"""All prompts that wait to be fetched: under random handles, for a while, within a bound of memory. Knows no HTTP."""
+
+import secrets
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from retriever.documents import Json
+from service.access.principal import Principal
+from service.errors import Exhausted, NotFound
+from service.handoffs.handoff import Handoff, LayerPart
+
+LEASE_S = 60.0  # a prompt that nobody has fetched by then is forgotten
+HANDLE_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffReaders:
+    """Who may fetch a prompt besides operators: keys of the tenant with the same filter.
+
+    `since`: the tenant's `Handoffs.deletes` when its documents were looked up; a delete in between voids the prompt.
+    """
+
+    tenant: str
+    since: int
+    bound: Json | None = None
+    are_operators: bool = False
+
+    def admit(self, who: Principal) -> bool:
+        """Whether somebody may fetch it."""
+        if who.is_operator:
+            return True
+        return not self.are_operators and who.tenant == self.tenant and who.bound == self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A prompt that was taken in, until a moment of the monotonic clock. `fetched`: layers whose last token went out,
+    known also when the prompt is gone.
+    """
+
+    handle: str
+    handoff: Handoff
+    readers: HandoffReaders
+    until: float
+    fetched: set[int] = field(default_factory=set[int])
+
+
+class Handoffs:
+    """The prompts of one service that wait. Safe for threads.
+
+    One leaves when it is released, when its lease ends, and when a document of its tenant is deleted, whichever
+    document that is: what it costs is that somebody else computes the prompt.
+    """
+
+    def __init__(self, limit_bytes: int, *, lease_s: float = LEASE_S) -> None:
+        self.lease_s = lease_s
+        self._limit_bytes = limit_bytes
+        self._held: dict[str, Lease] = {}
+        self._deletes = Counter[str]()
+        self._changed = threading.Condition()
+        self._closing = False
+        threading.Thread(target=self._forget, name="kvweave-leases", daemon=True).start()
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory all of them take."""
+        with self._changed:
+            return self._nbytes()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def deletes(self, tenant: str) -> int:
+        """How many times something of a tenant was deleted."""
+        return self._deletes[tenant]
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a prompt of this size would be taken now."""
+        with self._changed:
+            return self._nbytes() + nbytes <= self._limit_bytes
+
+    def add(self, handoff: Handoff, readers: HandoffReaders) -> Lease:
+        """Takes a prompt in, under a new handle. Raises Exhausted where there is no room for it."""
+        lease = Lease(secrets.token_urlsafe(HANDLE_BYTES), handoff, readers, time.monotonic() + self.lease_s)
+        with self._changed:
+            if self._nbytes() + handoff.nbytes > self._limit_bytes:
+                raise Exhausted(
+                    f"prompts of {self._nbytes():,} bytes wait to be fetched, and they may take {self._limit_bytes:,}: "
+                    "fetch or release some, or raise kv_bytes",
+                    retry_after_s=1.0,
+                )
+            if not self._closing and readers.since == self._deletes[readers.tenant]:
+                self._held[lease.handle] = lease
+                self._changed.notify()
+        return lease
+
+    def get(self, handle: str, who: Principal) -> Handoff:
+        """The prompt of a handle. Raises NotFound where there is none for whoever asks: both look the same."""
+        return self._found(handle, who).handoff
+
+    def part(self, handle: str, who: Principal, *, layer: int, wanted: LayerPart) -> bytes:
+        """A part of a layer. Raises NotFound as `get`, and where the prompt was let go of meanwhile."""
+        lease = self._found(handle, who)
+        body = lease.handoff.part(layer, wanted)
+        self._found(handle, who)
+        if wanted.stop == len(lease.handoff.ids) - 1:
+            lease.fetched.add(layer)
+        return body
+
+    def release(self, handle: str, who: Principal) -> None:
+        """Lets go of a prompt. Raises NotFound as `get`."""
+        with self._changed:
+            self._found(handle, who)
+            del self._held[handle]
+
+    def drop(self, handle: str) -> None:
+        """Lets go of a prompt, if it is still there."""
+        with self._changed:
+            self._held.pop(handle, None)
+
+    def void(self, tenant: str) -> None:
+        """Lets go of all prompts of a tenant, those too whose documents were looked up and that are not in yet."""
+        with self._changed:
+            self._deletes[tenant] += 1
+            self._held = {name: each for name, each in self._held.items() if each.readers.tenant != tenant}
+
+    def close(self) -> None:
+        """Lets go of everything, and takes nothing more."""
+        with self._changed:
+            self._closing = True
+            self._held.clear()
+            self._changed.notify()
+
+    def _found(self, handle: str, who: Principal) -> Lease:
+        with self._changed:
+            held = self._held.get(handle)
+        if held is None or held.until <= time.monotonic() or not held.readers.admit(who):
+            raise NotFound("there is no such handle: it was released, its lease has ended, or it is not for this key")
+        return held
+
+    def _nbytes(self) -> int:
+        return sum(each.handoff.nbytes for each in self._held.values())
+
+    def _forget(self) -> None:
+        with self._changed:
+            while not self._closing:
+                now = time.monotonic()
+                self._held = {name: each for name, each in self._held.items() if each.until > now}
+                soonest = min((each.until for each in self._held.values()), default=None)
+                self._changed.wait(None if soonest is None else soonest - now)

@@ -1,0 +1,203 @@
+"""Prompts that are put in place for others: what is fetched, by whom, and until when."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
+
+from service.access.principal import Principal, Role
+from service.builtin import CHECKPOINT
+from service.handoffs.handoffs import HandoffReaders, Handoffs
+from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in, wait_for
+
+QUESTION = "Which animal does Halio keep?"
+LETTERS = [
+    {
+        "id": "letter-40",
+        "title": "Letter 40",
+        "text": "Halio lives in K7. Halio keeps a badger.",
+        "metadata": {"t": "a"},
+    },
+    {"id": "letter-73", "title": "Letter 73", "text": "Belio lives in K7. Belio keeps a pony.", "metadata": {"t": "b"}},
+]
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with in_process(settings_in(tmp_path_factory.mktemp("service"))) as inside:
+        with inside.client() as client:
+            put_in(client, LETTERS)
+        yield inside
+
+
+@pytest.fixture
+def client(inside: Inside) -> Iterator[httpx.Client]:
+    with inside.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def stock() -> PreTrainedModel:
+    """The model as transformers has it, without any of our code."""
+    return AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+
+
+def fuse(client: httpx.Client, **more: object) -> Json:
+    return good(client.post("/v1/fuse", json={"question": QUESTION, **more}))
+
+
+def fetch(client: httpx.Client, handle: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values (H, T, D) by layer, as two workers that share the heads fetch them, in two stretches."""
+    form = good(client.get(f"/v1/handoffs/{handle}"))
+    found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    count = form["tokens"] - 1
+    for layer in form["layers"]:
+        heads, dim = layer["key_heads"], layer["key_dim"]
+        both = torch.zeros(2, count, heads, dim)
+        for start, stop in ((0, 7), (7, count)):
+            for rank in range(2):
+                part = {"start": start, "stop": stop, "rank": rank, "ranks": 2}
+                response = client.get(f"/v1/handoffs/{handle}/layers/{layer['index']}", params=part)
+                assert response.status_code == 200, response.text
+                assert int(response.headers["x-crc32"]) == zlib.crc32(response.content)
+                cut = np.frombuffer(response.content, np.float32).reshape(2, stop - start, heads // 2, dim)
+                both[:, start:stop, rank * heads // 2 : (rank + 1) * heads // 2] = torch.from_numpy(cut.copy())
+        found[layer["index"]] = (both[0].transpose(0, 1), both[1].transpose(0, 1))
+    return found
+
+
+@torch.inference_mode()
+def gone_on_with(model: PreTrainedModel, ids: list[int], layers: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> str:
+    """The greedy answer that transformers gives behind these keys and values."""
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    cache = DynamicCache(config=model.config)
+    for index, (keys, values) in sorted(layers.items()):
+        cache.update(keys[None], values[None], index)
+    answer, last = list[int](), ids[-1]
+    while len(answer) < 20:
+        logits = model(torch.tensor([[last]]), past_key_values=cache, use_cache=True).logits
+        last = int(logits[0, -1].argmax())
+        if last == tokenizer.eos_token_id:
+            break
+        answer.append(last)
+    return tokenizer.decode(answer)
+
+
+@pytest.mark.parametrize("policy", ["full", "reuse", "hybrid"])
+def test_what_is_fetched_goes_on_elsewhere_as_it_does_here(
+    client: httpx.Client, stock: PreTrainedModel, policy: str
+) -> None:
+    blend = {"policy": policy}
+    here = ask(client, QUESTION, blend=blend)
+    given = fuse(client, blend=blend)
+    layers = fetch(client, given["handle"])
+    assert gone_on_with(stock, given["ids"], layers).strip() == here["answer"].strip()
+    assert given["sources"] == here["sources"]
+    assert given["usage"]["reused_tokens"] == here["usage"]["reused_tokens"]
+    assert given["kv_transfer_params"]["kvweave"]["tokens"] == len(given["ids"])
+    if policy == "reuse":  # these are the approximate ones, and not what a prefill would give
+        exact = fetch(client, fuse(client, blend={"policy": "full"})["handle"])
+        assert not torch.allclose(layers[5][0], exact[5][0], atol=1e-3)
+
+
+def test_salts_and_handles_are_new_each_time(client: httpx.Client) -> None:
+    one, other = fuse(client), fuse(client)
+    assert one["handle"] != other["handle"] and one["salt"] != other["salt"]
+    assert min(len(one["salt"]), len(one["handle"])) >= 32
+
+
+def test_a_handle_is_no_password(inside: Inside, client: httpx.Client) -> None:
+    control = inside.core.control
+    bound = {"t": "a"}
+    keys = {
+        "same tenant": control.create_key("default", Role.READ)[1],
+        "bound": control.create_key("default", Role.READ, bound=bound)[1],
+        "foreign": control.create_key("foreign", Role.ADMIN)[1],
+        "unknown": "kvw_unknown",
+    }
+    handle = fuse(client)["handle"]
+    with inside.client(keys["bound"]) as asking:
+        of_bound = fuse(asking)["handle"]
+    seen: dict[str, list[int]] = {}
+    for name, key in keys.items():
+        with inside.client(key) as asking:
+            paths = [f"/v1/handoffs/{each}" for each in (handle, of_bound)]
+            layers = [f"{path}/layers/0?start=0&stop=3" for path in paths]
+            seen[name] = [asking.get(path).status_code for path in (*paths, *layers)]
+            if name != "same tenant":
+                seen[name].append(asking.delete(paths[0]).status_code)
+    assert seen == {
+        "same tenant": [200, 404, 200, 404],
+        "bound": [404, 200, 404, 200, 404],
+        "foreign": [404, 404, 404, 404, 404],
+        "unknown": [401, 401, 401, 401, 401],
+    }
+    assert client.get(f"/v1/handoffs/{of_bound}").status_code == 200, "operators fetch for all"
+
+
+def test_a_released_handle_is_gone_with_its_memory(inside: Inside, client: httpx.Client) -> None:
+    handoffs = inside.core.handoffs
+    handle, before = fuse(client)["handle"], handoffs.nbytes
+    assert client.delete(f"/v1/handoffs/{handle}").status_code == 204
+    assert handoffs.nbytes < before
+    assert client.get(f"/v1/handoffs/{handle}").status_code == 404
+    assert client.delete(f"/v1/handoffs/{handle}").status_code == 404
+
+
+def test_a_deleted_document_is_in_no_handle(inside: Inside, client: httpx.Client) -> None:
+    put_in(client, [{"id": "short-lived", "text": "Corina keeps a heron. Corina lives in K9."}])
+    handle = fuse(client)["handle"]
+    assert client.delete("/v1/documents/short-lived").is_success
+    assert client.get(f"/v1/handoffs/{handle}").status_code == 404
+    assert inside.core.handoffs.nbytes == 0
+
+
+def test_what_is_not_there_is_not_found(client: httpx.Client) -> None:
+    given = fuse(client)
+    path = f"/v1/handoffs/{given['handle']}/layers"
+    count = len(given["ids"]) - 1
+    absent = (f"99?start=0&stop={count}", f"0?start=0&stop={count + 1}", f"0?start={count}&stop={count + 5}")
+    for part in (*absent, "0?start=3&stop=3", "0?start=0&stop=3&rank=2&ranks=2"):
+        assert client.get(f"{path}/{part}").status_code == 404
+    for part in ("0?start=-1&stop=2", "0?start=0&stop=3&ranks=0", "0"):
+        assert client.get(f"{path}/{part}").status_code == 422
+
+
+def test_a_lease_ends_by_itself_and_room_is_bounded(inside: Inside, client: httpx.Client) -> None:
+    model = inside.core.model
+    assert model.handoffs is not None
+    one = fuse(client)
+    nbytes = model.handoffs.get(one["handle"], _operator(inside)).nbytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.handoffs, "_limit_bytes", model.handoffs.nbytes + nbytes - 1)
+        full = client.post("/v1/fuse", json={"question": QUESTION})
+        assert full.status_code == 429 and "wait to be fetched" in full.json()["detail"]
+    brief = Handoffs(1 << 30, lease_s=0.05)
+    lease = brief.add(model.handoffs.get(one["handle"], _operator(inside)), HandoffReaders("default", 0))
+    assert lease.handoff.nbytes == nbytes
+    wait_for(lambda: brief.nbytes == 0, "the lease is over")
+    brief.close()
+
+
+def test_a_prompt_whose_documents_were_deleted_meanwhile_is_not_kept(inside: Inside, client: httpx.Client) -> None:
+    handoffs = Handoffs(1 << 30)
+    handoff = inside.core.handoffs.get(fuse(client)["handle"], _operator(inside))
+    readers = HandoffReaders("default", 0)
+    handoffs.void("default")
+    handoffs.add(handoff, readers)
+    assert len(handoffs) == 0
+    handoffs.close()
+
+
+def _operator(inside: Inside) -> Principal:
+    found = inside.core.control.identify(inside.key)
+    assert found is not None
+    return found

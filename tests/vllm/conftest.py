@@ -1,0 +1,115 @@
+"""A service in this process and vLLM beside it, shared by a file of tests. They compute with one thread each."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import httpx
+import pytest
+
+from service.quality.cases import Case
+from service.quality.suites import multihop
+from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in
+from tests.vllm.vllm_server import MODEL, PYTHON, VllmOptions, VllmServer
+
+ANSWER = 24  # tokens at most
+COUNT = int(os.environ.get("CASES", "200"))  # questions
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """kvweave and vLLM, with a client of each."""
+
+    inside: Inside
+    server: VllmServer
+    kvweave: httpx.Client
+    vllm: httpx.Client
+
+    def fuse(self, number: int, policy: str) -> Json:
+        """A question of the suite that needs two passages, put in place."""
+        return good(self.kvweave.post("/v1/fuse", json=question(number, policy)))
+
+    def own(self, number: int, policy: str) -> Json:
+        """kvweave's own answer to it."""
+        asked = {**question(number, policy), "sampling": {"max_tokens": ANSWER}}
+        return good(self.kvweave.post("/v1/query", json=asked))
+
+    def complete(self, fused: Json, **other: object) -> Json:
+        """vLLM's answer to a fused prompt; `other` takes the place of what is sent, and None leaves it out."""
+        body = {
+            "model": MODEL,
+            "prompt": fused["ids"],
+            "max_tokens": ANSWER,
+            "temperature": 0,
+            "return_token_ids": True,
+            "cache_salt": fused["salt"],
+            "kv_transfer_params": fused["kv_transfer_params"],
+            **other,
+        }
+        return good(
+            self.vllm.post("/v1/completions", json={name: each for name, each in body.items() if each is not None})
+        )
+
+    def exact(self, fused: Json) -> str:
+        """The text of vLLM's own answer to the same ids, as somebody asks who knows of no kvweave."""
+        return text_of(self.complete(fused, cache_salt=None, kv_transfer_params=None))
+
+    def running(self) -> dict[str, float]:
+        """What vLLM says that it runs and holds."""
+        lines = [line for line in self.vllm.get("/metrics").text.splitlines() if not line.startswith("#")]
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith(names)}
+
+
+@cache
+def cases() -> list[Case]:
+    """The questions of the suite that need two passages."""
+    return multihop(seed=41, size=2 * COUNT, level=3)[1::2]
+
+
+def question(number: int, policy: str) -> Json:
+    """A request for the case of this number, whose passages come along in it and are known."""
+    case = cases()[number]
+    documents = [{"title": each.title, "text": each.text} for each in case.passages]
+    return {"question": case.question, "documents": documents, "blend": {"policy": policy}}
+
+
+def known() -> list[Json]:
+    """All passages of all questions, each a document of one chunk."""
+    texts = {each.text: each.title for case in cases() for each in case.passages}
+    return [
+        {"id": f"passage-{number}", "title": title, "chunks": [{"text": text}]}
+        for number, (text, title) in enumerate(texts.items())
+    ]
+
+
+def text_of(completion: Json) -> str:
+    """The answer's text."""
+    return completion["choices"][0]["text"]
+
+
+def loaded(completion: Json) -> int:
+    """How many tokens vLLM took over."""
+    return completion["kv_transfer_params"]["kvweave"]["loaded"]
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, object]:
+    """What vLLM is started with besides; a file of tests may have its own."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]) -> Iterator[Pair]:
+    if not os.environ.get(PYTHON):
+        pytest.skip(f"{PYTHON} names no interpreter with vLLM: `make test-vllm`")
+    folder = tmp_path_factory.mktemp("pair")
+    with (
+        in_process(settings_in(folder)) as inside,
+        VllmServer(folder, VllmOptions(inside.base_url, inside.key, **options)) as server,  # type: ignore[arg-type]
+        inside.client() as kvweave,
+        server.client() as vllm,
+    ):
+        put_in(kvweave, known())
+        yield Pair(inside, server, kvweave, vllm)
