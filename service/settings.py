@@ -83,6 +83,7 @@ class Settings(BaseSettings):
     embedder_key: Annotated[SecretStr, Field(description="key of a remote embedder")] = SecretStr("")
     reranker: Annotated[str, Field(description="URL#model of the reranker")] = ""
     reranker_key: Annotated[SecretStr, Field(description="key of the reranker")] = SecretStr("")
+    generator: Annotated[SecretStr, Field(description="URL of a vLLM that generates, with its key")] = SecretStr("")
     chunk_tokens: Annotated[int, Field(description="tokens of a chunk at most", ge=16, le=4096)] = 256
     top_k: Annotated[int, Field(description="chunks of an answer, where the request does not say", ge=0, le=100)] = 5
     kv_bytes: Annotated[

@@ -31,6 +31,11 @@ from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
 from service.corpus.tenants import TENANTS, Tenants
+from service.generator.agreement import Comparison
+from service.generator.generator_address import GeneratorAddress
+from service.generator.handed_speeds import GeneratorTimes, HandedSpeeds
+from service.generator.vllm_client import VllmClient
+from service.generator.vllm_engine import VllmEngine
 from service.handoffs.handoffs import Handoffs
 from service.model.checked_model import checked_model
 from service.model.codec_check import check_codec
@@ -77,6 +82,11 @@ def compose_core(settings: Settings) -> Core:
     for setting, name in (("model", settings.model), ("embedder", settings.embedder)):
         if name != BUILTIN and not name.startswith(REMOTE):
             hub_checkpoint(name, setting=setting)
+    if settings.generator:
+        try:
+            GeneratorAddress.parse(settings.generator.get_secret_value())
+        except ValueError as error:
+            raise SettingsError(f"generator: {error}") from None
     return Core(
         settings,
         store=lambda: compose_store(settings),
@@ -109,8 +119,19 @@ def compose_tenants(
 
 
 def _equipped(settings: Settings, model: ServedModel) -> ServedModel:
-    """The model with what a service has besides: what prompts take here, and a place for those that are handed over."""
-    return replace(model, speeds=_speeds(settings, model), handoffs=Handoffs(settings.kv_bytes // 2))
+    """The model with what a service has besides: what prompts take here, a place for those that are handed over, and
+    the generator that the settings name.
+    """
+    handoffs = Handoffs(settings.kv_bytes // 2)
+    model = replace(model, speeds=_speeds(settings, model), handoffs=handoffs)
+    if not settings.generator:
+        return model
+    times = GeneratorTimes()
+    address = GeneratorAddress.parse(settings.generator.get_secret_value())
+    client = VllmClient(address.url, address.key)
+    engine = VllmEngine(Comparison(model, model.engine, handoffs, client, address, times))
+    speeds = None if model.speeds is None else HandedSpeeds.over(model.speeds, times)
+    return replace(model, engine=engine, speeds=speeds)
 
 
 def _speeds(settings: Settings, model: ServedModel) -> ModelSpeeds | None:

@@ -46,6 +46,11 @@ class Lease:
     until: float
     fetched: set[int] = field(default_factory=set[int])
 
+    @property
+    def was_fetched(self) -> bool:
+        """Whether each layer went out to its last token."""
+        return self.fetched == {*self.handoff.layers}
+
 
 class Handoffs:
     """The prompts of one service that wait. Safe for threads.

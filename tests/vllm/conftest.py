@@ -10,7 +10,7 @@ import pytest
 
 from service.quality.cases import Case
 from service.quality.suites import multihop
-from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in
+from tests.service.serving import Inside, Json, free_port, good, in_process, put_in, settings_in, wait_for
 from tests.vllm.vllm_server import MODEL, PYTHON, VllmOptions, VllmServer
 
 ANSWER = 24  # tokens at most
@@ -19,21 +19,25 @@ COUNT = int(os.environ.get("CASES", "200"))  # questions
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """kvweave and vLLM, with a client of each."""
+    """kvweave and vLLM, with a client of each. `alone`: a service with the same documents that generates itself."""
 
     inside: Inside
     server: VllmServer
     kvweave: httpx.Client
     vllm: httpx.Client
+    alone: httpx.Client
 
     def fuse(self, number: int, policy: str) -> Json:
         """A question of the suite that needs two passages, put in place."""
         return good(self.kvweave.post("/v1/fuse", json=question(number, policy)))
 
     def own(self, number: int, policy: str) -> Json:
-        """kvweave's own answer to it."""
-        asked = {**question(number, policy), "sampling": {"max_tokens": ANSWER}}
-        return good(self.kvweave.post("/v1/query", json=asked))
+        """The answer of kvweave's own engine to it."""
+        return good(self.alone.post("/v1/query", json=asked(number, policy)))
+
+    def generated(self, number: int, policy: str) -> Json:
+        """kvweave's answer to it, which vLLM generates."""
+        return good(self.kvweave.post("/v1/query", json=asked(number, policy)))
 
     def complete(self, fused: Json, **other: object) -> Json:
         """vLLM's answer to a fused prompt; `other` takes the place of what is sent, and None leaves it out."""
@@ -75,6 +79,11 @@ def question(number: int, policy: str) -> Json:
     return {"question": case.question, "documents": documents, "blend": {"policy": policy}}
 
 
+def asked(number: int, policy: str) -> Json:
+    """The whole request for an answer."""
+    return {**question(number, policy), "sampling": {"max_tokens": ANSWER}}
+
+
 def known() -> list[Json]:
     """All passages of all questions, each a document of one chunk."""
     texts = {each.text: each.title for case in cases() for each in case.passages}
@@ -105,11 +114,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]) -
     if not os.environ.get(PYTHON):
         pytest.skip(f"{PYTHON} names no interpreter with vLLM: `make test-vllm`")
     folder = tmp_path_factory.mktemp("pair")
+    port = free_port()
+    settings = settings_in(folder, generator=f"http://127.0.0.1:{port}/v1")
     with (
-        in_process(settings_in(folder)) as inside,
-        VllmServer(folder, VllmOptions(inside.base_url, inside.key, **options)) as server,  # type: ignore[arg-type]
+        in_process(settings) as inside,
+        in_process(settings_in(tmp_path_factory.mktemp("alone"))) as alone,
+        alone.client() as generating_itself,
+        VllmServer(folder, VllmOptions(inside.base_url, inside.key, port=port, **options)) as server,  # type: ignore
         inside.client() as kvweave,
         server.client() as vllm,
     ):
         put_in(kvweave, known())
-        yield Pair(inside, server, kvweave, vllm)
+        put_in(generating_itself, known())
+        question = {"question": "Who?", "blend": {"policy": "full"}}
+        wait_for(lambda: kvweave.post("/v1/query", json=question).is_success, "vLLM agrees")
+        yield Pair(inside, server, kvweave, vllm, generating_itself)

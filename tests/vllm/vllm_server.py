@@ -33,6 +33,7 @@ class VllmOptions:
     block_size: int = 32
     dtype: str = "float32"
     timeout_s: float = 20.0
+    port: int = 0  # 0: any that is free
     extra: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -42,7 +43,7 @@ class VllmServer:
 
     def __init__(self, folder: Path, options: VllmOptions) -> None:
         self._options = options
-        self._port = free_port()
+        self._port = options.port or free_port()
         self.log = folder / f"vllm-{self._port}.log"
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -222,4 +222,4 @@ def _release(source: Source, handle: str) -> None:
     try:
         source.release(handle, timeout_s=RELEASE_S)
     except Refused as error:  # its lease ends anyway
-        log.info("kvweave: a handle was not released: %s", error)
+        log.debug("kvweave: a handle was not released: %s", error)

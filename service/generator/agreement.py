@@ -1,0 +1,162 @@
+"""Whether vLLM serves the model that is served here, found out by asking both. Decides nothing else."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from queue import Queue
+
+from blend.engine.engine import Done, Engine, EngineRequest, Event, Failed, PlacedPrompt, Token
+from blend.engine.sampling import Picked, Sampling
+from blend.fuse.fuse import BlendOrder
+from blend.fuse.prompt import Prompt
+from service.generator.generator_address import GeneratorAddress
+from service.generator.handed_speeds import GeneratorTimes, LinearTime
+from service.generator.vllm_client import Completion, GeneratorAway, VllmClient
+from service.handoffs.handoff import Handoff
+from service.handoffs.handoffs import HandoffReaders, Handoffs
+from service.model.prompt_builder import TurnPart, TurnParts
+from service.model.served_model import ServedModel, made_up_ids
+
+TEXT = "Who lives in K7, Zoë? 12,50 € – 東京\n\n(A title)"
+TOKENS = 48  # of the prompt whose likeliest next tokens are compared
+TOP = 10
+COMMON = 6  # of these at least are among the likeliest on both sides; others may nearly be
+TOLERANCE = {"float32": 0.01}  # of a log probability; others round more
+COARSE = 0.25
+SHORT, LONG = 64, 1024  # tokens of the prompts that are timed
+ROUNDS = 2
+ORDER = BlendOrder("full", 0.0)
+
+
+class Disagreement(GeneratorAway):
+    """vLLM serves something else than is served here; the text names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A vLLM that agrees: its model's name, its window, and the bytes that a token takes until it is fetched."""
+
+    model: str
+    window: int
+    token_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both sides: our model and its own engine, and vLLM. `times` is filled in where they agree."""
+
+    served: ServedModel
+    local: Engine
+    handoffs: Handoffs
+    client: VllmClient
+    address: GeneratorAddress
+    times: GeneratorTimes
+
+    async def agree(self) -> Agreement:
+        """Returns where vLLM agrees in all. Raises Disagreement, and GeneratorAway where it does not answer."""
+        model, window = await self._model()
+        await self._check_tokens(model)
+        ids = made_up_ids(min(TOKENS, self.served.window - 1), vocabulary=self.served.vocabulary)
+        own = await asyncio.to_thread(_first_token, self.local, ids)
+        plain = await self.client.whole(self._asked(model, ids), most_tokens=1)
+        self._check_close(own, plain.picked, field="dtype or weights")
+        handed, token_bytes, _ = await self._handed(model, ids)
+        self._check_close(own, handed, field="keys and values that were handed over")
+        await self._measure(model, min(LONG, self.served.window // 2, window // 2))
+        return Agreement(model, window, token_bytes)
+
+    async def _model(self) -> tuple[str, int]:
+        found = await self.client.models()
+        name = self.address.model or next(iter(found), "")
+        if name not in found or (len(found) > 1 and not self.address.model):
+            raise Disagreement(f"model: it has {', '.join(sorted(found)) or 'none'}: name one behind # in the address")
+        return name, found[name] or self.served.window
+
+    async def _check_tokens(self, model: str) -> None:
+        builder = self.served.prompt_builder
+        theirs = await self.client.token_ids({"model": model, "prompt": TEXT, "add_special_tokens": False})
+        if theirs != list(builder.tokenizer.encode_text(TEXT)):
+            raise Disagreement("tokenizer: it makes other ids of a text")
+        turns = [{"role": "user", "content": TEXT}]
+        theirs = await self.client.token_ids({"model": model, "messages": turns, "add_generation_prompt": True})
+        laid = builder.lay([TurnParts("user", (TurnPart(TEXT),))])
+        if theirs != [*laid.prefix, *(token for run in laid.runs for token in run.ids), *laid.suffix]:
+            raise Disagreement("template: it renders a chat otherwise")
+
+    def _asked(self, model: str, ids: Sequence[int]) -> Completion:
+        sampling = Sampling(max_tokens=1, logprobs=TOP, ignore_eos=True)
+        return Completion(model, ids, sampling, (), secrets.token_urlsafe(32))
+
+    async def _handed(self, model: str, ids: Sequence[int]) -> tuple[tuple[Picked, ...], float, float]:
+        """A prompt that is computed here and goes on there: its next token, bytes of a token, and vLLM's seconds."""
+        placed = await asyncio.to_thread(_placed, self.local, ids)
+        handoff = Handoff.of(placed)
+        lease = self.handoffs.add(handoff, HandoffReaders("", self.handoffs.deletes(""), are_operators=True))
+        try:
+            asked = replace(self._asked(model, ids), params=handover_params(lease.handle, handoff))
+            begun = time.perf_counter()
+            found = await self.client.whole(asked, most_tokens=1)
+            took_s = time.perf_counter() - begun
+        finally:
+            self.handoffs.drop(lease.handle)
+        if found.loaded is None:
+            raise Disagreement("connector: it was started without vllm-kvweave")
+        if found.loaded != len(ids) - 1:
+            raise Disagreement("connector: it could not fetch a prompt from here; its log says why")
+        return found.picked, handoff.nbytes / len(ids), took_s
+
+    def _check_close(self, own: Token, theirs: tuple[Picked, ...], *, field: str) -> None:
+        """Raises Disagreement where the likeliest tokens have other probabilities."""
+        tolerance = TOLERANCE.get(self.served.fingerprint.dtype.rpartition(".")[2], COARSE)
+        found = dict(theirs[0].top) if theirs else {}
+        off = [abs(found[token] - logprob) for token, logprob in own.top if token in found]
+        if len(off) < COMMON or max(off) > tolerance:
+            raise Disagreement(
+                f"{field}: the same tokens have other probabilities there: give both one model and dtype"
+            )
+
+    async def _measure(self, model: str, longest: int) -> None:
+        points: dict[int, tuple[float, float]] = {}
+        for tokens in {min(SHORT, longest), longest}:
+            ids = made_up_ids(tokens, vocabulary=self.served.vocabulary)
+            plain_s = handed_s = float("inf")
+            for _ in range(ROUNDS):
+                begun = time.perf_counter()
+                await self.client.whole(self._asked(model, ids), most_tokens=1)
+                plain_s = min(plain_s, time.perf_counter() - begun)
+                handed_s = min(handed_s, (await self._handed(model, ids))[2])
+            points[tokens] = (plain_s, handed_s)
+        (few, at_few), (many, at_many) = min(points.items()), max(points.items())
+        self.times.prefill = LinearTime.through((few, at_few[0]), (many, at_many[0]))
+        self.times.handed = LinearTime.through((few, at_few[1]), (many, at_many[1]))
+
+
+def handover_params(handle: str, handoff: Handoff) -> dict[str, object]:
+    """What vLLM's connector is told of a prompt."""
+    return {"kvweave": {"handle": handle, "tokens": len(handoff.ids), "digest": handoff.digest}}
+
+
+def _first_token(engine: Engine, ids: Sequence[int]) -> Token:
+    sampling = Sampling(max_tokens=1, logprobs=TOP, ignore_eos=True)
+    events = _events(engine, EngineRequest(Prompt((), (), tuple(ids)), sampling, ORDER))
+    return next(each for each in events if isinstance(each, Token))
+
+
+def _placed(engine: Engine, ids: Sequence[int]) -> PlacedPrompt:
+    found: list[PlacedPrompt] = []
+    _events(engine, EngineRequest(Prompt((), (), tuple(ids)), order=ORDER, receive=found.append))
+    return found[0]
+
+
+def _events(engine: Engine, request: EngineRequest) -> list[Event]:
+    """All events of a request. Raises what it fails with."""
+    queue: Queue[Event] = Queue()
+    engine.submit(request, queue.put)
+    events = [queue.get()]
+    while not isinstance(events[-1], Done | Failed):
+        events.append(queue.get())
+    if isinstance(events[-1], Failed):
+        raise events[-1].error
+    return events

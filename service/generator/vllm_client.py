@@ -1,0 +1,166 @@
+"""vLLM's HTTP interface, as far as it is asked here. Knows no engine and no prompt but its ids."""
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import httpx
+
+from blend.engine.sampling import Picked, Sampling
+
+CONNECT_S, SILENCE_S = 5.0, 120.0  # until a connection stands; between two pieces of an answer
+MOST_SAID = 200  # letters of a refusal that are told
+TOKEN = "token_id:"
+
+Json = dict[str, object]
+
+
+class GeneratorAway(Exception):
+    """vLLM does not answer, or not as it should. The text says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What vLLM is asked: to go on behind these ids. `salt` says who shares its cache; `params` are a handover's."""
+
+    model: str
+    ids: Sequence[int]
+    sampling: Sampling
+    stop_ids: Sequence[int]
+    salt: str
+    params: Mapping[str, object] | None = None
+
+    def body(self, most_tokens: int) -> Json:
+        """The body, for at most so many tokens. Nothing is left to vLLM's defaults; stop strings are found here."""
+        sampling = self.sampling
+        body: Json = {
+            "model": self.model,
+            "prompt": list(self.ids),
+            "max_tokens": most_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "ignore_eos": sampling.ignore_eos,
+            "stop_token_ids": [] if sampling.ignore_eos else sorted(self.stop_ids),
+            "return_token_ids": True,
+            "cache_salt": self.salt,
+        }
+        if sampling.seed is not None:
+            body["seed"] = (sampling.seed + 2**63) % 2**64 - 2**63  # vLLM's are signed
+        if sampling.logprobs is not None:
+            body |= {"logprobs": sampling.logprobs, "return_tokens_as_token_ids": True}
+        if self.params is not None:
+            body["kv_transfer_params"] = dict(self.params)
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedPiece:
+    """Some tokens of an answer, and why it ended, with its last piece."""
+
+    picked: tuple[Picked, ...]
+    finish: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCompletion:
+    """An answer that was not streamed, and how many tokens of the prompt vLLM took over; None: it knows no handover."""
+
+    picked: tuple[Picked, ...]
+    loaded: int | None
+
+
+class VllmClient:
+    """One vLLM. Its methods are called in one event loop, and raise GeneratorAway."""
+
+    def __init__(self, url: str, key: str) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=3.0)
+        self._url = url
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
+
+    async def models(self) -> dict[str, int]:
+        """The windows of all models, by their names."""
+        found = await self._json("GET", "/models")
+        rows = cast(list[Json], found.get("data", []))
+        return {str(row["id"]): cast(int, row.get("max_model_len") or 0) for row in rows if "id" in row}
+
+    async def token_ids(self, body: Json) -> list[int]:
+        """What vLLM's tokenizer makes of a text, or its template of a chat."""
+        found = await self._json("POST", "/tokenize", body=body, root=self._url.removesuffix("/v1"))
+        return cast(list[int], found.get("tokens", []))
+
+    async def whole(self, asked: Completion, *, most_tokens: int) -> WholeCompletion:
+        """An answer in one piece."""
+        found = await self._json("POST", "/completions", body=asked.body(most_tokens))
+        params = cast(Json, found.get("kv_transfer_params") or {}).get("kvweave")
+        loaded = cast(int, cast(Json, params).get("loaded")) if isinstance(params, dict) else None
+        return WholeCompletion(_piece(found).picked, loaded)
+
+    async def stream(self, asked: Completion, *, most_tokens: int) -> AsyncGenerator[GeneratedPiece]:
+        """An answer piece by piece; closing it ends it in vLLM. The last piece says why it ended."""
+        body = {**asked.body(most_tokens), "stream": True}
+        async with self._answered("POST", f"{self._url}/completions", body=body) as response:
+            async for line in response.aiter_lines():
+                if not line.startswith("data:") or line.removeprefix("data:").strip() == "[DONE]":
+                    continue
+                piece = _piece(_parsed(line.removeprefix("data:")))
+                yield piece
+                if piece.finish is not None:
+                    return
+        raise GeneratorAway("its answer broke off")
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        await self._http.aclose()
+
+    async def _json(self, method: str, path: str, *, body: Json | None = None, root: str | None = None) -> Json:
+        async with self._answered(method, (root or self._url) + path, body=body) as response:
+            return _parsed(await response.aread())
+
+    @asynccontextmanager
+    async def _answered(self, method: str, url: str, *, body: Json | None) -> AsyncGenerator[httpx.Response]:
+        try:
+            async with self._http.stream(method, url, json=body) as response:
+                if not response.is_success:
+                    said = (await response.aread())[:MOST_SAID].decode("utf-8", "replace")
+                    raise GeneratorAway(f"it answers {response.status_code}: {said}")
+                yield response
+        except httpx.HTTPError as error:
+            raise GeneratorAway(f"it cannot be reached: {type(error).__name__}") from error
+
+
+def _parsed(text: bytes | str) -> Json:
+    try:
+        found = cast(object, json.loads(text))
+    except ValueError as error:
+        raise GeneratorAway(f"it says what is no JSON: {error}") from None
+    if not isinstance(found, dict) or "error" in found:
+        raise GeneratorAway(f"it fails: {str(cast(object, found))[:MOST_SAID]}")
+    return cast(Json, found)
+
+
+def _piece(found: Json) -> GeneratedPiece:
+    """The tokens of a completion, whole or a chunk of one."""
+    choices = cast(list[Json], found.get("choices") or [{}])
+    ids = cast(list[int], choices[0].get("token_ids") or [])
+    said = cast(Json, choices[0].get("logprobs") or {})
+    logprobs = cast(list[float | None], said.get("token_logprobs") or [None] * len(ids))
+    tops = cast(list[Mapping[str, float] | None], said.get("top_logprobs") or [None] * len(ids))
+    if not len(ids) == len(logprobs) == len(tops):
+        raise GeneratorAway("it tells of other tokens than it generated")
+    picked = (Picked(token, logprob, _top(top)) for token, logprob, top in zip(ids, logprobs, tops, strict=True))
+    return GeneratedPiece(tuple(picked), cast("str | None", choices[0].get("finish_reason")))
+
+
+def _top(given: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Ids with log probabilities, the likeliest first."""
+    pairs = [(int(name.removeprefix(TOKEN)), logprob) for name, logprob in (given or {}).items()]
+    return tuple(sorted(pairs, key=lambda pair: -pair[1]))

@@ -1,0 +1,336 @@
+"""An engine whose answers vLLM generates: prompts are put in place by our own engine, and handed over.
+
+What vLLM cannot take over it computes, exactly. Where vLLM does not answer, or serves something else than is served
+here, requests fail with the reason, or our own engine answers them, as the operator chose.
+"""
+
+import asyncio
+import hmac
+import logging
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from threading import Lock, Thread
+
+from blend.engine.answer_builder import AnswerText
+from blend.engine.engine import Done, EngineRequest, Event, Failed, PayerLoad, PlacedPrompt, Ready, Ticket
+from blend.errors import BlendError, Late, PromptError
+from blend.fuse.fuse import BlendOrder, FuseReport
+from blend.fuse.prompt import ChunkSegment, lay_out
+from blend.model.fingerprint import Fingerprint
+from service.errors import Exhausted, ServiceError, Unavailable
+from service.generator.agreement import Agreement, Comparison, handover_params
+from service.generator.vllm_client import Completion, GeneratorAway
+from service.handoffs.handoff import Handoff
+from service.handoffs.handoffs import HandoffReaders, Lease
+from service.telemetry.logs import fields
+from store.errors import Miss, MissReason
+from store.record import Record
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 60.0  # that a vLLM may take to be compared
+AGAIN_S = 2.0  # between two looks at a vLLM that was away or disagreed
+SALT_BYTES = 32
+
+
+class GeneratedAnswer:
+    """A request on its way to vLLM. Ends once, whatever becomes of it."""
+
+    def __init__(
+        self, request: EngineRequest, ids: tuple[int, ...], *, since: int, listen: Callable[[Event], None]
+    ) -> None:
+        self.request = request
+        self.ids = ids
+        self.since = since  # the tenant's deletes when it was asked
+        self.is_ready = False  # something was told: nobody else may answer any more
+        self.is_over = False
+        self.leases: list[Lease] = []
+        self.generated = 0
+        self._listen = listen
+        self._born = time.perf_counter()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the request was handed in."""
+        return time.perf_counter() - self._born
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left of those it was given; None for all."""
+        within = self.request.within_s
+        return None if within is None else max(0.0, within - self.age_s)
+
+    def tell(self, event: Event) -> None:
+        """Hands an event on, if nothing has ended the request."""
+        if self.is_over:
+            return
+        self.is_ready = True
+        self.is_over = isinstance(event, Done | Failed)
+        self._listen(event)
+
+
+class AnswerTicket:
+    """See `Ticket`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.task: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        """See `Ticket.cancel`."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+class VllmEngine:
+    """See `Engine`. Requests with rules of our own over tokens (grammars, biases) are answered by our own engine."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+        self._local = comparison.local
+        self._model = comparison.served
+        self._handoffs = comparison.handoffs
+        self._client = comparison.client
+        self._fingerprint = comparison.served.fingerprint
+        self._secret = secrets.token_bytes(SALT_BYTES)
+        self._agreed: Agreement | None = None
+        self._problem = ""
+        self._looked = -math.inf
+        self._running = Counter[str]()
+        self._lock = Lock()
+        self._loop = asyncio.new_event_loop()
+        self._asking = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._thread = Thread(target=self._loop.run_forever, name="kvweave-generator", daemon=True)
+        self._thread.start()
+        self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+
+    def submit(self, request: EngineRequest, listen: Callable[[Event], None]) -> Ticket:
+        """See `Engine.submit`."""
+        if request.receive is not None or request.sampling.processor is not None:
+            return self._local.submit(request, listen)
+        model = self._model
+        layout = lay_out(
+            request.prompt, fingerprint=self._fingerprint, window=model.window, vocabulary=model.vocabulary
+        )
+        request.order.check()
+        if request.within_s is not None:
+            self._local.refuse_late(request.payer, request.within_s)
+        answer = GeneratedAnswer(request, layout.ids, since=self._handoffs.deletes(request.payer), listen=listen)
+        ticket = AnswerTicket(self._loop)
+        with self._lock:
+            self._running[request.payer] += 1
+        self._loop.call_soon_threadsafe(self._begin, answer, ticket)
+        return ticket
+
+    def refuse_late(self, payer: str, left_s: float) -> None:
+        """See `Engine.refuse_late`."""
+        self._local.refuse_late(payer, left_s)
+
+    def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
+        """See `Engine.capture`."""
+        return self._local.capture(prefix, chunks)
+
+    def identify(self, fingerprint: Fingerprint) -> None:
+        """See `Engine.identify`."""
+        self._fingerprint = fingerprint
+        self._local.identify(fingerprint)
+
+    def load(self) -> Mapping[str, PayerLoad]:
+        """The load by payer: those that vLLM answers run; the seconds are our own engine's."""
+        with self._lock:
+            running = dict(self._running)
+        local = self._local.load()
+        idle = PayerLoad(0, 0, 0.0)
+        found = {payer: local.get(payer, idle) for payer in {*local, *running}}
+        return {
+            payer: PayerLoad(each.waiting, max(each.running, running.get(payer, 0) - each.waiting), each.seconds)
+            for payer, each in found.items()
+        }
+
+    @property
+    def takes(self) -> bool:
+        """See `Engine.takes`."""
+        return self._local.takes and not self._closing
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._closing = True
+        self._watching.cancel()
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._local.close()
+
+    async def _finish(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _watch(self) -> None:
+        """Compares as soon as vLLM is there, and again when it was away, so that no request has to wait for it."""
+        while True:
+            with suppress(GeneratorAway):
+                await self._agreement()
+            await asyncio.sleep(AGAIN_S)
+
+    def _begin(self, answer: GeneratedAnswer, ticket: AnswerTicket) -> None:
+        task = ticket.task = self._loop.create_task(self._answer(answer))
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._end(answer, task))
+
+    def _end(self, answer: GeneratedAnswer, task: "asyncio.Task[None]") -> None:
+        """Sees to it that the request ends once, and that nothing of it is kept."""
+        self._tasks.discard(task)
+        with self._lock:
+            self._running[answer.request.payer] -= 1
+            self._running = +self._running
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            answer.tell(Failed(error))
+        else:
+            answer.tell(Done("cancelled", "", answer.generated, answer.age_s))
+        for lease in answer.leases:
+            self._handoffs.drop(lease.handle)
+
+    async def _answer(self, answer: GeneratedAnswer) -> None:
+        try:
+            async with asyncio.timeout(answer.left_s):
+                await self._answer_somewhere(answer)
+        except Late:
+            raise
+        except TimeoutError:
+            raise Late("the answer is not whole in the time that it was given: give it more") from None
+
+    async def _answer_somewhere(self, answer: GeneratedAnswer) -> None:
+        try:
+            await self._generate(answer, await self._agreement())
+        except GeneratorAway as error:
+            self._agreed = None  # another may be there when it comes back
+            if answer.is_ready or not self._comparison.address.has_fallback:
+                raise Unavailable(f"the generator cannot be used: {error}") from error
+            log.warning("our own engine answers in the generator's place", extra=fields(reason=str(error)))
+            await self._told_by_local(answer.request, answer.tell)
+
+    async def _agreement(self) -> Agreement:
+        """What vLLM agreed to, asked again when it was away. Raises GeneratorAway."""
+        async with self._asking:
+            if self._agreed is not None:
+                return self._agreed
+            if time.monotonic() - self._looked < AGAIN_S:
+                raise GeneratorAway(self._problem)
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    self._agreed = await self._comparison.agree()
+            except (GeneratorAway, TimeoutError, BlendError, ServiceError) as error:
+                problem = str(error) or f"it takes longer than {LOOK_S:g} s to say what it is"
+                if problem != self._problem:
+                    log.error("the generator is not used", extra=fields(reason=problem))
+                self._problem = problem
+                raise GeneratorAway(problem) from error
+            finally:
+                self._looked = time.monotonic()
+            self._problem = ""
+            log.info("the generator agrees", extra=fields(model=self._agreed.model, window=self._agreed.window))
+            return self._agreed
+
+    async def _generate(self, answer: GeneratedAnswer, agreed: Agreement) -> None:
+        request, sampling = answer.request, answer.request.sampling
+        room = agreed.window - len(answer.ids)
+        if room < 1:
+            raise PromptError(
+                f"the prompt has {len(answer.ids)} tokens, the generator's window {agreed.window}: leave out chunks"
+            )
+        ready = None if request.order.policy == "full" else await self._placed(answer, agreed)
+        stop_ids = sorted(self._model.prompt_builder.tokenizer.stop_ids)
+        asked = Completion(agreed.model, answer.ids, sampling, stop_ids, self._salt(request))
+        if ready is not None:
+            lease = answer.leases[-1]
+            params = handover_params(lease.handle, lease.handoff)
+            asked = replace(asked, salt=secrets.token_urlsafe(SALT_BYTES), params=params)
+        text = AnswerText(sampling, self._model.prompt_builder.tokenizer)
+        finish: str | None = None
+        most = min(sampling.max_tokens, room)
+        async with aclosing(self._client.stream(asked, most_tokens=most)) as pieces:
+            async for piece in pieces:
+                if not answer.is_ready:
+                    answer.tell(self._in_place(answer, ready))
+                for picked in piece.picked if text.end is None else ():
+                    token = text.add(replace(picked, top=picked.top[: sampling.logprobs or 0]))
+                    answer.generated += 1
+                    if token is not None:
+                        answer.tell(token)
+                    if text.end is not None:
+                        break
+                finish = piece.finish
+                if text.end is not None:
+                    break
+        if text.end is None and finish not in ("stop", "length"):
+            raise GeneratorAway(f"its answer ended by {finish!r}")
+        reason, held = text.finish(text.end or ("stop" if finish == "stop" else "length"))
+        answer.tell(Done(reason, held, answer.generated, answer.age_s))
+
+    async def _placed(self, answer: GeneratedAnswer, agreed: Agreement) -> Ready | None:
+        """Puts the prompt in place; None where there is no room for it: vLLM computes it then."""
+        if not self._handoffs.has_room(int(agreed.token_bytes * len(answer.ids))):
+            return None
+        readers = HandoffReaders(answer.request.payer, answer.since, are_operators=True)
+
+        def receive(placed: PlacedPrompt) -> None:
+            if not answer.is_over:
+                answer.leases.append(self._handoffs.add(Handoff.of(placed), readers))
+
+        told: list[Ready] = []
+
+        def tell(event: Event) -> None:
+            told.extend([event] if isinstance(event, Ready) else [])
+            if isinstance(event, Failed):
+                raise event.error
+
+        try:
+            await self._told_by_local(replace(answer.request, receive=receive, within_s=answer.left_s), tell)
+        except (Exhausted, PromptError):  # there is no room after all
+            return None
+        return told[0]
+
+    async def _told_by_local(self, request: EngineRequest, tell: Callable[[Event], None]) -> None:
+        """Has our own engine do a request, whose events are told here; ends it where nobody waits any more."""
+        queue: asyncio.Queue[Event] = asyncio.Queue()
+
+        def listen(event: Event) -> None:
+            self._loop.call_soon_threadsafe(queue.put_nowait, event)
+
+        ticket = self._local.submit(request, listen)
+        try:
+            while True:
+                event = await queue.get()
+                tell(event)
+                if isinstance(event, Done | Failed):
+                    return
+        finally:
+            ticket.cancel()
+
+    def _in_place(self, answer: GeneratedAnswer, ready: Ready | None) -> Ready:
+        """What is told when the first token is there: what was handed over, or that vLLM computed the prompt."""
+        if ready is not None and answer.leases[-1].was_fetched:
+            return ready
+        segments = [each for each in answer.request.prompt.segments if isinstance(each, ChunkSegment)]
+        missed = [at for at, each in enumerate(segments) if each.source is not None]
+        misses = tuple((at, Miss(MissReason.NOT_FETCHED)) for at in missed)
+        seconds = {"others": math.inf} if missed else {}  # it tells nothing of what prompts take
+        report = FuseReport(BlendOrder("full", 0.0), 0, 0, len(answer.ids), ((),), misses, 0, seconds)
+        return Ready(report, ready.queued_s if ready else 0.0)
+
+    def _salt(self, request: EngineRequest) -> str:
+        """Whose exact blocks a prompt may share: those of one owner, as with prefixes that are kept here."""
+        return hmac.new(self._secret, request.owner.encode(), "sha256").hexdigest()

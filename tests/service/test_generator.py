@@ -1,0 +1,271 @@
+"""A service whose answers vLLM generates: what it is asked, what comes back, and what becomes of everything wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.access.principal import Role
+from service.generator.generator_address import GeneratorAddress
+from service.generator.vllm_engine import VllmEngine
+from tests.service.scripted_vllm import VllmScript, scripted_vllm
+from tests.service.serving import (
+    Inside,
+    Json,
+    ask,
+    events_of,
+    free_port,
+    good,
+    in_process,
+    put_in,
+    settings_in,
+    wait_for,
+)
+
+QUESTION = "Which animal does Halio keep?"
+LETTERS = [
+    {"id": "letter-40", "title": "Letter 40", "text": "Halio lives in K7. Halio keeps a badger."},
+    {"id": "letter-73", "title": "Letter 73", "text": "Belio lives in K7. Belio keeps a pony."},
+]
+REUSE = {"policy": "reuse"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A service, and the script of the vLLM that it has."""
+
+    inside: Inside
+    client: httpx.Client
+    script: VllmScript
+
+    @property
+    def engine(self) -> VllmEngine:
+        engine = self.inside.core.model.engine
+        assert isinstance(engine, VllmEngine)
+        return engine
+
+    def problem(self) -> str:
+        """The reason why vLLM is not used, once it was compared."""
+        said: list[str] = []
+
+        def is_said() -> bool:
+            answer = self.client.post("/v1/query", json={"question": QUESTION})
+            if answer.status_code == 503 and "cannot be reached" not in answer.text:
+                said.append(answer.json()["detail"])
+            return bool(said)
+
+        wait_for(is_said, "vLLM was compared")
+        return said[0]
+
+    def agreed(self) -> None:
+        """Wait until vLLM is used."""
+        wait_for(lambda: self.client.post("/v1/query", json={"question": QUESTION}).is_success, "vLLM is used")
+        self.script.bodies.clear()
+
+
+@contextmanager
+def paired(folder: Path, script: VllmScript, *, address: str = "http://127.0.0.1:{port}/v1") -> Iterator[Pair]:
+    """A service in this process beside a scripted vLLM."""
+    port = free_port()
+    with ExitStack() as stack:
+        settings = settings_in(folder, generator=address.format(port=port))
+        inside = stack.enter_context(in_process(settings))
+        client = stack.enter_context(inside.client())
+        put_in(client, LETTERS)
+        if script.kvweave is not None:
+            script.kvweave, script.key = inside.base_url, inside.key
+        stack.enter_context(scripted_vllm(script, port))
+        yield Pair(inside, client, script)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with paired(tmp_path_factory.mktemp("pair"), VllmScript(kvweave="")) as pair:
+        pair.agreed()
+        yield pair
+
+
+@pytest.fixture
+def pair(shared: Pair) -> Iterator[Pair]:
+    shared.script.bodies.clear()
+    yield shared
+    for name, value in vars(VllmScript()).items():
+        if name not in ("kvweave", "key", "bodies", "gate", "open"):
+            setattr(shared.script, name, value)
+    shared.script.gate.set()
+    shared.agreed()
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A service that generates itself."""
+    with in_process(settings_in(tmp_path_factory.mktemp("own"))) as inside, inside.client() as client:
+        put_in(client, LETTERS)
+        yield client
+
+
+def same(answer: Json) -> Json:
+    """What does not depend on who generates."""
+    chunks = [{**each, "bytes": 0} for each in answer["report"]["chunks"]]
+    shown = {name: answer[name] for name in ("answer", "finish_reason", "sources", "usage")}
+    return {**shown, "chunks": chunks, "policy": answer["report"]["policy"]}
+
+
+@pytest.mark.parametrize("policy", ["full", "prefix", "reuse", "hybrid"])
+def test_an_answer_is_what_it_is_without_a_generator(pair: Pair, own: httpx.Client, policy: str) -> None:
+    sampling = {"max_tokens": 6}
+    here, there = (ask(each, QUESTION, blend={"policy": policy}, sampling=sampling) for each in (own, pair.client))
+    assert same(there) == same(here)
+    [body] = pair.script.bodies
+    assert ("kv_transfer_params" in body) == (policy != "full")
+    assert len(pair.inside.core.handoffs) == 0
+
+
+def test_streams_stops_and_probabilities_are_what_they_are_without_one(pair: Pair, own: httpx.Client) -> None:
+    chat = {"model": "default", "messages": [{"role": "user", "content": f"{LETTERS[0]['text']}\n\n{QUESTION}"}]}
+    chat |= {"logprobs": True, "top_logprobs": 2, "max_tokens": 5}
+    here, there = (good(each.post("/v1/chat/completions", json=chat)) for each in (own, pair.client))
+    assert there["choices"][0]["message"] == here["choices"][0]["message"]
+    assert there["usage"] == here["usage"]
+    for mine, theirs in zip(
+        here["choices"][0]["logprobs"]["content"], there["choices"][0]["logprobs"]["content"], strict=True
+    ):
+        assert theirs["token"] == mine["token"] and theirs["logprob"] == pytest.approx(mine["logprob"], abs=1e-3)
+        assert [each["token"] for each in theirs["top_logprobs"]] == [each["token"] for each in mine["top_logprobs"]]
+    stop = {"sampling": {"stop": "adg", "max_tokens": 9}}
+    assert same(ask(pair.client, QUESTION, **stop)) == same(ask(own, QUESTION, **stop))
+    names: list[list[str]] = []
+    for each in (own, pair.client):
+        with each.stream("POST", "/v1/query", json={"question": QUESTION, "stream": True}) as response:
+            names.append([name for name, _ in events_of(response)])
+    assert names[0] == names[1]
+
+
+def test_salts_are_secret_and_of_one_request_or_one_key(pair: Pair) -> None:
+    key = pair.inside.core.control.create_key("acme", Role.ADMIN)[1]
+    with pair.inside.client(key) as other:
+        put_in(other, LETTERS)
+        for policy in ("reuse", "reuse", "full", "full"):
+            for client in (pair.client, other):
+                ask(client, QUESTION, blend={"policy": policy})
+    salts = [(("kv_transfer_params" in body), body["cache_salt"]) for body in pair.script.bodies]
+    handed = [salt for is_handed, salt in salts if is_handed]
+    exact = [salt for is_handed, salt in salts if not is_handed]
+    assert len(set(handed)) == 4 and min(map(len, handed)) >= 32
+    assert exact[0] == exact[2] != exact[1] == exact[3] and not {*exact} & {*handed}
+    assert min(map(len, exact)) >= 32
+
+
+def test_a_grammar_is_obeyed_by_our_own_engine(pair: Pair) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["heron"]}}}
+    answer = ask(pair.client, QUESTION, sampling={"response_format": schema, "max_tokens": 40})
+    assert answer["answer"] == '"heron"'
+    assert pair.script.bodies == []
+
+
+def test_what_vllm_did_not_fetch_is_not_reported_as_reused(pair: Pair, own: httpx.Client) -> None:
+    pair.script.forgets = True
+    answer = ask(pair.client, QUESTION, blend=REUSE)
+    assert answer["answer"] == ask(own, QUESTION, blend={"policy": "full"})["answer"]
+    assert answer["usage"]["reused_tokens"] == 0
+    assert {each["miss_reason"] for each in answer["report"]["chunks"]} == {"not fetched"}
+    assert len(pair.inside.core.handoffs) == 0
+
+
+def test_where_no_prompt_finds_room_vllm_computes(pair: Pair) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair.inside.core.handoffs, "_limit_bytes", 10)
+        answer = ask(pair.client, QUESTION, blend=REUSE)
+    assert answer["usage"]["reused_tokens"] == 0 and "badger" in answer["answer"]
+    assert "kv_transfer_params" not in pair.script.bodies[-1]
+
+
+def test_a_client_that_leaves_frees_all(pair: Pair) -> None:
+    pair.script.gate.clear()
+    body = {"question": QUESTION, "blend": REUSE, "sampling": {"max_tokens": 2000}}
+    with pytest.raises(httpx.ReadTimeout):
+        pair.client.post("/v1/query", json=body, timeout=1.0)
+    wait_for(lambda: len(pair.inside.core.handoffs) == 0, "the handle is gone")
+    pair.script.gate.set()
+    wait_for(lambda: pair.script.open == 0, "vLLM generates no more")
+    wait_for(lambda: all(each.running == 0 for each in pair.engine.load().values()), "nothing runs")
+
+
+def test_a_deadline_holds(pair: Pair) -> None:
+    pair.script.gate.clear()
+    headers = {"X-Request-Timeout": "0.5"}
+    answer = pair.client.post("/v1/query", json={"question": QUESTION}, headers=headers)
+    assert answer.status_code == 503 and "in the time" in answer.json()["detail"]
+
+
+def test_an_answer_that_breaks_off_is_an_error_and_never_half_of_one(pair: Pair) -> None:
+    pair.script.breaks_at = 1
+    answer = pair.client.post("/v1/query", json={"question": QUESTION})
+    assert answer.status_code == 503 and "broke off" in answer.json()["detail"]
+    assert len(pair.inside.core.handoffs) == 0
+
+
+def test_a_prompt_over_vllms_window_says_so(tmp_path: Path) -> None:
+    with paired(tmp_path, VllmScript(kvweave="", window=200)) as pair:
+        wait_for(lambda: pair.client.post("/v1/query", json={"question": QUESTION}).status_code != 503, "vLLM is used")
+        answer = pair.client.post("/v1/query", json={"question": "Who? " * 300, "blend": {"policy": "full"}})
+        assert answer.status_code == 422 and "the generator's window 200" in answer.json()["detail"]
+
+
+DIFFERING = {
+    "tokenizer": {"shifts_ids": True},
+    "dtype or weights": {"noise": 0.5},
+    "connector: it was started without": {"kvweave": None},
+    "connector: it could not fetch": {"forgets": True},
+    "model: it has a, b": {"models": ("a", "b")},
+}
+
+
+@pytest.mark.parametrize("field", DIFFERING)
+def test_a_vllm_that_differs_is_not_used_and_the_field_is_named(tmp_path: Path, field: str) -> None:
+    script = VllmScript(**{"kvweave": "", **DIFFERING[field]})  # type: ignore[arg-type]
+    with paired(tmp_path, script) as pair:
+        assert field in pair.problem()
+
+
+def test_where_vllm_is_away_the_operator_chooses(tmp_path: Path, pair: Pair) -> None:
+    pair.script.status = 500
+    answer = pair.client.post("/v1/query", json={"question": QUESTION})
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert "it answers 500" in answer.json()["detail"]
+    address = "http://127.0.0.1:{port}/v1?fallback=own"
+    with paired(tmp_path, VllmScript(kvweave=""), address=address) as other:
+        other.agreed()
+        for fault in ({"status": 500}, {"status": 200, "noise": 0.5}):
+            for name, value in fault.items():
+                setattr(other.script, name, value)
+            other.engine._agreed = None  # as behind a restart
+            answer = ask(other.client, QUESTION)
+            assert "badger" in answer["answer"]
+            assert other.script.bodies == [] or "logprobs" in other.script.bodies[-1]
+        other.script.noise = 0.0
+        end = time.monotonic() + 30
+        while not any("stream" in each for each in other.script.bodies):
+            assert time.monotonic() < end
+            ask(other.client, QUESTION)
+
+
+def test_an_address_is_whole() -> None:
+    given = GeneratorAddress.parse("https://key:s%40lt@vllm:8000/v1/?fallback=own#big")
+    assert given == GeneratorAddress("https://vllm:8000/v1", "s@lt", "big", has_fallback=True)
+    assert "s@lt" not in repr(given)
+    for wrong in (
+        "vllm:8000/v1",
+        "http://vllm:8000",
+        "http://vllm/v1?fallback=none",
+        "http://user@vllm/v1",
+        "http:///v1",
+    ):
+        with pytest.raises(ValueError, match="address is http://host:port/v1"):
+            GeneratorAddress.parse(wrong)

@@ -1,0 +1,91 @@
+"""kvweave's own endpoints while the real vLLM generates: what they say, many at once, and when vLLM is away."""
+
+import signal
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.service.serving import Json, events_of, wait_for
+from tests.vllm.conftest import COUNT, Pair, asked
+
+pytestmark = pytest.mark.long
+POLICIES = ("full", "reuse", "hybrid")
+
+
+def streamed(client: httpx.Client, wanted: Json) -> tuple[str, float]:
+    """An answer's text, and the seconds to its first token."""
+    begun, first, text = time.perf_counter(), 0.0, ""
+    with client.stream("POST", "/v1/query", json={**wanted, "stream": True}) as response:
+        for name, event in events_of(response):
+            if name == "token":
+                first = first or time.perf_counter() - begun
+                text += event["text"]
+            assert name != "error", event
+    assert name == "done"
+    return text, first
+
+
+def test_answers_are_those_of_kvweaves_own_engine(pair: Pair) -> None:
+    apart: list[tuple[int, str, str, str]] = []
+    for number in range(COUNT):
+        for policy in POLICIES:
+            own, generated = pair.own(number, policy), pair.generated(number, policy)
+            assert generated["usage"]["reused_tokens"] == own["usage"]["reused_tokens"]
+            assert generated["sources"] == own["sources"]
+            if generated["answer"] != own["answer"]:
+                apart.append((number, policy, own["answer"], generated["answer"]))
+    print(f"{COUNT} questions by {POLICIES}; apart: {apart}")
+    assert apart == []
+    assert len(pair.inside.core.handoffs) == 0
+
+
+def test_many_streams_at_once_lose_none(pair: Pair) -> None:
+    wanted = [(number % min(COUNT, 40), POLICIES[number % 3]) for number in range(500)]
+    alone = {each: pair.own(*each)["answer"] for each in {*wanted}}
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda each: streamed(pair.kvweave, asked(*each)), wanted))
+    assert [text for text, _ in found] == [alone[each] for each in wanted]
+    wait_for(lambda: len(pair.inside.core.handoffs) == 0, "all handles are gone")
+    wait_for(lambda: set(pair.running().values()) == {0.0}, "vLLM holds nothing")
+    seconds = sorted(first for _, first in found)
+    print(f"500 at 16 at once: first token p50 {statistics.median(seconds):.3f} s, p95 {seconds[474]:.3f} s")
+
+
+def test_clients_that_leave_free_all(pair: Pair) -> None:
+    for policy in POLICIES:
+        wanted = {**asked(0, policy), "sampling": {"max_tokens": 2000, "temperature": 1.9}, "stream": True}
+        with pair.kvweave.stream("POST", "/v1/query", json=wanted) as response:
+            next(events_of(response))
+    wait_for(lambda: len(pair.inside.core.handoffs) == 0, "all handles are gone")
+    wait_for(lambda: set(pair.running().values()) == {0.0}, "vLLM holds nothing")
+
+
+def test_first_tokens_in_their_stages(pair: Pair) -> None:
+    """The tiny model on a CPU: no more than that the stages are told."""
+    for passages in (3, 12, 30):
+        rows: dict[str, list[float]] = {policy: [] for policy in ("full", "hybrid")}
+        stages: list[float] = []
+        for number in range(6):
+            texts = [each for n in range(number, number + 40) for each in asked(n % COUNT, "full")["documents"]]
+            for policy, seconds in rows.items():
+                wanted = {**asked(number, policy), "documents": texts[:passages]}
+                answer = pair.kvweave.post("/v1/query", json=wanted).json()
+                seconds.append(answer["report"]["timings_ms"]["first_token"])
+                stages += [answer["usage"]["prompt_tokens"]] if policy == "full" else []
+        middle = {policy: round(statistics.median(seconds[1:])) for policy, seconds in rows.items()}
+        print(f"{round(statistics.median(stages))} tokens: first token in ms {middle}")
+    print(f"timed at the start: {pair.inside.core.model.speeds}")
+
+
+def test_a_vllm_that_dies_and_comes_back_loses_no_answer_but_those_it_had(pair: Pair) -> None:
+    pair.server.stop(signal.SIGKILL)
+    answer = pair.kvweave.post("/v1/query", json=asked(0, "hybrid"))
+    assert answer.status_code == 503 and "the generator cannot be used" in answer.json()["detail"]
+    assert answer.headers["retry-after"]
+    assert len(pair.inside.core.handoffs) == 0
+    pair.server.start()
+    wait_for(lambda: pair.kvweave.post("/v1/query", json=asked(0, "full")).is_success, "vLLM agrees again")
+    assert pair.generated(0, "hybrid")["answer"] == pair.own(0, "hybrid")["answer"]
