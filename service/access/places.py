@@ -14,9 +14,11 @@ from threading import Lock
 from service.access.principal import Principal
 from service.errors import Exhausted
 
-# Followers and scrapes are cheap, so they have room of their own and no share of the places.
+# Followers and scrapes are cheap, so they have room of their own and no share of the places. So has vLLM: it fetches
+# prompts of requests that hold places until it has them.
 FOLLOWERS_OF_KEY, FOLLOWERS_OF_TENANT, FOLLOWERS = 16, 64, 256
 SCRAPES = 4
+FETCHES = 256
 LATELY_S = 300.0
 RETRY_S = 1  # after so long who was turned away may try again
 
@@ -109,6 +111,10 @@ class Places:
     def scrape(self) -> AbstractContextManager[None]:
         """Room for an operator's look at the metrics, whatever else runs."""
         return self._held([Share("scrapes", "", SCRAPES, f"{SCRAPES} scrapes are running already: try again")])
+
+    def fetch(self) -> AbstractContextManager[None]:
+        """Room for an operator's fetch of a prompt that was handed over."""
+        return self._held([Share("fetches", "", FETCHES, f"{FETCHES} fetches are running already: try again")])
 
     def _is_contested(self, key: str) -> bool:
         """Has another key asked lately? Notes that this one does."""

@@ -18,7 +18,16 @@ STATUSES = frozenset(status.value for status in HTTPStatus) | {CLIENT_LEFT}
 STAGES = frozenset({"queue", "retrieve", "fetch", "unpack", "fuse", "decode", "total"})
 FINISHES = frozenset({"stop", "length", "cancelled"})
 REFUSALS = frozenset(
-    {"all", "key", "tenant", "anonymous", "address", "queue", "scrapes"}  # by whose share of the places is taken
+    {
+        "all",
+        "key",
+        "tenant",
+        "anonymous",
+        "address",
+        "queue",
+        "scrapes",
+        "fetches",
+    }  # by whose share of the places is taken
     | {"followers", "followers_of_key", "followers_of_tenant"}
     | {"slow_head", "slow_body", "slow_reader", "connections"}
 )

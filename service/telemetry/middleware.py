@@ -17,6 +17,7 @@ from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Span, Tracer
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+FETCHED = "/v1/handoffs/"  # vLLM asks for each layer of a prompt: a line for each would hide the others
 UNMATCHED = "unmatched"  # a path that nothing serves
 
 _log = logging.getLogger("service.request")
@@ -106,7 +107,8 @@ class _Exchange:
         if self._span.trace_id:
             line["trace_id"] = self._span.trace_id
             self._span.end()
-        _log.info("request", extra=fields(**line))
+        level = logging.DEBUG if route.startswith(FETCHED) and status < 400 else logging.INFO
+        _log.log(level, "request", extra=fields(**line))
 
 
 def _identify(asked: str) -> str:

@@ -1,7 +1,8 @@
 """A service in this process and vLLM beside it, shared by a file of tests. They compute with one thread each."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +15,7 @@ from tests.service.serving import Inside, Json, free_port, good, in_process, put
 from tests.vllm.vllm_server import MODEL, PYTHON, VllmOptions, VllmServer
 
 ANSWER = 24  # tokens at most
+MOST = 500  # documents in a request
 COUNT = int(os.environ.get("CASES", "200"))  # questions
 
 
@@ -84,6 +86,7 @@ def asked(number: int, policy: str) -> Json:
     return {**question(number, policy), "sampling": {"max_tokens": ANSWER}}
 
 
+@cache
 def known() -> list[Json]:
     """All passages of all questions, each a document of one chunk."""
     texts = {each.text: each.title for case in cases() for each in case.passages}
@@ -105,12 +108,22 @@ def loaded(completion: Json) -> int:
 
 @pytest.fixture(scope="module")
 def options() -> dict[str, object]:
-    """What vLLM is started with besides; a file of tests may have its own."""
-    return {}
+    """What vLLM is started with besides, as the variable VLLM_ARGS has it; a file of tests may have its own."""
+    return {"extra": os.environ.get("VLLM_ARGS", "").split()}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]) -> Iterator[Pair]:
+def through() -> Callable[[str], AbstractContextManager[str]]:
+    """The address at which vLLM finds kvweave; a file of tests may put something between them."""
+    return nullcontext
+
+
+@pytest.fixture(scope="module")
+def pair(
+    tmp_path_factory: pytest.TempPathFactory,
+    options: dict[str, object],
+    through: Callable[[str], AbstractContextManager[str]],
+) -> Iterator[Pair]:
     if not os.environ.get(PYTHON):
         pytest.skip(f"{PYTHON} names no interpreter with vLLM: `make test-vllm`")
     folder = tmp_path_factory.mktemp("pair")
@@ -120,12 +133,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory, options: dict[str, object]) -
         in_process(settings) as inside,
         in_process(settings_in(tmp_path_factory.mktemp("alone"))) as alone,
         alone.client() as generating_itself,
-        VllmServer(folder, VllmOptions(inside.base_url, inside.key, port=port, **options)) as server,  # type: ignore
+        through(inside.base_url) as address,
+        VllmServer(folder, VllmOptions(address, inside.key, port=port, **options)) as server,  # type: ignore
         inside.client() as kvweave,
         server.client() as vllm,
     ):
-        put_in(kvweave, known())
-        put_in(generating_itself, known())
+        for start in range(0, len(known()), MOST):
+            for client in (kvweave, generating_itself):
+                put_in(client, known()[start : start + MOST])
         question = {"question": "Who?", "blend": {"policy": "full"}}
         wait_for(lambda: kvweave.post("/v1/query", json=question).is_success, "vLLM agrees")
         yield Pair(inside, server, kvweave, vllm, generating_itself)

@@ -1,13 +1,18 @@
 """vLLM goes on with fused prompts as kvweave itself does, and nobody else is served from them."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from tests.service.serving import Json, wait_for
+from tests.service.serving import Json, put_in, wait_for
 from tests.vllm.conftest import COUNT, Pair, loaded, text_of
 
 pytestmark = pytest.mark.long
+EXAMPLE = Path(__file__).parents[2] / "clients/vllm-kvweave/examples/openai_client.py"
 POLICIES = ("full", "reuse", "hybrid")
 
 
@@ -96,3 +101,16 @@ def test_many_at_once_lose_nothing(pair: Pair) -> None:
     assert [loaded(each) for each in together] == [len(each["ids"]) - 1 for each in fused]
     assert set(pair.running().values()) == {0.0}
     wait_for(lambda: len(handoffs) <= held, "all handles are released")
+
+
+def test_the_example_answers(pair: Pair) -> None:
+    environment = {
+        **os.environ,
+        "KVWEAVE_BASE_URL": pair.inside.base_url,
+        "KVWEAVE_API_KEY": pair.inside.key,
+        "VLLM_BASE_URL": f"{pair.server.base_url}/v1",
+    }
+    put_in(pair.kvweave, [{"id": "letter", "title": "Letter 40", "text": "Halio lives in K7. Halio keeps a badger."}])
+    command = [sys.executable, str(EXAMPLE), "Which animal does Halio keep?"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout.startswith("badger") and "Letter 40" in ended.stdout

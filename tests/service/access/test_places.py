@@ -5,7 +5,16 @@ from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
-from service.access.places import FOLLOWERS, FOLLOWERS_OF_KEY, FOLLOWERS_OF_TENANT, LATELY_S, SCRAPES, NoPlace, Places
+from service.access.places import (
+    FETCHES,
+    FOLLOWERS,
+    FOLLOWERS_OF_KEY,
+    FOLLOWERS_OF_TENANT,
+    LATELY_S,
+    SCRAPES,
+    NoPlace,
+    Places,
+)
 from service.access.principal import OPEN, Principal, Role
 
 OPERATOR = Principal("default", Role.ADMIN, "operator")
@@ -89,7 +98,7 @@ def test_who_has_left_is_not_counted_any_more(held: ExitStack) -> None:
     assert full(places, holder("a"), held=held) == (32, "key")
 
 
-def test_followers_and_scrapes_take_no_places(held: ExitStack) -> None:
+def test_followers_scrapes_and_fetches_take_no_places(held: ExitStack) -> None:
     places = Places(64, has_keys=True)
     for tenant in range(FOLLOWERS // FOLLOWERS_OF_TENANT):
         for number in range(FOLLOWERS_OF_TENANT):
@@ -104,4 +113,8 @@ def test_followers_and_scrapes_take_no_places(held: ExitStack) -> None:
         take(held, places.scrape())
     with pytest.raises(NoPlace):
         places.scrape()
+    for _ in range(FETCHES):
+        take(held, places.fetch())
+    with pytest.raises(NoPlace):
+        places.fetch()
     assert (places.taken, places.followers) == (0, FOLLOWERS)
