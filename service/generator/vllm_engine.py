@@ -137,6 +137,10 @@ class VllmEngine:
         """See `Engine.refuse_late`."""
         self._local.refuse_late(payer, left_s)
 
+    def waits_s(self, payer: str) -> float:
+        """See `Engine.waits_s`."""
+        return self._local.waits_s(payer)
+
     def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
         """See `Engine.capture`."""
         return self._local.capture(prefix, chunks)
