@@ -6,7 +6,8 @@ Keys are their texts here: a ledger of a large tier is read from the medium's ow
 from collections import defaultdict
 from dataclasses import dataclass
 
-from store.tiers.eviction import Evictor, KeyMemory
+from store.tiers.adaptive_evictor import AdaptiveEvictor
+from store.tiers.eviction import KeyMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class Ledger:
         self.total = 0
         self._by_tenant: defaultdict[str, int] = defaultdict(int)
         self._kept: dict[str, _Kept] = {}
-        self._everyone: Evictor[str] = Evictor()
+        self._everyone: AdaptiveEvictor[str] = AdaptiveEvictor()
         # A tenant at its limit gives up its own: asking `everyone` for them would walk past all others.
-        self._own: defaultdict[str, Evictor[str]] = defaultdict(Evictor)
+        self._own: defaultdict[str, AdaptiveEvictor[str]] = defaultdict(AdaptiveEvictor)
 
     def keys(self) -> set[str]:
         """The keys of all blobs."""
@@ -103,7 +104,7 @@ class Ledger:
         freed_own = self._freed([victim for victim in chosen if tenant_of(victim) == tenant])
         return chosen if freed_own >= own and self._freed(chosen) >= overall else None
 
-    def _evictors(self, key: str) -> tuple[Evictor[str], ...]:
+    def _evictors(self, key: str) -> tuple[AdaptiveEvictor[str], ...]:
         if self._budget.per_tenant is None:
             return (self._everyone,)
         return self._everyone, self._own[tenant_of(key)]

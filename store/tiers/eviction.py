@@ -5,7 +5,8 @@ how often and how regularly it came, in this stay and in those before:
 
     worth = sqrt(uses) * cost / bytes / (age + interval / 4 + residents / 2)
 
-`age` is the number of uses of the tier since the key's last one, `interval` the number between its last two.
+`age` is the number of uses of the tier since the key's last one, `interval` the number between its last two. Where
+the last use tells more than those before it, the worth is `cost / bytes / (age + residents / 2)`.
 """
 
 import heapq
@@ -13,6 +14,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -31,6 +33,13 @@ _SLACK = 64  # outdated queue entries that are never worth a sweep
 
 _Entry = tuple[float, int]  # anchor, ticket
 _Class = tuple[int, bool]  # step of the weight; whether used more than once, so that an interval is known
+
+
+class Rule(Enum):
+    """What the rate of use is estimated from."""
+
+    USES = auto()
+    LAST_USE = auto()
 
 
 @dataclass(slots=True)
@@ -65,7 +74,9 @@ class Evictor(Generic[K]):
     proportion to the resident keys.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rule: Rule = Rule.USES) -> None:
+        self._rule = rule
+        self.bytes = 0  # of the resident keys
         self._now = 0  # counts the uses of the tier, first ones included
         self._residents: dict[K, _Resident] = {}
         self._past: OrderedDict[K, _Past] = OrderedDict()
@@ -78,6 +89,9 @@ class Evictor(Generic[K]):
     def __len__(self) -> int:
         """The number of resident keys."""
         return len(self._residents)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._residents
 
     @property
     def entries(self) -> int:
@@ -94,6 +108,7 @@ class Evictor(Generic[K]):
         if resident is None:
             resident = self._residents[key] = self._admit(key)
             self._forget_oldest()
+        self.bytes += bytes - resident.bytes
         resident.bytes, resident.cost = bytes, cost
         self._enqueue(key, resident)
 
@@ -120,6 +135,12 @@ class Evictor(Generic[K]):
         self._drop(key)
         self._forget_oldest()
 
+    def follow(self, rule: Rule) -> None:
+        """Rank by another rule from now on. Costs O(n log n) where it is another one."""
+        if rule is not self._rule:
+            self._rule = rule
+            self._rebuild()
+
     def memory(self, key: K) -> KeyMemory:
         """What is known of `key` now: to be restored should what is told of it next come to nothing."""
         resident = self._residents.get(key)
@@ -131,6 +152,7 @@ class Evictor(Generic[K]):
         self._drop(key)
         if memory.resident is not None:
             self._residents[key] = memory.resident
+            self.bytes += memory.resident.bytes
             self._enqueue(key, memory.resident)
         if memory.past is not None:
             self._past[key] = memory.past
@@ -192,24 +214,27 @@ class Evictor(Generic[K]):
         resident.ticket = self._tickets
         self._tickets += 1
         self._holders[resident.ticket] = key
-        heapq.heappush(self._queues.setdefault(_class(resident), []), (resident.anchor, resident.ticket))
+        heapq.heappush(self._queues.setdefault(self._class(resident), []), self._entry(resident))
         self._queued += 1
         self._sweep()
 
     def _drop(self, key: K) -> _Resident | None:
         resident = self._residents.pop(key, None)
         if resident is not None:
+            self.bytes -= resident.bytes
             del self._holders[resident.ticket]
             self._sweep()
         return resident
 
     def _sweep(self) -> None:
         """Rebuilds the queues once most of their entries are outdated."""
-        if self._queued <= 2 * len(self._residents) + _SLACK:
-            return
+        if self._queued > 2 * len(self._residents) + _SLACK:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
         self._queues = {}
         for resident in self._residents.values():
-            self._queues.setdefault(_class(resident), []).append((resident.anchor, resident.ticket))
+            self._queues.setdefault(self._class(resident), []).append(self._entry(resident))
         for queue in self._queues.values():
             heapq.heapify(queue)
         self._queued = len(self._residents)
@@ -218,7 +243,11 @@ class Evictor(Generic[K]):
         while len(self._past) > REMEMBERED * max(1, len(self._residents)):
             self._past.popitem(last=False)
 
+    def _entry(self, resident: _Resident) -> _Entry:
+        return resident.anchor if self._rule is Rule.USES else resident.last, resident.ticket
 
-def _class(resident: _Resident) -> _Class:
-    weight = math.sqrt(resident.uses) * resident.cost / max(1, resident.bytes)
-    return round(STEPS_PER_DOUBLING * math.log2(max(weight, _LEAST_WEIGHT))), resident.uses > 1
+    def _class(self, resident: _Resident) -> _Class:
+        counted = math.sqrt(resident.uses) if self._rule is Rule.USES else 1.0
+        weight = counted * resident.cost / max(1, resident.bytes)
+        step = round(STEPS_PER_DOUBLING * math.log2(max(weight, _LEAST_WEIGHT)))
+        return step, resident.uses > 1 or self._rule is Rule.LAST_USE

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from store.tiers.adaptive_evictor import AdaptiveEvictor
 from store.tiers.eviction import Evictor
 from tests.bench.block_traces import (
     CONVERSATIONS,
@@ -213,10 +214,10 @@ class S3Fifo:
 class Ours:
     """The product's policy, driven as a tier drives it."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, evictor: Callable[[], Evictor[int]] = AdaptiveEvictor) -> None:
         self.free = budget
         self.held: dict[int, int] = {}
-        self.evictor: Evictor[int] = Evictor()
+        self.evictor = evictor()
 
     def access(self, block: Block) -> bool:
         if block.key in self.held:
@@ -280,6 +281,7 @@ ONLINE: dict[str, Callable[[int], Cache]] = {
     "lfu": Lfu,
     "arc": Arc,
     "s3fifo": S3Fifo,
+    "uses": lambda budget: Ours(budget, Evictor),
     "ours": Ours,
 }
 

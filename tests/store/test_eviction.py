@@ -16,6 +16,7 @@ from store.tiers.eviction import (
     STEPS_PER_DOUBLING,
     USES_COUNTED,
     Evictor,
+    Rule,
 )
 from tests.bench.eviction import Arc, Lfu, Lru, Ours, S3Fifo, equal_blocks, mixed_blocks, replay, zipf
 
@@ -66,10 +67,13 @@ class Model:
         for key in list(self.past)[: max(0, len(self.past) - REMEMBERED * max(1, len(self.residents)))]:
             del self.past[key]
 
-    def worth(self, key: int) -> float:
+    def worth(self, key: int, rule: Rule = Rule.USES) -> float:
         known = self.residents[key]
-        weight = max(math.sqrt(known.uses) * known.cost / max(1, known.bytes), 2.0**-64)
+        counted = math.sqrt(known.uses) if rule is Rule.USES else 1.0
+        weight = max(counted * known.cost / max(1, known.bytes), 2.0**-64)
         step = round(STEPS_PER_DOUBLING * math.log2(weight))
+        if rule is Rule.LAST_USE:
+            return 2.0 ** (step / STEPS_PER_DOUBLING) / (self.now - known.last + LEAST_AGE * len(self.residents))
         interval = known.interval if known.uses > 1 else FIRST_INTERVAL * len(self.residents)
         unused = self.now - known.last + INTERVAL_SHARE * interval + LEAST_AGE * len(self.residents)
         return 2.0 ** (step / STEPS_PER_DOUBLING) / unused
@@ -107,6 +111,12 @@ def test_victims_come_in_the_order_of_the_published_rule(calls: list[tuple[objec
     order = evictor.victims(1 << 60)
     assert sorted(order) == sorted(model.residents)
     assert [model.worth(key) for key in order] == pytest.approx(sorted(map(model.worth, order)))
+    assert evictor.bytes == sum(known.bytes for known in model.residents.values())
+    evictor.follow(Rule.LAST_USE)
+    worths = [model.worth(key, Rule.LAST_USE) for key in evictor.victims(1 << 60)]
+    assert worths == pytest.approx(sorted(worths))
+    evictor.follow(Rule.USES)
+    assert [model.worth(key) for key in evictor.victims(1 << 60)] == pytest.approx(sorted(map(model.worth, order)))
 
 
 @given(CALLS, st.integers(-1, 20_000), st.sets(KEYS))
