@@ -173,6 +173,6 @@ def test_more_answers_than_blocks_are_begun_as_fused_and_are_whole(pair: Pair) -
 
 
 def test_a_prompt_over_vllms_window_says_so(pair: Pair) -> None:
-    question = {"question": "Who? " * 400, "blend": {"policy": "full"}, "top_k": 0}
+    question = {"question": "Who? " * 900, "blend": {"policy": "full"}, "top_k": 0}
     answer = pair.kvweave.post("/v1/query", json=question)
     assert answer.status_code == 422 and "the generator's window 1024" in answer.json()["detail"]

@@ -85,7 +85,7 @@ class Loading:
     def ended(self, *, is_idle: bool) -> tuple[set[str], set[str]]:
         """The requests whose loads have ended since it was asked last, and those of them that failed."""
         with self._changed:
-            if is_idle and self._running and not self._ended:
+            if is_idle and not self._ended:  # also where another rank's load is the one that is waited for
                 self._changed.wait(IDLE_S)
             ended, self._ended = self._ended, set()
             failed, self._failed = self._failed, set()
