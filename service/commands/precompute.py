@@ -4,7 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Sequence, Set
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from enum import StrEnum
 from functools import partial, wraps
@@ -129,10 +129,8 @@ def precompute(
     start = time.perf_counter()
     opening = open_workspace(settings, tenant, collection=collection, chunk_tokens=chunk_tokens, shard=bool(shard))
     with ExitStack() as stack:
-        with status(f"loading {settings.model}"):
-            target = stack.enter_context(opening)
+        target = _entered(stack, opening, settings=settings)
         load_s = time.perf_counter() - start
-        _warn_if_unread(target, settings)
         found, gone = _listed(target, named, prune=prune, empty=empty, as_json=as_json)
         if dry_run:
             raise typer.Exit(_foretell(target, found, price_per_tb=price_per_tb, as_json=as_json))
@@ -142,9 +140,13 @@ def precompute(
     raise typer.Exit(1 if progress.problems else 0)
 
 
-def _warn_if_unread(target: "Target", settings: "Settings") -> None:
+def _entered(stack: ExitStack, opening: "AbstractContextManager[Target]", *, settings: "Settings") -> "Target":
+    """What the run works in. Says where no answer would read what it makes."""
+    with status(f"loading {settings.model}"):
+        target = stack.enter_context(opening)
     if target.tenant.model.order.policy == "full" or not settings.share:
         tell("reuse is off (policy full, or share 0), so no answer reads these caches: change it first", err=True)
+    return target
 
 
 def _warn_if_foreign(target: "Target", settings: "Settings") -> None:
