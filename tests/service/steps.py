@@ -28,8 +28,10 @@ CACHE = ("lookup", "prefetch", "pin", "unpin", "evict")
 ONE = "/v1/documents/{document_id}"
 COLLECTION = "/v1/collections/{name}"
 JOB = "/v1/jobs/{job_id}"
+HANDLE = "/v1/handoffs/{handle}"
 
 _MOVING = {"created", "updated", "timings_ms", "id", "job_id", "request_id"}
+_SECRETS = {"handle", "salt"}
 _MOVED = re.compile(r'"(created|updated|id|timings_ms)":(\{[^}]*\}|"[^"]*"|[0-9.]+)')
 _JOB = re.compile(r"job-[\w-]+")
 
@@ -99,6 +101,11 @@ def asking(names: "Foreign") -> Iterator[Step]:
         yield Step("POST /v1/search", body={"query": "heron Fenhaven", **more})
     for more in ({"chunk_ids": [names.chunk]}, {"collection": CLOSED}, {"filter": {"team": "b"}}, {"neighbors": 2}):
         yield Step("POST /v1/query", body={"question": "Who keeps a heron?", "sampling": SAMPLING, **more})
+        yield Step("POST /v1/fuse", body={"question": "Who keeps a heron?", "max_tokens": 3, **more})
+    yield Step(f"GET {HANDLE}", {"handle": names.handle})
+    part: dict[str, str | int] = {"start": 0, "stop": 1}
+    yield Step(f"GET {HANDLE}/layers/{{layer}}", {"handle": names.handle, "layer": "0"}, query=part)
+    yield Step(f"DELETE {HANDLE}", {"handle": names.handle})
     for more in ({"chunk_ids": [names.chunk]}, {"collection": CLOSED}, {}):
         text = f"{HIDDEN}\n\nQuestion: Who keeps a heron?"
         yield Step("POST /v1/chat/completions", body=chat(text, **more))
@@ -111,6 +118,7 @@ class Foreign:
     document: str = "hidden"
     chunk: str = chunk_id(HIDDEN)
     job: str = "job-0-0"
+    handle: str = "none"
 
 
 def chat(text: str, **more: object) -> Json:
@@ -156,6 +164,7 @@ def using() -> Iterator[Step]:
     for _ in range(2):  # the second time from what the first one left
         yield Step("POST /v1/query", body=BEHIND)
         yield Step("POST /v1/query", body={"question": QUESTIONS[0], "sampling": SAMPLING})
+        yield Step("POST /v1/fuse", body={"question": QUESTIONS[0], "max_tokens": 3})
         yield Step("POST /v1/chat/completions", body=chat(CHAT))
         yield Step("POST /v1/chat/completions", body=chat(PLAIN))
     yield Step("POST /v1/chat/completions", body=chat(CHAT, stream=True, stream_options={"include_usage": True}))
@@ -239,7 +248,8 @@ def still(found: object) -> object:
     """What does not move of it."""
     match found:
         case dict():
-            return {name: still(value) for name, value in found.items() if name not in _MOVING or is_name(value)}
+            told = {name: value for name, value in found.items() if name not in _MOVING or is_name(value)}
+            return {name: still(value) for name, value in told.items() if name not in _SECRETS}
         case list():
             return [still(each) for each in found]
         case str():
@@ -250,4 +260,4 @@ def still(found: object) -> object:
 
 def is_name(value: object) -> bool:
     """Documents are named by who puts them in, so their ids do not move."""
-    return isinstance(value, str) and not re.match(r"(job|query|chatcmpl)-|[0-9a-f]{16,}$", value)
+    return isinstance(value, str) and not re.match(r"(job|query|fuse|chatcmpl)-|[0-9a-f]{16,}$", value)

@@ -1,7 +1,6 @@
 """What a key learns of what is not for it: nothing, at no endpoint. The service is whole, with the built-in model."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import httpx
 import pytest
@@ -23,6 +22,10 @@ READ = {
     "POST /v1/search",
     "POST /v1/rerank",
     "POST /v1/query",
+    "POST /v1/fuse",
+    "GET /v1/handoffs/{handle}",
+    "GET /v1/handoffs/{handle}/layers/{layer}",
+    "DELETE /v1/handoffs/{handle}",
     "POST /v1/cache/lookup",
     "GET /v1/stats",
     "POST /v1/chat/completions",
@@ -149,11 +152,12 @@ def test_two_tenants_share_nothing_observable(service: Inside) -> None:
         assert is_reused(alone), "what is asked twice is not reused: this shows nothing"
         with client_in(service, "tenant-0") as others:
             job = fill(others)
+            handle = good(others.post("/v1/fuse", json={"question": "Who keeps a heron?"}))["handle"]
             before = steps.live(others, list(watching()))
-            foreign = [
-                replace(step, names={"job_id": job}) for step in steps.asking(Foreign()) if "job_id" in step.names
-            ]
+            names = Foreign(job=job, handle=handle)
+            foreign = [step for step in steps.asking(names) if {"job_id", "handle"} & step.names.keys()]
             assert {told.status for told in steps.live(second, foreign)} == {404}
+            good(others.get(f"/v1/handoffs/{handle}"))
             check_same(steps.live(second, steps.every()), alone)
             check_same(steps.live(others, list(watching())), before)
 
