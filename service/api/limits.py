@@ -48,7 +48,7 @@ class RequestLimits:
         self._renderers = renderers
         self._pace = pace
         self._turns = Turns()
-        self._turned_away: dict[str, float] = {}  # when a caller was, on the event loop's clock
+        self._turned_away: dict[str, float] = {}  # when a caller was, on the event loop's clock, in this order
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _head_bytes(scope) > HEAD_BYTES:
@@ -91,8 +91,10 @@ class RequestLimits:
         """
         who, client, now = holder(scope), scope.get("client"), asyncio.get_running_loop().time()
         caller = who.key_id if who else client[0] if client else ""
-        is_early = now - self._turned_away.get(caller, -RETRY_S) < RETRY_S
-        self._turned_away = {each: at for each, at in self._turned_away.items() if now - at < RETRY_S} | {caller: now}
+        is_early = now - self._turned_away.pop(caller, -RETRY_S) < RETRY_S
+        self._turned_away[caller] = now
+        while now - self._turned_away[first := next(iter(self._turned_away))] >= RETRY_S:
+            del self._turned_away[first]
         if is_early:
             await asyncio.sleep(RETRY_S)
 
