@@ -62,6 +62,7 @@ ENV PATH=/opt/kvweave-code/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     XDG_CACHE_HOME=/cache \
+    NUMBA_CACHE_DIR=/cache/numba \
     TRITON_CACHE_DIR=/cache/triton \
     TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
     KVWEAVE_HOST=0.0.0.0 \

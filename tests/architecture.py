@@ -59,6 +59,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
 _SDK = "clients/kvweave-client/src/kvweave_client"
 _OF_HTTPCORE = ("Wired.start_tls", "Wiring.connect_tcp", "Wiring.connect_unix_socket")
 _LANGCHAIN = "clients/langchain-kvweave/src/langchain_kvweave"
+_OF_NUMBA = ("_unpack", "_scale", "_clamp", "_turn_halves", "_turn_neighbours", "_turn", "_write", "_place")
 _OF_LANGCHAIN = (
     "chat_models.py:ChatKVWeave._agenerate",
     "chat_models.py:ChatKVWeave._astream",
@@ -83,6 +84,7 @@ _OF_LLAMA = (
 # Exceptions by rule and place ("store/blob_store.py:Store.put"), each with its reason.
 EXCUSED: dict[str, dict[str, str]] = {
     "deferred_imports": {
+        "blend/model/packed_placer.py:": "numba is an extra",
         "retriever/readers/serve.py:_answer": "a worker is told its parser, whose library is an extra",
     },
     "broad_handlers": {
@@ -115,6 +117,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/model/flex_attention.py:_blocks.sees": "torch decides",
         "blend/model/flex_attention.py:_capped.score": "torch decides",
         "blend/model/step.py:Step.update": "transformers decides",
+        **dict.fromkeys((f"blend/model/place_kernel.py:{name}" for name in _OF_NUMBA), "numba knows no keywords"),
         "service/training/block_attention.py:block_attention": "transformers decides",
         "service/commands/ask.py:ask": "typer makes an option of every parameter",
         "service/commands/ask.py:search": "typer makes an option of every parameter",

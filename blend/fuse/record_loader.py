@@ -135,15 +135,25 @@ class RecordLoader:
 
     def _place(self, layer: int, spans: Sequence[ChunkSpan]) -> int:
         """Returns how many bytes of keys and values came out of the spans' records."""
+        numbers = sum(span.recorded for span in spans) * self._shape(layer).numbers
+        stored = [(span, self._stored(layer, span)) for span in spans]
+        if left := [(span, each) for span, each in stored if not self._place_packed(layer, span, stored=each)]:
+            self._place_joined(layer, [span for span, _ in left], stored=[each for _, each in left])
+        return numbers * self._decoder.dtype.itemsize
+
+    def _place_packed(self, layer: int, span: ChunkSpan, *, stored: LayerKV | PackedLayer) -> bool:
+        slots = slice(span.start, span.stop)
+        return isinstance(stored, PackedLayer) and self._decoder.place_packed(
+            self._context, layer, slots=slots, stored=stored
+        )
+
+    def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:
         decoder = self._decoder
-        stored = [self._stored(layer, span) for span in spans]
         keys, values = unpack_joined(stored, dtype=decoder.dtype, device=decoder.device)
-        nbytes = keys.nbytes + values.nbytes
         slots, kept = self._slots_of(spans)
         if kept is not None:
             keys, values = keys.index_select(1, kept), values.index_select(1, kept)
         decoder.place(self._context, layer, slots=slots, keys=keys, values=values)
-        return nbytes
 
     def _stored(self, layer: int, span: ChunkSpan) -> LayerKV | PackedLayer:
         """What the span's record has of a layer, in the layer's shape."""

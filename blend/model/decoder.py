@@ -9,8 +9,10 @@ from transformers import PreTrainedModel
 from blend.model.context import Context, Slots, token_bytes
 from blend.model.layer_gate import text_config
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
+from blend.model.packed_placer import packed_placer
 from blend.model.rotation import Angles, rotate_into, unrotate
 from blend.model.step import LayerHooks, LayerRange, Segment, Step
+from store.record import PackedLayer
 
 TABLE_ROWS = 1024  # positions asked for at once
 UNTURNED = Angles(torch.empty(0, 0), torch.empty(0, 0))  # for layers without positions
@@ -27,6 +29,7 @@ class Decoder:
         self.dtype: torch.dtype = model.dtype
         self.vocabulary: int = text_config(model).vocab_size
         self.token_bytes = token_bytes(model_layers.shapes, model.dtype)  # that one token keeps in a context
+        self._placer = packed_placer(self.dtype, self.device)
         self._tables: dict[int, Angles] = {}
         self._known = 0  # positions in each table
         self._growing = Lock()
@@ -75,6 +78,19 @@ class Decoder:
                 there = torch.empty_like(x)
                 rotate_into(there, x, rotation=rotation, angles=turned)
                 out.index_copy_(1, slots.index, there)
+
+    def place_packed(self, context: Context, layer: int, *, slots: slice, stored: PackedLayer) -> bool:
+        """The same as `place` of the stored layer's first tokens, several times quicker; False where it cannot be."""
+        if self._placer is None:
+            return False
+        rule = self._rule(layer)
+        turned = self._angles(rule, slots, stop=slots.stop)
+        for out, tensors, rotation in (
+            (context.keys(layer), [tile.keys for tile in stored.tiles], rule.keys),
+            (context.values(layer), [tile.values for tile in stored.tiles], rule.values),
+        ):
+            self._placer.place(out, tensors, slots=slots, rotation=rotation, angles=turned)
+        return True
 
     def lift(self, context: Context, layer: int, *, slots: slice) -> tuple[Tensor, Tensor]:
         """The inverse of `place`: position-free copies of what stands at the slots."""

@@ -167,7 +167,7 @@ class _Reader:
     """Takes arrays off the front of a layer's bytes."""
 
     def __init__(self, raw: memoryview) -> None:
-        self._raw = raw
+        self._all = np.frombuffer(raw, np.uint8)
         self._at = 0
 
     def numbers(self, dtype: "np.dtype[np.uint16] | np.dtype[np.uint32]", shape: tuple[int, ...]) -> Unsigned:
@@ -182,6 +182,6 @@ class _Reader:
         return self._bytes(heads * dim * packed).reshape(heads, dim, packed)
 
     def _bytes(self, count: int) -> NDArray[np.uint8]:
-        found = np.frombuffer(self._raw, np.uint8, count=count, offset=self._at)
+        start = self._at
         self._at += count
-        return found
+        return self._all[start : self._at]

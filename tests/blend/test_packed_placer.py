@@ -1,0 +1,105 @@
+"""Codes placed by the compiled kernel against the store's decoding and a rotation in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from blend.fuse.unpack import DTYPES, unpack
+from blend.model.packed_placer import PackedPlacer, packed_placer
+from blend.model.rotation import Angles, Pairing, Rotation
+from store.codec.decode import read_group
+from store.codec.unpacked import unpacked
+from store.record import Dtype, LayerKV, PackedLayer, Record
+from tests.blend.test_unpack import CPU, layers, plain, same, stored
+from tests.store.test_codec import DATA, LOSSY
+
+UNTURNED = Angles(torch.empty(0, 0), torch.empty(0, 0))
+FILLED = 7.0
+
+
+def placer(dtype: Dtype) -> PackedPlacer:
+    found = packed_placer(DTYPES[dtype], CPU)
+    assert found is not None
+    return found
+
+
+def turned(x: Tensor, rotation: Rotation, angles: Angles) -> Tensor:
+    """What `rotate_into` should make of it, as exact as float64 is."""
+    out, x = x.double(), x.double()
+    step = 2 if rotation.pairing == "neighbours" else 1
+    apart = 1 if rotation.pairing == "neighbours" else rotation.pairs
+    firsts = [rotation.start + step * pair for pair in range(rotation.pairs)]
+    a, b = x[..., firsts], x[..., [first + apart for first in firsts]]
+    cos, sin = angles.cos.double(), rotation.sign * angles.sin.double()
+    out[..., firsts] = a * cos - b * sin
+    out[..., [first + apart for first in firsts]] = b * cos + a * sin
+    return out
+
+
+@pytest.mark.parametrize("draw", DATA)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spec", LOSSY)
+def test_it_equals_the_store_where_nothing_turns(spec: str, dtype: Dtype, draw: str) -> None:
+    reader = stored(plain(draw, (3, 131, 16), (2, 131, 10), dtype=dtype), spec)
+    packed, decoded = layers(reader)
+    for tensors, wanted in (
+        ([tile.keys for tile in packed.tiles], decoded.keys),
+        ([tile.values for tile in packed.tiles], decoded.values),
+    ):
+        for kept in (131, 70, 1):
+            out = torch.full((wanted.shape[0], 150, wanted.shape[2]), FILLED, dtype=DTYPES[dtype])
+            slots = slice(9, 9 + kept)
+            placer(dtype).place(out, tensors, slots=slots, rotation=None, angles=UNTURNED)
+            assert same(out[:, slots], np.ascontiguousarray(wanted[:, :kept]))
+            assert (out[:, :9] == FILLED).all() and (out[:, 9 + kept :] == FILLED).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    spec=st.sampled_from(LOSSY),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 20) | st.integers(120, 300), st.integers(1, 9)),
+    rest=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    way=st.tuples(st.sampled_from(["halves", "neighbours"]), st.sampled_from([1, -1])),
+)
+def test_what_turns_is_off_by_its_rounding_alone(
+    spec: str,
+    dtype: Dtype,
+    shape: tuple[int, int, int],
+    rest: tuple[int, int],
+    way: tuple[Pairing, int],
+) -> None:
+    heads, tokens, pairs = shape
+    dim = rest[0] + 2 * pairs + rest[1]
+    reader = stored(plain("normal", (heads, tokens, dim), (1, tokens, 4), dtype=dtype), spec)
+    layer = read_group(reader, 0)[0] if tokens % 2 else unpacked(reader.blob()).groups[0][0]
+    assert isinstance(layer, PackedLayer)
+    rotation = Rotation(way[0], rest[0], pairs, way[1])
+    several = torch.rand(tokens, pairs, generator=torch.Generator().manual_seed(tokens)) * 6
+    angles = Angles(several.cos(), several.sin())
+    out = torch.empty(heads, tokens, dim, dtype=DTYPES[dtype])
+    tensors = [tile.keys for tile in layer.tiles]
+    placer(dtype).place(out, tensors, slots=slice(0, tokens), rotation=rotation, angles=angles)
+    keys, _ = unpack(layer, dtype=DTYPES[dtype], device=CPU)
+    wanted = turned(keys, rotation, angles)
+    room = torch.finfo(DTYPES[dtype]).eps * wanted.abs() / 2 + 4 * torch.finfo(torch.float32).eps * keys.abs().max()
+    assert ((out.double() - wanted).abs() <= room).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_step_lifts_beyond_the_dtype_becomes_its_largest_number(dtype: Dtype) -> None:
+    limit = torch.finfo(DTYPES[dtype]).max
+    numbers = torch.where(torch.arange(2 * 100 * 8).reshape(2, 100, 8) % 10 > 0, limit, limit * 0.94).to(DTYPES[dtype])
+    array = numbers.view(torch.uint16).numpy() if dtype == "bfloat16" else numbers.numpy()
+    packed, decoded = layers(stored(Record(dtype, (LayerKV(array, array),)), "q2"))
+    out = torch.empty_like(numbers)
+    placer(dtype).place(out, [tile.keys for tile in packed.tiles], slots=slice(0, 100), rotation=None, angles=UNTURNED)
+    assert same(out, decoded.keys)
+
+
+def test_other_devices_and_dtypes_are_left_to_torch() -> None:
+    assert packed_placer(torch.float16, CPU) is None
+    assert packed_placer(torch.bfloat16, torch.device("cuda")) is None
