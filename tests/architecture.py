@@ -98,7 +98,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/engine/local_engine.py:LocalEngine._run_capture": "whoever asked gets the exception",
         "blend/engine/local_engine.py:LocalEngine._start": "what one request's fuse raises ends that request alone",
         "blend/engine/local_engine.py:LocalEngine._work": "an outermost loop: all who wait get the exception",
-        "blend/engine/answer_builder.py:QueuedRequest.tell": "a listener's fault must not reach the other requests",
+        "blend/engine/pending_request.py:PendingRequest.tell": "a listener's fault must not reach the other requests",
         "blend/engine/local_engine.py:LocalEngine._step": "an outermost loop: every request in it gets the exception",
         "store/tiers/background_queue.py:BackgroundQueue._run": "an outermost loop: its log says why",
         "retriever/readers/serve.py:serve": "an outermost loop: whoever asked gets the reason",

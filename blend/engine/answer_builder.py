@@ -1,63 +1,41 @@
 """A request from its submission to its end: first queued, then an answer in the making."""
 
-import logging
-import math
-import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from blend.engine.detokenize import Detokenizer
-from blend.engine.engine import Done, EngineRequest, Event, Failed, Finish, PlacedPrompt, Token
+from blend.engine.engine import Done, EngineRequest, Event, Finish, PlacedPrompt, Token
+from blend.engine.pending_request import PendingRequest
 from blend.engine.sampling import Picked, Sampler, Sampling
 from blend.engine.stops import StopStrings
+from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import PromptLayout
 from blend.model.context import Context
 from blend.model.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
 
-
-class QueuedRequest:
-    """A request: what was asked and who listens. Ends once. The engine's thread alone calls all but `cancel`."""
+class QueuedRequest(PendingRequest):
+    """A request with its layout. The engine's thread alone calls all but `cancel`."""
 
     def __init__(
         self, request: EngineRequest, layout: PromptLayout, *, listen: Callable[[Event], None], capacity: int
     ) -> None:
-        self.request = request
+        super().__init__(request, listen)
         self.layout = layout
         self.capacity = capacity  # tokens that its context holds at most
-        self.cancelled = False
-        self.over = False
-        self._listen = listen
-        self._born = time.perf_counter()
 
-    @property
-    def age_s(self) -> float:
-        """Seconds since the request was handed in."""
-        return time.perf_counter() - self._born
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that are left of those it was given."""
-        within = self.request.within_s
-        return math.inf if within is None else within - self.age_s
-
-    def cancel(self) -> None:
-        """Asks that the request end. May be called from any thread."""
-        self.cancelled = True
-
-    def tell(self, event: Event) -> None:
-        """Hands an event on. Who fails to listen is taken for gone."""
-        if self.over:
-            return
-        self.over = isinstance(event, Done | Failed)
-        try:
-            self._listen(event)
-        except Exception as error:
-            log.warning("a listener failed: its request ends", exc_info=error)
-            self.cancelled = self.over = True
+    def begin(self, context: Context) -> BlendOrder:
+        """How the prompt is to be fused into the context; whoever goes on with it hears of it from now on."""
+        order, receiver = self.request.order, self.request.receiver
+        if receiver is None:
+            return order
+        begin = partial(receiver.begin, PlacedPrompt(self.layout.ids, context))
+        begin()
+        return replace(order, final=receiver.final, again=begin)
 
     def end(self, reason: Finish, *, text: str = "", generated: int = 0) -> None:
         """Ends the request; nothing follows."""
@@ -117,12 +95,10 @@ class AnswerBuilder:
         return len(self.queued.layout.ids) + len(self._text.generated) - 1
 
     def begin(self, logits: Tensor) -> None:
-        """Pick the first token, or hand the prompt over to whoever goes on with it."""
-        receive = self.queued.request.receive
-        if receive is None:
+        """Pick the first token, where nobody else goes on with the prompt."""
+        if self.queued.request.receiver is None:
             self.take(logits)
         else:
-            receive(PlacedPrompt(self.queued.layout.ids, self.context))
             self.end("length")
 
     def take(self, logits: Tensor) -> None:

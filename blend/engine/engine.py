@@ -1,5 +1,6 @@
 """The contract between whoever asks and whoever computes: requests in, events out. Knows no thread and no model."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -17,10 +18,24 @@ Finish = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class PlacedPrompt:
-    """A prompt that was computed: its ids, and a context with the keys and values of all of them."""
+    """A prompt that is computed: its ids, and the context in which the keys and values of all of them come to stand."""
 
     ids: tuple[int, ...]
     context: Context
+
+
+class PromptReceiver(Protocol):
+    """Whoever goes on with a prompt instead of the engine. Called from the engine's thread; must return at once."""
+
+    def begin(self, prompt: PlacedPrompt) -> None:
+        """The prompt's turn has come, or its fuse begins anew: then what was final before is not. May raise what the
+        request is to fail with.
+        """
+        ...
+
+    def final(self, layer: int) -> None:
+        """A layer's keys and values of all tokens but the last stand for good. Layers come in order."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +43,9 @@ class EngineRequest:
     """One question to the model. How caches are reused for it is its own.
 
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
-    `payer`: whose share of the engine's time it takes. `within_s`: seconds until the answer has to be whole.
-    `receive`: whoever goes on with the prompt instead of the engine. It is given the prompt behind Ready, from the
-    engine's thread, and the request is over with nothing generated.
+    `payer`: whose share of the engine's time it takes. `within_s`: seconds until the answer has to be whole. `as_of`:
+    when its texts were looked up, on the monotonic clock.
+    `receiver`: whoever goes on with the prompt; the request is then over behind Ready, with nothing generated.
     """
 
     prompt: Prompt
@@ -39,12 +54,13 @@ class EngineRequest:
     owner: str = ""
     payer: str = ""
     within_s: float | None = None
-    receive: Callable[[PlacedPrompt], None] | None = None
+    as_of: float = field(default_factory=time.monotonic, compare=False)
+    receiver: PromptReceiver | None = None
 
     @property
     def most_tokens(self) -> int:
         """How many tokens are generated here at most."""
-        return 0 if self.receive else self.sampling.max_tokens
+        return 0 if self.receiver else self.sampling.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,12 +264,12 @@ class LocalEngine:
             self._waiting.started(queued.request.payer, had)
 
     def _fuse(self, queued: QueuedRequest) -> AnswerBuilder:
-        request, prefix = queued.request, queued.request.prompt.prefix
-        queued_s = queued.age_s
+        request, prefix, queued_s = queued.request, queued.request.prompt.prefix, queued.age_s
         context = self._decoder.context(queued.capacity)
         if request.order.policy != "full":
             self._prefixes.restore(prefix, context, owner=request.owner)
-        order = replace(request.order, piece_rows=self.limits.piece_rows, between=lambda: self._let_others(queued))
+        order = queued.begin(context)
+        order = replace(order, piece_rows=self.limits.piece_rows, between=lambda: self._let_others(queued))
         fused = fuse(self._decoder, queued.layout, context=context, order=order, readers=self._readers)
         if not context.exact:
             self._prefixes.keep(prefix, context, owner=request.owner)

@@ -6,9 +6,11 @@ of its own is the end for all rows but the last token's, which alone goes on to 
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import torch
@@ -28,13 +30,17 @@ from store.errors import Miss, MissReason
 class BlendOrder:
     """How caches are reused. Orders of one policy and ratio are equal; the rest fits the fuse into an engine's work.
 
-    `between` is called before each layer of each piece of so many rows, so that others may compute meanwhile.
+    `between` is called before each layer of each piece of so many rows, so that others may compute meanwhile. `final`
+    is called once for each layer that keeps keys, in order, as soon as those of all tokens but the last stand for good;
+    `again` where a damaged record makes the fuse begin anew: what was final is not any more.
     """
 
     policy: str = "hybrid"
     ratio: float = 0.15
     piece_rows: int = field(default=1024, repr=False, compare=False)
     between: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    final: Callable[[int], None] = field(default=lambda layer: None, repr=False, compare=False)
+    again: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def check(self) -> None:
         """Raise PromptError for a policy or a ratio that does not exist."""
@@ -101,6 +107,7 @@ def fuse(
             logits = work.run(loader)
         except DamagedRecord as error:
             layout = layout.without(error.span.chunk, Miss(MissReason.CORRUPT, error.reason))
+            order.again()
             continue
         finally:
             loader.close()
@@ -112,6 +119,7 @@ def fuse(
         if not selection.layout.spans:
             raise NotFinite("the model's first logits are not finite: its weights are damaged, or overflow its dtype")
         layout = layout.as_text(Miss(MissReason.CORRUPT, "not finite"))
+        order.again()
 
 
 class _Fuse:
@@ -135,6 +143,7 @@ class _Fuse:
         self._forced = torch.zeros_like(self._cached)
         self._forced[list(selection.forced)] = True
         self._feed: RecordLoader | None = None
+        self._open = deque(decoder.model_layers.keeping)  # the layers that are not final yet
         self._stages: list[Tensor] = []
 
     def run(self, loader: RecordLoader) -> Tensor:
@@ -181,9 +190,10 @@ class _Fuse:
         for slots, entering in self._pieces(rows, hidden):
             compare = self._comparison(deviation, to.layer, slots=slots)
             layer_range = LayerRange(start, entering, keep=keep, stop=to.layer)
-            _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._before, compare))
+            _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._settling(slots, keep), compare))
             assert kept is not None
             pieces.append((slots.index, kept))
+        self._settle(keep)
         free = rows & self._cached & ~self._forced
         scores = deviation.scores().masked_fill_(~free, -1.0)
         staying = rows & ~free
@@ -208,8 +218,10 @@ class _Fuse:
         kept: Tensor | None = None
         slots: Slots | None = None
         for slots, entering in self._pieces(rows, hidden):
-            _, kept = self._pass(slots, LayerRange(start, entering, keep=resume, stop=last))
+            layer_range = LayerRange(start, entering, keep=resume, stop=last)
+            _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._settling(slots, last)))
         assert slots is not None and kept is not None
+        self._settle(last + 1)
         logits, _ = self._pass(slots.part(len(slots) - 1, len(slots)), LayerRange(resume, kept[:, -1:]))
         assert logits is not None
         return logits
@@ -222,8 +234,19 @@ class _Fuse:
             self._context, slots, ids=self._ids[slots.index], layer_range=layer_range, hooks=hooks
         )
 
-    def _before(self, layer: int) -> None:
+    def _settling(self, slots: Slots, below: int) -> Callable[[int], None]:
+        """What is called before each layer of a piece: behind the last piece of a stage no rows follow that change
+        layers `below` this one.
+        """
+        return partial(self._before, below=below if slots.last == len(self._ids) - 1 else 0)
+
+    def _settle(self, below: int) -> None:
+        while self._open and self._open[0] < below:
+            self._order.final(self._open.popleft())
+
+    def _before(self, layer: int, *, below: int = 0) -> None:
         assert self._feed is not None
+        self._settle(min(layer, below))
         with self._clock.stage("others"):
             self._order.between()
         self._feed.wait(layer)

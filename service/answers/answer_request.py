@@ -1,9 +1,10 @@
 """What is asked, resolved from whatever interface it came by. Knows no HTTP and no model."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from blend.engine.engine import PlacedPrompt
+from blend.engine.engine import PromptReceiver
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.model.template import Option
@@ -49,7 +50,8 @@ class AnswerRequest:
     `asks`: the last turn is a question about the passages and is framed as one; else it stands as it is written.
     `inline`: chunks are recognised wherever their text stands in the turns, as they always are in `documents`.
     `within_s`: the answer is worth nothing later than so many seconds after it was asked for.
-    `receive`: whoever goes on with the prompt; nothing is generated then.
+    `receiver`: whoever goes on with the prompt; nothing is generated then. `as_of`: when it was asked, on the monotonic
+    clock.
     """
 
     principal: Principal
@@ -65,4 +67,5 @@ class AnswerRequest:
     template: Mapping[str, Option] = field(default_factory=dict[str, Option])
     within_s: float | None = None
     id: str = ""
-    receive: Callable[[PlacedPrompt], None] | None = None
+    receiver: PromptReceiver | None = None
+    as_of: float = field(default_factory=time.monotonic, compare=False)

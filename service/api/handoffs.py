@@ -1,14 +1,16 @@
 """Prompts that are in place, over HTTP: asked for by clients of vLLM, fetched by vLLM, layer by layer."""
 
+import asyncio
 import secrets
+import time
 import zlib
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
-from blend.engine.engine import PlacedPrompt
 from service.answers.events import Finished, Retrieved
 from service.api.answer_request import to_answer_request
 from service.api.caller import By, Caller
@@ -17,7 +19,8 @@ from service.api.streams import gone, unless_gone
 from service.bodies.handoffs import FuseAnswer, FuseRequest, HandoffOut, HandoverParams, LayerOut, PartQuery
 from service.bodies.query import SamplingIn
 from service.bodies.search import SourceOut
-from service.handoffs.handoff import Handoff, LayerPart
+from service.handoffs.handoff import LayerPart
+from service.handoffs.handoff_receiver import HandoffReceiver
 from service.handoffs.handoffs import HandoffReaders, Lease
 
 SALT_BYTES = 32
@@ -38,14 +41,9 @@ async def fuse(request: Request, wanted: FuseRequest, *, by: By) -> Response:
 
 async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
     handoffs, who = by.core.handoffs, by.who
-    readers = HandoffReaders(who.tenant, handoffs.deletes(who.tenant), who.bound)
-    leases: list[Lease] = []
+    receiver = HandoffReceiver(handoffs, HandoffReaders(who.tenant, time.monotonic(), who.bound))
     ask = to_answer_request(by, wanted, sampling=SamplingIn.model_validate({"max_tokens": wanted.max_tokens}))
-
-    def receive(placed: PlacedPrompt) -> None:
-        leases.append(handoffs.add(Handoff.of(placed), readers))
-
-    ask = replace(ask, receive=receive, id=f"fuse-{secrets.token_hex(12)}")
+    ask = replace(ask, receiver=receiver, id=f"fuse-{secrets.token_hex(12)}")
     is_told = False
     try:
         sources: list[SourceOut] = []
@@ -56,12 +54,12 @@ async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
                     sources = [rendered_source(each) for each in event.sources]
                 elif isinstance(event, Finished):
                     end = event
-        assert end is not None and leases, "the pipeline ended without a prompt"
+        assert end is not None, "the pipeline ended without a prompt"
         is_told = True
-        return _answer(ask.id, leases[0], sources=sources, end=end, lease_s=handoffs.lease_s)
+        return _answer(ask.id, receiver.lease, sources=sources, end=end, lease_s=handoffs.lease_s)
     finally:
-        for lease in () if is_told else leases:
-            handoffs.drop(lease.handle)
+        if not is_told:
+            receiver.close()
 
 
 def _answer(id: str, lease: Lease, *, sources: list[SourceOut], end: Finished, lease_s: float) -> FuseAnswer:
@@ -87,10 +85,11 @@ def get_handoff(by: By, handle: str) -> HandoffOut:
     return HandoffOut(tokens=len(found.ids), digest=found.digest, dtype=found.dtype, layers=layers)
 
 
-def get_layer(by: By, handle: str, *, layer: Layer, part: Annotated[PartQuery, Query()]) -> Response:
-    """Keys and values of a layer: keys first, token by token."""
-    wanted = LayerPart(part.start, part.stop, part.rank, part.ranks)
-    body = by.core.handoffs.part(handle, by.who, layer=layer, wanted=wanted)
+async def get_layer(by: By, handle: str, *, layer: Layer, part: Annotated[PartQuery, Query()]) -> Response:
+    """Keys and values of a layer, as soon as they are final: keys first, token by token."""
+    handoffs, wanted = by.core.handoffs, LayerPart(part.start, part.stop, part.rank, part.ranks)
+    await asyncio.wrap_future(handoffs.get(handle, by.who).arrival(layer))
+    body = await run_in_threadpool(handoffs.part, handle, by.who, layer=layer, wanted=wanted)
     return Response(body, media_type=MEDIA, headers={CHECKSUM: str(zlib.crc32(body))})
 
 

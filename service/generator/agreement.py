@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from queue import Queue
 
-from blend.engine.engine import Done, Engine, EngineRequest, Event, Failed, PlacedPrompt, Token
+from blend.engine.engine import Done, Engine, EngineRequest, Event, Failed, Token
 from blend.engine.sampling import Picked, Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt
 from service.generator.generator_address import GeneratorAddress
+from service.generator.handed_prompt import handed_params
 from service.generator.handed_speeds import GeneratorTimes, LinearTime
 from service.generator.vllm_client import Completion, GeneratorAway, VllmClient
-from service.handoffs.handoff import Handoff
+from service.handoffs.handoff_receiver import HandoffReceiver
 from service.handoffs.handoffs import HandoffReaders, Handoffs
 from service.model.prompt_builder import TurnPart, TurnParts
 from service.model.served_model import ServedModel, made_up_ids
@@ -91,21 +92,24 @@ class Comparison:
 
     async def _handed(self, model: str, ids: Sequence[int]) -> tuple[tuple[Picked, ...], float, float]:
         """A prompt that is computed here and goes on there: its next token, bytes of a token, and vLLM's seconds."""
-        placed = await asyncio.to_thread(_placed, self.local, ids)
-        handoff = Handoff.of(placed)
-        lease = self.handoffs.add(handoff, HandoffReaders("", self.handoffs.deletes(""), are_operators=True))
+        readers = HandoffReaders("", time.monotonic(), are_operators=True)
+        receiver = HandoffReceiver(self.handoffs, readers)
+        request = EngineRequest(Prompt((), (), tuple(ids)), order=ORDER, receiver=receiver)
         try:
-            asked = replace(self._asked(model, ids), params=handover_params(lease.handle, handoff))
+            await asyncio.to_thread(_events, self.local, request)
+            lease = receiver.lease
             begun = time.perf_counter()
-            found = await self.client.whole(asked, most_tokens=1)
+            found = await self.client.whole(
+                replace(self._asked(model, ids), params=handed_params(lease)), most_tokens=1
+            )
             took_s = time.perf_counter() - begun
         finally:
-            self.handoffs.drop(lease.handle)
+            receiver.close()
         if found.loaded is None:
             raise Disagreement("connector: it was started without vllm-kvweave")
         if found.loaded != len(ids) - 1:
             raise Disagreement("connector: it could not fetch a prompt from here; its log says why")
-        return found.picked, handoff.nbytes / len(ids), took_s
+        return found.picked, lease.handoff.nbytes / len(ids), took_s
 
     def _check_close(self, own: Token, theirs: tuple[Picked, ...], *, field: str) -> None:
         """Raises Disagreement where the likeliest tokens have other probabilities."""
@@ -133,21 +137,10 @@ class Comparison:
         self.times.handed = LinearTime.through((few, at_few[1]), (many, at_many[1]))
 
 
-def handover_params(handle: str, handoff: Handoff) -> dict[str, object]:
-    """What vLLM's connector is told of a prompt."""
-    return {"kvweave": {"handle": handle, "tokens": len(handoff.ids), "digest": handoff.digest}}
-
-
 def _first_token(engine: Engine, ids: Sequence[int]) -> Token:
     sampling = Sampling(max_tokens=1, logprobs=TOP, ignore_eos=True)
     events = _events(engine, EngineRequest(Prompt((), (), tuple(ids)), sampling, ORDER))
     return next(each for each in events if isinstance(each, Token))
-
-
-def _placed(engine: Engine, ids: Sequence[int]) -> PlacedPrompt:
-    found: list[PlacedPrompt] = []
-    _events(engine, EngineRequest(Prompt((), (), tuple(ids)), order=ORDER, receive=found.append))
-    return found[0]
 
 
 def _events(engine: Engine, request: EngineRequest) -> list[Event]:

@@ -11,23 +11,26 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from threading import Lock, Thread
 
 from blend.engine.answer_builder import AnswerText
-from blend.engine.engine import Done, EngineRequest, Event, Failed, PayerLoad, PlacedPrompt, Ready, Ticket
+from blend.engine.engine import Done, EngineRequest, Event, Failed, PayerLoad, Ready, Ticket
+from blend.engine.pending_request import PendingRequest
 from blend.errors import BlendError, Late, PromptError
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import ChunkSegment, lay_out
 from blend.model.fingerprint import Fingerprint
-from service.errors import Exhausted, ServiceError, Unavailable
-from service.generator.agreement import Agreement, Comparison, handover_params
-from service.generator.vllm_client import Completion, GeneratorAway
-from service.handoffs.handoff import Handoff
-from service.handoffs.handoffs import HandoffReaders, Lease
+from service.errors import ServiceError, Unavailable
+from service.generator.agreement import Agreement, Comparison
+from service.generator.handed_prompt import HandedPrompt, handing_over
+from service.generator.vllm_client import Completion, GeneratedPiece, GeneratorAway
+from service.handoffs.handoff_receiver import HandoffReceiver
+from service.handoffs.handoffs import HandoffReaders
 from service.telemetry.logs import fields
 from store.errors import Miss, MissReason
 from store.record import Record
@@ -39,40 +42,19 @@ AGAIN_S = 2.0  # between two looks at a vLLM that was away or disagreed
 SALT_BYTES = 32
 
 
-class GeneratedAnswer:
-    """A request on its way to vLLM. Ends once, whatever becomes of it."""
+class GeneratedAnswer(PendingRequest):
+    """A request on its way to vLLM."""
 
-    def __init__(
-        self, request: EngineRequest, ids: tuple[int, ...], *, since: int, listen: Callable[[Event], None]
-    ) -> None:
-        self.request = request
+    def __init__(self, request: EngineRequest, ids: tuple[int, ...], *, listen: Callable[[Event], None]) -> None:
+        super().__init__(request, listen)
         self.ids = ids
-        self.since = since  # the tenant's deletes when it was asked
         self.is_ready = False  # something was told: nobody else may answer any more
-        self.is_over = False
-        self.leases: list[Lease] = []
         self.generated = 0
-        self._listen = listen
-        self._born = time.perf_counter()
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the request was handed in."""
-        return time.perf_counter() - self._born
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds that are left of those it was given; None for all."""
-        within = self.request.within_s
-        return None if within is None else max(0.0, within - self.age_s)
 
     def tell(self, event: Event) -> None:
-        """Hands an event on, if nothing has ended the request."""
-        if self.is_over:
-            return
+        """See `PendingRequest.tell`."""
         self.is_ready = True
-        self.is_over = isinstance(event, Done | Failed)
-        self._listen(event)
+        super().tell(event)
 
 
 class AnswerTicket:
@@ -117,7 +99,7 @@ class VllmEngine:
 
     def submit(self, request: EngineRequest, listen: Callable[[Event], None]) -> Ticket:
         """See `Engine.submit`."""
-        if request.receive is not None or request.sampling.processor is not None:
+        if request.receiver is not None or request.sampling.processor is not None:
             return self._local.submit(request, listen)
         model = self._model
         layout = lay_out(
@@ -126,7 +108,7 @@ class VllmEngine:
         request.order.check()
         if request.within_s is not None:
             self._local.refuse_late(request.payer, request.within_s)
-        answer = GeneratedAnswer(request, layout.ids, since=self._handoffs.deletes(request.payer), listen=listen)
+        answer = GeneratedAnswer(request, layout.ids, listen=listen)
         ticket = AnswerTicket(self._loop)
         with self._lock:
             self._running[request.payer] += 1
@@ -204,8 +186,6 @@ class VllmEngine:
             answer.tell(Failed(error))
         else:
             answer.tell(Done("cancelled", "", answer.generated, answer.age_s))
-        for lease in answer.leases:
-            self._handoffs.drop(lease.handle)
 
     async def _answer(self, answer: GeneratedAnswer) -> None:
         try:
@@ -249,26 +229,55 @@ class VllmEngine:
             return self._agreed
 
     async def _generate(self, answer: GeneratedAnswer, agreed: Agreement) -> None:
-        request, sampling = answer.request, answer.request.sampling
+        request = answer.request
         room = agreed.window - len(answer.ids)
         if room < 1:
             raise PromptError(
                 f"the prompt has {len(answer.ids)} tokens, the generator's window {agreed.window}: leave out chunks"
             )
-        ready = None if request.order.policy == "full" else await self._placed(answer, agreed)
-        stop_ids = sorted(self._model.prompt_builder.tokenizer.stop_ids)
-        asked = Completion(agreed.model, answer.ids, sampling, stop_ids, self._salt(request))
-        if ready is not None:
-            lease = answer.leases[-1]
-            params = handover_params(lease.handle, lease.handoff)
-            asked = replace(asked, salt=secrets.token_urlsafe(SALT_BYTES), params=params)
+        async with self._handed_over(answer, agreed) as handed:
+            stop_ids = sorted(self._model.prompt_builder.tokenizer.stop_ids)
+            asked = Completion(agreed.model, answer.ids, request.sampling, stop_ids, self._salt(request))
+            if handed is not None:
+                asked = replace(asked, salt=secrets.token_urlsafe(SALT_BYTES), params=handed.params)
+            pieces = self._client.stream(asked, most_tokens=min(request.sampling.max_tokens, room))
+            await self._tell_all(answer, pieces, handed=handed)
+
+    def _handed_over(
+        self, answer: GeneratedAnswer, agreed: Agreement
+    ) -> AbstractAsyncContextManager[HandedPrompt | None]:
+        """Has the prompt put in place for vLLM; None where it is to be exact, or finds no room: vLLM computes it."""
+        request = answer.request
+        if request.order.policy == "full" or not self._handoffs.has_room(int(agreed.token_bytes * len(answer.ids))):
+            return nullcontext()
+        readers = HandoffReaders(request.payer, request.as_of, are_operators=True)
+        return handing_over(HandoffReceiver(self._handoffs, readers), partial(self._fused, answer))
+
+    async def _fused(self, answer: GeneratedAnswer, receiver: HandoffReceiver) -> Ready:
+        """Has our own engine put a prompt in place."""
+        told: list[Ready] = []
+
+        def tell(event: Event) -> None:
+            told.extend([event] if isinstance(event, Ready) else [])
+            if isinstance(event, Failed):
+                raise event.error
+
+        left_s = None if answer.request.within_s is None else answer.left_s
+        await self._told_by_local(replace(answer.request, receiver=receiver, within_s=left_s), tell)
+        return told[0]
+
+    async def _tell_all(
+        self, answer: GeneratedAnswer, pieces: AsyncGenerator[GeneratedPiece], *, handed: HandedPrompt | None
+    ) -> None:
+        """Tells of the answer as vLLM generates it, until it ends, or a stop string is found in it."""
+        sampling = answer.request.sampling
         text = AnswerText(sampling, self._model.prompt_builder.tokenizer)
         finish: str | None = None
-        most = min(sampling.max_tokens, room)
-        async with aclosing(self._client.stream(asked, most_tokens=most)) as pieces:
+        async with aclosing(pieces):
             async for piece in pieces:
                 if not answer.is_ready:
-                    answer.tell(self._in_place(answer, ready))
+                    ready = await handed.ready() if handed else None
+                    answer.tell(ready or self._computed_there(answer))
                 for picked in piece.picked if text.end is None else ():
                     token = text.add(replace(picked, top=picked.top[: sampling.logprobs or 0]))
                     answer.generated += 1
@@ -283,29 +292,6 @@ class VllmEngine:
             raise GeneratorAway(f"its answer ended by {finish!r}")
         reason, held = text.finish(text.end or ("stop" if finish == "stop" else "length"))
         answer.tell(Done(reason, held, answer.generated, answer.age_s))
-
-    async def _placed(self, answer: GeneratedAnswer, agreed: Agreement) -> Ready | None:
-        """Puts the prompt in place; None where there is no room for it: vLLM computes it then."""
-        if not self._handoffs.has_room(int(agreed.token_bytes * len(answer.ids))):
-            return None
-        readers = HandoffReaders(answer.request.payer, answer.since, are_operators=True)
-
-        def receive(placed: PlacedPrompt) -> None:
-            if not answer.is_over:
-                answer.leases.append(self._handoffs.add(Handoff.of(placed), readers))
-
-        told: list[Ready] = []
-
-        def tell(event: Event) -> None:
-            told.extend([event] if isinstance(event, Ready) else [])
-            if isinstance(event, Failed):
-                raise event.error
-
-        try:
-            await self._told_by_local(replace(answer.request, receive=receive, within_s=answer.left_s), tell)
-        except (Exhausted, PromptError):  # there is no room after all
-            return None
-        return told[0]
 
     async def _told_by_local(self, request: EngineRequest, tell: Callable[[Event], None]) -> None:
         """Has our own engine do a request, whose events are told here; ends it where nobody waits any more."""
@@ -324,16 +310,14 @@ class VllmEngine:
         finally:
             ticket.cancel()
 
-    def _in_place(self, answer: GeneratedAnswer, ready: Ready | None) -> Ready:
-        """What is told when the first token is there: what was handed over, or that vLLM computed the prompt."""
-        if ready is not None and answer.leases[-1].was_fetched:
-            return ready
+    def _computed_there(self, answer: GeneratedAnswer) -> Ready:
+        """What is told of a prompt that vLLM computed."""
         segments = [each for each in answer.request.prompt.segments if isinstance(each, ChunkSegment)]
         missed = [at for at, each in enumerate(segments) if each.source is not None]
         misses = tuple((at, Miss(MissReason.NOT_FETCHED)) for at in missed)
         seconds = {"others": math.inf} if missed else {}  # it tells nothing of what prompts take
         report = FuseReport(BlendOrder("full", 0.0), 0, 0, len(answer.ids), ((),), misses, 0, seconds)
-        return Ready(report, ready.queued_s if ready else 0.0)
+        return Ready(report, 0.0)
 
     def _salt(self, request: EngineRequest) -> str:
         """Whose exact blocks a prompt may share: those of one owner, as with prefixes that are kept here."""

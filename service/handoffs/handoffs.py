@@ -1,17 +1,22 @@
 """All prompts that wait to be fetched: under random handles, for a while, within a bound of memory. Knows no HTTP."""
 
+import math
 import secrets
 import threading
 import time
-from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 from retriever.documents import Json
 from service.access.principal import Principal
 from service.errors import Exhausted, NotFound
 from service.handoffs.handoff import Handoff, LayerPart
 
-LEASE_S = 60.0  # a prompt that nobody has fetched by then is forgotten
+LEASE_S = 60.0  # a prompt that nobody has fetched so long behind its last layer is forgotten
 HANDLE_BYTES = 24
 
 
@@ -19,11 +24,11 @@ HANDLE_BYTES = 24
 class HandoffReaders:
     """Who may fetch a prompt besides operators: keys of the tenant with the same filter.
 
-    `since`: the tenant's `Handoffs.deletes` when its documents were looked up; a delete in between voids the prompt.
+    `as_of`: when its documents were looked up, on the monotonic clock; what is deleted behind that voids the prompt.
     """
 
     tenant: str
-    since: int
+    as_of: float
     bound: Json | None = None
     are_operators: bool = False
 
@@ -34,7 +39,7 @@ class HandoffReaders:
         return not self.are_operators and who.tenant == self.tenant and who.bound == self.bound
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lease:
     """A prompt that was taken in, until a moment of the monotonic clock. `fetched`: layers whose last token went out,
     known also when the prompt is gone.
@@ -49,7 +54,7 @@ class Lease:
     @property
     def was_fetched(self) -> bool:
         """Whether each layer went out to its last token."""
-        return self.fetched == {*self.handoff.layers}
+        return self.fetched == {each.index for each in self.handoff.forms}
 
 
 class Handoffs:
@@ -63,9 +68,10 @@ class Handoffs:
         self.lease_s = lease_s
         self._limit_bytes = limit_bytes
         self._held: dict[str, Lease] = {}
-        self._deletes = Counter[str]()
+        self._deleted: dict[str, float] = {}  # when something of a tenant last was, on the monotonic clock
         self._changed = threading.Condition()
         self._closing = False
+        self._copies = ThreadPoolExecutor(1, "kvweave-handover")
         threading.Thread(target=self._forget, name="kvweave-leases", daemon=True).start()
 
     @property
@@ -76,10 +82,6 @@ class Handoffs:
 
     def __len__(self) -> int:
         return len(self._held)
-
-    def deletes(self, tenant: str) -> int:
-        """How many times something of a tenant was deleted."""
-        return self._deletes[tenant]
 
     def has_room(self, nbytes: int) -> bool:
         """Whether a prompt of this size would be taken now."""
@@ -96,10 +98,20 @@ class Handoffs:
                     "fetch or release some, or raise kv_bytes",
                     retry_after_s=1.0,
                 )
-            if not self._closing and readers.since == self._deletes[readers.tenant]:
+            if self._closing or self._deleted.get(readers.tenant, -math.inf) >= readers.as_of:
+                handoff.void()
+            else:
                 self._held[lease.handle] = lease
                 self._changed.notify()
         return lease
+
+    def put(self, lease: Lease, layer: int, *, pair: tuple[Tensor, Tensor]) -> None:
+        """Takes keys and values (H, T, D) of a layer that is final. Returns at once: a thread copies them."""
+        with self._changed:
+            if not self._closing:
+                device = pair[0].device
+                ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+                self._copies.submit(self._copy, lease, layer, pair=pair, ready=ready)
 
     def get(self, handle: str, who: Principal) -> Handoff:
         """The prompt of a handle. Raises NotFound where there is none for whoever asks: both look the same."""
@@ -116,27 +128,26 @@ class Handoffs:
 
     def release(self, handle: str, who: Principal) -> None:
         """Lets go of a prompt. Raises NotFound as `get`."""
-        with self._changed:
-            self._found(handle, who)
-            del self._held[handle]
+        self._found(handle, who)
+        self.drop(handle)
 
     def drop(self, handle: str) -> None:
         """Lets go of a prompt, if it is still there."""
-        with self._changed:
-            self._held.pop(handle, None)
+        self._let_go([handle])
 
     def void(self, tenant: str) -> None:
         """Lets go of all prompts of a tenant, those too whose documents were looked up and that are not in yet."""
         with self._changed:
-            self._deletes[tenant] += 1
-            self._held = {name: each for name, each in self._held.items() if each.readers.tenant != tenant}
+            self._deleted[tenant] = time.monotonic()
+            self._let_go([name for name, each in self._held.items() if each.readers.tenant == tenant])
 
     def close(self) -> None:
         """Lets go of everything, and takes nothing more."""
         with self._changed:
             self._closing = True
-            self._held.clear()
+            self._let_go([*self._held])
             self._changed.notify()
+        self._copies.shutdown(cancel_futures=True)
 
     def _found(self, handle: str, who: Principal) -> Lease:
         with self._changed:
@@ -145,6 +156,16 @@ class Handoffs:
             raise NotFound("there is no such handle: it was released, its lease has ended, or it is not for this key")
         return held
 
+    def _let_go(self, handles: Iterable[str]) -> None:
+        with self._changed:
+            for lease in [self._held.pop(each) for each in handles if each in self._held]:
+                lease.handoff.void()
+
+    def _copy(self, lease: Lease, layer: int, *, pair: Sequence[Tensor], ready: torch.Event | None) -> None:
+        if lease.handle in self._held:
+            lease.handoff.put(layer, pair if ready is None else _copied(pair, ready))
+            lease.until = time.monotonic() + self.lease_s
+
     def _nbytes(self) -> int:
         return sum(each.handoff.nbytes for each in self._held.values())
 
@@ -152,6 +173,14 @@ class Handoffs:
         with self._changed:
             while not self._closing:
                 now = time.monotonic()
-                self._held = {name: each for name, each in self._held.items() if each.until > now}
+                self._let_go([name for name, each in self._held.items() if each.until <= now])
                 soonest = min((each.until for each in self._held.values()), default=None)
                 self._changed.wait(None if soonest is None else soonest - now)
+
+
+def _copied(pair: Sequence[Tensor], ready: torch.Event) -> Sequence[Tensor]:
+    """The keys and values in main memory, copied beside what the GPU goes on with."""
+    stream = torch.cuda.Stream(pair[0].device)
+    stream.wait_event(ready)
+    with torch.cuda.stream(stream):
+        return [each.transpose(0, 1).contiguous().cpu().transpose(0, 1) for each in pair]

@@ -1,15 +1,20 @@
 """Any prompt, any policy: against dense attention with an explicit mask, and against a full prefill."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from blend.fuse.fuse import BlendOrder, fuse
+from blend.fuse.prompt import ChunkSegment, HeldRecord
+from blend.model.context import Context
+from store.record import LayerKV
 from tests.blend import dense
 from tests.blend.families import draw, native, ours
-from tests.blend.fusing import Case, chosen, close, fused
+from tests.blend.fusing import READERS, Case, chosen, close, fused, layout
 
 FAMILIES = ("llama", "mistral-window", "gemma3", "smollm3", "llama4", "gemma4")  # windows of 24, mixed layers, sharing
 LENGTHS = st.integers(1, 300)
@@ -66,3 +71,64 @@ def test_nothing_blended_is_a_full_prefill_in_pieces_of_any_size(
     assert close(found.logits, dense.prefill(native(name), prompt.ids)[-1])
     assert found.report.recomputed == 0
     assert torch.isfinite(found.logits).all()
+
+
+class Torn(HeldRecord):
+    """A record whose layers cannot be read from one on."""
+
+    def __init__(self, held: HeldRecord, first: int) -> None:
+        super().__init__(held._record, held.fingerprint)  # pyright: ignore[reportPrivateUsage]
+        self._first = first
+
+    def layer(self, index: int) -> LayerKV:
+        if index >= self._first:
+            raise OSError("torn")
+        return super().layer(index)
+
+
+@dataclass
+class Watched:
+    """The first keys and values of each layer when it was said to be final; `again`: how often that was taken back."""
+
+    context: Context
+    tokens: int
+    again: int = 0
+    seen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
+
+    def final(self, layer: int) -> None:
+        keys, values = self.context.seen(layer, self.tokens)
+        assert layer not in self.seen
+        self.seen[layer] = (keys.clone(), values.clone())
+
+    def start_again(self) -> None:
+        self.again += 1
+        self.seen.clear()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cases(),
+    st.sampled_from(FAMILIES),
+    st.sampled_from(("full", "prefix", "reuse", "heads", "deviation", "hybrid", "ask")),
+    st.sampled_from((7, 97, 1024)),
+    st.one_of(st.none(), st.integers(0, 5)),
+)
+def test_a_layer_that_is_final_changes_no_more_but_for_the_last_token(
+    case: Case, name: str, policy: str, piece_rows: int, torn: int | None
+) -> None:
+    model, prompt = ours(name), case.prompt(ours(name))
+    held = [each for each in prompt.segments if isinstance(each, ChunkSegment) and isinstance(each.source, HeldRecord)]
+    if torn is not None and held:
+        assert isinstance(held[-1].source, HeldRecord)
+        broken = replace(held[-1], source=Torn(held[-1].source, torn))
+        prompt = replace(prompt, segments=tuple(broken if each is held[-1] else each for each in prompt.segments))
+    placed = layout(model, prompt)
+    watched = Watched(model.decoder.context(len(placed.ids)), len(placed.ids) - 1)
+    order = BlendOrder(policy, 0.3, piece_rows=piece_rows, final=watched.final, again=watched.start_again)
+    found = fuse(model.decoder, placed, context=watched.context, order=order, readers=READERS)
+
+    assert [*watched.seen] == model.decoder.model_layers.keeping
+    for layer, (keys, values) in watched.seen.items():
+        now = watched.context.seen(layer, watched.tokens)
+        assert torch.equal(keys, now[0]) and torch.equal(values, now[1])
+    assert watched.again == len({miss.reason for _, miss in found.report.misses if miss.detail == "torn"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from blend.engine.engine import EngineRequest, Event, Ticket
+from blend.fuse.record_loader import DamagedRecord, RecordLoader
 from service.access.principal import Role
 from service.generator.generator_address import GeneratorAddress
 from service.generator.vllm_engine import VllmEngine
+from service.handoffs.handoff_receiver import HandoffReceiver
 from tests.service.scripted_vllm import VllmScript, scripted_vllm
 from tests.service.serving import (
     Inside,
@@ -34,6 +37,7 @@ LETTERS = [
     {"id": "letter-73", "title": "Letter 73", "text": "Belio lives in K7. Belio keeps a pony."},
 ]
 REUSE = {"policy": "reuse"}
+LAST = 11  # layer of the built-in model
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,70 @@ def test_what_vllm_did_not_fetch_is_not_reported_as_reused(pair: Pair, own: http
     assert answer["usage"]["reused_tokens"] == 0
     assert {each["miss_reason"] for each in answer["report"]["chunks"]} == {"not fetched"}
     assert len(pair.inside.core.handoffs) == 0
+
+
+def test_vllm_fetches_the_first_layers_while_the_last_are_computed(pair: Pair, own: httpx.Client) -> None:
+    final = HandoffReceiver.final
+    seen: list[set[int]] = []
+
+    def slow(receiver: HandoffReceiver, layer: int) -> None:
+        if layer == LAST:
+            wait_for(lambda: receiver.lease.fetched == {*range(LAST)}, "the others were fetched")
+            seen.append({*receiver.lease.fetched})
+        final(receiver, layer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HandoffReceiver, "final", slow)
+        answer = ask(pair.client, QUESTION, blend=REUSE)
+    assert seen == [{*range(LAST)}]
+    assert same(answer) == same(ask(own, QUESTION, blend=REUSE))
+
+
+def test_a_fuse_that_fails_half_way_voids_its_handle_and_vllm_computes(pair: Pair, own: httpx.Client) -> None:
+    final = HandoffReceiver.final
+
+    def failing(receiver: HandoffReceiver, layer: int) -> None:
+        if layer == LAST:
+            raise RuntimeError("half way")
+        final(receiver, layer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HandoffReceiver, "final", failing)
+        answer = ask(pair.client, QUESTION, blend=REUSE)
+    assert answer["answer"] == ask(own, QUESTION, blend={"policy": "full"})["answer"]
+    assert answer["usage"]["reused_tokens"] == 0
+    assert len(pair.inside.core.handoffs) == 0
+
+
+def test_a_fuse_that_begins_anew_takes_back_what_it_gave(pair: Pair, own: httpx.Client) -> None:
+    loaded, torn = RecordLoader.wait, list[int]()
+
+    def tearing(loader: RecordLoader, layer: int) -> None:
+        loaded(loader, layer)
+        if layer == LAST and not torn:
+            torn.append(layer)
+            raise DamagedRecord(loader._wanted(layer)[0], "torn")  # pyright: ignore[reportPrivateUsage]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RecordLoader, "wait", tearing)
+        answer = ask(pair.client, QUESTION, blend=REUSE)
+    assert torn and answer["answer"] == ask(own, QUESTION, blend={"policy": "full"})["answer"]
+    assert answer["usage"]["reused_tokens"] == 0
+    assert len(pair.inside.core.handoffs) == 0
+
+
+def test_a_document_deleted_behind_its_look_up_is_in_no_handle(pair: Pair) -> None:
+    """Whatever stands between both, here the hand-in."""
+    submit = VllmEngine.submit
+
+    def late(engine: VllmEngine, request: EngineRequest, listen: Callable[[Event], None]) -> Ticket:
+        pair.inside.core.handoffs.void("default")
+        return submit(engine, request, listen)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VllmEngine, "submit", late)
+        answer = ask(pair.client, QUESTION, blend=REUSE)
+    assert answer["usage"]["reused_tokens"] == 0 and len(pair.inside.core.handoffs) == 0
 
 
 def test_where_no_prompt_finds_room_vllm_computes(pair: Pair) -> None:

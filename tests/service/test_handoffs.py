@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,9 +14,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
+from blend.engine.engine import PlacedPrompt
+from blend.model.context import Context, LayerShape, span
 from service.access.principal import Principal, Role
 from service.builtin import CHECKPOINT
-from service.handoffs.handoffs import HandoffReaders, Handoffs
+from service.handoffs.handoff import Handoff
+from service.handoffs.handoffs import HandoffReaders, Handoffs, Lease
 from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in, wait_for
 
 QUESTION = "Which animal does Halio keep?"
@@ -181,7 +186,7 @@ def test_a_lease_ends_by_itself_and_room_is_bounded(inside: Inside, client: http
         full = client.post("/v1/fuse", json={"question": QUESTION})
         assert full.status_code == 429 and "wait to be fetched" in full.json()["detail"]
     brief = Handoffs(1 << 30, lease_s=0.05)
-    lease = brief.add(model.handoffs.get(one["handle"], _operator(inside)), HandoffReaders("default", 0))
+    lease = brief.add(model.handoffs.get(one["handle"], _operator(inside)), HandoffReaders("default", time.monotonic()))
     assert lease.handoff.nbytes == nbytes
     wait_for(lambda: brief.nbytes == 0, "the lease is over")
     brief.close()
@@ -190,11 +195,59 @@ def test_a_lease_ends_by_itself_and_room_is_bounded(inside: Inside, client: http
 def test_a_prompt_whose_documents_were_deleted_meanwhile_is_not_kept(inside: Inside, client: httpx.Client) -> None:
     handoffs = Handoffs(1 << 30)
     handoff = inside.core.handoffs.get(fuse(client)["handle"], _operator(inside))
-    readers = HandoffReaders("default", 0)
+    readers = HandoffReaders("default", time.monotonic())
     handoffs.void("default")
     handoffs.add(handoff, readers)
     assert len(handoffs) == 0
     handoffs.close()
+
+
+SHAPES = [LayerShape(2, 3, 2, 3), None, LayerShape(2, 3, 2, 3)]
+
+
+def begun(inside: Inside) -> tuple[Lease, Context]:
+    """A prompt of which no layer is there yet."""
+    context = Context(SHAPES, capacity=9, dtype=torch.float32, device=torch.device("cpu"))
+    for layer in context.layers:
+        shape = context.keys(layer).shape
+        context.write(layer, span(0, 9, device=torch.device("cpu")), keys=torch.rand(shape), values=torch.rand(shape))
+    handoff = Handoff(PlacedPrompt(tuple(range(9)), context))
+    return inside.core.handoffs.add(handoff, HandoffReaders("default", time.monotonic())), context
+
+
+def test_a_layer_that_is_not_final_is_waited_for(inside: Inside, client: httpx.Client) -> None:
+    handoffs, (lease, context) = inside.core.handoffs, begun(inside)
+    path = f"/v1/handoffs/{lease.handle}/layers"
+    assert good(client.get(f"/v1/handoffs/{lease.handle}"))["tokens"] == 9
+    with ThreadPoolExecutor(2) as pool, inside.client() as other:
+        first = pool.submit(client.get, f"{path}/0?start=0&stop=8")
+        last = pool.submit(other.get, f"{path}/2?start=2&stop=8&rank=1&ranks=2")
+        handoffs.put(lease, 0, pair=context.seen(0, 8))
+        both = torch.stack(context.seen(0, 8)).transpose(1, 2)
+        assert np.array_equal(np.frombuffer(first.result(30).content, np.float32), both.flatten().numpy())
+        assert not last.done()
+        handoffs.put(lease, 2, pair=context.seen(2, 8))
+        both = torch.stack(context.seen(2, 8)).transpose(1, 2)[:, 2:, 1:]
+        assert np.array_equal(np.frombuffer(last.result(30).content, np.float32), both.flatten().numpy())
+    assert lease.was_fetched
+    handoffs.drop(lease.handle)
+
+
+def test_who_waits_for_a_layer_hears_that_it_will_not_come(inside: Inside, client: httpx.Client) -> None:
+    handoffs = inside.core.handoffs
+    with ThreadPoolExecutor(1) as pool:
+        for is_deleted in (True, False):
+            lease, context = begun(inside)
+            waiting = pool.submit(client.get, f"/v1/handoffs/{lease.handle}/layers/2?start=0&stop=8")
+            handoffs.put(lease, 0, pair=context.seen(0, 8))
+            assert client.get(f"/v1/handoffs/{lease.handle}/layers/0?start=0&stop=8").is_success
+            handoffs.void("default") if is_deleted else handoffs.drop(lease.handle)
+            assert waiting.result(30).status_code == 404
+            assert not lease.was_fetched
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handoffs, "lease_s", 0.2)
+        lease, _ = begun(inside)
+        assert client.get(f"/v1/handoffs/{lease.handle}/layers/2?start=0&stop=8").status_code == 404
 
 
 def _operator(inside: Inside) -> Principal:
