@@ -16,7 +16,15 @@ from service.api.answer_request import to_answer_request
 from service.api.caller import By, Caller
 from service.api.rendering import rendered_source, rendered_usage, server_timing
 from service.api.streams import gone, unless_gone
-from service.bodies.handoffs import FuseAnswer, FuseRequest, HandoffOut, HandoverParams, LayerOut, PartQuery
+from service.bodies.handoffs import (
+    FuseAnswer,
+    FuseRequest,
+    HandoffOut,
+    HandoffQuery,
+    HandoverParams,
+    LayerOut,
+    PartQuery,
+)
 from service.bodies.query import SamplingIn
 from service.bodies.search import SourceOut
 from service.handoffs.handoff import LayerPart
@@ -78,11 +86,17 @@ def _answer(id: str, lease: Lease, *, sources: list[SourceOut], end: Finished, l
     )
 
 
-def get_handoff(by: By, handle: str) -> HandoffOut:
-    """The form of a prompt that waits to be fetched."""
-    found = by.core.handoffs.get(handle, by.who)
+async def get_handoff(by: By, handle: str, *, wanted: Annotated[HandoffQuery, Query()]) -> HandoffOut:
+    """The form of a prompt that waits to be fetched, as soon as so many of its layers are final."""
+    handoffs = by.core.handoffs
+    found = handoffs.get(handle, by.who)
+    for form in found.forms[: wanted.final]:
+        await asyncio.wrap_future(found.arrival(form.index))
+    if wanted.final >= len(found.forms):
+        handoffs.map(handle, by.who)
     layers = [LayerOut(**asdict(each)) for each in found.forms]
-    return HandoffOut(tokens=len(found.ids), digest=found.digest, dtype=found.dtype, layers=layers)
+    form = {"tokens": len(found.ids), "digest": found.digest, "dtype": found.dtype, "layers": layers}
+    return HandoffOut.model_validate({**form, "final": found.final, "shared": found.name})
 
 
 async def get_layer(by: By, handle: str, *, layer: Layer, part: Annotated[PartQuery, Query()]) -> Response:
@@ -93,7 +107,7 @@ async def get_layer(by: By, handle: str, *, layer: Layer, part: Annotated[PartQu
     return Response(body, media_type=MEDIA, headers={CHECKSUM: str(zlib.crc32(body))})
 
 
-def release_handoff(by: By, handle: str) -> Response:
-    """Let go of a prompt that was fetched, or is wanted no more."""
-    by.core.handoffs.release(handle, by.who)
+def release_handoff(by: By, handle: str, *, used: bool = True) -> Response:
+    """Let go of a prompt that was fetched, or is wanted no more; `used=false` where nothing came of it."""
+    by.core.handoffs.release(handle, by.who, used=used)
     return Response(status_code=204)

@@ -57,6 +57,18 @@ class HandoffOut(BaseModel):
     digest: str
     dtype: str
     layers: list[LayerOut]
+    final: int = Field(description="So many layers, the first ones, are there")
+    shared: str = Field(
+        description="The name of a file in /dev/shm that has the layers one behind the other; empty where there is none"
+    )
+
+
+class HandoffQuery(BaseModel):
+    """The form is told when so many layers, the first ones, are there."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    final: int = Field(0, ge=0, lt=1 << 16)
 
 
 class PartQuery(BaseModel):

@@ -1,7 +1,6 @@
 """One prompt that is computed here, as whoever goes on with it gets it. Knows no HTTP and nobody who asks."""
 
 import hashlib
-import mmap
 import struct
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from blend.engine.engine import PlacedPrompt
 from service.errors import NotFound
+from service.handoffs.shared_memory import SharedMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,11 @@ class HandedLayer:
     key_dim: int
     value_heads: int
     value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the layer keeps for each token."""
+        return self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,8 @@ class LayerPart:
 class Handoff:
     """A prompt's token ids, and the keys and values by layer of all of them but the last, as they become final.
 
-    They lie in main memory as they travel: layer by layer, keys and then values, token by token.
+    They lie in main memory as they travel: layer by layer, keys and then values, token by token, where other
+    processes of this user may map them.
     """
 
     def __init__(self, prompt: PlacedPrompt) -> None:
@@ -56,14 +62,20 @@ class Handoff:
         self.dtype = str(some.dtype).removeprefix("torch.")
         self.forms: Sequence[HandedLayer] = [_form(layer, context.seen(layer, 0)) for layer in context.layers]
         self.nbytes = self._count * context.token_bytes
-        self._memory = mmap.mmap(-1, max(1, self.nbytes))
-        self._rows = dict(zip(context.layers, self._laid(some.dtype.itemsize), strict=True))
+        self._itemsize = some.dtype.itemsize
+        self._memory: SharedMemory | None = SharedMemory(self.nbytes)
+        self.name = self._memory.name  # under which others of this host find it, empty for nobody
         self._arrivals = {layer: promised() for layer in context.layers}
 
     @property
     def digest(self) -> str:
         """What the ids are recognised by: SHA-256 of them as 32-bit numbers, the lowest byte first."""
         return hashlib.sha256(struct.pack(f"<{len(self.ids)}i", *self.ids)).hexdigest()
+
+    @property
+    def final(self) -> int:
+        """How many layers, the first ones, are there for good."""
+        return sum(each.done() for each in self._arrivals.values())
 
     def arrival(self, layer: int) -> Future[None]:
         """The moment from which a layer is there for good. It fails with NotFound where the prompt is let go of before.
@@ -75,43 +87,55 @@ class Handoff:
         return self._arrivals[layer]
 
     def put(self, layer: int, pair: Sequence[Tensor]) -> None:
-        """Takes the keys and values (H, T, D) of a layer, in main memory, that change no more."""
-        for rows, given in zip(self._rows[layer], pair, strict=True):
+        """Takes the keys and values (H, T, D) of a layer, in main memory, that change no more.
+
+        Raises OSError where there is no memory for them.
+        """
+        memory = self._memory
+        if memory is None or not memory.reserve(*self._span(layer)):
+            return  # it was let go of
+        for rows, given in zip(self._rows(memory, layer), pair, strict=True):
             np.copyto(rows, given.transpose(0, 1).view(torch.uint8).numpy())
-        with suppress(InvalidStateError):  # it was let go of
+        with suppress(InvalidStateError):
             self._arrivals[layer].set_result(None)
 
-    def void(self) -> None:
-        """Lets go of all who wait for a layer."""
+    def let_go(self) -> None:
+        """Gives the memory back, and ends the waiting of all who wait for a layer."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.unlink()
         for each in self._arrivals.values():
             with suppress(InvalidStateError):
                 each.set_exception(NotFound("the prompt was let go of"))
 
     def part(self, layer: int, wanted: LayerPart) -> bytes:
         """A part of a layer: its keys and then its values, token by token. Raises NotFound for what there is not."""
-        arrival = self.arrival(layer)
-        if not 0 <= wanted.start < wanted.stop <= self._count or wanted.rank >= wanted.ranks or not arrival.done():
+        arrival, memory = self.arrival(layer), self._memory
+        if not 0 <= wanted.start < wanted.stop <= self._count or wanted.rank >= wanted.ranks:
             raise self._nothing_such()
-        arrival.result()
-        cut = (rows[wanted.start : wanted.stop, wanted.heads(rows.shape[1])] for rows in self._rows[layer])
+        if memory is None or not arrival.done():
+            raise NotFound("the prompt was let go of, or its layer is not there yet")
+        cut = (rows[wanted.start : wanted.stop, wanted.heads(rows.shape[1])] for rows in self._rows(memory, layer))
         return b"".join(each.tobytes() for each in cut)
 
     @property
     def _count(self) -> int:
         return len(self.ids) - 1
 
-    def _laid(self, itemsize: int) -> Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-        """Where keys and values (T, H, D) of each layer lie, as bytes."""
-        whole, at = np.frombuffer(self._memory, np.uint8), 0
-        laid: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
-        for form in self.forms:
-            both: list[NDArray[np.uint8]] = []
-            for heads, dim in ((form.key_heads, form.key_dim), (form.value_heads, form.value_dim)):
-                stop = at + self._count * heads * dim * itemsize
-                both.append(whole[at:stop].reshape(self._count, heads, dim * itemsize))
-                at = stop
-            laid.append((both[0], both[1]))
-        return laid
+    def _span(self, layer: int) -> tuple[int, int]:
+        """Where the layer's bytes begin and end."""
+        sizes = [self._count * self._itemsize * each.numbers for each in self.forms]
+        place = [each.index for each in self.forms].index(layer)
+        return sum(sizes[:place]), sum(sizes[: place + 1])
+
+    def _rows(self, memory: SharedMemory, layer: int) -> Sequence[NDArray[np.uint8]]:
+        """Where a layer's keys and values (T, H, D) lie, as bytes."""
+        form = next(each for each in self.forms if each.index == layer)
+        start, stop = self._span(layer)
+        values = start + self._count * self._itemsize * form.key_heads * form.key_dim
+        whole = np.frombuffer(memory.bytes, np.uint8)
+        keys, rest = whole[start:values], whole[values:stop]
+        return keys.reshape(self._count, form.key_heads, -1), rest.reshape(self._count, form.value_heads, -1)
 
     def _nothing_such(self) -> NotFound:
         return NotFound(f"the prompt has {len(self.forms)} layers of {self._count} tokens, and no such part")

@@ -1,5 +1,6 @@
 """All prompts that wait to be fetched: under random handles, for a while, within a bound of memory. Knows no HTTP."""
 
+import logging
 import math
 import secrets
 import threading
@@ -15,6 +16,10 @@ from retriever.documents import Json
 from service.access.principal import Principal
 from service.errors import Exhausted, NotFound
 from service.handoffs.handoff import Handoff, LayerPart
+from service.handoffs.shared_memory import sweep_shared_memory
+from service.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
 
 LEASE_S = 60.0  # a prompt that nobody has fetched so long behind its last layer is forgotten
 HANDLE_BYTES = 24
@@ -71,6 +76,7 @@ class Handoffs:
         self._deleted: dict[str, float] = {}  # when something of a tenant last was, on the monotonic clock
         self._changed = threading.Condition()
         self._closing = False
+        sweep_shared_memory()
         self._copies = ThreadPoolExecutor(1, "kvweave-handover")
         threading.Thread(target=self._forget, name="kvweave-leases", daemon=True).start()
 
@@ -99,7 +105,7 @@ class Handoffs:
                     retry_after_s=1.0,
                 )
             if self._closing or self._deleted.get(readers.tenant, -math.inf) >= readers.as_of:
-                handoff.void()
+                handoff.let_go()
             else:
                 self._held[lease.handle] = lease
                 self._changed.notify()
@@ -126,10 +132,17 @@ class Handoffs:
             lease.fetched.add(layer)
         return body
 
-    def release(self, handle: str, who: Principal) -> None:
-        """Lets go of a prompt. Raises NotFound as `get`."""
-        self._found(handle, who)
+    def map(self, handle: str, who: Principal) -> None:
+        """Notes that somebody has all layers, by their shared memory. Raises NotFound as `get`."""
+        lease = self._found(handle, who)
+        lease.fetched.update(each.index for each in lease.handoff.forms)
+
+    def release(self, handle: str, who: Principal, *, used: bool = True) -> None:
+        """Lets go of a prompt; whether it was `used` after all counts where it went out. Raises NotFound as `get`."""
+        lease = self._found(handle, who)
         self.drop(handle)
+        if not used:
+            lease.fetched.clear()
 
     def drop(self, handle: str) -> None:
         """Lets go of a prompt, if it is still there."""
@@ -159,11 +172,15 @@ class Handoffs:
     def _let_go(self, handles: Iterable[str]) -> None:
         with self._changed:
             for lease in [self._held.pop(each) for each in handles if each in self._held]:
-                lease.handoff.void()
+                lease.handoff.let_go()
 
     def _copy(self, lease: Lease, layer: int, *, pair: Sequence[Tensor], ready: torch.Event | None) -> None:
         if lease.handle in self._held:
-            lease.handoff.put(layer, pair if ready is None else _copied(pair, ready))
+            try:
+                lease.handoff.put(layer, pair if ready is None else _copied(pair, ready))
+            except OSError as error:
+                log.warning("a prompt was let go of: there is no memory for it", extra=fields(reason=str(error)))
+                self.drop(lease.handle)
             lease.until = time.monotonic() + self.lease_s
 
     def _nbytes(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -20,7 +22,9 @@ from service.access.principal import Principal, Role
 from service.builtin import CHECKPOINT
 from service.handoffs.handoff import Handoff
 from service.handoffs.handoffs import HandoffReaders, Handoffs, Lease
+from service.handoffs.shared_memory import FOLDER, sweep_shared_memory
 from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in, wait_for
+from vllm_kvweave.shared_prompt import mapped_prompt
 
 QUESTION = "Which animal does Halio keep?"
 LETTERS = [
@@ -248,6 +252,76 @@ def test_who_waits_for_a_layer_hears_that_it_will_not_come(inside: Inside, clien
         patch.setattr(handoffs, "lease_s", 0.2)
         lease, _ = begun(inside)
         assert client.get(f"/v1/handoffs/{lease.handle}/layers/2?start=0&stop=8").status_code == 404
+
+
+def test_a_prompt_lies_in_memory_that_this_user_maps_until_it_is_let_go(inside: Inside, client: httpx.Client) -> None:
+    given = fuse(client)
+    form = good(client.get(f"/v1/handoffs/{given['handle']}?final=12"))
+    assert form["final"] == len(form["layers"]) == 12
+    path = FOLDER / form["shared"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    memory = mapped_prompt(form["shared"], path.stat().st_size)
+    assert memory is not None
+    parts = [
+        client.get(f"/v1/handoffs/{given['handle']}/layers/{n}?start=0&stop={form['tokens'] - 1}").content
+        for n in range(12)
+    ]
+    assert bytes(memory) == b"".join(parts)
+    client.delete(f"/v1/handoffs/{given['handle']}")
+    assert not path.exists() and bytes(memory) == b"".join(parts), "who has it mapped keeps it"
+    lease, context = begun(inside)
+    path = FOLDER / lease.handoff.name
+    assert path.exists()
+    inside.core.handoffs.void("default")
+    assert not path.exists()
+    inside.core.handoffs.put(lease, 0, pair=context.seen(0, 8))  # nobody takes it any more
+
+
+def test_what_is_said_to_be_of_no_use_does_not_count_as_fetched(inside: Inside, client: httpx.Client) -> None:
+    handle = fuse(client)["handle"]
+    lease = inside.core.handoffs._held[handle]  # pyright: ignore[reportPrivateUsage]
+    assert good(client.get(f"/v1/handoffs/{handle}?final=11"))["final"] >= 11 and not lease.was_fetched
+    good(client.get(f"/v1/handoffs/{handle}?final=12"))
+    assert lease.was_fetched
+    assert client.delete(f"/v1/handoffs/{handle}?used=false").status_code == 204
+    assert not lease.was_fetched
+
+
+OWNER = """
+import sys, time
+from service.handoffs.shared_memory import SharedMemory
+memory = SharedMemory(5000)
+assert memory.reserve(0, 5000)
+print(memory.name, flush=True)
+time.sleep(600)
+"""
+
+
+def test_memory_of_a_killed_service_is_removed_by_the_next_and_that_of_a_living_one_is_not() -> None:
+    owners = [subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        names = [each.stdout.readline().strip() for each in owners if each.stdout]
+        owners[0].kill()
+        owners[0].wait()
+        assert all((FOLDER / each).exists() for each in names)
+        Handoffs(1 << 20).close()
+        assert [(FOLDER / each).exists() for each in names] == [False, True]
+    finally:
+        for each in owners:
+            each.kill()
+            each.communicate()
+        sweep_shared_memory()
+    assert not (FOLDER / names[1]).exists()
+
+
+def test_where_the_folder_has_no_room_memory_is_this_process_own(inside: Inside, client: httpx.Client) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.handoffs.shared_memory.FOLDER", FOLDER / "absent")
+        given = fuse(client)
+    form = good(client.get(f"/v1/handoffs/{given['handle']}?final=12"))
+    assert form["shared"] == ""
+    path = f"/v1/handoffs/{given['handle']}/layers/0?start=0&stop={form['tokens'] - 1}"
+    assert any(client.get(path).content)
 
 
 def _operator(inside: Inside) -> Principal:

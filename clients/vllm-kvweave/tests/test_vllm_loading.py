@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import secrets
 import threading
 import time
 import zlib
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_kvweave.load_jobs import LoadJob, StepJobs, digest_of
+from vllm_kvweave.shared_prompt import FOLDER
 from vllm_kvweave.source import Source
 
 pytest.importorskip("torch")
@@ -55,6 +58,8 @@ def prompt(**wrong: object) -> Prompt:
         "digest": digest_of(IDS),
         "dtype": "float32",
         "layers": [{"index": each, **shape} for each in LAYERS],
+        "final": 0,
+        "shared": "",
     }
     made = Prompt(keys, values, {**form, **wrong})
     made.gate.set()
@@ -62,47 +67,71 @@ def prompt(**wrong: object) -> Prompt:
 
 
 @contextmanager
-def served(held: Prompt) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+def shared(held: Prompt, *, wrong: str = "") -> Iterator[None]:
+    """The prompt in this host's memory, as kvweave lays it there, too."""
+    parts = [each[layer].numpy().tobytes() for layer in LAYERS for each in (held.keys, held.values)]
+    path = FOLDER / f"kvweave-{secrets.token_urlsafe(24)}"
+    path.write_bytes(b"".join(parts) + (b"more" if wrong == "size" else b""))
+    held.form["shared"] = {"name": f"../shm/{path.name}", "absent": path.name[:-1]}.get(wrong, path.name)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # kvweave removes what nobody has locked
+        try:
+            yield
+        finally:
+            path.unlink()
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
 
-        def say(self, status: int, body: bytes, **headers: str) -> None:
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            self.wfile.write(body)
+class PromptHandler(BaseHTTPRequestHandler):
+    held: Prompt
+    protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
-            held.asked.append(self.path)
-            parts = urlsplit(self.path)
-            if self.headers["Authorization"] != f"Bearer {KEY}" or "/handle" not in parts.path:
-                return self.say(404, b"there is no such handle")
-            if "/layers/" not in parts.path:
-                return self.say(200, json.dumps(held.form).encode())
-            held.gate.wait(20)
-            layer = int(parts.path.rpartition("/")[2])
-            wanted = {name: int(value[0]) for name, value in parse_qs(parts.query).items()}
-            mine = max(1, HEADS // wanted["ranks"])
-            first = wanted["rank"] * HEADS // wanted["ranks"]
-            cut = [
-                each[layer][wanted["start"] : wanted["stop"], first : first + mine].contiguous()
-                for each in (held.keys, held.values)
-            ]
-            body = b"".join(each.numpy().tobytes() for each in cut)
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def say(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.held.asked.append(self.path)
+        parts = urlsplit(self.path)
+        if self.headers["Authorization"] != f"Bearer {KEY}" or "/handle" not in parts.path:
+            return self.say(404, b"there is no such handle")
+        if "/layers/" not in parts.path:
+            final = int(parse_qs(parts.query)["final"][0])
+            if final:
+                self.held.gate.wait(20)
+            return self.say(200, json.dumps({**self.held.form, "final": final}).encode())
+        self.held.gate.wait(20)
+        layer = int(parts.path.rpartition("/")[2])
+        wanted = {name: int(value[0]) for name, value in parse_qs(parts.query).items()}
+        mine = max(1, HEADS // wanted["ranks"])
+        first = wanted["rank"] * HEADS // wanted["ranks"]
+        cut = [
+            each[layer][wanted["start"] : wanted["stop"], first : first + mine].contiguous()
+            for each in (self.held.keys, self.held.values)
+        ]
+        body = b"".join(each.numpy().tobytes() for each in cut)
+        crc = str(zlib.crc32(body))
+        if layer in self.held.damaged:
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        if layer in self.held.short:
+            body = body[:-4]
             crc = str(zlib.crc32(body))
-            if layer in held.damaged:
-                body = body[:-1] + bytes([body[-1] ^ 1])
-            if layer in held.short:
-                body = body[:-4]
-                crc = str(zlib.crc32(body))
-            return self.say(200, body, x_crc32=crc)
+        return self.say(200, body, x_crc32=crc)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    def do_DELETE(self) -> None:
+        self.held.asked.append(f"DELETE {self.path}")
+        self.say(204, b"")
+
+
+@contextmanager
+def served(held: Prompt) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (PromptHandler,), {"held": held}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -171,19 +200,25 @@ def until_ended(loading: Loading, count: int = 1) -> tuple[set[str], set[str]]:
     st.sampled_from([(4,), (3, 8), (32, 1)]),
     st.sampled_from([(0, 1), (1, 2), (3, 4), (5, 8)]),
     st.integers(0, len(IDS) - 2),
+    st.sampled_from(["memory", "http"]),
     st.randoms(use_true_random=False),
 )
 def test_each_token_that_has_a_block_stands_in_its_slot_and_nothing_else_is_written(
-    sizes: tuple[int, ...], place: tuple[int, int], start: int, draw: object
+    sizes: tuple[int, ...], place: tuple[int, int], start: int, medium: str, draw: object
 ) -> None:
     rank, ranks = place
     blocks = tuple(draw.sample(range(1, 200), -(-len(IDS) // size)) for size in sizes)  # type: ignore[attr-defined]
     if len(sizes) > 1:  # a window has left the first blocks of the second group
         blocks[1][: len(blocks[1]) // 2] = [0] * (len(blocks[1]) // 2)
     held, cache = prompt(), Cache()
-    with served(held) as url, worker(url, cache, rank=rank, ranks=ranks, sizes=sizes) as loading:
+    with (
+        shared(held) if medium == "memory" else nullcontext(),
+        served(held) as url,
+        worker(url, cache, rank=rank, ranks=ranks, sizes=sizes) as loading,
+    ):
         loading.begin(StepJobs([job(start=start, blocks=blocks)]))
         assert until_ended(loading) == ({"one"}, set())
+    assert any("/layers/" in each for each in held.asked) == (medium == "http")
     mine, first = max(1, HEADS // ranks), rank * HEADS // ranks
     wanted: dict[tuple[int, int], object] = {}
     for layer in LAYERS:
@@ -221,9 +256,34 @@ def test_a_prompt_with_a_fault_fails_and_the_next_one_loads(what: str) -> None:
     with served(held) as url, worker(url, Cache()) as loading:
         loading.begin(StepJobs([job()]))
         assert until_ended(loading) == ({"one"}, {"one"})
+    assert held.asked[-1] == "DELETE /v1/handoffs/handle?used=false"
     with served(prompt()) as url, worker(url, Cache()) as loading:
         loading.begin(StepJobs([job()]))
         assert until_ended(loading) == ({"one"}, set())
+
+
+@pytest.mark.parametrize("wrong", ["size", "name", "absent"])
+def test_memory_that_is_not_the_prompts_is_left_alone_and_the_layers_are_fetched(wrong: str) -> None:
+    held, cache = prompt(), Cache()
+    with shared(held, wrong=wrong), served(held) as url, worker(url, cache) as loading:
+        loading.begin(StepJobs([job()]))
+        assert until_ended(loading) == ({"one"}, set())
+    assert sum("/layers/" in each for each in held.asked) == len(LAYERS) and len(cache.rows) == 3 * (len(IDS) - 1)
+
+
+def test_a_shared_prompt_is_written_layer_by_layer_as_they_come_and_asked_for_whole() -> None:
+    held, cache = prompt(), Cache()
+    held.gate.clear()
+    with shared(held), served(held) as url, worker(url, cache) as loading:
+        loading.begin(StepJobs([job()]))
+        end = time.monotonic() + 30
+        while len(held.asked) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert not cache.rows
+        held.gate.set()
+        assert until_ended(loading) == ({"one"}, set())
+    assert [each.rpartition("=")[2] for each in held.asked] == ["0", "1", "2", "3"]
 
 
 def test_a_handle_that_is_gone_and_a_service_that_is_away_fail() -> None:
@@ -257,7 +317,7 @@ def test_a_load_that_is_called_off_ends_before_its_next_layer() -> None:
         loading.begin(StepJobs(cancelled=["one", "unknown"]))
         held.gate.set()
         assert until_ended(loading) == ({"one"}, {"one"})
-        assert len(held.asked) == 2, "the form and one layer"
+        assert len(held.asked) == 3, "the form and one layer, and that nothing came of it"
 
 
 def test_a_key_stays_with_the_address_that_it_is_for() -> None:

@@ -6,20 +6,23 @@ A load that fails, for whatever reason, is reported as such, and vLLM computes t
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from mmap import mmap
 from threading import Condition, Event
 
 import torch
 from torch import Tensor
 
 from vllm_kvweave.load_jobs import LoadJob, StepJobs
+from vllm_kvweave.shared_prompt import mapped_prompt
 from vllm_kvweave.source import LayerForm, Part, PromptForm, Pull, Refused, Source
 
 log = logging.getLogger("vllm.kvweave")
 
 PULLS = 4  # prompts at once
 NULL = 0  # vLLM's block for what a sliding window has left
+UNUSED_S = 1.0  # that kvweave may take to hear of a load that failed, before vLLM does
 IDLE_S = 0.005  # a step that computes nothing waits so long for a load: vLLM asks again at once
 
 
@@ -115,39 +118,51 @@ class Loading:
                 self._changed.notify()
 
     def _load(self, job: LoadJob, called_off: Event) -> None:
-        if called_off.is_set():
-            raise Refused("it is wanted no more")
-        with self._source.pull(job.handle, timeout_s=job.timeout_s) as pull:
-            form = pull.form()
-            layers = self._fitting(job, form)
-            places = [_places(job, group, size=size) for group, size in enumerate(self._place.block_sizes)]
-            for layer, layer_form in layers:
-                if called_off.is_set():
-                    raise Refused("it is wanted no more")
-                keys, values = self._pulled(pull, job, layer=layer, form=layer_form)
-                kept, slots = places[layer.group]
-                with torch.inference_mode(), self._place.beside():
-                    layer.write(PagedRows(keys[kept], values[kept], slots))
+        """Brings a prompt, or tells kvweave that it was not used, before vLLM begins to compute it."""
+        is_there = False
+        try:
+            with self._source.pull(job.handle, timeout_s=job.timeout_s) as pull:
+                self._bring(pull, job, called_off=called_off)
+            is_there = True
+        finally:
+            if not is_there:
+                with suppress(Refused):
+                    self._source.release(job.handle, timeout_s=UNUSED_S, used=False)
 
-    def _fitting(self, job: LoadJob, form: PromptForm) -> list[tuple[PagedLayer, LayerForm]]:
-        """Each layer with kvweave's form of it. Raises Refused where the prompt is another, or another model's."""
+    def _bring(self, pull: Pull, job: LoadJob, *, called_off: Event) -> None:
+        form = pull.form()
+        self._check(job, form)
+        places = [_places(job, group, size=size) for group, size in enumerate(self._place.block_sizes)]
+        memory = mapped_prompt(form.shared, form.start(len(form.layers)) * self._dtype.itemsize)
+        for number, layer in enumerate(self._layers):
+            if called_off.is_set():
+                raise Refused("it is wanted no more")
+            if memory is None:
+                keys, values = self._pulled(pull, job, layer=layer, form=form.layers[number])
+            else:
+                is_last = number + 1 == len(self._layers)  # who asks for all says that he has all
+                form = pull.form(number + 1) if is_last or number >= form.final else form
+                keys, values = self._mapped(memory, job, form=form, number=number)
+            kept, slots = places[layer.group]
+            with torch.inference_mode(), self._place.beside():
+                layer.write(PagedRows(keys[kept], values[kept], slots))
+
+    def _check(self, job: LoadJob, form: PromptForm) -> None:
+        """Raises Refused where the prompt is another, or another model's."""
         if form.digest != job.digest or form.tokens != job.stop + 1:
             raise Refused("the handle is for other token ids")
         if form.dtype != self._place.dtype:
             raise Refused(f"the prompt's numbers are {form.dtype}, vLLM computes in {self._place.dtype}: give both one")
-        by_index = {each.index: each for each in form.layers}
-        if [each.index for each in self._layers] != sorted(by_index):
-            raise Refused(f"the prompt has {len(by_index)} layers, and vLLM others: both serve one model")
-        pairs = [(layer, by_index[layer.index]) for layer in self._layers]
-        for layer, other in pairs:
+        if [each.index for each in self._layers] != [each.index for each in form.layers]:
+            raise Refused(f"the prompt has {len(form.layers)} layers, and vLLM others: both serve one model")
+        for layer, other in zip(self._layers, form.layers, strict=True):
             shares = {_share(each, self._place.ranks) for each in (other.key_heads, other.value_heads)}
             if shares != {layer.heads} or (other.key_dim, other.value_dim) != (layer.key_dim, layer.value_dim):
                 raise Refused(f"layer {layer.index} has another shape in vLLM: both serve one model")
-        return pairs
 
     def _pulled(self, pull: Pull, job: LoadJob, *, layer: PagedLayer, form: LayerForm) -> tuple[Tensor, Tensor]:
         """Keys and values (T, H, D) of this worker's heads."""
-        dtype: torch.dtype = getattr(torch, self._place.dtype)
+        dtype = self._dtype
         tokens = job.stop - job.start
         key_count, value_count = tokens * layer.heads * layer.key_dim, tokens * layer.heads * layer.value_dim
         part = Part(job.start, job.stop, self._place.rank, self._place.ranks)
@@ -155,6 +170,23 @@ class Loading:
         both = torch.frombuffer(body, dtype=dtype)
         keys = both[:key_count].reshape(tokens, layer.heads, layer.key_dim)
         return keys, both[key_count:].reshape(tokens, layer.heads, layer.value_dim)
+
+    def _mapped(self, memory: mmap, job: LoadJob, *, form: PromptForm, number: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (T, H, D) of this worker's heads, where they lie."""
+        place, layer = self._place, form.layers[number]
+        whole = torch.frombuffer(memory, dtype=self._dtype)[form.start(number) : form.start(number + 1)]
+        keys = whole[: (form.tokens - 1) * layer.key_heads * layer.key_dim]
+        cut: list[Tensor] = []
+        for rows, heads in ((keys, layer.key_heads), (whole[len(keys) :], layer.value_heads)):
+            first = place.rank * heads // place.ranks
+            mine = slice(first, first + _share(heads, place.ranks))
+            cut.append(rows.reshape(form.tokens - 1, heads, -1)[job.start : job.stop, mine])
+        return cut[0], cut[1]
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self._place.dtype)
+        return dtype
 
 
 def _share(heads: int, ranks: int) -> int:

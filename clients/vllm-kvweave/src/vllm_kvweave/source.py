@@ -32,15 +32,29 @@ class LayerForm:
     value_heads: int
     value_dim: int
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers the layer keeps for each token."""
+        return self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
 
 @dataclass(frozen=True, slots=True)
 class PromptForm:
-    """What kvweave says of a prompt: its tokens, the last one included, and the form of its numbers."""
+    """What kvweave says of a prompt: its tokens, the last one included, and the form of its numbers.
+
+    `final`: so many layers, the first ones, are there. `shared`: the name of this host's memory that has them, if any.
+    """
 
     tokens: int
     digest: str
     dtype: str
     layers: tuple[LayerForm, ...]
+    final: int
+    shared: str
+
+    def start(self, layer: int) -> int:
+        """How many numbers stand before those of a layer, counted from 0, where they lie one behind the other."""
+        return (self.tokens - 1) * sum(each.numbers for each in self.layers[:layer])
 
     @classmethod
     def parse(cls, text: bytes | bytearray) -> "PromptForm":
@@ -49,7 +63,8 @@ class PromptForm:
             said = cast("dict[str, object]", json.loads(text))
             layers = cast("list[dict[str, int]]", said["layers"])
             forms = tuple(LayerForm(**{name: int(each[name]) for name in LayerForm.__slots__}) for each in layers)
-            return cls(int(cast(int, said["tokens"])), str(said["digest"]), str(said["dtype"]), forms)
+            tokens, final = (int(cast(int, said[name])) for name in ("tokens", "final"))
+            return cls(tokens, str(said["digest"]), str(said["dtype"]), forms, final, str(said["shared"]))
         except (ValueError, KeyError, TypeError) as error:
             raise Refused(f"kvweave describes the prompt in a way that this version does not know: {error!r}") from None
 
@@ -78,10 +93,13 @@ class Source:
         """A connection for one prompt, all of which has to come in that time."""
         return Pull(self._connection(timeout_s), self._path(handle), headers=self._headers, timeout_s=timeout_s)
 
-    def release(self, handle: str, *, timeout_s: float) -> None:
-        """Lets kvweave forget a prompt. Raises Refused where it does not answer: the prompt's lease ends anyway."""
+    def release(self, handle: str, *, timeout_s: float, used: bool = True) -> None:
+        """Lets kvweave forget a prompt, and says whether it was used.
+
+        Raises Refused where kvweave does not answer: the prompt's lease ends anyway.
+        """
         with self.pull(handle, timeout_s=timeout_s) as pull:
-            pull.release()
+            pull.release(used=used)
 
     def _path(self, handle: str) -> str:
         return f"{self._parts.path.rstrip('/')}/v1/handoffs/{quote(handle, safe='')}"
@@ -104,9 +122,9 @@ class Pull:
         self._headers = headers
         self._end = time.monotonic() + timeout_s
 
-    def form(self) -> PromptForm:
-        """What kvweave says of the prompt."""
-        return PromptForm.parse(self._ask("GET", "")[1])
+    def form(self, final: int = 0) -> PromptForm:
+        """What kvweave says of the prompt, as soon as so many of its layers are there."""
+        return PromptForm.parse(self._ask("GET", f"?final={final}")[1])
 
     def layer(self, form: LayerForm, *, part: Part, nbytes: int) -> bytearray:
         """The bytes of a part of a layer, checked."""
@@ -116,9 +134,9 @@ class Pull:
             raise Refused(f"layer {form.index} came damaged")
         return body
 
-    def release(self) -> None:
+    def release(self, *, used: bool = True) -> None:
         """Lets kvweave forget the prompt."""
-        self._ask("DELETE", "")
+        self._ask("DELETE", "" if used else "?used=false")
 
     def close(self) -> None:
         """Lets go of the connection."""
