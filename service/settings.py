@@ -6,11 +6,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from blend.errors import PromptError
 from blend.fuse.policy import check_policy
+from service.generator_address import GeneratorAddress
 from store.codec.spec import Spec
 from store.errors import SpecError
 
@@ -57,6 +64,10 @@ def _codec(name: str) -> str:
         raise ValueError(str(error)) from error
 
 
+def _generator(given: object) -> object:
+    return GeneratorAddress.parse(given) if isinstance(given, str) and given else given or None
+
+
 class Settings(BaseSettings):
     """What can be set. Each has a sentence in docs/settings.md."""
 
@@ -83,7 +94,12 @@ class Settings(BaseSettings):
     embedder_key: Annotated[SecretStr, Field(description="key of a remote embedder")] = SecretStr("")
     reranker: Annotated[str, Field(description="URL#model of the reranker")] = ""
     reranker_key: Annotated[SecretStr, Field(description="key of the reranker")] = SecretStr("")
-    generator: Annotated[SecretStr, Field(description="URL of a vLLM that generates, with its key")] = SecretStr("")
+    generator: Annotated[
+        GeneratorAddress | None,
+        NoDecode,
+        BeforeValidator(_generator),
+        Field(description="URL of a vLLM that generates, with its key"),
+    ] = None
     chunk_tokens: Annotated[int, Field(description="tokens of a chunk at most", ge=16, le=4096)] = 256
     top_k: Annotated[int, Field(description="chunks of an answer, where the request does not say", ge=0, le=100)] = 5
     kv_bytes: Annotated[

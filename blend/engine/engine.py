@@ -45,6 +45,7 @@ class EngineRequest:
     `owner`: a prefix that is kept for one owner is used for no other, who could tell by the time it takes.
     `payer`: whose share of the engine's time it takes. `within_s`: seconds until the answer has to be whole. `as_of`:
     when its texts were looked up, on the monotonic clock.
+    `session`: what whoever goes on with prompts keeps of one for the next, alike blended; empty for none.
     `receiver`: whoever goes on with the prompt; the request is then over behind Ready, with nothing generated.
     """
 
@@ -54,8 +55,14 @@ class EngineRequest:
     owner: str = ""
     payer: str = ""
     within_s: float | None = None
+    session: str = ""
     as_of: float = field(default_factory=time.monotonic, compare=False)
     receiver: PromptReceiver | None = None
+
+    @property
+    def session_by_order(self) -> str:
+        """The session, apart for each way to blend; empty for none."""
+        return f"{self.order.policy} {self.order.ratio} {self.session}" if self.session else ""
 
     @property
     def most_tokens(self) -> int:

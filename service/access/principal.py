@@ -16,17 +16,18 @@ DEFAULT_TENANT = "default"
 class Role(IntEnum):
     """What a key may do; each may do all that a lower one may."""
 
+    FETCH = 0  # prompts that were handed over, for a vLLM
     READ = 1
     WRITE = 2
     ADMIN = 3
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """The role that is named `read`, `write` or `admin`. Raises ValueError for another name."""
+        """The role that is named `fetch`, `read`, `write` or `admin`. Raises ValueError for another name."""
         try:
             return cls[name.upper()]
         except KeyError:
-            raise ValueError(f"a role is one of read, write, admin, got {name!r}") from None
+            raise ValueError(f"a role is one of fetch, read, write, admin, got {name!r}") from None
 
     @property
     def label(self) -> str:
@@ -62,6 +63,12 @@ class Principal:
     def is_operator(self) -> bool:
         """May this key see and switch what concerns all tenants?"""
         return self.tenant == DEFAULT_TENANT and self.role == Role.ADMIN and self.bound is None
+
+    @property
+    def fetches_all(self) -> bool:
+        """May this key fetch what was handed over for any tenant?"""
+        is_fetching = self.tenant == DEFAULT_TENANT and self.role == Role.FETCH and self.bound is None
+        return is_fetching or self.is_operator
 
 
 OPEN = Principal(DEFAULT_TENANT, Role.ADMIN, "none")  # whoever asks a service that has its keys switched off

@@ -50,8 +50,8 @@ class AnswerRequest:
     `asks`: the last turn is a question about the passages and is framed as one; else it stands as it is written.
     `inline`: chunks are recognised wherever their text stands in the turns, as they always are in `documents`.
     `within_s`: the answer is worth nothing later than so many seconds after it was asked for.
-    `receiver`: whoever goes on with the prompt; nothing is generated then. `as_of`: when it was asked, on the monotonic
-    clock.
+    `session`: the conversation that it is part of, as its key names it. `receiver`: whoever goes on with the prompt;
+    nothing is generated then. `as_of`: when it was asked, on the monotonic clock.
     """
 
     principal: Principal
@@ -67,5 +67,11 @@ class AnswerRequest:
     template: Mapping[str, Option] = field(default_factory=dict[str, Option])
     within_s: float | None = None
     id: str = ""
+    session: str = ""
     receiver: PromptReceiver | None = None
     as_of: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def session_of_key(self) -> str:
+        """The session, apart for each key; empty for none."""
+        return repr((self.principal.tenant, self.principal.key_id, self.session)) if self.session else ""

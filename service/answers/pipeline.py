@@ -263,7 +263,7 @@ class Pipeline:
         sharing = repr(principal.bound) if self._settings.shared_prefixes else principal.key_id
         owner = f"{principal.tenant} {sharing}"
         asked = EngineRequest(prompt, sampling, plan.decision.order, owner=owner, payer=principal.tenant)
-        return replace(asked, within_s=left_s, receiver=ask.receiver, as_of=ask.as_of)
+        return replace(asked, within_s=left_s, session=ask.session_of_key, receiver=ask.receiver, as_of=ask.as_of)
 
     def _mend(self, ask: AnswerRequest, plan: EnginePlan, *, report: FuseReport) -> None:
         """Asks that records be computed which were missing, or turned out to be damaged."""

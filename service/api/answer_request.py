@@ -50,6 +50,7 @@ def to_answer_request(by: Caller, wanted: AskedQuestion, *, sampling: SamplingIn
         sampling=_sampling(sampling),
         grammar=_grammar(sampling),
         asks=True,
+        session=wanted.session,
         id=f"query-{secrets.token_hex(12)}",
     )
 

@@ -101,8 +101,14 @@ class Guarded(APIRoute):
             raise WrongMedia(f"send {' or '.join(self.media)}, not {kind[:80] or 'a body without a Content-Type'}")
 
 
+class Fetches(Guarded):
+    """A route for every key, a vLLM's too."""
+
+    role = Role.FETCH
+
+
 class Reads(Guarded):
-    """A route for every key."""
+    """A route for keys that may ask."""
 
 
 class Writes(Guarded):

@@ -29,9 +29,8 @@ from service.bodies.query import SamplingIn
 from service.bodies.search import SourceOut
 from service.handoffs.handoff import LayerPart
 from service.handoffs.handoff_receiver import HandoffReceiver
-from service.handoffs.handoffs import HandoffReaders, Lease
+from service.handoffs.handoffs import HandoffReaders
 
-SALT_BYTES = 32
 MEDIA = "application/octet-stream"
 CHECKSUM = "X-Crc32"
 
@@ -64,26 +63,25 @@ async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
                     end = event
         assert end is not None, "the pipeline ended without a prompt"
         is_told = True
-        return _answer(ask.id, receiver.lease, sources=sources, end=end, lease_s=handoffs.lease_s)
+        sharing = f"{end.report.policy} {end.report.ratio} {ask.session_of_key}" if ask.session else ""
+        told = HandoverParams(
+            handle=receiver.lease.handle, tokens=len(receiver.lease.handoff.ids), digest=receiver.lease.handoff.digest
+        )
+        return FuseAnswer(
+            id=ask.id,
+            ids=list(receiver.lease.handoff.ids),
+            handle=told.handle,
+            salt=handoffs.salt(sharing),
+            digest=told.digest,
+            lease_s=handoffs.lease_s,
+            kv_transfer_params={"kvweave": told},
+            sources=sources,
+            usage=rendered_usage(end.usage),
+            report=end.report,
+        )
     finally:
         if not is_told:
             receiver.close()
-
-
-def _answer(id: str, lease: Lease, *, sources: list[SourceOut], end: Finished, lease_s: float) -> FuseAnswer:
-    ids, digest = lease.handoff.ids, lease.handoff.digest
-    return FuseAnswer(
-        id=id,
-        ids=list(ids),
-        handle=lease.handle,
-        salt=secrets.token_urlsafe(SALT_BYTES),
-        digest=digest,
-        lease_s=lease_s,
-        kv_transfer_params={"kvweave": HandoverParams(handle=lease.handle, tokens=len(ids), digest=digest)},
-        sources=sources,
-        usage=rendered_usage(end.usage),
-        report=end.report,
-    )
 
 
 async def get_handoff(by: By, handle: str, *, wanted: Annotated[HandoffQuery, Query()]) -> HandoffOut:

@@ -73,7 +73,7 @@ class RequestLimits:
         who = holder(scope)
         if who and who.is_operator and scope["path"] == SCRAPES:
             return places.scrape()
-        if who and who.is_operator and scope["path"].startswith(FETCHES):
+        if who and who.fetches_all and scope["path"].startswith(FETCHES):
             return places.fetch()
         caller, most = (who.key_id, WAITING) if who else ("", ANONYMOUS_WAITING)
         if self._turns.waiting(caller) >= most:

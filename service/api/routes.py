@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fastapi.routing import APIRoute
 
 from service.api import cache, collections, documents, handoffs, health, jobs, query, search, stats, uploads
-from service.api.guards import Operates, Reads, Uploads, Writes
+from service.api.guards import Fetches, Operates, Reads, Uploads, Writes
 from service.api.openapi import ANSWER, FUSED, LAYER, PROGRESS, SCRAPE, TO_COLLECTION, TO_DOCUMENT, TO_JOB, Schema
 
 ONE = "/v1/documents/{document_id:name}"
@@ -59,9 +59,9 @@ ROUTES = (
     Route("POST", "/v1/rerank", search.rerank, Reads, (404,)),
     Route("POST", "/v1/query", query.query, Reads, (404,), answers=ANSWER),
     Route("POST", "/v1/fuse", handoffs.fuse, Reads, (404,), answers=FUSED),
-    Route("GET", HANDOFF, handoffs.get_handoff, Reads, (404,)),
-    Route("GET", f"{HANDOFF}/layers/{{layer}}", handoffs.get_layer, Reads, (404,), answers=LAYER),
-    Route("DELETE", HANDOFF, handoffs.release_handoff, Reads, (404,), status=204),
+    Route("GET", HANDOFF, handoffs.get_handoff, Fetches, (404,)),
+    Route("GET", f"{HANDOFF}/layers/{{layer}}", handoffs.get_layer, Fetches, (404,), answers=LAYER),
+    Route("DELETE", HANDOFF, handoffs.release_handoff, Fetches, (404,), status=204),
     Route("POST", "/v1/cache/lookup", cache.lookup, Reads, (404,)),
     Route("POST", "/v1/cache/prefetch", cache.prefetch, Writes, (404,)),
     Route("POST", "/v1/cache/pin", cache.pin, Writes, (404,)),

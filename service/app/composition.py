@@ -32,7 +32,6 @@ from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
 from service.corpus.tenants import TENANTS, Tenants
 from service.generator.agreement import Comparison
-from service.generator.generator_address import GeneratorAddress
 from service.generator.handed_speeds import GeneratorTimes, HandedSpeeds
 from service.generator.vllm_client import VllmClient
 from service.generator.vllm_engine import VllmEngine
@@ -82,11 +81,6 @@ def compose_core(settings: Settings) -> Core:
     for setting, name in (("model", settings.model), ("embedder", settings.embedder)):
         if name != BUILTIN and not name.startswith(REMOTE):
             hub_checkpoint(name, setting=setting)
-    if settings.generator:
-        try:
-            GeneratorAddress.parse(settings.generator.get_secret_value())
-        except ValueError as error:
-            raise SettingsError(f"generator: {error}") from None
     return Core(
         settings,
         store=lambda: compose_store(settings),
@@ -124,10 +118,10 @@ def _equipped(settings: Settings, model: ServedModel) -> ServedModel:
     """
     handoffs = Handoffs(settings.kv_bytes // 2)
     model = replace(model, speeds=_speeds(settings, model), handoffs=handoffs)
-    if not settings.generator:
+    address = settings.generator
+    if address is None:
         return model
     times = GeneratorTimes()
-    address = GeneratorAddress.parse(settings.generator.get_secret_value())
     client = VllmClient(address.url, address.key)
     engine = VllmEngine(Comparison(model, model.engine, handoffs, client, address, times))
     speeds = None if model.speeds is None else HandedSpeeds.over(model.speeds, times)

@@ -10,6 +10,7 @@ from service.answers.events import ChunkReport, Report
 from service.bodies.fields import WHOLE, ChunkId, CollectionName, Filter, Name, OneOf, Strict, Text, Title, Whole
 from service.bodies.search import SourceOut
 
+SESSION = "The conversation, for vLLM to keep what it has of it for this key's next turn"
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
@@ -104,6 +105,7 @@ class AskedQuestion(OneOf):
     chunk_ids: list[ChunkId] = Field(default_factory=list[str], max_length=1000)
     documents: list[LooseIn] = Field(default_factory=list[LooseIn], max_length=100_000)
     blend: BlendIn | None = None
+    session: Name = Field("", description=SESSION)
 
 
 class QueryRequest(AskedQuestion):

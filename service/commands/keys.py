@@ -63,7 +63,9 @@ def create(
     role: Annotated[
         str,
         typer.Option(
-            metavar="ROLE", help="read, write or admin; each may do what the one before may.", autocompletion=a_role
+            metavar="ROLE",
+            help="fetch (for a vLLM), read, write or admin; each may do what the one before may.",
+            autocompletion=a_role,
         ),
     ] = "read",
     where: Filter = "",

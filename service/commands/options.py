@@ -45,7 +45,7 @@ def a_codec() -> list[str]:
 
 def a_role() -> list[str]:
     """The roles that a key can have."""
-    return ["read", "write", "admin"]
+    return ["fetch", "read", "write", "admin"]
 
 
 def policies(incomplete: str) -> list[str]:

@@ -11,10 +11,10 @@ from blend.engine.engine import Done, Engine, EngineRequest, Event, Failed, Toke
 from blend.engine.sampling import Picked, Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt
-from service.generator.generator_address import GeneratorAddress
 from service.generator.handed_prompt import handed_params
 from service.generator.handed_speeds import GeneratorTimes, LinearTime
 from service.generator.vllm_client import Completion, GeneratorAway, VllmClient
+from service.generator_address import GeneratorAddress
 from service.handoffs.handoff_receiver import HandoffReceiver
 from service.handoffs.handoffs import HandoffReaders, Handoffs
 from service.model.prompt_builder import TurnPart, TurnParts
@@ -92,7 +92,7 @@ class Comparison:
 
     async def _handed(self, model: str, ids: Sequence[int]) -> tuple[tuple[Picked, ...], float, float]:
         """A prompt that is computed here and goes on there: its next token, bytes of a token, and vLLM's seconds."""
-        readers = HandoffReaders("", time.monotonic(), are_operators=True)
+        readers = HandoffReaders("", time.monotonic(), is_internal=True)
         receiver = HandoffReceiver(self.handoffs, readers)
         request = EngineRequest(Prompt((), (), tuple(ids)), order=ORDER, receiver=receiver)
         try:

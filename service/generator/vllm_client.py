@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import httpx
@@ -23,7 +23,10 @@ class GeneratorAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What vLLM is asked: to go on behind these ids. `salt` says who shares its cache; `params` are a handover's."""
+    """What vLLM is asked: to go on behind these ids. `salt` says who shares its cache; `params` are a handover's.
+
+    `rules`: fields of OpenAI's for tokens that are to be likelier, or less likely.
+    """
 
     model: str
     ids: Sequence[int]
@@ -31,6 +34,7 @@ class Completion:
     stop_ids: Sequence[int]
     salt: str
     params: Mapping[str, object] | None = None
+    rules: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def body(self, most_tokens: int) -> Json:
         """The body, for at most so many tokens. Nothing is left to vLLM's defaults; stop strings are found here."""
@@ -51,6 +55,7 @@ class Completion:
             "return_token_ids": True,
             "cache_salt": self.salt,
         }
+        body |= self.rules
         if sampling.seed is not None:
             body["seed"] = (sampling.seed + 2**63) % 2**64 - 2**63  # vLLM's are signed
         if sampling.logprobs is not None:

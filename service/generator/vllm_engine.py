@@ -5,10 +5,8 @@ here, requests fail with the reason, or our own engine answers them, as the oper
 """
 
 import asyncio
-import hmac
 import logging
 import math
-import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -31,6 +29,7 @@ from service.generator.handed_prompt import HandedPrompt, handing_over
 from service.generator.vllm_client import Completion, GeneratedPiece, GeneratorAway
 from service.handoffs.handoff_receiver import HandoffReceiver
 from service.handoffs.handoffs import HandoffReaders
+from service.model.logit_processors import openai_fields
 from service.telemetry.logs import fields
 from store.errors import Miss, MissReason
 from store.record import Record
@@ -39,7 +38,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 60.0  # that a vLLM may take to be compared
 AGAIN_S = 2.0  # between two looks at a vLLM that was away or disagreed
-SALT_BYTES = 32
 
 
 class GeneratedAnswer(PendingRequest):
@@ -74,7 +72,7 @@ class AnswerTicket:
 
 
 class VllmEngine:
-    """See `Engine`. Requests with rules of our own over tokens (grammars, biases) are answered by our own engine."""
+    """See `Engine`. Requests with rules over tokens that vLLM has not (grammars) are answered by our own engine."""
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
@@ -83,7 +81,6 @@ class VllmEngine:
         self._handoffs = comparison.handoffs
         self._client = comparison.client
         self._fingerprint = comparison.served.fingerprint
-        self._secret = secrets.token_bytes(SALT_BYTES)
         self._agreed: Agreement | None = None
         self._problem = ""
         self._looked = -math.inf
@@ -99,9 +96,9 @@ class VllmEngine:
 
     def submit(self, request: EngineRequest, listen: Callable[[Event], None]) -> Ticket:
         """See `Engine.submit`."""
-        if request.receiver is not None or request.sampling.processor is not None:
-            return self._local.submit(request, listen)
         model = self._model
+        if request.receiver is not None or self._rules(request) is None:
+            return self._local.submit(request, listen)
         layout = lay_out(
             request.prompt, fingerprint=self._fingerprint, window=model.window, vocabulary=model.vocabulary
         )
@@ -237,9 +234,11 @@ class VllmEngine:
             )
         async with self._handed_over(answer, agreed) as handed:
             stop_ids = sorted(self._model.prompt_builder.tokenizer.stop_ids)
-            asked = Completion(agreed.model, answer.ids, request.sampling, stop_ids, self._salt(request))
+            salt = self._handoffs.salt(f"exact {request.owner}")
+            asked = Completion(agreed.model, answer.ids, request.sampling, stop_ids, salt)
+            asked = replace(asked, rules=self._rules(request) or {})
             if handed is not None:
-                asked = replace(asked, salt=secrets.token_urlsafe(SALT_BYTES), params=handed.params)
+                asked = replace(asked, salt=self._handoffs.salt(request.session_by_order), params=handed.params)
             pieces = self._client.stream(asked, most_tokens=min(request.sampling.max_tokens, room))
             await self._tell_all(answer, pieces, handed=handed)
 
@@ -250,7 +249,7 @@ class VllmEngine:
         request = answer.request
         if request.order.policy == "full" or not self._handoffs.has_room(int(agreed.token_bytes * len(answer.ids))):
             return nullcontext()
-        readers = HandoffReaders(request.payer, request.as_of, are_operators=True)
+        readers = HandoffReaders(request.payer, request.as_of, is_internal=True)
         return handing_over(HandoffReceiver(self._handoffs, readers), partial(self._fused, answer))
 
     async def _fused(self, answer: GeneratedAnswer, receiver: HandoffReceiver) -> Ready:
@@ -319,6 +318,9 @@ class VllmEngine:
         report = FuseReport(BlendOrder("full", 0.0), 0, 0, len(answer.ids), ((),), misses, 0, seconds)
         return Ready(report, 0.0)
 
-    def _salt(self, request: EngineRequest) -> str:
-        """Whose exact blocks a prompt may share: those of one owner, as with prefixes that are kept here."""
-        return hmac.new(self._secret, request.owner.encode(), "sha256").hexdigest()
+    def _rules(self, request: EngineRequest) -> Mapping[str, object] | None:
+        """The request's own rules over tokens, as vLLM takes them; None for those that it would not obey alike."""
+        processor = request.sampling.processor
+        if processor is not None and request.sampling.logprobs is not None:  # it tells those from before the rules
+            return None
+        return openai_fields(processor, vocabulary=self._model.vocabulary)

@@ -1,5 +1,6 @@
 """All prompts that wait to be fetched: under random handles, for a while, within a bound of memory. Knows no HTTP."""
 
+import hmac
 import logging
 import math
 import secrets
@@ -23,25 +24,27 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 60.0  # a prompt that nobody has fetched so long behind its last layer is forgotten
 HANDLE_BYTES = 24
+SALT_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffReaders:
-    """Who may fetch a prompt besides operators: keys of the tenant with the same filter.
+    """Who may fetch a prompt besides those who fetch all: keys of the tenant with the same filter.
 
-    `as_of`: when its documents were looked up, on the monotonic clock; what is deleted behind that voids the prompt.
+    An `is_internal` one is for these alone. `as_of`: when its documents were looked up, on the monotonic clock; what is
+    deleted behind that voids the prompt.
     """
 
     tenant: str
     as_of: float
     bound: Json | None = None
-    are_operators: bool = False
+    is_internal: bool = False
 
     def admit(self, who: Principal) -> bool:
         """Whether somebody may fetch it."""
-        if who.is_operator:
+        if who.fetches_all:
             return True
-        return not self.are_operators and who.tenant == self.tenant and who.bound == self.bound
+        return not self.is_internal and who.tenant == self.tenant and who.bound == self.bound
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class Handoffs:
     def __init__(self, limit_bytes: int, *, lease_s: float = LEASE_S) -> None:
         self.lease_s = lease_s
         self._limit_bytes = limit_bytes
+        self._secret = secrets.token_bytes(SALT_BYTES)
         self._held: dict[str, Lease] = {}
         self._deleted: dict[str, float] = {}  # when something of a tenant last was, on the monotonic clock
         self._changed = threading.Condition()
@@ -93,6 +97,12 @@ class Handoffs:
         """Whether a prompt of this size would be taken now."""
         with self._changed:
             return self._nbytes() + nbytes <= self._limit_bytes
+
+    def salt(self, sharing: str) -> str:
+        """A secret for whoever goes on with a prompt, the same for all that share; empty: it shares nothing."""
+        if not sharing:
+            return secrets.token_urlsafe(SALT_BYTES)
+        return hmac.new(self._secret, sharing.encode(), "sha256").hexdigest()
 
     def add(self, handoff: Handoff, readers: HandoffReaders) -> Lease:
         """Takes a prompt in, under a new handle. Raises Exhausted where there is no room for it."""

@@ -8,6 +8,8 @@ from torch import Tensor
 from blend.engine.sampling import LogitsProcessor
 from service.errors import Invalid
 
+Fields = Mapping[str, object]
+
 
 class Penalties:
     """Makes less likely what the answer holds already: by `frequency` for each time, by `presence` once."""
@@ -27,6 +29,11 @@ class Penalties:
         self._read = len(ids)
         return logits - self._frequency * self._counts - self._presence * (self._counts > 0)
 
+    @property
+    def fields(self) -> Fields:
+        """The fields of OpenAI's completions that say the same."""
+        return {"frequency_penalty": self._frequency, "presence_penalty": self._presence}
+
 
 class LogitBias:
     """Adds to the logits of some tokens."""
@@ -41,6 +48,16 @@ class LogitBias:
             self._placed = self._place(logits)
         return logits.index_add(0, *self._placed)
 
+    @property
+    def fields(self) -> Fields:
+        """The field of OpenAI's completions that says the same."""
+        return {"logit_bias": {str(token): bias for token, bias in self._biases.items()}}
+
+    @property
+    def highest(self) -> int:
+        """The highest token that it is about."""
+        return max(self._biases)
+
     def _place(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         strange = [token for token in self._biases if not 0 <= token < len(logits)]
         if strange:
@@ -54,11 +71,11 @@ class ProcessorChain:
     """Several processors, each behind the one before."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
-        self._processors = tuple(processors)
+        self.processors = tuple(processors)
 
     def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
         """See `LogitsProcessor`."""
-        for processor in self._processors:
+        for processor in self.processors:
             logits = processor(ids, logits)
         return logits
 
@@ -67,3 +84,19 @@ def chained(*processors: LogitsProcessor | None) -> LogitsProcessor | None:
     """All given processors as one, in this order; None for none. A grammar goes last: nothing lifts what it forbids."""
     given = [processor for processor in processors if processor is not None]
     return ProcessorChain(given) if len(given) > 1 else given[0] if given else None
+
+
+def openai_fields(processor: LogitsProcessor | None, *, vocabulary: int) -> Fields | None:
+    """The fields by which OpenAI's completions do the same; None where none do, or a token is unknown."""
+    match processor:
+        case None:
+            return {}
+        case ProcessorChain(processors=several):
+            parts = [openai_fields(each, vocabulary=vocabulary) for each in several]
+            return None if None in parts else {name: given for part in parts if part for name, given in part.items()}
+        case LogitBias() if processor.highest < vocabulary:
+            return processor.fields
+        case Penalties():
+            return processor.fields
+        case _:
+            return None

@@ -38,6 +38,7 @@ def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, de
         asks=False,
         inline=True,
         template=request.chat_template_kwargs or {},
+        session=request.session or "",
         id=id,
     )
 

@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringC
 from pydantic.config import JsonDict
 
 from blend.model.template import Option
-from service.bodies.fields import WHOLE, ChunkId, CollectionName, Strict
-from service.bodies.query import BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
+from service.bodies.fields import WHOLE, ChunkId, CollectionName, Name, Strict
+from service.bodies.query import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
 
 MOST_TOKENS: Final = 2048  # of an answer whose request does not say: so much memory is set aside for it
 NO_TOOLS: Final = "kvweave serves no tools: leave it out"
@@ -114,6 +114,7 @@ class Extras(Strict):
     chunk_ids: list[ChunkId] | None = Field(None, max_length=1000)
     collection: CollectionName | None = Field(None, description="Search this collection with the last message")
     blend: BlendIn | None = None
+    session: Name | None = Field(None, description=SESSION)
     chat_template_kwargs: dict[str, Option] | None = Field(None, examples=[{"enable_thinking": False}])
 
 

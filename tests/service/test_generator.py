@@ -14,8 +14,8 @@ import pytest
 from blend.engine.engine import EngineRequest, Event, Ticket
 from blend.fuse.record_loader import DamagedRecord, RecordLoader
 from service.access.principal import Role
-from service.generator.generator_address import GeneratorAddress
 from service.generator.vllm_engine import VllmEngine
+from service.generator_address import GeneratorAddress
 from service.handoffs.handoff_receiver import HandoffReceiver
 from tests.service.scripted_vllm import VllmScript, scripted_vllm
 from tests.service.serving import (
@@ -166,6 +166,49 @@ def test_salts_are_secret_and_of_one_request_or_one_key(pair: Pair) -> None:
     assert min(map(len, exact)) >= 32
 
 
+def test_a_session_shares_a_salt_with_itself_alone(pair: Pair) -> None:
+    control = pair.inside.core.control
+    keys = [control.create_key("default", Role.READ)[1] for _ in range(2)]
+    more = {"blend": REUSE, "session": "s"}
+    others = [
+        {},
+        {**more, "session": "t"},
+        {**more, "blend": {"policy": "heads", "ratio": 0.1}},
+        {**more, "blend": {"policy": "full"}},
+        {"blend": {"policy": "full"}},
+    ]
+    for wanted in (more, more, *others):
+        ask(pair.client, QUESTION, **{"blend": REUSE, **wanted})
+    chat = {"model": "default", "messages": [{"role": "user", "content": QUESTION}], "collection": "default"}
+    good(pair.client.post("/v1/chat/completions", json={**chat, **more}))
+    for key in keys:
+        with pair.inside.client(key) as client:
+            ask(client, QUESTION, **more)
+    handed = [good(pair.client.post("/v1/fuse", json={"question": QUESTION, **more}))["salt"] for _ in range(2)]
+    salts = [body["cache_salt"] for body in pair.script.bodies]
+    mine, again, *different = salts
+    assert mine == again == different.pop(5) == handed[0] == handed[1]
+    assert different[3] == different[4], "exact prompts share their key's salt, whatever the session"
+    assert len({mine, *different}) == len(different), "nobody else has it"
+    assert min(map(len, salts)) >= 32
+    pair.inside.core.handoffs.void("default")
+
+
+def test_rules_over_tokens_are_passed_on_where_vllm_has_the_same(pair: Pair, own: httpx.Client) -> None:
+    rules = {"logit_bias": {"5": -100.0, "7": 1.5}, "frequency_penalty": 0.5, "presence_penalty": -0.25}
+    chat = {"model": "default", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 3, "temperature": 0}
+    good(pair.client.post("/v1/chat/completions", json={**chat, **rules}))
+    [body] = pair.script.bodies
+    assert {name: body[name] for name in rules} == rules
+    local = [{"logprobs": True}, {"response_format": {"type": "json_object"}}]
+    for each in local:  # vLLM would tell other probabilities, or has no such grammar
+        found = [good(one.post("/v1/chat/completions", json={**chat, **rules, **each})) for one in (pair.client, own)]
+        assert found[0]["choices"] == found[1]["choices"]
+    unknown = pair.client.post("/v1/chat/completions", json={**chat, "logit_bias": {"999999": 1}})
+    assert unknown.status_code == 400 and "no token 999999" in unknown.text
+    assert len(pair.script.bodies) == 1
+
+
 def test_a_grammar_is_obeyed_by_our_own_engine(pair: Pair) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["heron"]}}}
     answer = ask(pair.client, QUESTION, sampling={"response_format": schema, "max_tokens": 40})
@@ -222,6 +265,7 @@ def test_a_fuse_that_begins_anew_takes_back_what_it_gave(pair: Pair, own: httpx.
         loaded(loader, layer)
         if layer == LAST and not torn:
             torn.append(layer)
+            wait_for(lambda: bool(pair.script.bodies), "vLLM was asked")
             raise DamagedRecord(loader._wanted(layer)[0], "torn")  # pyright: ignore[reportPrivateUsage]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -130,6 +130,8 @@ def test_a_handle_is_no_password(inside: Inside, client: httpx.Client) -> None:
         "same tenant": control.create_key("default", Role.READ)[1],
         "bound": control.create_key("default", Role.READ, bound=bound)[1],
         "foreign": control.create_key("foreign", Role.ADMIN)[1],
+        "foreign vLLM": control.create_key("foreign", Role.FETCH)[1],
+        "bound vLLM": control.create_key("default", Role.FETCH, bound={"t": "b"})[1],
         "unknown": "kvw_unknown",
     }
     handle = fuse(client)["handle"]
@@ -147,9 +149,13 @@ def test_a_handle_is_no_password(inside: Inside, client: httpx.Client) -> None:
         "same tenant": [200, 404, 200, 404],
         "bound": [404, 200, 404, 200, 404],
         "foreign": [404, 404, 404, 404, 404],
+        "foreign vLLM": [404, 404, 404, 404, 404],
+        "bound vLLM": [404, 404, 404, 404, 404],
         "unknown": [401, 401, 401, 401, 401],
     }
-    assert client.get(f"/v1/handoffs/{of_bound}").status_code == 200, "operators fetch for all"
+    for key in (inside.key, control.create_key("default", Role.FETCH)[1]):
+        with inside.client(key) as asking:
+            assert asking.get(f"/v1/handoffs/{of_bound}").status_code == 200, "operators and their vLLM fetch for all"
 
 
 def test_a_released_handle_is_gone_with_its_memory(inside: Inside, client: httpx.Client) -> None:

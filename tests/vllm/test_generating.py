@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.service.serving import Json, events_of, wait_for
-from tests.vllm.conftest import COUNT, Pair, asked
+from tests.service.serving import Json, events_of, good, wait_for
+from tests.vllm.conftest import COUNT, Pair, asked, question
 
 pytestmark = pytest.mark.long
 POLICIES = ("full", "reuse", "hybrid")
@@ -45,6 +45,20 @@ def test_answers_are_those_of_kvweaves_own_engine(pair: Pair) -> None:
     print(f"{COUNT} questions by {POLICIES}; apart: {apart}")
     assert apart == []
     assert len(pair.inside.core.handoffs) == 0
+
+
+def test_rules_over_tokens_give_what_our_own_engine_gives(pair: Pair) -> None:
+    for number in range(min(COUNT, 8)):
+        documents = question(number, "hybrid")["documents"]
+        messages = [{"role": "user", "content": question(number, "hybrid")["question"]}]
+        chat: Json = {"model": "default", "messages": messages, "documents": documents, "temperature": 0}
+        chat |= {"max_tokens": 24, "blend": {"policy": "hybrid"}, "frequency_penalty": 1.5, "presence_penalty": -0.5}
+        plain = good(pair.alone.post("/v1/chat/completions", json=chat))["choices"][0]["message"]["content"]
+        first = pair.inside.core.model.prompt_builder.tokenizer.encode_text(plain.strip())[0]
+        chat["logit_bias"] = {str(first): -100}
+        own, generated = (good(each.post("/v1/chat/completions", json=chat)) for each in (pair.alone, pair.kvweave))
+        assert generated["choices"] == own["choices"]
+        assert own["choices"][0]["message"]["content"] != plain
 
 
 def test_many_streams_at_once_lose_none(pair: Pair) -> None:

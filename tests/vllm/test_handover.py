@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.serving import Json, put_in, wait_for
-from tests.vllm.conftest import COUNT, Pair, loaded, text_of
+from service.access.principal import Role
+from tests.service.serving import Json, good, put_in, wait_for
+from tests.vllm.conftest import ANSWER, COUNT, Pair, loaded, question, text_of
 
 pytestmark = pytest.mark.long
 EXAMPLE = Path(__file__).parents[2] / "clients/vllm-kvweave/examples/openai_client.py"
@@ -60,6 +61,31 @@ def test_only_the_salt_leads_to_what_was_fused(pair: Pair) -> None:
     unsalted = pair.complete(other, cache_salt=None)
     assert (text_of(unsalted), loaded(unsalted)) == (exact, 0), "a handle without a salt is not taken over"
     assert pair.exact(one) == exact
+
+
+def test_a_session_keeps_its_history_in_vllm_for_nobody_else(pair: Pair) -> None:
+    number = next(
+        each for each in range(COUNT) if text_of(pair.complete(fused := pair.fuse(each, "reuse"))) != pair.exact(fused)
+    )
+    stranger = {"Authorization": f"Bearer {pair.inside.core.control.create_key('default', Role.ADMIN)[1]}"}
+
+    def turn(session: str, policy: str = "reuse", headers: dict[str, str] | None = None) -> tuple[str, int, Json]:
+        body = {**question(number, policy), "session": session}
+        fused = good(pair.kvweave.post("/v1/fuse", json=body, headers=headers))
+        completion = pair.complete(fused)
+        return text_of(completion), len(fused["ids"]) - 1 - loaded(completion), fused
+
+    misled, kept, fused = turn("mine")
+    exact = pair.exact(fused)
+    assert kept == 0 and misled != exact
+    again, kept, _ = turn("mine")
+    assert again == misled and kept > 0, "vLLM has the beginning still"
+    others = [turn("other"), turn("mine", headers=stranger), turn("mine", "full")]
+    assert [kept for _, kept, _ in others] == [0, 0, 0]
+    assert [text for text, *_ in others] == [misled, misled, exact]
+    asked = {**question(number, "full"), "session": "mine", "sampling": {"max_tokens": ANSWER}}
+    assert good(pair.kvweave.post("/v1/query", json=asked))["answer"].strip() == exact.strip()
+    assert pair.exact(fused) == exact
 
 
 def test_what_is_wrong_is_computed_by_vllm(pair: Pair) -> None:

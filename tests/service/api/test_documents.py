@@ -273,7 +273,7 @@ def test_statistics_and_the_switch(operator: TestClient, as_key: Clients) -> Non
 
 
 def test_roles_have_labels() -> None:
-    assert [role.label for role in Role] == ["read", "write", "admin"]
+    assert [role.label for role in Role] == ["fetch", "read", "write", "admin"]
 
 
 def test_one_document_is_put_in_by_itself(operator: TestClient) -> None:
