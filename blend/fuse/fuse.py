@@ -115,6 +115,7 @@ def fuse(
         clock.seconds["read"] = clock.seconds.get("read", 0.0) + loader.read_s
         clock.seconds["wait"] = clock.seconds.get("wait", 0.0) + loader.waited_s
         if bool(torch.isfinite(logits).all()):
+            work.settle()
             return FusedPrompt(context, logits, work.report(layout, moved))
         if not selection.layout.spans:
             raise NotFinite("the model's first logits are not finite: its weights are damaged, or overflow its dtype")
@@ -193,7 +194,7 @@ class _Fuse:
             _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._settling(slots, keep), compare))
             assert kept is not None
             pieces.append((slots.index, kept))
-        self._settle(keep)
+        self.settle(keep)
         free = rows & self._cached & ~self._forced
         scores = deviation.scores().masked_fill_(~free, -1.0)
         staying = rows & ~free
@@ -221,7 +222,6 @@ class _Fuse:
             layer_range = LayerRange(start, entering, keep=resume, stop=last)
             _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._settling(slots, last)))
         assert slots is not None and kept is not None
-        self._settle(last + 1)
         logits, _ = self._pass(slots.part(len(slots) - 1, len(slots)), LayerRange(resume, kept[:, -1:]))
         assert logits is not None
         return logits
@@ -240,13 +240,14 @@ class _Fuse:
         """
         return partial(self._before, below=below if slots.last == len(self._ids) - 1 else 0)
 
-    def _settle(self, below: int) -> None:
-        while self._open and self._open[0] < below:
+    def settle(self, below: int | None = None) -> None:
+        """Tells that the layers below this one are final; all of them, once it is certain that nothing begins anew."""
+        while self._open and (below is None or self._open[0] < below):
             self._order.final(self._open.popleft())
 
     def _before(self, layer: int, *, below: int = 0) -> None:
         assert self._feed is not None
-        self._settle(min(layer, below))
+        self.settle(min(layer, below))
         with self._clock.stage("others"):
             self._order.between()
         self._feed.wait(layer)

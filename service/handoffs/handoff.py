@@ -75,7 +75,7 @@ class Handoff:
     @property
     def final(self) -> int:
         """How many layers, the first ones, are there for good."""
-        return sum(each.done() for each in self._arrivals.values())
+        return sum(each.done() and each.exception() is None for each in self._arrivals.values())
 
     def arrival(self, layer: int) -> Future[None]:
         """The moment from which a layer is there for good. It fails with NotFound where the prompt is let go of before.
