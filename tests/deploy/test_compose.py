@@ -1,6 +1,8 @@
 """The image, and the services that `docker compose` runs from it."""
 
 import fnmatch
+import importlib.util
+import json
 import os
 import re
 import shlex
@@ -12,9 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from service.handoffs.shared_memory import FOLDER
 from service.settings import CONFIG
 from tests.deploy.plans import (
     DEPLOY,
@@ -30,6 +34,7 @@ from tests.deploy.plans import (
     parse,
     settings_of,
 )
+from vllm_kvweave.support import VERSIONS, Deployment
 
 COMPOSE = document(ROOT / "docker-compose.yml")
 SERVICES: Plan = COMPOSE["services"]
@@ -174,6 +179,33 @@ def test_prometheus_reads_the_service_with_the_key_that_is_made_for_it() -> None
     assert re.search(rf"mv \S+ {key}$", script, re.MULTILINE)
     (made,) = re.findall(r"^kvweave (.*?) >", script, re.MULTILINE)
     parse(shlex.split(made))
+
+
+def test_vllm_is_of_a_version_that_is_served_and_fetches_by_a_key_that_may_do_nothing_else() -> None:
+    maker, vllm = SERVICES["vllm-key"], SERVICES["vllm"]
+    assert any(vllm["image"].startswith(f"vllm/vllm-openai:v{each}.") for each in VERSIONS)
+    (made,) = re.findall(r"^kvweave (.*?) >", "\n".join(maker["command"]), re.MULTILINE)
+    assert "--role fetch" in made
+    parse(shlex.split(made))
+    assert "vllm-key:/vllm-key" in maker["volumes"] and "vllm-key:/vllm-key:ro" in vllm["volumes"]
+    assert "cat /vllm-key/key" in vllm["command"][0]
+    transfer = json.loads(environment("vllm")["VLLM_TRANSFER"])
+    deployment = Deployment(f"{VERSIONS[-1]}.0", transfer["kv_role"], transfer["kv_load_failure_policy"])
+    deployment.check()
+    assert importlib.util.find_spec(transfer["kv_connector_module_path"].partition(".")[0])
+
+
+def test_vllm_and_the_service_share_a_user_and_the_memory_for_prompts() -> None:
+    address = urlsplit(environment("vllm")["KVWEAVE_BASE_URL"])
+    for name in SERVING:
+        assert SERVICES[name]["user"] == SERVICES["vllm"]["user"]
+        assert f"prompts:{FOLDER}" in SERVICES[name]["volumes"]
+        assert address.hostname in SERVICES[name]["networks"]["default"]["aliases"]
+        assert environment(name)["KVWEAVE_PORT"] == str(address.port)
+    assert f"prompts:{FOLDER}" in SERVICES["vllm"]["volumes"]
+    options = COMPOSE["volumes"]["prompts"]["driver_opts"]
+    user, group = SERVICES["vllm"]["user"].split(":")
+    assert options["type"] == "tmpfs" and {f"uid={user}", f"gid={group}", "mode=0700"} <= {*options["o"].split(",")}
 
 
 def test_grafana_finds_prometheus_and_the_dashboard() -> None:
