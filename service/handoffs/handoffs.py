@@ -109,6 +109,7 @@ class Handoffs:
         lease = Lease(secrets.token_urlsafe(HANDLE_BYTES), handoff, readers, time.monotonic() + self.lease_s)
         with self._changed:
             if self._nbytes() + handoff.nbytes > self._limit_bytes:
+                handoff.let_go()
                 raise Exhausted(
                     f"prompts of {self._nbytes():,} bytes wait to be fetched, and they may take {self._limit_bytes:,}: "
                     "fetch or release some, or raise kv_bytes",
@@ -188,8 +189,8 @@ class Handoffs:
         if lease.handle in self._held:
             try:
                 lease.handoff.put(layer, pair if ready is None else _copied(pair, ready))
-            except OSError as error:
-                log.warning("a prompt was let go of: there is no memory for it", extra=fields(reason=str(error)))
+            except (OSError, RuntimeError, MemoryError) as error:  # RuntimeError: what torch says of a GPU
+                log.warning("a prompt was let go of: a layer could not be copied", extra=fields(reason=str(error)))
                 self.drop(lease.handle)
             lease.until = time.monotonic() + self.lease_s
 

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,7 +23,7 @@ from service.access.principal import Principal, Role
 from service.builtin import CHECKPOINT
 from service.handoffs.handoff import Handoff
 from service.handoffs.handoffs import HandoffReaders, Handoffs, Lease
-from service.handoffs.shared_memory import FOLDER, sweep_shared_memory
+from service.handoffs.shared_memory import FOLDER, PREFIX, sweep_shared_memory
 from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in, wait_for
 from vllm_kvweave.shared_prompt import mapped_prompt
 
@@ -195,6 +196,7 @@ def test_a_lease_ends_by_itself_and_room_is_bounded(inside: Inside, client: http
         patch.setattr(model.handoffs, "_limit_bytes", model.handoffs.nbytes + nbytes - 1)
         full = client.post("/v1/fuse", json={"question": QUESTION})
         assert full.status_code == 429 and "wait to be fetched" in full.json()["detail"]
+        assert files_open() == len(model.handoffs), "what found no room leaves no file"
     brief = Handoffs(1 << 30, lease_s=0.05)
     lease = brief.add(model.handoffs.get(one["handle"], _operator(inside)), HandoffReaders("default", time.monotonic()))
     assert lease.handoff.nbytes == nbytes
@@ -213,6 +215,21 @@ def test_a_prompt_whose_documents_were_deleted_meanwhile_is_not_kept(inside: Ins
 
 
 SHAPES = [LayerShape(2, 3, 2, 3), None, LayerShape(2, 3, 2, 3)]
+
+
+def files_open() -> int:
+    """How many files of shared memory this process has."""
+    places = {str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
+    return sum(each.startswith(str(FOLDER / PREFIX)) and not each.endswith("(deleted)") for each in places)
+
+
+def test_a_layer_that_cannot_be_copied_voids_its_prompt(inside: Inside, client: httpx.Client) -> None:
+    lease, context = begun(inside)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.posix_fallocate", lambda *given: (_ for _ in ()).throw(OSError("no room")))
+        inside.core.handoffs.put(lease, 0, pair=context.seen(0, 8))
+        assert client.get(f"/v1/handoffs/{lease.handle}/layers/0?start=0&stop=8").status_code == 404
+    assert not (FOLDER / lease.handoff.name).exists()
 
 
 def begun(inside: Inside) -> tuple[Lease, Context]:

@@ -1,0 +1,129 @@
+"""A prompt of an 8B shape on its way into another process, over HTTP or by shared memory, whole or layer by layer.
+
+    python -m tests.bench.handover [--tokens 2048] [--fuse 1.0] [--runs 3]
+
+Milliseconds from the last layer's end in the fuse, which is only played here, until all layers stand in a paged cache.
+`whole`: all layers are there at once, as behind a fuse; `layers`: one after the other, in the time of the fuse.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from blend.engine.engine import PlacedPrompt
+from blend.model.context import Context, LayerShape
+from service.handoffs.handoff import Handoff
+from service.handoffs.handoffs import HandoffReaders
+from tests.service.serving import Inside, in_process, settings_in
+from vllm_kvweave import loading
+from vllm_kvweave.load_jobs import LoadJob, StepJobs
+from vllm_kvweave.loading import Loading, PagedLayer, PagedRows, WorkerPlace
+from vllm_kvweave.source import Source
+
+LAYERS, HEADS, DIM, BLOCK = 32, 8, 128, 16
+MEDIA, PACES = ("http", "memory"), ("whole", "layers")
+
+
+def measured(*, tokens: int, fuse_s: float, runs: int) -> dict[str, object]:
+    """Each medium and pace: the middle, the least and the most milliseconds."""
+    shapes = [LayerShape(HEADS, DIM, HEADS, DIM)] * LAYERS
+    context = Context(shapes, capacity=tokens + 1, dtype=torch.bfloat16, device=torch.device("cpu"))
+    for layer in context.layers:
+        context.keys(layer).fill_(layer)
+        context.values(layer).fill_(-layer)
+    found: dict[str, object] = {"bytes": tokens * context.token_bytes}
+    with TemporaryDirectory() as folder, in_process(settings_in(Path(folder), kv_bytes=8 << 30)) as inside:
+        for medium in MEDIA:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "tests.bench.handover", "--pull", inside.base_url, medium, str(tokens)],
+                env={**os.environ, "KVWEAVE_API_KEY": inside.key},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for pace in PACES:
+                ms = [
+                    _once(inside, child, context=context, fuse_s=0.0 if pace == "whole" else fuse_s)
+                    for _ in range(runs + 1)
+                ][1:]
+                found[f"{medium} {pace}"] = [round(each) for each in (statistics.median(ms), min(ms), max(ms))]
+            child.communicate()
+    return found
+
+
+def _once(inside: Inside, child: "subprocess.Popen[str]", *, context: Context, fuse_s: float) -> float:
+    assert child.stdin and child.stdout
+    handoff = Handoff(PlacedPrompt(tuple(range(context.capacity)), context))
+    lease = inside.core.handoffs.add(handoff, HandoffReaders("default", time.monotonic()))
+    ended = time.monotonic()
+    child.stdin.write(f"{lease.handle} {handoff.digest}\n")
+    child.stdin.flush()
+    for layer in context.layers:
+        time.sleep(fuse_s / LAYERS)
+        ended = time.monotonic()
+        inside.core.handoffs.put(lease, layer, pair=context.seen(layer, context.capacity - 1))
+    loaded = float(child.stdout.readline())
+    inside.core.handoffs.drop(lease.handle)
+    return 1000 * (loaded - ended)
+
+
+def pull(url: str, medium: str, *, tokens: int) -> None:
+    """What vLLM's worker does: a handle and a digest on each line in, the moment at which all is there out."""
+    if medium == "http":
+        loading.mapped_prompt = lambda name, nbytes: None
+    blocks = -(-tokens // BLOCK)
+    cache = torch.zeros(LAYERS, 2, (blocks + 1) * BLOCK, HEADS, DIM, dtype=torch.bfloat16)
+
+    def layer(index: int) -> PagedLayer:
+        def write(rows: PagedRows) -> None:
+            place(cache[index, 0], rows.keys, slots=rows.slots)
+            place(cache[index, 1], rows.values, slots=rows.slots)
+
+        return PagedLayer(index, 0, HEADS, DIM, DIM, write)
+
+    def place(out: Tensor, rows: Tensor, *, slots: Tensor) -> None:
+        out.index_copy_(0, slots, rows)
+
+    place_of = WorkerPlace(0, 1, "bfloat16", (BLOCK,), nullcontext)
+    puller = Loading(
+        Source(url, os.environ["KVWEAVE_API_KEY"]), [layer(each) for each in range(LAYERS)], place=place_of
+    )
+    for number, line in enumerate(sys.stdin):
+        handle, digest = line.split()
+        cache.zero_()
+        name = str(number)
+        job = LoadJob(name, handle, digest, 0, tokens, (list(range(1, blocks + 1)),), 60.0)
+        puller.begin(StepJobs([job]))
+        ended: set[str] = set()
+        while not ended:
+            ended, failed = puller.ended(is_idle=True)
+            assert not failed
+        print(time.monotonic(), flush=True)
+    puller.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--fuse", type=float, default=1.0)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--pull", nargs=3, metavar=("URL", "MEDIUM", "TOKENS"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.pull:
+        pull(given.pull[0], given.pull[1], tokens=int(given.pull[2]))
+    else:
+        print(json.dumps(measured(tokens=given.tokens, fuse_s=given.fuse, runs=given.runs), indent=2))
+
+
+if __name__ == "__main__":
+    main()
