@@ -80,7 +80,7 @@ def _once(inside: Inside, child: "subprocess.Popen[str]", *, context: Context, f
 def pull(url: str, medium: str, *, tokens: int) -> None:
     """What vLLM's worker does: a handle and a digest on each line in, the moment at which all is there out."""
     if medium == "http":
-        loading.mapped_prompt = lambda name, nbytes: None
+        vars(loading)["mapped_prompt"] = lambda name, nbytes: None
     blocks = -(-tokens // BLOCK)
     cache = torch.zeros(LAYERS, 2, (blocks + 1) * BLOCK, HEADS, DIM, dtype=torch.bfloat16)
 
