@@ -34,6 +34,20 @@ _BEFORE = re.compile(r"<(\d+)>")
 
 Value = str | int | float | bytes
 
+# Parameters of `IN (…)` as one JSON list, so that there may be any number of them.
+LISTED: Final = "(SELECT value FROM json_each(?))"
+
+
+class ListedValues(str):
+    """The parameter of `LISTED`."""
+
+    __slots__ = ()
+
+
+def listed(values: Sequence[int] | Sequence[str]) -> ListedValues:
+    """Makes the parameter. SQLite cuts JSON's texts at NUL and would find others; no id has one, so such go."""
+    return ListedValues(json.dumps([value for value in values if not (isinstance(value, str) and "\0" in value)]))
+
 
 @dataclass(frozen=True, slots=True)
 class FilterCondition:
@@ -70,10 +84,8 @@ def in_collection(name: str) -> FilterCondition:
 
 def outside(names: Sequence[str]) -> FilterCondition:
     """The documents of all other collections."""
-    listed = json.dumps([_text("collection", name) for name in names])
-    return FilterCondition(
-        ("SELECT row FROM labels WHERE collection NOT IN (SELECT value FROM json_each(?))",), (listed,)
-    )
+    found = listed([_text("collection", name) for name in names])
+    return FilterCondition((f"SELECT row FROM labels WHERE collection NOT IN {LISTED}",), (found,))
 
 
 def condition(where: Json) -> FilterCondition:
@@ -210,7 +222,7 @@ def _compared(name: str, operator: str, *, wanted: object) -> FilterCondition:
         case "$exists":
             if not isinstance(wanted, bool):
                 raise FilterError(f"{name}: $exists takes true or false, got {_shown(wanted)}")
-            found = FilterCondition(("SELECT label FROM facets WHERE field = ?",), (name,))
+            found = FilterCondition(("SELECT label FROM facets WHERE facets.field = ?",), (name,))
             return found if wanted else _contrary(found)
         case "$ne":
             return _contrary(_compared(name, "$eq", wanted=wanted))
@@ -222,15 +234,15 @@ def _compared(name: str, operator: str, *, wanted: object) -> FilterCondition:
             values = [_scalar(name, each) for each in cast(Sequence[object], wanted)]
             marks = ", ".join("?" * len(values))
             return FilterCondition(
-                (f"SELECT label FROM facets WHERE field = ? AND value IN ({marks})",), (name, *values)
+                (f"SELECT label FROM facets WHERE facets.field = ? AND facets.value IN ({marks})",), (name, *values)
             )
         case _ if operator in _COMPARED:
             value = _scalar(name, wanted)
             if isinstance(value, bytes) and operator != "$eq":
                 raise FilterError(f"{name}: {operator} orders numbers and texts, got {_shown(wanted)}")
             kind = _same_kind(operator, value)
-            compared = f"value {_COMPARED[operator]} ?{kind}"
-            return FilterCondition((f"SELECT label FROM facets WHERE field = ? AND {compared}",), (name, value))
+            compared = f"facets.value {_COMPARED[operator]} ?{kind}"
+            return FilterCondition((f"SELECT label FROM facets WHERE facets.field = ? AND {compared}",), (name, value))
         case _:
             raise FilterError(f"{name}: unknown operator {operator}, use one of {', '.join(_OPERATORS)}")
 
@@ -240,8 +252,8 @@ def _same_kind(operator: str, value: Value) -> str:
     if operator == "$eq":
         return ""
     if isinstance(value, str):
-        return " AND typeof(value) = 'text'"
-    return " AND typeof(value) IN ('integer', 'real')"
+        return " AND typeof(facets.value) = 'text'"
+    return " AND typeof(facets.value) IN ('integer', 'real')"
 
 
 def _scalar(name: str, value: object) -> Value:

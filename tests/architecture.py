@@ -47,6 +47,8 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "transformers": ("blend", "retriever.embedders.encoder", "service", "tests"),
     "vllm": ("clients.vllm-kvweave",),
     **dict.fromkeys(["lmdb", "obstore"], ("store", "tests")),
+    "retriever.postgres": ("retriever.postgres", "service.postgres", "service.app.composition", "tests"),
+    **dict.fromkeys(["psycopg", "psycopg_pool"], ("retriever.postgres", "service.postgres", "tests")),
     **dict.fromkeys(["fastapi", "fastapi_offline", "limits", "llguidance", "starlette"], ("service", "tests")),
     **dict.fromkeys(["opentelemetry", "prometheus_client"], ("service.telemetry", "tests")),
     **dict.fromkeys(["pydantic_settings", "typer", "uvicorn"], ("service", "tests")),

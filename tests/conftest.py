@@ -1,4 +1,4 @@
-"""What several folders of tests need: one S3 server for the whole run."""
+"""What several folders of tests need: one S3 server and one PostgreSQL for the whole run."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.servers.postgres import PostgresServer, postgres_server
 from tests.servers.s3 import S3Server, s3_server
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; the commands under test are to hear it
@@ -17,4 +18,12 @@ os.environ.setdefault("KVWEAVE_REUSE", "always")  # what is chosen is not to dep
 @pytest.fixture(scope="session")
 def server() -> Iterator[S3Server]:
     with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        if server is None:
+            pytest.skip("PostgreSQL is not installed: Debian's package is `postgresql`")
         yield server

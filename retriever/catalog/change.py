@@ -1,30 +1,32 @@
-"""What can be changed in a SQLite catalog, inside one transaction. Begins and ends none."""
+"""What can be changed in a catalog, inside one transaction. Begins and ends none."""
 
 import json
-import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.lexical import body, index
 from retriever.catalog.renew import index_anew, is_current
-from retriever.catalog.rows import LISTED, check_id, digest_of, dumps, entries, fact, is_same, listed, loads, sound_text
+from retriever.catalog.rows import check_id, digest_of, dumps, entries, fact, is_same, loads, sound_text
 from retriever.catalog.upload_rows import LIVE
 from retriever.catalog.upload_tables import UploadTables
+from retriever.catalog.word_table import WordTable
 from retriever.contract.types import Collection, DocumentRow, Limit, Removal, SourceFile, Vectors
 from retriever.contract.upload_types import NewUpload, QueuedUpload
 from retriever.documents import Document, DocumentPart, Json
 from retriever.errors import DocumentError, SearchError
-from retriever.filter_condition import facets
+from retriever.filter_condition import LISTED, facets, listed
 from retriever.recognition.marks import marks
 
 
-class SqliteChange:
+class RowsChange:
     """See `Change`."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: CatalogConnection, words: WordTable) -> None:
         self._connection = connection
+        self._words = words
         self._run = connection.execute
         self._uploads = UploadTables(connection, drop=self.drop)
 
@@ -44,7 +46,7 @@ class SqliteChange:
 
     def keep_prefix(self, collection: str, *, model: str, ids: Sequence[int]) -> tuple[int, ...]:
         kept = np.array(ids, "<u4").tobytes()
-        self._run("INSERT OR IGNORE INTO prefixes VALUES (?, ?, ?)", (collection, model, kept))
+        self._run("INSERT INTO prefixes VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (collection, model, kept))
         [kept] = self._run(
             "SELECT ids FROM prefixes WHERE collection = ? AND model = ?", (collection, model)
         ).fetchone()
@@ -118,7 +120,7 @@ class SqliteChange:
         for each, text in self._run(own, (version,)).fetchall():
             self._relabel(each, {**merged, **loads(text)})
         # Its digest is that of nothing that can be put, so a put of what it was before is a change again.
-        self._run("UPDATE documents SET updated = ?, digest = x'' WHERE row = ?", (time.time(), version))
+        self._run("UPDATE documents SET updated = ?, digest = ? WHERE row = ?", (time.time(), b"", version))
         return entries(self._connection, "d.id = ?", values=[document])[0]
 
     def delete(self, documents: Sequence[str]) -> Removal:
@@ -126,20 +128,21 @@ class SqliteChange:
         return _together([removal, *self._uploads.delete(documents)])
 
     def purge(self) -> None:
-        if not is_current(self._connection):
-            index_anew(self._connection)
+        if not is_current(self._connection, self._words):
+            index_anew(self._connection, self._words)
         if fact(self._connection, "dropped"):
-            self._run("INSERT INTO terms (terms) VALUES ('optimize')")
+            self._words.purge(self._connection)
             self._run("UPDATE facts SET value = 0 WHERE name = 'dropped'")
 
     def add_embedder(self, name: str, *, dim: int) -> None:
-        first = "NOT EXISTS (SELECT 1 FROM embedders) AND NOT EXISTS (SELECT 1 FROM chunks)"
-        self._run(f"INSERT OR IGNORE INTO embedders (name, dim, serving) VALUES (?, ?, {first})", (name, dim))
+        found = "EXISTS (SELECT 1 FROM embedders) OR EXISTS (SELECT 1 FROM chunks)"
+        values = f"(?, ?, CASE WHEN {found} THEN 0 ELSE 1 END)"
+        self._run(f"INSERT INTO embedders (name, dim, serving) VALUES {values} ON CONFLICT DO NOTHING", (name, dim))
 
     def serve_embedder(self, name: str) -> None:
         if not self._run("SELECT 1 FROM embedders WHERE name = ?", (name,)).fetchone():
             raise SearchError(f"the catalog knows no embedder {name!r}: add it first")
-        self._run("UPDATE embedders SET serving = (name = ?)", (name,))
+        self._run("UPDATE embedders SET serving = CASE WHEN name = ? THEN 1 ELSE 0 END", (name,))
         self._run("DELETE FROM vectors WHERE embedder NOT IN (SELECT row FROM embedders WHERE serving = 1)")
         self._run("DELETE FROM embedders WHERE serving = 0")
 
@@ -166,7 +169,8 @@ class SqliteChange:
 
     def put_source(self, collection: str, name: str, *, source: SourceFile) -> None:
         values = (collection, name, source.signature, json.dumps(source.documents), source.base)
-        self._run("INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?)", values)
+        self.forget_source(collection, name)
+        self._run("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", values)
 
     def forget_source(self, collection: str, name: str) -> None:
         self._run("DELETE FROM sources WHERE collection = ? AND name = ?", (collection, name))
@@ -224,10 +228,10 @@ class SqliteChange:
         found: list[int] = []
         for part, mark in zip(parts, marks([part.text for part in parts]), strict=True):
             [row] = self._run(
-                "INSERT INTO chunks (id, uses, text, head, tail, nbytes) VALUES (?, 1, ?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET uses = uses + 1, text = excluded.text, head = excluded.head, "
+                "INSERT INTO chunks (id, uses, text, head, tail, nbytes) VALUES (?, 1, CAST(? AS TEXT), ?, ?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET uses = chunks.uses + 1, text = excluded.text, head = excluded.head, "
                 "tail = excluded.tail, nbytes = excluded.nbytes RETURNING row",
-                (part.id, part.text, *((mark.head, mark.tail, mark.nbytes) if mark else (None, None, None))),
+                (part.id, part.text.encode(), *((mark.head, mark.tail, mark.nbytes) if mark else (None, None, None))),
             ).fetchone()
             found.append(row)
         return found
@@ -246,11 +250,11 @@ class SqliteChange:
 
     def _faceted(self, label: int, metadata: Json) -> None:
         found = [(field, value, label) for field, value in facets(metadata)]
-        self._connection.executemany("INSERT OR IGNORE INTO facets VALUES (?, ?, ?)", found)
+        self._connection.executemany("INSERT INTO facets VALUES (?, ?, ?) ON CONFLICT DO NOTHING", found)
 
     def _index(self, version: int, title: str) -> None:
         found = self._bodies(version, title)
-        self._count(len(found), words=index(self._connection, found))
+        self._count(len(found), words=index(self._connection, found, table=self._words))
 
     def _bodies(self, version: int, title: str) -> list[tuple[int, list[str]]]:
         found = self._run(
@@ -272,10 +276,7 @@ class SqliteChange:
         title, serving = self._run("SELECT title, serving FROM documents WHERE row = ?", (version,)).fetchone()
         if serving:
             bodies = self._bodies(version, title)
-            self._connection.executemany(
-                "INSERT INTO terms (terms, rowid, body) VALUES ('delete', ?, ?)",
-                [(row, " ".join(found)) for row, found in bodies],
-            )
+            self._words.remove(self._connection, bodies)
             self._count(-len(bodies), words=-sum(len(found) for _, found in bodies))
             self._run("UPDATE facts SET value = value + ? WHERE name = 'dropped'", (len(bodies),))
         used = self._run(

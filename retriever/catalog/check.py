@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from retriever.catalog.fts5_words import Fts5Words
 from retriever.catalog.renew import index_anew, is_index_sound
 from retriever.catalog.repairs import Repair, loose_ends, repairs
 from retriever.catalog.rows import digest_told, sound_text
@@ -103,7 +104,7 @@ def _mend(connection: sqlite3.Connection, damaged: tuple[str, ...]) -> int:
             connection.execute(statement, values)
             mended += 1
         if not (_is_index_whole(connection) and is_index_sound(connection)):
-            index_anew(connection)
+            index_anew(connection, Fts5Words())
             mended += 1
         connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'changes'")
         connection.execute("UPDATE facts SET value = hex(randomblob(8)) WHERE name = 'catalog'")

@@ -1,4 +1,4 @@
-"""BM25 over a catalog's FTS5 table. The rarer words choose the candidates, all words rank them.
+"""BM25 over a catalog's table of words. The rarer words choose the candidates, all words rank them.
 
 Words that stand nearly everywhere tell little and cost most. So passages are chosen by which of the rarest words they
 hold, as many words as `ROWS` allows, and the most promising are scored by all words, read from the text. Where that
@@ -6,7 +6,6 @@ finds too little, as behind a narrow filter, no word is left out.
 """
 
 import math
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +14,13 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.postings import Places, Postings, weighed
 from retriever.catalog.query_terms import query_terms, terms
-from retriever.catalog.rows import LISTED, listed, passages
+from retriever.catalog.rows import passages
+from retriever.catalog.word_table import Bodies, WordTable
 from retriever.contract.types import WordMatch
-from retriever.filter_condition import EVERYTHING, FilterCondition
+from retriever.filter_condition import EVERYTHING, LISTED, FilterCondition, listed
 
 K1, B = 1.2, 0.75
 ROWS = 250_000  # that the words which choose candidates may have together
@@ -42,11 +43,6 @@ class _Word:
     weight: float
     found: int
 
-    @property
-    def quoted(self) -> str:
-        """The word as FTS5 reads it: a text, never an operator."""
-        return f'"{self.term[:-1]}"*' if self.term.endswith("*") else f'"{self.term}"'
-
     def times(self, counted: Counter[str]) -> int:
         """How often the word stands in a text."""
         if not self.term.endswith("*"):
@@ -68,7 +64,7 @@ class PassageTotals:
 class LexicalSearch:
     """A search in one view. `known`: the passages that scores may tell of, where these are not all."""
 
-    connection: sqlite3.Connection
+    connection: CatalogConnection
     postings: Postings
     totals: PassageTotals
     known: Places | None = None
@@ -113,10 +109,8 @@ class LexicalSearch:
     def _found(self, word: _Word, *, highest: int, changes: int, passages: int) -> int:
         """The number of passages that a word stands in."""
         if self.known is None:
-            return self.postings.count(
-                self.connection, word.quoted, highest=highest, changes=changes, passages=passages
-            )
-        places = self.postings.of(self.connection, word.quoted, highest=highest, changes=changes)
+            return self.postings.count(self.connection, word.term, highest=highest, changes=changes, passages=passages)
+        places = self.postings.of(self.connection, word.term, highest=highest, changes=changes)
         return int(np.isin(self.known, places, assume_unique=True).sum())
 
     def _rarest(self, wanted: Sequence[_Word]) -> Sequence[_Word]:
@@ -131,7 +125,7 @@ class LexicalSearch:
         """The rows where any of the words stands, and their scores as if it stood there once."""
         highest, changes = self.totals.highest, self.totals.changes
         places = [  # of words that were not found when they were counted too
-            (self.postings.of(self.connection, word.quoted, highest=highest, changes=changes), word.weight)
+            (self.postings.of(self.connection, word.term, highest=highest, changes=changes), word.weight)
             for word in words
         ]
         rows, weights = weighed(places, among=among)
@@ -180,11 +174,9 @@ def _best_first(rows: Places, scores: Numbers, *, step: int) -> Iterator[Places]
         rows, scores, step = rows[parted[step:]], scores[parted[step:]], 2 * step
 
 
-def index(connection: sqlite3.Connection, bodies: Sequence[tuple[int, Sequence[str]]]) -> int:
+def index(connection: CatalogConnection, bodies: Bodies, *, table: WordTable) -> int:
     """Put passages into the table, each with its terms; returns the number of these."""
-    connection.executemany(
-        "INSERT INTO terms (rowid, body) VALUES (?, ?)", [(row, " ".join(found)) for row, found in bodies]
-    )
+    table.put(connection, bodies)
     counts = [(len(found), row) for row, found in bodies]
     connection.executemany("UPDATE passages SET words = ? WHERE row = ?", counts)
     return sum(count for count, _ in counts)

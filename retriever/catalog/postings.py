@@ -1,10 +1,9 @@
-"""Keeps in memory which passages words stand in, read from FTS5: enough to tell which are worth a closer look.
+"""Keeps in memory which passages words stand in, as their table says: enough to tell which are worth a closer look.
 
 FTS5 needs a second for a question on a million passages, as it visits every row of every word. Rows are numbered for
 good and only grow, so what was read once needs its end added, and rows that are gone are found out when they are read.
 """
 
-import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from retriever.catalog.connection import CatalogConnection
+from retriever.catalog.word_table import WordTable
 from retriever.filter_condition import FilterCondition
 
 MOST_BYTES = 128 << 20
@@ -29,7 +30,8 @@ _Known = tuple[Places, int, int]  # rows up to the second number, read when ther
 class Postings:
     """Shared by all views of a catalog. Safe for threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: WordTable) -> None:
+        self._table = table
         self._guard = threading.Lock()
         self._words: OrderedDict[str, _Known] = OrderedDict()
         self._estimates: dict[str, tuple[int, int]] = {}
@@ -37,39 +39,39 @@ class Postings:
         self._lengths = np.zeros(1, np.int32)
         self._bytes = 0
 
-    def of(self, connection: sqlite3.Connection, quoted: str, *, highest: int, changes: int) -> Places:
+    def of(self, connection: CatalogConnection, term: str, *, highest: int, changes: int) -> Places:
         """The rows up to `highest`, ascending, where the word stands; perhaps some that are gone."""
         with self._guard:
-            known, last, read = self._words.get(quoted, (np.empty(0, np.int32), 0, 0))
+            known, last, read = self._words.get(term, (np.empty(0, np.int32), 0, 0))
         if read > changes:  # without the rows that went since this view
-            return _rows(connection, quoted, after=0, limit=-1)
+            return self._rows(connection, term, after=0, limit=-1)
         if read < changes and len(known) < FEW:
-            known, last, read = _rows(connection, quoted, after=0, limit=-1), highest, changes
+            known, last, read = self._rows(connection, term, after=0, limit=-1), highest, changes
         elif last < highest:
-            known, last = np.append(known, _rows(connection, quoted, after=last, limit=-1)), highest
+            known, last = np.append(known, self._rows(connection, term, after=last, limit=-1)), highest
             read = changes
-        self._keep(quoted, (known, last, read))
+        self._keep(term, (known, last, read))
         return known[: np.searchsorted(known, highest, "right")]
 
-    def count(self, connection: sqlite3.Connection, quoted: str, *, highest: int, changes: int, passages: int) -> int:
+    def count(self, connection: CatalogConnection, term: str, *, highest: int, changes: int, passages: int) -> int:
         """The estimated number of passages with the word: rows come in order, the first ones tell how dense all are."""
         with self._guard:
-            known, last, read = self._words.get(quoted, (None, 0, 0))
-            estimate, when = self._estimates.get(quoted, (0, 0))
+            known, last, read = self._words.get(term, (None, 0, 0))
+            estimate, when = self._estimates.get(term, (0, 0))
         if known is not None and read <= changes and last <= highest <= last * STALE:
-            return min(passages, len(self.of(connection, quoted, highest=highest, changes=changes)))
+            return min(passages, len(self.of(connection, term, highest=highest, changes=changes)))
         if when / STALE <= passages <= when * STALE:
             return min(passages, estimate)
-        first = _rows(connection, quoted, after=0, limit=COUNTED)
+        first = self._rows(connection, term, after=0, limit=COUNTED)
         if len(first) < COUNTED:
-            self._keep(quoted, (first, highest, changes))
+            self._keep(term, (first, highest, changes))
             return min(passages, len(first))
         estimate = round(len(first) * highest / int(first[-1]))
         with self._guard:
-            self._estimates[quoted] = (estimate, passages)
+            self._estimates[term] = (estimate, passages)
         return min(passages, estimate)
 
-    def lengths(self, connection: sqlite3.Connection, *, highest: int) -> Places:
+    def lengths(self, connection: CatalogConnection, *, highest: int) -> Places:
         """The number of words of each passage, by row; 0 for rows that there never were."""
         with self._guard:
             known = self._lengths
@@ -83,12 +85,12 @@ class Postings:
                 self._lengths = known = max(grown, self._lengths, key=len)
         return known
 
-    def allowed(self, connection: sqlite3.Connection, condition: FilterCondition, *, changes: int) -> Places:
+    def allowed(self, connection: CatalogConnection, condition: FilterCondition, *, changes: int) -> Places:
         """The passages that a filter keeps, also of versions that do not serve."""
         query = f"SELECT row FROM passages WHERE label IN ({condition.sql})"
         return self._filtered(connection, query, condition=condition, changes=changes)
 
-    def serving(self, connection: sqlite3.Connection, condition: FilterCondition, *, changes: int) -> Places:
+    def serving(self, connection: CatalogConnection, condition: FilterCondition, *, changes: int) -> Places:
         """The passages that a filter keeps, of what serves alone."""
         query = (
             "SELECT p.row FROM passages p JOIN documents d ON d.row = p.document "
@@ -97,7 +99,7 @@ class Postings:
         return self._filtered(connection, query, condition=condition, changes=changes)
 
     def _filtered(
-        self, connection: sqlite3.Connection, query: str, *, condition: FilterCondition, changes: int
+        self, connection: CatalogConnection, query: str, *, condition: FilterCondition, changes: int
     ) -> Places:
         key = (query, condition, changes)
         with self._guard:
@@ -118,22 +120,19 @@ class Postings:
             self._estimates.clear()
             self._bytes = 0
 
-    def _keep(self, quoted: str, known: _Known) -> None:
+    def _keep(self, term: str, known: _Known) -> None:
         with self._guard:
-            if quoted in self._words:
-                self._bytes -= self._words.pop(quoted)[0].nbytes
-            self._words[quoted] = known
+            if term in self._words:
+                self._bytes -= self._words.pop(term)[0].nbytes
+            self._words[term] = known
             self._bytes += known[0].nbytes
             while self._bytes > MOST_BYTES and len(self._words) > 1:
                 _, (oldest, *_) = self._words.popitem(last=False)
                 self._bytes -= oldest.nbytes
 
-
-def _rows(connection: sqlite3.Connection, quoted: str, *, after: int, limit: int) -> Places:
-    found = connection.execute(
-        "SELECT rowid FROM terms WHERE terms MATCH ? AND rowid > ? LIMIT ?", (quoted, after, limit)
-    ).fetchall()
-    return np.array(found, np.int32).reshape(-1)
+    def _rows(self, connection: CatalogConnection, term: str, *, after: int, limit: int) -> Places:
+        found = self._table.rows(connection, term, after=after, limit=limit)
+        return np.array(found, np.int32).reshape(-1)
 
 
 def weighed(words: Sequence[tuple[Places, float]], *, among: Places | None) -> tuple[Places, NDArray[np.float64]]:

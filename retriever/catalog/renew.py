@@ -2,10 +2,12 @@
 
 import sqlite3
 
-from retriever.catalog import query_terms
+from retriever.catalog.connection import CatalogConnection
+from retriever.catalog.fts5_words import Fts5Words
 from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import fact, sound_text
 from retriever.catalog.schema import transaction
+from retriever.catalog.word_table import WordTable
 
 _BATCH = 1000
 _SERVING = """
@@ -16,16 +18,17 @@ FROM passages p JOIN documents d ON d.row = p.document JOIN chunks c ON c.row = 
 
 def renew(connection: sqlite3.Connection) -> None:
     """Makes the index anew, in one transaction, where its rules differ. To delete from it, its own words are needed."""
-    if is_current(connection):
+    table = Fts5Words()
+    if is_current(connection, table):
         return
     with transaction(connection):
-        if not is_current(connection):  # another process may have been sooner
-            index_anew(connection)
+        if not is_current(connection, table):  # another process may have been sooner
+            index_anew(connection, table)
 
 
-def is_current(connection: sqlite3.Connection) -> bool:
+def is_current(connection: CatalogConnection, table: WordTable) -> bool:
     """Whether the words in the index are those that today's rules make."""
-    return str(fact(connection, "analysis")) == query_terms.VERSION
+    return str(fact(connection, "analysis")) == str(table.version)
 
 
 def is_index_sound(connection: sqlite3.Connection) -> bool:
@@ -46,12 +49,13 @@ def is_index_sound(connection: sqlite3.Connection) -> bool:
     return words == fact(connection, "words") and wanted == held
 
 
-def index_anew(connection: sqlite3.Connection) -> None:
+def index_anew(connection: CatalogConnection, table: WordTable) -> None:
     """Makes the index anew, within the caller's transaction. A damaged text has no words."""
-    connection.execute("INSERT INTO terms (terms) VALUES ('delete-all')")
+    table.clear(connection)
     words, last = 0, 0
     while found := connection.execute(f"{_SERVING} AND p.row > ? ORDER BY p.row LIMIT ?", (last, _BATCH)).fetchall():
-        words += index(connection, [(row, body(title, sound_text(*each) or "")) for row, title, *each, _ in found])
+        bodies = [(row, body(title, sound_text(*each) or "")) for row, title, *each, _ in found]
+        words += index(connection, bodies, table=table)
         last = found[-1][0]
     connection.execute("UPDATE facts SET value = ? WHERE name = 'words'", (words,))
-    connection.execute("UPDATE facts SET value = ? WHERE name = 'analysis'", (query_terms.VERSION,))
+    connection.execute("UPDATE facts SET value = ? WHERE name = 'analysis'", (table.version,))

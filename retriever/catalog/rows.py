@@ -2,20 +2,17 @@
 
 import json
 import logging
-import sqlite3
 from collections.abc import Sequence
 from typing import cast
 
 from blake3 import blake3
 
+from retriever.catalog.connection import CatalogConnection
 from retriever.contract.types import DocumentRow, Passage
 from retriever.documents import Document, Json, chunk_id_of
 from retriever.errors import CatalogError, DocumentError
 
 log = logging.getLogger(__name__)
-
-# Parameters of `IN (…)` as one JSON list, so that there may be any number of them.
-LISTED = "(SELECT value FROM json_each(?))"
 
 REMEDY = "it is damaged, restore it from a backup"
 _LONGEST_ID = 1100  # characters: as long as a user may name it, and what keeps it apart from others
@@ -31,11 +28,6 @@ ENTRIES = """
 SELECT d.id, l.collection, d.title, l.metadata, d.parts, d.created, d.updated
 FROM documents d JOIN labels l ON l.row = d.label WHERE d.serving = 1 AND
 """
-
-
-def listed(values: Sequence[int] | Sequence[str]) -> str:
-    """The parameter of `LISTED`. SQLite cuts JSON's texts at NUL and would find others; no id has one, so such go."""
-    return json.dumps([value for value in values if not (isinstance(value, str) and "\0" in value)])
 
 
 def loads(text: str) -> Json:
@@ -64,7 +56,7 @@ def check_id(name: str) -> None:
         )
 
 
-def passages(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Passage]:
+def passages(connection: CatalogConnection, where: str, *, values: Sequence[object]) -> list[Passage]:
     """The passages that serve and fit `where`, which is of this package, never of a user, but for damaged texts."""
     found: list[Passage] = []
     for row, chunk, name, data, *others, metadata in connection.execute(PASSAGES + where, tuple(values)):
@@ -82,7 +74,7 @@ def sound_text(chunk: str, data: bytes) -> str | None:
     return None
 
 
-def entries(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[DocumentRow]:
+def entries(connection: CatalogConnection, where: str, *, values: Sequence[object]) -> list[DocumentRow]:
     """The documents that serve and fit `where`, which is of this package, never of a user."""
     found = connection.execute(ENTRIES + where, tuple(values))
     return [
@@ -91,7 +83,7 @@ def entries(connection: sqlite3.Connection, where: str, *, values: Sequence[obje
     ]
 
 
-def fact(connection: sqlite3.Connection, name: str) -> int:
+def fact(connection: CatalogConnection, name: str) -> int:
     """A number that the catalog keeps of itself."""
     found = connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
     if not found:
@@ -105,7 +97,7 @@ _TEXTS = (
 )
 
 
-def is_same(connection: sqlite3.Connection, document: Document, *, digest: bytes) -> bool:
+def is_same(connection: CatalogConnection, document: Document, *, digest: bytes) -> bool:
     """Whether a document with this digest serves. Where a text of it is damaged it counts as another."""
     found = connection.execute(_SAME, (document.id, digest)).fetchone()
     return found is not None and all(sound_text(*each) is not None for each in connection.execute(_TEXTS, found))

@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from retriever.catalog import schema
-from retriever.catalog.change import SqliteChange
+from retriever.catalog.change import RowsChange
+from retriever.catalog.fts5_words import Fts5Words
 from retriever.catalog.postings import Postings
 from retriever.catalog.renew import renew
 from retriever.catalog.sqlite_errors import foreign_sqlite_errors_explained, sqlite_errors_explained
-from retriever.catalog.view import SqliteView
+from retriever.catalog.view import RowsView
 from retriever.errors import CatalogError
 
 WAIT_S = 60  # for another process's change
@@ -30,7 +31,8 @@ class SqliteCatalog:
         self._free: list[sqlite3.Connection] = []
         self._guard = threading.Lock()
         self._writing = threading.Lock()
-        self._postings = Postings()
+        self._words = Fts5Words()
+        self._postings = Postings(self._words)
         self._closed = False
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._open()
@@ -44,19 +46,19 @@ class SqliteCatalog:
         self._free.append(connection)
 
     @contextmanager
-    def view(self) -> Generator[SqliteView]:
+    def view(self) -> Generator[RowsView]:
         """A view of the state as it is now."""
         connection = self._take()
         try:
             with sqlite_errors_explained(f"the catalog {self._path}"):
                 connection.execute("BEGIN")
                 connection.execute("SELECT 1 FROM facts").fetchone()  # BEGIN alone leaves the state to the first read
-                yield SqliteView(connection, self._postings)
+                yield RowsView(connection, self._postings)
         finally:
             self._give(connection)
 
     @contextmanager
-    def change(self) -> Generator[SqliteChange]:
+    def change(self) -> Generator[RowsChange]:
         """Begins a change when other changes have ended."""
         with self._writing:
             connection = self._take()
@@ -64,7 +66,7 @@ class SqliteCatalog:
                 with sqlite_errors_explained(f"the catalog {self._path}"):
                     connection.execute("BEGIN IMMEDIATE")
                     before = connection.total_changes
-                    yield SqliteChange(connection)
+                    yield RowsChange(connection, self._words)
                     if connection.total_changes != before:
                         connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'changes'")
                     connection.execute("COMMIT")

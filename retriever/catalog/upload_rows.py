@@ -1,9 +1,9 @@
 """Rows of the tables of uploads as what they mean. Reads no content."""
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
+from retriever.catalog.connection import CatalogConnection
 from retriever.contract.upload_types import Job, QueuedUpload, UploadState
 
 LIVE: Final = "state IN ('waiting', 'computing')"  # to the letter as the indexes of live uploads say it
@@ -13,16 +13,15 @@ SELECT u.row, j.id, u.document, u.collection, u.name, u.state, u.version, u.chun
     u.unsupported, u.detail, u.created, u.updated
 """
 _SUMS: Final = ", ".join(
-    f"coalesce(sum({each}), 0)"
-    for each in [
-        *(f"u.state = '{state}'" for state in UploadState),
-        *("u.chunks", "u.stored", "u.over_budget", "u.unsupported"),
+    [
+        *(f"count(*) FILTER (WHERE u.state = '{state}')" for state in UploadState),
+        *(f"CAST(coalesce(sum(u.{each}), 0) AS BIGINT)" for each in ("chunks", "stored", "over_budget", "unsupported")),
     ]
 )
 
 
 def uploads(
-    connection: sqlite3.Connection, where: str, *, values: Sequence[object], index: str | None = None
+    connection: CatalogConnection, where: str, *, values: Sequence[object], index: str | None = None
 ) -> list[QueuedUpload]:
     """The uploads that fit `where`, a text of this package. They are found by the index that is named, so that a
     queue is quick however long its history, or else by rows."""
@@ -35,10 +34,10 @@ def uploads(
     ]
 
 
-def jobs(connection: sqlite3.Connection, where: str, *, values: Sequence[object]) -> list[Job]:
+def jobs(connection: CatalogConnection, where: str, *, values: Sequence[object]) -> list[Job]:
     """The jobs that fit `where`, the newest first; it is of this package and names columns of `jobs`."""
     some = f"(SELECT row, id, created FROM jobs WHERE {where})"
-    joined = f"FROM {some} j LEFT JOIN uploads u ON u.job = j.row GROUP BY j.row ORDER BY j.row DESC"
+    joined = f"FROM {some} j LEFT JOIN uploads u ON u.job = j.row GROUP BY j.row, j.id, j.created ORDER BY j.row DESC"
     columns = f"j.id, j.created, coalesce(max(u.updated), j.created), {_SUMS}"
     return [
         Job(

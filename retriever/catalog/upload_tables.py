@@ -1,14 +1,15 @@
-"""How uploads come into a SQLite catalog and how they end, inside one transaction. Cuts nothing, serves nothing."""
+"""How uploads come into a catalog and how they end, inside one transaction. Cuts nothing, serves nothing."""
 
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 
-from retriever.catalog.rows import LISTED, check_id, listed
+from retriever.catalog.connection import CatalogConnection
+from retriever.catalog.rows import check_id
 from retriever.catalog.upload_rows import LIVE, uploads
 from retriever.contract.types import Removal
 from retriever.contract.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.errors import DocumentError
+from retriever.filter_condition import LISTED, listed
 
 _Row = tuple[int, int | None]  # an upload and its version
 
@@ -16,7 +17,7 @@ _Row = tuple[int, int | None]  # an upload and its version
 class UploadTables:
     """The uploads of a `Change`. `drop` drops a version that never served."""
 
-    def __init__(self, connection: sqlite3.Connection, *, drop: Callable[[int], Removal]) -> None:
+    def __init__(self, connection: CatalogConnection, *, drop: Callable[[int], Removal]) -> None:
         self._connection = connection
         self._run = connection.execute
         self._drop = drop
@@ -72,7 +73,8 @@ class UploadTables:
             self._run("DELETE FROM deletions")
         else:
             told = [(document, last) for document in documents]
-            self._connection.executemany("INSERT OR REPLACE INTO deletions VALUES (?, ?)", told)
+            sql = "INSERT INTO deletions VALUES (?, ?) ON CONFLICT (document) DO UPDATE SET upload = excluded.upload"
+            self._connection.executemany(sql, told)
         return self._end(self._live_of(f"document IN {LISTED}", listed(documents)), UploadState.DELETED)
 
     def delete_collection(self, name: str) -> list[Removal]:
@@ -92,7 +94,7 @@ class UploadTables:
 
     def _job(self, job: str) -> int:
         try:
-            self._run("INSERT OR IGNORE INTO jobs (id, created) VALUES (?, ?)", (job, time.time()))
+            self._run("INSERT INTO jobs (id, created) VALUES (?, ?) ON CONFLICT (id) DO NOTHING", (job, time.time()))
         except UnicodeEncodeError as error:
             raise DocumentError(f"a job's name has no half characters: got {job[:80]!a}") from error
         [row] = self._run("SELECT row FROM jobs WHERE id = ?", (job,)).fetchone()

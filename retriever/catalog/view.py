@@ -1,14 +1,14 @@
-"""What can be read of a SQLite catalog, inside one transaction. Changes nothing."""
+"""What can be read of a catalog, inside one transaction. Changes nothing."""
 
 import json
-import sqlite3
 from collections.abc import Sequence
 
 import numpy as np
 
+from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.lexical import LexicalSearch, PassageTotals
 from retriever.catalog.postings import Postings
-from retriever.catalog.rows import LISTED, digest_of, entries, fact, is_same, listed, loads, passages, sound_text
+from retriever.catalog.rows import digest_of, entries, fact, is_same, loads, passages, sound_text
 from retriever.catalog.upload_rows import LIVE, jobs, uploads
 from retriever.contract.types import (
     CatalogState,
@@ -28,13 +28,13 @@ from retriever.contract.types import (
 )
 from retriever.contract.upload_types import Job, QueuedUpload
 from retriever.documents import Document
-from retriever.filter_condition import EVERYTHING, FilterCondition
+from retriever.filter_condition import EVERYTHING, LISTED, FilterCondition, listed
 
 
-class SqliteView:
+class RowsView:
     """See `View`."""
 
-    def __init__(self, connection: sqlite3.Connection, postings: Postings) -> None:
+    def __init__(self, connection: CatalogConnection, postings: Postings) -> None:
         self._connection = connection
         self._postings = postings
 

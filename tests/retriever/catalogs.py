@@ -11,6 +11,9 @@ from retriever.contract.catalog import Catalog, CatalogView
 from retriever.contract.types import DocumentRow, Removal
 from retriever.documents import Document, DocumentPart, Json, chunk_id
 from retriever.filter_condition import EVERYTHING, condition
+from retriever.postgres.database import PostgresDatabase
+from retriever.postgres.schemas import open_catalog
+from tests.servers.postgres import PostgresServer
 
 Opened = Callable[[], Catalog]  # the same catalog, as another process opens it
 
@@ -106,3 +109,18 @@ class Sqlite:
         yield again
         for catalog in catalogs:
             catalog.close()
+
+
+class Postgres:
+    @pytest.fixture
+    def opened(self, postgres: PostgresServer) -> Iterator[Opened]:
+        databases: list[PostgresDatabase] = []
+        url = postgres.database()
+
+        def again() -> Catalog:
+            databases.append(PostgresDatabase(url, connections=4))
+            return open_catalog(databases[-1], "acme")
+
+        yield again
+        for database in databases:
+            database.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retriever.catalog.view import SqliteView
+from retriever.catalog.view import RowsView
 from retriever.contract.upload_types import QueuedUpload
 from retriever.documents import Draft
 from retriever.errors import CatalogError
@@ -62,16 +62,16 @@ def test_an_upload_that_comes_while_it_finds_nothing_to_do_is_not_overheard(
     running: Demo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: list[str] = []
-    live = SqliteView.live
+    live = RowsView.live
 
-    def live_and_late(view: SqliteView, limit: int) -> list[QueuedUpload]:
+    def live_and_late(view: RowsView, limit: int) -> list[QueuedUpload]:
         found = live(view, limit)
         if not found and not jobs:
             late = upload_of(Draft(NEW, id="late"), "default")
             jobs.append(running.core.ingest.accept(running.core.tenants.open("default"), [late]))
         return found
 
-    monkeypatch.setattr(SqliteView, "live", live_and_late)
+    monkeypatch.setattr(RowsView, "live", live_and_late)
     running.check_ready(running.upload("new", f"{NEW} It was early."), "new")
     wait_for(lambda: jobs, "the worker found nothing to do")
     running.check_ready(jobs[0], "late")

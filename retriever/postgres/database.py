@@ -1,0 +1,279 @@
+"""Connections to one PostgreSQL database, and transactions on them. Knows no tables.
+
+Nothing waits for ever: a connection that does not come, and a statement that is not answered, end as a CatalogError. It
+names neither the server nor the user, as whoever asked may be told of it.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from os import dup
+from typing import TYPE_CHECKING, Final, LiteralString, TypeAlias, cast
+
+import psycopg
+from psycopg import Connection, RawCursor
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.sql import SQL, Composed, Identifier
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from retriever.catalog.connection import FetchedRows
+from retriever.errors import CatalogError, DocumentError
+from retriever.postgres.adapters import adapt
+from retriever.postgres.statements import statement
+
+if TYPE_CHECKING:
+    from psycopg.rows import TupleRow
+
+log = logging.getLogger(__name__)
+
+OLDEST: Final = 150000  # as the server says it: 15
+CONNECTIONS: Final = 16
+CONNECT_S: Final = 5
+ANSWER_S: Final = 30.0  # for one statement
+SLOW_S: Final = 1800.0  # for one that looks at everything
+LOCK_S: Final = 60  # for another process's change
+
+_DEFAULTS: Final = {
+    "application_name": "kvweave",
+    "connect_timeout": CONNECT_S,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+# A server that is cut off, or stands still in a change, lets go by itself.
+_SESSION: Final[LiteralString] = (
+    "SET lock_timeout = '60s'; SET idle_in_transaction_session_timeout = '300s'; SET search_path TO kvweave; "
+    "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; "
+    "SET tcp_user_timeout = 20000; SET default_transaction_isolation = 'read committed'"
+)
+_OF_THE_SERVER: Final = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.InsufficientPrivilege,
+    PoolTimeout,
+)
+_NO_ANSWER: Final = "the database does not answer: look after PostgreSQL, and ask again"
+
+Pool: TypeAlias = "ConnectionPool[Connection[TupleRow]]"
+
+
+class PostgresConnection:
+    """See `CatalogConnection`. `changed`: how many rows its statements changed."""
+
+    def __init__(self, raw: "Connection[TupleRow]", *, watch: "_Watch") -> None:
+        self._raw = raw
+        self._watch = watch
+        self.changed = 0
+
+    def execute(self, sql: str, values: Sequence[object] = (), /) -> FetchedRows:
+        told = statement(sql)
+        cursor = RawCursor(self._raw)
+        with self._watch.answering(self._raw):
+            cursor.execute(cast(LiteralString, told.sql), told.values(values), binary=True)
+        if told.is_change:
+            self.changed += max(0, cursor.rowcount)
+        return _Found(cursor)
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[object]], /) -> FetchedRows:
+        told = statement(sql)
+        cursor = RawCursor(self._raw)
+        with self._watch.answering(self._raw, SLOW_S):
+            cursor.executemany(cast(LiteralString, told.sql), told.rows(rows))
+        self.changed += max(0, cursor.rowcount)
+        return _Found(cursor)
+
+    def script(self, sql: str | Composed, *, wait_s: float = ANSWER_S) -> None:
+        """Runs statements without parameters, in one trip."""
+        with self._watch.answering(self._raw, wait_s):
+            self._raw.execute(cast(LiteralString, sql))
+
+
+class _Found:
+    """What a statement found, also where it finds nothing by its nature."""
+
+    def __init__(self, cursor: "RawCursor[TupleRow]") -> None:
+        self._cursor = cursor
+        self.rowcount = cursor.rowcount
+
+    def fetchone(self) -> "TupleRow | None":
+        return self._cursor.fetchone() if self._cursor.description else None
+
+    def fetchall(self) -> "list[TupleRow]":
+        return self._cursor.fetchall() if self._cursor.description else []
+
+    def __iter__(self) -> "Iterator[TupleRow]":
+        return iter(self.fetchall())
+
+
+class PostgresDatabase:
+    """A pool of connections to one database. Safe for threads."""
+
+    def __init__(self, url: str, *, connections: int = CONNECTIONS) -> None:
+        """Opens it. Raises CatalogError where it cannot be used."""
+        self._conninfo = _completed(url)
+        self._watch = _Watch()
+        with _explained(first=True):
+            with psycopg.connect(self._conninfo, autocommit=True) as probe:
+                _check(probe)
+            self._pool: Pool = ConnectionPool(
+                self._conninfo,
+                kwargs={"autocommit": True},
+                min_size=1,
+                max_size=connections,
+                timeout=CONNECT_S,
+                configure=_configure,
+                reconnect_timeout=60,
+                open=True,
+                name="kvweave-postgres",
+            )
+
+    @contextmanager
+    def connection(self) -> Generator[PostgresConnection]:
+        """A connection on which each statement is its own transaction, in the schema `kvweave`."""
+        with _explained():
+            raw = self._take()
+            try:
+                yield PostgresConnection(raw, watch=self._watch)
+            finally:
+                self._give(raw)
+
+    @contextmanager
+    def transaction(self, begin: str, *, schema: str) -> Generator[PostgresConnection]:
+        """All that is done in the block happens, or nothing. `begin` stands behind BEGIN, with what is run first.
+
+        Only the tables of the schema have names within the block.
+        """
+        kind, _, first = begin.partition(";")
+        opening = SQL("BEGIN {kind}; SET LOCAL search_path TO {schema};{first}").format(
+            kind=SQL(cast(LiteralString, kind)), schema=Identifier(schema), first=SQL(cast(LiteralString, first))
+        )
+        with _explained():
+            raw = self._begun(opening)
+            try:
+                connection = PostgresConnection(raw, watch=self._watch)
+                yield connection
+                connection.script("COMMIT")
+            finally:
+                self._give(raw)
+
+    @contextmanager
+    def session(self) -> Generator["Connection[TupleRow]"]:
+        """A connection of its own beside the pool, for what a session holds."""
+        with _explained(), psycopg.connect(self._conninfo, autocommit=True) as raw:
+            _configure(raw)
+            yield raw
+
+    def watched(self, raw: "Connection[TupleRow]") -> PostgresConnection:
+        """The statements of a session, none of which waits for ever."""
+        return PostgresConnection(raw, watch=self._watch)
+
+    def close(self) -> None:
+        """Closes the pool."""
+        self._watch.close()
+        self._pool.close()
+
+    def _begun(self, opening: Composed) -> "Connection[TupleRow]":
+        """A connection in a new transaction. Those that broke while nobody used them are let go first."""
+        for _ in range(CONNECTIONS):
+            raw = self._take()
+            try:
+                PostgresConnection(raw, watch=self._watch).script(opening)
+                return raw
+            except psycopg.OperationalError:
+                broken = raw.closed or raw.broken
+                self._give(raw)
+                if not broken:
+                    raise
+        raise CatalogError(_NO_ANSWER)
+
+    def _take(self) -> "Connection[TupleRow]":
+        return self._pool.getconn()
+
+    def _give(self, raw: "Connection[TupleRow]") -> None:
+        """Takes a connection back; what was not committed is undone."""
+        if not raw.closed and raw.info.transaction_status != TransactionStatus.IDLE:
+            try:
+                with self._watch.answering(raw):
+                    raw.execute("ROLLBACK")
+            except psycopg.Error:  # the server undoes it when it notices
+                raw.close()
+        self._pool.putconn(raw)
+
+
+class _Watch:
+    """Cuts connections whose answer does not come: a thread that waits for one cannot look after itself."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[Connection[TupleRow], float]] = {}
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="kvweave-postgres-watch", daemon=True).start()
+
+    @contextmanager
+    def answering(self, raw: "Connection[TupleRow]", wait_s: float = ANSWER_S) -> Generator[None]:
+        self._waiting[id(raw)] = raw, time.monotonic() + wait_s
+        try:
+            yield
+        finally:
+            self._waiting.pop(id(raw), None)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _look(self) -> None:
+        while not self._closed.wait(1.0):
+            now = time.monotonic()
+            for raw, until in list(self._waiting.values()):
+                if now > until and not raw.closed:
+                    log.warning("PostgreSQL did not answer: its connection is cut")
+                    with suppress(OSError, psycopg.Error), socket.socket(fileno=dup(raw.fileno())) as peer:
+                        peer.shutdown(socket.SHUT_RDWR)
+
+
+def _completed(url: str) -> str:
+    """The address with what it leaves to us."""
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise CatalogError("the address of the database is none: write postgresql://user@host/database") from None
+    named = {name: str(value) for name, value in given.items() if value is not None}
+    return make_conninfo("", **{**_DEFAULTS, **named})
+
+
+def _configure(raw: "Connection[TupleRow]") -> None:
+    adapt(raw)
+    raw.execute(_SESSION)
+
+
+def _check(raw: "Connection[TupleRow]") -> None:
+    """Raises CatalogError for a server that cannot keep a catalog."""
+    if raw.info.server_version < OLDEST:
+        raise CatalogError(f"PostgreSQL 15 is the oldest that kvweave uses, this one is {raw.info.server_version}")
+    if raw.info.parameter_status("server_encoding") != "UTF8":
+        raise CatalogError("the database is not encoded as UTF8: create it with ENCODING 'UTF8'")
+
+
+@contextmanager
+def _explained(*, first: bool = False) -> Generator[None]:
+    """Raises what the server or the way to it is to blame for as a CatalogError; the log alone knows more."""
+    try:
+        yield
+    except psycopg.errors.ProgramLimitExceeded as error:
+        raise DocumentError(
+            "an id or a name is longer than PostgreSQL can index: shorten it to 800 characters"
+        ) from error
+    except PoolClosed:
+        raise CatalogError("the catalog is closed") from None
+    except (
+        psycopg.OperationalError,
+        psycopg.InterfaceError,
+        PoolTimeout,
+        psycopg.errors.InsufficientPrivilege,
+    ) as error:
+        reason = str(error).partition("\n")[0]
+        log.warning("PostgreSQL does not answer", extra={"reason": reason})
+        raise CatalogError(f"PostgreSQL cannot be used: {reason}" if first else _NO_ANSWER) from None

@@ -1,0 +1,87 @@
+"""The schemas of a database: one of the service, one of each tenant. Makes them, and brings older ones to this version.
+
+Whoever comes first does so, under a lock; whoever comes second finds it done.
+"""
+
+from typing import Final
+
+from blake3 import blake3
+from psycopg.sql import SQL, Identifier
+
+from retriever.catalog.renew import index_anew, is_current
+from retriever.catalog.schema import STEPS
+from retriever.errors import CatalogError
+from retriever.postgres.catalog import PostgresCatalog
+from retriever.postgres.database import SLOW_S, PostgresConnection, PostgresDatabase
+from retriever.postgres.lexemes import Lexemes
+from retriever.postgres.statements import tables
+
+SERVICE: Final = "kvweave"
+_LONGEST: Final = 63  # bytes of a name in PostgreSQL
+_LOCK: Final = 0x6B767763
+_FIRST: Final = f"""
+SELECT pg_advisory_xact_lock({_LOCK});
+CREATE SCHEMA IF NOT EXISTS kvweave;
+CREATE TABLE IF NOT EXISTS kvweave.schemas (
+    name TEXT COLLATE "C" PRIMARY KEY, tenant TEXT COLLATE "C" UNIQUE, version BIGINT NOT NULL
+)
+"""
+
+
+def schema_of(tenant: str) -> str:
+    """The schema of a tenant."""
+    name = f"{SERVICE}_{tenant}"
+    return name if len(name) <= _LONGEST else f"{name[:30]}_{blake3(tenant.encode()).hexdigest(length=16)}"
+
+
+def tenants_in(database: PostgresDatabase) -> list[str]:
+    """The tenants that have a catalog."""
+    with database.connection() as connection:
+        found = connection.execute("SELECT tenant FROM schemas WHERE tenant IS NOT NULL ORDER BY tenant")
+        return [tenant for (tenant,) in found]
+
+
+def open_catalog(database: PostgresDatabase, tenant: str) -> PostgresCatalog:
+    """The catalog of a tenant, made where there is none."""
+    schema, words = schema_of(tenant), Lexemes()
+    prepare(database, schema, steps=STEPS, tenant=tenant)
+    with database.transaction("; SELECT 1 FROM facts WHERE name = 'changes' FOR UPDATE", schema=schema) as connection:
+        if not is_current(connection, words):
+            index_anew(connection, words)
+    return PostgresCatalog(database, schema)
+
+
+def prepare(database: PostgresDatabase, schema: str, *, steps: tuple[str, ...], tenant: str | None = None) -> None:
+    """Bring a schema to this version, or make it, in one transaction."""
+    if _version(database, schema) == len(steps):
+        return
+    with database.transaction(f";{_FIRST}", schema=schema) as connection:
+        found = connection.execute("SELECT version FROM kvweave.schemas WHERE name = ?", (schema,)).fetchone()
+        version = found[0] if found else 0
+        if version > len(steps):
+            raise CatalogError(f"the catalog is of version {version}, this kvweave knows {len(steps)}: use the newer")
+        if version == 0:
+            connection.script(SQL("CREATE SCHEMA IF NOT EXISTS {name}").format(name=Identifier(schema)))
+        for number in range(version, len(steps)):
+            connection.script(tables(steps[number]), wait_s=SLOW_S)
+        if version == 0 and tenant is not None:
+            connection.execute("INSERT INTO facts VALUES ('analysis', ?)", (Lexemes().version,))
+        _note(connection, schema, tenant=tenant, version=len(steps))
+
+
+def _note(connection: PostgresConnection, schema: str, *, tenant: str | None, version: int) -> None:
+    connection.execute(
+        "INSERT INTO kvweave.schemas VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET version = excluded.version",
+        (schema, tenant, version),
+    )
+
+
+def _version(database: PostgresDatabase, schema: str) -> int:
+    with database.connection() as connection:
+        [known] = connection.execute(
+            "SELECT count(*) FROM pg_tables WHERE schemaname = 'kvweave' AND tablename = 'schemas'"
+        )
+        if known == (0,):
+            return 0
+        found = connection.execute("SELECT version FROM schemas WHERE name = ?", (schema,)).fetchone()
+        return found[0] if found else 0

@@ -1,0 +1,18 @@
+"""What every catalog promises, of PostgreSQL. See `Contract`."""
+
+from tests.retriever.catalogs import Postgres
+from tests.retriever.test_catalog import CatalogContract
+from tests.retriever.test_catalog_uploads import UploadContract
+from tests.retriever.test_catalog_views import ViewContract
+
+
+class TestPostgresCatalog(Postgres, CatalogContract):
+    pass
+
+
+class TestPostgresUploads(Postgres, UploadContract):
+    pass
+
+
+class TestPostgresViews(Postgres, ViewContract):
+    pass
