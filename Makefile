@@ -17,7 +17,7 @@ LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platfor
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-vllm test-long test-rgw test-oldest fuzz kills fmt lock bench eval model demo serve clean
+.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-oldest fuzz kills fmt lock bench eval model demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,7 +48,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 	$(PY) -m pytest tests/test_architecture.py
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-clients test-vllm test-long test-rgw test-oldest fuzz kills bench eval model: export OMP_WAIT_POLICY = PASSIVE
+test test-clients test-vllm test-long test-rgw test-postgres test-oldest fuzz kills bench eval model: export OMP_WAIT_POLICY = PASSIVE
 
 # One file's tests run in one process, which computes with one thread: two of both fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
@@ -78,6 +78,12 @@ $(VLLM_VENV)/.installed: clients/vllm-kvweave/pyproject.toml
 test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
 	tests/servers/rgw.sh $(PY) -m pytest -m "long or not long" tests/servers tests/store/test_object_store*.py \
 		tests/store/test_blob_store.py::TestS3 $(ARGS)
+
+# Tests of services that reach into no file of the data folder.
+ON_BOTH := $(addprefix tests/service/test_,core.py deletes.py end_to_end.py hostile_texts.py ingest.py tenants.py unsearched.py)
+
+test-postgres: $(INSTALLED) ## the tests of services again, with keys and catalogs in PostgreSQL
+	TEST_DATA=postgres OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile $(ON_BOTH) $(ARGS)
 
 # Beside $(VENV), with the same versions of all else.
 test-oldest: $(INSTALLED) ## the tests of blend with the oldest transformers that is supported

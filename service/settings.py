@@ -4,9 +4,18 @@ import os
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -23,6 +32,7 @@ from store.errors import SpecError
 
 PREFIX = "KVWEAVE_"
 CONFIG = f"{PREFIX}CONFIG"
+POSTGRES = ("postgresql://", "postgres://")
 BUILTIN = "builtin"  # the name of the model that comes with kvweave
 OF_CLIENTS = (f"{PREFIX}BASE_URL", f"{PREFIX}API_KEY")  # where a service is, and the key for it: no settings of one
 
@@ -73,7 +83,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
-    data: Path = Field(description="folder of catalogs, keys and indexes", default_factory=_home)
+    data: Path = Field(description="folder of catalogs, keys and indexes, or URL of PostgreSQL", default_factory=_home)
     store: Annotated[str, Field(description="URL of the store", default_factory=_default_store)]
     host: Annotated[str, Field(description="address that the service binds", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(description="port that the service binds", ge=0, le=65535)] = 8000
@@ -123,6 +133,24 @@ class Settings(BaseSettings):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="what is logged")] = "info"
     log_style: Annotated[Literal["text", "json"], Field(description="how it is logged")] = "text"
     traces: Annotated[str, Field(description="where OpenTelemetry traces go")] = ""
+
+    _database: SecretStr = PrivateAttr(SecretStr(""))
+
+    @property
+    def database(self) -> str:
+        """The URL of the database that keeps catalogs and keys; empty where the folder does. It may hold a password."""
+        return self._database.get_secret_value()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _placed(cls, given: dict[str, object], handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """A URL as `data` names the database, and behind # the folder of what this machine may lose."""
+        url, _, folder = str(given.get("data", "")).partition("#")
+        if not url.startswith(POSTGRES):
+            return handler(given)
+        made = handler({**given, "data": Path(folder) if folder else _home()})
+        made._database = SecretStr(url)
+        return made
 
     @classmethod
     def settings_customise_sources(

@@ -15,7 +15,8 @@ PRODUCT = ("store", "retriever", "blend", "service", "clients")
 
 DYNAMIC_IMPORTS = ("__import__", "import_module", "importlib.import_module")
 
-DEFERRING = ("service.app.composition", "service.commands")  # optional extras; help and completion without torch
+# Optional extras are imported where they are chosen; help and completion come without torch.
+DEFERRING = ("service.app.composition", "service.app.compose_truth", "service.commands")
 FILE_LINES, FUNCTION_LINES = 400, 50
 PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
@@ -47,8 +48,9 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "transformers": ("blend", "retriever.embedders.encoder", "service", "tests"),
     "vllm": ("clients.vllm-kvweave",),
     **dict.fromkeys(["lmdb", "obstore"], ("store", "tests")),
-    "retriever.postgres": ("retriever.postgres", "service.postgres", "service.app.composition", "tests"),
-    **dict.fromkeys(["psycopg", "psycopg_pool"], ("retriever.postgres", "service.postgres", "tests")),
+    "retriever.postgres": ("retriever.postgres", "service.postgres", "tests"),
+    **dict.fromkeys(["psycopg", "psycopg_pool"], ("retriever.postgres", "tests")),
+    "service.postgres": ("service.postgres", "service.app.compose_truth", "service.commands", "tests"),
     **dict.fromkeys(["fastapi", "fastapi_offline", "limits", "llguidance", "starlette"], ("service", "tests")),
     **dict.fromkeys(["opentelemetry", "prometheus_client"], ("service.telemetry", "tests")),
     **dict.fromkeys(["pydantic_settings", "typer", "uvicorn"], ("service", "tests")),

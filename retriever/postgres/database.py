@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 OLDEST: Final = 150000  # as the server says it: 15
 CONNECTIONS: Final = 16
 CONNECT_S: Final = 5
-ANSWER_S: Final = 30.0  # for one statement
+ANSWER_S = 30.0  # for one statement
 SLOW_S: Final = 1800.0  # for one that looks at everything
 LOCK_S: Final = 60  # for another process's change
 
@@ -87,7 +87,7 @@ class PostgresConnection:
         self.changed += max(0, cursor.rowcount)
         return _Found(cursor)
 
-    def script(self, sql: str | Composed, *, wait_s: float = ANSWER_S) -> None:
+    def script(self, sql: str | Composed, *, wait_s: float | None = None) -> None:
         """Runs statements without parameters, in one trip."""
         with self._watch.answering(self._raw, wait_s):
             self._raw.execute(cast(LiteralString, sql))
@@ -117,7 +117,7 @@ class PostgresDatabase:
         """Opens it. Raises CatalogError where it cannot be used."""
         self._conninfo = _completed(url)
         self._watch = _Watch()
-        with _explained(first=True):
+        with explained(first=True):
             with psycopg.connect(self._conninfo, autocommit=True) as probe:
                 _check(probe)
             self._pool: Pool = ConnectionPool(
@@ -135,7 +135,7 @@ class PostgresDatabase:
     @contextmanager
     def connection(self) -> Generator[PostgresConnection]:
         """A connection on which each statement is its own transaction, in the schema `kvweave`."""
-        with _explained():
+        with explained():
             raw = self._take()
             try:
                 yield PostgresConnection(raw, watch=self._watch)
@@ -152,7 +152,7 @@ class PostgresDatabase:
         opening = SQL("BEGIN {kind}; SET LOCAL search_path TO {schema};{first}").format(
             kind=SQL(cast(LiteralString, kind)), schema=Identifier(schema), first=SQL(cast(LiteralString, first))
         )
-        with _explained():
+        with explained():
             raw = self._begun(opening)
             try:
                 connection = PostgresConnection(raw, watch=self._watch)
@@ -164,7 +164,7 @@ class PostgresDatabase:
     @contextmanager
     def session(self) -> Generator["Connection[TupleRow]"]:
         """A connection of its own beside the pool, for what a session holds."""
-        with _explained(), psycopg.connect(self._conninfo, autocommit=True) as raw:
+        with explained(), psycopg.connect(self._conninfo, autocommit=True) as raw:
             _configure(raw)
             yield raw
 
@@ -214,8 +214,8 @@ class _Watch:
         threading.Thread(target=self._look, name="kvweave-postgres-watch", daemon=True).start()
 
     @contextmanager
-    def answering(self, raw: "Connection[TupleRow]", wait_s: float = ANSWER_S) -> Generator[None]:
-        self._waiting[id(raw)] = raw, time.monotonic() + wait_s
+    def answering(self, raw: "Connection[TupleRow]", wait_s: float | None = None) -> Generator[None]:
+        self._waiting[id(raw)] = raw, time.monotonic() + (wait_s or ANSWER_S)
         try:
             yield
         finally:
@@ -258,7 +258,7 @@ def _check(raw: "Connection[TupleRow]") -> None:
 
 
 @contextmanager
-def _explained(*, first: bool = False) -> Generator[None]:
+def explained(*, first: bool = False) -> Generator[None]:
     """Raises what the server or the way to it is to blame for as a CatalogError; the log alone knows more."""
     try:
         yield
@@ -275,5 +275,5 @@ def _explained(*, first: bool = False) -> Generator[None]:
         psycopg.errors.InsufficientPrivilege,
     ) as error:
         reason = str(error).partition("\n")[0]
-        log.warning("PostgreSQL does not answer", extra={"reason": reason})
+        log.warning("PostgreSQL does not answer: %s", reason)
         raise CatalogError(f"PostgreSQL cannot be used: {reason}" if first else _NO_ANSWER) from None

@@ -1,34 +1,27 @@
-"""Tenants, keys, quotas and the operator's switch, in one SQLite file. Knows no HTTP, no documents and no settings.
+"""Tenants, keys, quotas and the operator's switch. Knows no HTTP, no documents and no settings.
 
-Several processes may have the file open. What one of them changes, a revocation above all, binds the others at once:
-whatever is kept in memory is dropped as soon as SQLite's `data_version` says that somebody wrote.
+Several processes may have the database open. What one of them changes, a revocation above all, binds the others at
+once: whatever is kept in memory is dropped as soon as the database's version says that somebody wrote.
 """
 
-import fcntl
 import hmac
 import json
-import os
-import sqlite3
-import threading
 import time
-from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retriever.catalog.schema import transaction
-from retriever.catalog.sqlite_errors import sqlite_errors_explained
+from retriever.catalog.connection import CatalogConnection
 from retriever.documents import Json
 from retriever.errors import FilterError
 from retriever.filter_condition import condition, fields_of
+from service.access.control_file import ControlFile
+from service.access.control_store import ControlStore
 from service.access.errors import AccessError
 from service.access.principal import DEFAULT_TENANT, Principal, Role
-from service.access.private import private_file, private_folder, write_private
-from service.access.schema import prepare
+from service.access.private import write_private
 from service.access.spelling import check_spelling, digest, id_of, new_key
-from service.errors import Unavailable
 
-WAIT_S = 30  # for another process's change
 NOTE_CHARS = 200
 
 _COLUMNS = "id, tenant, role, bound, per_minute, note, created, revoked"
@@ -76,7 +69,7 @@ class BlendingSwitch:
 
 @dataclass(slots=True)
 class _Known:
-    """What was read since the file was last written."""
+    """What was read since the database was last written."""
 
     version: int
     holders: dict[str, tuple[bytes, Principal]] = field(default_factory=dict[str, tuple[bytes, Principal]])
@@ -85,44 +78,32 @@ class _Known:
 
 
 class Control:
-    """The control database. Safe for threads. One connection reads, one writes, so the reader notices every change."""
+    """The control database, in the file of this path or in another store. Safe for threads."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._reading, self._writing = threading.Lock(), threading.Lock()
-        self._closed = False
+    def __init__(self, place: Path | ControlStore) -> None:
+        self._store: ControlStore = ControlFile(place) if isinstance(place, Path) else place
         self._known = _Known(-1)
-        private_folder(path.parent)
-        with self._explained(), _alone(path.parent):
-            private_file(path)
-            self._writer = _connect(path)
-            try:
-                prepare(self._writer)
-                self._reader = _connect(path)
-            except (sqlite3.DatabaseError, AccessError):
-                self._writer.close()
-                raise
 
     def create_key(
         self, tenant: str, role: Role, *, bound: Json | None = None, per_minute: int | None = None, note: str = ""
     ) -> tuple[KeyEntry, str]:
         """Makes a key. Returns its entry and the key itself, which nobody can be shown again."""
         entry, key = _new_entry(tenant, role, bound=bound, per_minute=per_minute, note=note)
-        with self._change() as connection:
+        with self._store.change() as connection:
             _insert(connection, entry, key=key)
         return entry, key
 
     def revoke_key(self, key_id: str) -> bool:
         """Revokes a key. Returns whether it was in force until now."""
-        with self._change() as connection:
+        with self._store.change() as connection:
             done = connection.execute(
-                "UPDATE keys SET revoked = ? WHERE id = ? AND revoked IS NULL", (time.time(), key_id)
+                "UPDATE keys SET revoked = ? WHERE id = ? AND revoked IS NULL RETURNING id", (time.time(), key_id)
             )
-            return done.rowcount > 0
+            return done.fetchone() is not None
 
     def keys(self, tenant: str | None = None) -> list[KeyEntry]:
         """The keys of one tenant, or of all, oldest first; those that are revoked too."""
-        with self._read() as connection:
+        with self._store.read() as connection:
             found = connection.execute(
                 f"SELECT {_COLUMNS} FROM keys WHERE tenant = ?1 OR ?1 IS NULL ORDER BY created, id", (tenant,)
             ).fetchall()
@@ -130,7 +111,7 @@ class Control:
 
     def bound_fields(self, tenant: str) -> frozenset[str]:
         """The metadata fields that filters of the tenant's keys name, or named before they were revoked."""
-        with self._read() as connection:
+        with self._store.read() as connection:
             known = self._current(connection).bound_fields
             if tenant not in known:
                 found = connection.execute(
@@ -145,7 +126,7 @@ class Control:
         if key_id is None:
             return None
         given = digest(key)
-        with self._read() as connection:
+        with self._store.read() as connection:
             holder = self._holder(connection, key_id)
         if holder is None or not hmac.compare_digest(holder[0], given):
             return None
@@ -156,7 +137,7 @@ class Control:
 
         The file is whole before the key is in force: of a start that is cut off the next one makes another.
         """
-        with self._change() as connection:
+        with self._store.change() as connection:
             if connection.execute("SELECT 1 FROM keys").fetchone():
                 return
             note = f"made at the first start, in {file.name}"
@@ -169,27 +150,29 @@ class Control:
 
     def tenants(self) -> list[str]:
         """The tenants that have, or had, a key or a quota, and the default one, which needs neither."""
-        with self._read() as connection:
+        with self._store.read() as connection:
             found = connection.execute("SELECT tenant FROM keys UNION SELECT tenant FROM quotas").fetchall()
         return sorted({DEFAULT_TENANT, *(tenant for (tenant,) in found)})
 
     def quota(self, tenant: str) -> Quota:
         """The tenant's quota; one without limits where none was set."""
-        with self._read() as connection:
+        with self._store.read() as connection:
             found = connection.execute("SELECT documents, chunks FROM quotas WHERE tenant = ?", (tenant,)).fetchone()
         return Quota(*found) if found else Quota()
 
     def set_quota(self, tenant: str, quota: Quota) -> None:
         """Sets a tenant's quota in the place of the one that it had."""
         check_spelling(tenant)
-        with self._change() as connection:
+        with self._store.change() as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?)", (tenant, quota.documents, quota.chunks)
+                "INSERT INTO quotas VALUES (?, ?, ?) "
+                "ON CONFLICT (tenant) DO UPDATE SET documents = excluded.documents, chunks = excluded.chunks",
+                (tenant, quota.documents, quota.chunks),
             )  # fmt: skip
 
     def switch(self) -> BlendingSwitch:
         """The operator's switch as it stands now, set by whatever process."""
-        with self._read() as connection:
+        with self._store.read() as connection:
             known = self._current(connection)
             if known.switch is None:
                 found = connection.execute("SELECT enabled, share FROM switch").fetchone()
@@ -198,8 +181,12 @@ class Control:
 
     def set_switch(self, switch: BlendingSwitch) -> None:
         """Sets the operator's switch for all processes, and for good: it outlasts a restart."""
-        with self._change() as connection:
-            connection.execute("INSERT OR REPLACE INTO switch VALUES (0, ?, ?)", (int(switch.enabled), switch.share))
+        with self._store.change() as connection:
+            connection.execute(
+                "INSERT INTO switch VALUES (0, ?, ?) "
+                "ON CONFLICT (row) DO UPDATE SET enabled = excluded.enabled, share = excluded.share",
+                (int(switch.enabled), switch.share),
+            )
 
     def remember_fingerprint(self, digest: str, fields: Mapping[str, str]) -> None:
         """Keeps what a model's fingerprint was made of, to tell another one apart from it by name.
@@ -208,30 +195,30 @@ class Control:
         """
         if self.fingerprints().get(digest) == dict(fields):
             return
-        with self._change() as connection:
-            connection.execute("INSERT OR REPLACE INTO fingerprints VALUES (?, ?)", (digest, json.dumps(dict(fields))))
+        with self._store.change() as connection:
+            connection.execute(
+                "INSERT INTO fingerprints VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET fields = excluded.fields",
+                (digest, json.dumps(dict(fields))),
+            )
 
     def fingerprints(self) -> dict[str, dict[str, str]]:
         """The fields of every fingerprint that was remembered, by its digest."""
-        with self._read() as connection:
+        with self._store.read() as connection:
             found = connection.execute("SELECT digest, fields FROM fingerprints ORDER BY digest").fetchall()
         return {name: json.loads(fields) for name, fields in found}
 
     def close(self) -> None:
         """Closes the database; a second call is safe. Whatever comes after it raises Unavailable."""
-        with self._reading, self._writing:
-            self._closed = True
-            self._reader.close()
-            self._writer.close()
+        self._store.close()
 
-    def _current(self, connection: sqlite3.Connection) -> _Known:
-        """What is known of the file's present version. What is read later may be newer than that, never older."""
-        [version] = connection.execute("PRAGMA data_version").fetchone()
-        if version != self._known.version:
-            self._known = _Known(version)
-        return self._known
+    def _current(self, connection: CatalogConnection) -> _Known:
+        """What is known of the present version. What is read later may be newer than that, never older."""
+        version, known = self._store.version(connection), self._known
+        if version != known.version:
+            self._known = known = _Known(version)
+        return known
 
-    def _holder(self, connection: sqlite3.Connection, key_id: str) -> tuple[bytes, Principal] | None:
+    def _holder(self, connection: CatalogConnection, key_id: str) -> tuple[bytes, Principal] | None:
         known = self._current(connection)
         if key_id not in known.holders:
             found = connection.execute(
@@ -243,26 +230,6 @@ class Control:
             holder = Principal(entry.tenant, entry.role, entry.id, entry.bound, entry.per_minute)
             known.holders[key_id] = found[0], holder
         return known.holders[key_id]
-
-    @contextmanager
-    def _read(self) -> Generator[sqlite3.Connection]:
-        with self._reading, self._explained():
-            self._check_open()
-            yield self._reader
-
-    @contextmanager
-    def _change(self) -> Generator[sqlite3.Connection]:
-        with self._writing, self._explained():
-            self._check_open()
-            with transaction(self._writer):
-                yield self._writer
-
-    def _explained(self) -> AbstractContextManager[None]:
-        return sqlite_errors_explained(f"the control database {self._path}", Unavailable)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Unavailable(f"the control database {self._path} is closed: the service is stopping")
 
 
 def _new_entry(
@@ -292,7 +259,7 @@ def _checked(bound: Json | None) -> Json | None:
         raise AccessError(f"the key's filter cannot be written as JSON: {error}") from error
 
 
-def _insert(connection: sqlite3.Connection, entry: KeyEntry, *, key: str) -> None:
+def _insert(connection: CatalogConnection, entry: KeyEntry, *, key: str) -> None:
     bound = None if entry.bound is None else json.dumps(entry.bound)
     row = (entry.id, entry.tenant, entry.role.label, bound, entry.per_minute, entry.note, entry.created, entry.revoked)
     connection.execute(
@@ -305,25 +272,3 @@ def _entry(row: tuple[str, str, str, str | None, int | None, str, float, float |
     key_id, tenant, role, bound, per_minute, note, created, revoked = row
     filtered = None if bound is None else json.loads(bound)
     return KeyEntry(key_id, tenant, Role.parse(role), filtered, per_minute, note, created, revoked)
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
-    try:
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
-            connection.execute(f"PRAGMA {pragma}")
-    except sqlite3.DatabaseError:
-        connection.close()
-        raise
-    return connection
-
-
-@contextmanager
-def _alone(folder: Path) -> Generator[None]:
-    """Lets one process at a time make the file: SQLite does not wait for another that turns a new file's log on."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,21 +15,19 @@ from transformers.utils import logging as transformers_logging
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.fuse.fuse import BlendOrder
 from blend.load import LoadedModel, device_named, load
-from retriever.catalog.check import mend_rows
-from retriever.catalog.sqlite import SqliteCatalog
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
-from retriever.errors import CatalogError
 from retriever.library import Library
 from service.access.control import Control
-from service.access.errors import AccessError
-from service.access.move import CATALOG
-from service.access.private import private_file, private_folder
+from service.access.move import TENANTS
+from service.access.private import private_folder
+from service.access.truth import Truth
 from service.answers.blend_decision import EXACT
+from service.app.compose_truth import compose_truth
 from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
-from service.corpus.tenants import TENANTS, Tenants
+from service.corpus.tenants import Tenants
 from service.generator.agreement import Comparison
 from service.generator.handed_speeds import GeneratorTimes, HandedSpeeds
 from service.generator.vllm_client import VllmClient
@@ -44,7 +41,6 @@ from service.model.prompt_builder import PromptBuilder
 from service.model.served_model import ServedModel
 from service.model.speeds import ModelSpeeds
 from service.settings import BUILTIN, Settings, SettingsError
-from service.telemetry.logs import fields
 from service.telemetry.traces import Tracer, silent
 from store.blob_store import BlobStore
 from store.codec.unpacked import allocate
@@ -83,9 +79,10 @@ def compose_core(settings: Settings) -> Core:
             hub_checkpoint(name, setting=setting)
     return Core(
         settings,
+        truth=lambda: compose_truth(settings),
         store=lambda: compose_store(settings),
-        load=lambda store, control: compose_tenants(
-            settings, store, control=control, equipped=partial(_equipped, settings)
+        load=lambda store, control, truth: compose_tenants(
+            settings, store, control=control, truth=truth, equipped=partial(_equipped, settings)
         ),
         tracer=_tracer(settings),
     )
@@ -96,20 +93,22 @@ def compose_tenants(
     store: BlobStore,
     *,
     control: Control,
+    truth: Truth,
     equipped: Callable[[ServedModel], ServedModel] = lambda model: model,
 ) -> Tenants:
     """What there is to work in once the model is there, which takes a while. `equipped`: the model for who serves."""
-    library = _library(settings)
+    library = _library(settings, truth)
+    truth.bring_points(point_file(settings, "").parent)
     with ExitStack() as stack:
         loaded = compose_served(settings)
         stack.callback(loaded.engine.close)
-        folder, bound_fields = settings.data / TENANTS, control.bound_fields
-        for path in sorted(folder.glob(f"*/{CATALOG}")):
-            _mend(path)
-        model = checked_model(loaded, folder, library=library, store=store, bound_fields=bound_fields)
+        names = truth.tenants()
+        for name in names:
+            truth.mend(name)
+        model = checked_model(loaded, names, library=library, store=store, bound_fields=control.bound_fields)
         model = equipped(model)
         stack.pop_all()
-    return Tenants(settings.data, model, store=store, control=control, library=library)
+    return Tenants(model, store=store, control=control, library=library, names=truth.tenants)
 
 
 def _equipped(settings: Settings, model: ServedModel) -> ServedModel:
@@ -163,42 +162,21 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
     )
 
 
-def _library(settings: Settings) -> Callable[[Path], Library]:
-    """What opens the library in a tenant's folder."""
+def _library(settings: Settings, truth: Truth) -> Callable[[str], Library]:
+    """What opens the library of a tenant. Its indexes are files of this machine."""
     embedder, reranker = _embedder(settings), _reranker(settings)
 
-    def library(folder: Path) -> Library:
+    def library(tenant: str) -> Library:
+        folder = settings.data / TENANTS / tenant
         with ExitStack() as undo:
-            catalog = SqliteCatalog(_private_catalog(folder))
+            catalog = truth.catalog(tenant)
             undo.callback(catalog.close)
+            private_folder(folder)
             made = Library(catalog, folder, embedders=[embedder] if embedder else [], reranker=reranker)
             undo.pop_all()
             return made
 
     return library
-
-
-def _private_catalog(folder: Path) -> Path:
-    """The file of the catalog in a tenant's folder, and what SQLite keeps beside it, for their owner alone."""
-    path = folder / CATALOG
-    try:
-        private_folder(folder)
-        for file in {path, *folder.glob(f"{CATALOG}-*")}:
-            private_file(file)
-    except AccessError as error:
-        raise CatalogError(str(error)) from error
-    return path
-
-
-def _mend(path: Path) -> None:
-    """Mends rows of a catalog that do not follow from others any more. What cannot be mended is that tenant's alone."""
-    try:
-        report = mend_rows(path)
-    except CatalogError:  # told by whoever opens it
-        return
-    if report is not None:
-        told = fields(tenant=path.parent.name, mended=report.mended, damaged=len(report.damaged))
-        log.error("rows of a catalog were wrong: those that follow from others were mended", extra=told)
 
 
 def _embedder(settings: Settings) -> Embedder | None:

@@ -16,11 +16,11 @@ from blend.fuse.fuse import BlendOrder
 from blend.model.fingerprint import Fingerprint
 from retriever.errors import RetrieverError
 from service.access.control import Control
-from service.access.lock import hold
 from service.access.move import ADMIN_KEY
 from service.access.places import Places
 from service.access.principal import Principal
 from service.access.rates import Rates
+from service.access.truth import Truth
 from service.answers.pipeline import Pipeline
 from service.corpus.ingest import Ingest
 from service.corpus.tenants import Tenant, Tenants
@@ -57,8 +57,9 @@ class Core:
         self,
         settings: Settings,
         *,
+        truth: Callable[[], Truth],
         store: Callable[[], BlobStore],
-        load: Callable[[BlobStore, Control], Tenants],
+        load: Callable[[BlobStore, Control, Truth], Tenants],
         tracer: Tracer,
     ) -> None:
         """Opens what is quick to open, and calls `load`, which takes long, in a thread."""
@@ -74,9 +75,12 @@ class Core:
         self.is_stopping: Callable[[], bool] = lambda: False  # as whoever runs it says: who follows a job then ends
         self._problem = "the model is loading: ask again in a moment"
         self._working: _Working | None = None
+        self._ended = ""
         with ExitStack() as stack:
-            stack.enter_context(hold(settings.data))
-            self.control = Control(settings.data / "control.sqlite")
+            self.truth = truth()
+            stack.callback(self.truth.close)
+            stack.enter_context(self.truth.hold(self._end))
+            self.control = self.truth.control()
             stack.callback(self.control.close)
             if settings.auth:
                 self.control.ensure_admin(settings.data / ADMIN_KEY)
@@ -130,13 +134,14 @@ class Core:
 
     def not_ready(self) -> str | None:
         """The reason why it cannot serve, or None."""
-        if self._working is None:
-            return self._problem
+        if self._ended or self._working is None:
+            return self._ended or self._problem
         if not self._working.tenants.model.engine.takes:
             return "the engine has stopped, the log says why: start the service again"
         try:
             self.store.tenants()
-        except StoreError as error:
+            self.truth.tenants()
+        except (StoreError, RetrieverError) as error:
             return str(error)
         return None
 
@@ -154,9 +159,14 @@ class Core:
             raise Unavailable(self._problem)
         return self._working
 
-    def _load(self, load: Callable[[BlobStore, Control], Tenants]) -> None:
+    def _end(self, reason: str) -> None:
+        """Ends the service where somebody else is it."""
+        self._ended = reason
+        self.failed.set()
+
+    def _load(self, load: Callable[[BlobStore, Control, Truth], Tenants]) -> None:
         try:
-            self._begin(load(self.store, self.control))
+            self._begin(load(self.store, self.control, self.truth))
         except _START_ERRORS as error:
             self._problem = str(error)
             log.error("the service cannot start", extra=fields(reason=str(error)))

@@ -4,12 +4,15 @@ import json
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.commands.console import many, size, tell
 from service.commands.options import AsJson
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The archive.")]
 
@@ -32,6 +35,7 @@ def backup(
     from store.url import open_store
 
     settings = load_settings()
+    _check_files(settings)
     with ExitStack() as stack:
         store = stack.enter_context(open_store(settings.store)) if blobs else None
         report = back_up(file, settings.data, store=store, force=force)
@@ -62,6 +66,7 @@ def restore(
     from store.url import open_store
 
     settings = load_settings()
+    _check_files(settings)
     report = put_back(file, settings.data, force=force, open_store=lambda: open_store(settings.store))
     if as_json:
         typer.echo(json.dumps(asdict(report), indent=2))
@@ -70,3 +75,11 @@ def restore(
     tell(f"restored {many(len(report.tenants), 'catalog')} and all keys into {settings.data}; blobs: {outcomes}")
     if report.untouched:
         tell(f"left alone, for the backup does not know them: {', '.join(report.untouched)}", err=True)
+
+
+def _check_files(settings: "Settings") -> None:
+    """Raises SettingsError where PostgreSQL has what is to be backed up."""
+    from service.settings import SettingsError
+
+    if settings.database:
+        raise SettingsError("data is in PostgreSQL, which has backups of its own: use pg_dump and pg_restore")

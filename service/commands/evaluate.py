@@ -222,6 +222,7 @@ def _report(
 
 
 def _save(choice: "PolicyChoice", file: Path, *, settings: "Settings", weights: str) -> None:
+    from service.app.compose_truth import compose_truth
     from service.app.operating_point import OperatingPoint, operating_point, point_file
     from service.quality.policy_choice import save
 
@@ -230,7 +231,11 @@ def _save(choice: "PolicyChoice", file: Path, *, settings: "Settings", weights: 
         file.parent.mkdir(parents=True, exist_ok=True)
     else:
         current = operating_point(settings, weights)
+    is_chosen = file == point_file(settings, weights)
     wrote = save(choice, file, current=current)
+    if is_chosen:
+        with closing(compose_truth(settings)) as truth:
+            truth.keep_point(file)
     tell(f"Saved {', '.join(f'{name} = {value}' for name, value in wrote.items())} in {file}.", err=True)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -183,15 +183,11 @@ def quota(
 
 @contextmanager
 def _control() -> Generator["Control"]:
-    from service.access.control import Control
-    from service.access.move import CONTROL
+    from service.app.compose_truth import compose_truth
     from service.settings import load_settings
 
-    control = Control(load_settings().data / CONTROL)
-    try:
+    with closing(compose_truth(load_settings())) as truth, closing(truth.control()) as control:
         yield control
-    finally:
-        control.close()
 
 
 def _role(name: str) -> "Role":

@@ -119,7 +119,8 @@ def _catalogs() -> Iterator[tuple[str, list[str]]]:
     from service.access.move import CATALOG, TENANTS
     from service.settings import load_settings
 
-    for path in sorted(load_settings().data.glob(f"{TENANTS}/*/{CATALOG}")):
+    settings = load_settings()
+    for path in () if settings.database else sorted(settings.data.glob(f"{TENANTS}/*/{CATALOG}")):
         name = path.parent.name
         try:
             report = check_catalog(path)

@@ -21,7 +21,7 @@ from service.corpus.collection_rules import CollectionRules
 from service.corpus.grouping import grouped
 from service.corpus.ingestion import Ingestion
 from service.corpus.tenants import Tenant, Tenants
-from service.errors import Exhausted
+from service.errors import Exhausted, Unavailable
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from store.blob_store import Put
@@ -38,7 +38,7 @@ RENEWED = 256  # blobs at a time, whose domains are looked at
 EMBEDDED = 64  # chunks at a time, where the embedder changed
 KEPT_S = 7 * 86_400.0  # how long ended jobs, deletions and damaged blobs are kept
 
-_PASSING = (StoreError, CatalogError, EmbeddingError)
+_PASSING = (StoreError, CatalogError, EmbeddingError, Unavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +231,9 @@ class Ingest:
                 self._apart |= names
             else:
                 ingestion.fail(str(error))
-        except StoreError as error:
+        except (StoreError, Unavailable) as error:
             ingestion.wait(str(error))
-            self._pause("the store does not answer", error)
+            self._pause("the store or the control database does not answer", error)
         except CatalogError:
             raise
         except Exception as error:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from threading import Lock
 
 from retriever.contract.types import Passage, Removal
@@ -24,7 +23,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 10.0  # how long a delete waits for the caches to go; the rest goes behind its back
 _SWEPT = 256  # chunks between two marks of how far it came
-TENANTS = "tenants"  # the folder of their catalogs
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +146,18 @@ class Tenants:
 
     def __init__(
         self,
-        data: Path,
         model: ServedModel,
         *,
         store: BlobStore,
         control: Control,
-        library: Callable[[Path], Library],
+        library: Callable[[str], Library],
+        names: Callable[[], list[str]],
     ) -> None:
+        """`library` opens the one of a tenant; `names` are those of tenants that have one."""
         self.model = model
         self.store = store
         self.control = control
-        self._folder = data / TENANTS
+        self._names = names
         self._library = library
         self._open: dict[str, Tenant] = {}
         self._opening: defaultdict[str, Lock] = defaultdict(Lock)
@@ -178,13 +177,13 @@ class Tenants:
             return self._open[name]
 
     def _made(self, name: str) -> Tenant:
-        library = self._library(self._folder / name)
+        library = self._library(name)
         caches = ChunkCaches(name, library.catalog, store=self.store, model=self.model, control=self.control)
         return Tenant(name, library, caches=caches, store=self.store)
 
     def names(self) -> list[str]:
         """The names of tenants that have a catalog."""
-        return sorted(path.parent.name for path in self._folder.glob("*/catalog.sqlite"))
+        return self._names()
 
     def opened(self) -> Iterator[Tenant]:
         """The tenants that are in use."""

@@ -4,10 +4,9 @@ A fingerprint names what should decide a record. Here one record is computed aga
 """
 
 import logging
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -39,25 +38,22 @@ MOST = 100  # fingerprints that were retired
 
 def checked_model(
     model: ServedModel,
-    folder: Path,
+    names: Sequence[str],
     *,
-    library: Callable[[Path], Library],
+    library: Callable[[str], Library],
     store: BlobAccess,
     bound_fields: Callable[[str], Set[str]],
 ) -> ServedModel:
-    """The model, with another fingerprint where what a tenant below the folder has stored is not what it computes.
+    """The model, with another fingerprint where what one of these tenants has stored is not what it computes.
 
     `bound_fields`: what divides a tenant's documents into domains.
     """
-    for path in sorted(folder.glob("*/catalog.sqlite")):
+    for name in names:
         try:
-            with closing(library(path.parent).catalog) as catalog:
-                name = path.parent.name
+            with closing(library(name).catalog) as catalog:
                 found = _trusted(model, _StoredTenant(name, catalog, store, bound_fields(name)))
         except CatalogError as error:  # the others serve, and whoever asks for this one is told
-            log.error(
-                "the catalog of a tenant cannot be used", extra=fields(tenant=path.parent.name, reason=str(error))
-            )
+            log.error("the catalog of a tenant cannot be used", extra=fields(tenant=name, reason=str(error)))
             continue
         model = replace(model, fingerprint=found)
     model.engine.identify(model.fingerprint)

@@ -1,18 +1,14 @@
 """All that a run over a corpus needs, open while it runs. Starts no service."""
 
-import fcntl
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from retriever.contract.catalog import Catalog
-from service.access.control import Control
-from service.access.errors import AccessError
-from service.access.move import CONTROL
-from service.access.private import private_file, private_folder, write_for_owner_only
+from service.access.private import write_for_owner_only
 from service.access.spelling import check_spelling
+from service.app.compose_truth import compose_truth
 from service.app.composition import compose_store, compose_tenants
 from service.corpus.collection_rules import CollectionRules
-from service.corpus.tenants import TENANTS
 from service.errors import Invalid
 from service.precompute.file_group import Target
 from service.settings import Settings
@@ -29,20 +25,13 @@ def open_workspace(
     check_spelling(name)
     with ExitStack() as stack:
         write_for_owner_only()
-        folder = settings.data / TENANTS / name
-        private_folder(settings.data)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = folder / "precompute.lock"
-        private_file(lock)
-        held = stack.enter_context(lock.open("rb"))
-        try:
-            fcntl.flock(held, (fcntl.LOCK_SH if shard else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AccessError(f"another precompute works for tenant {name!r}: wait for its end") from None
-        control = Control(settings.data / CONTROL)
+        truth = compose_truth(settings)
+        stack.callback(truth.close)
+        stack.enter_context(truth.precompute(name, shared=shard))
+        control = truth.control()
         stack.callback(control.close)
         store = stack.enter_context(compose_store(settings))
-        tenants = compose_tenants(settings, store, control=control)
+        tenants = compose_tenants(settings, store, control=control, truth=truth)
         stack.callback(tenants.close)
         tenant = tenants.open(name)
         rules = _rules(tenant.catalog, collection, wanted=chunk_tokens, usual=settings.chunk_tokens)

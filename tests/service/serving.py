@@ -1,7 +1,11 @@
-"""A running service for tests: as a process of its own, or in this process where a test must reach into it."""
+"""A running service for tests: as a process of its own, or in this process where a test must reach into it.
+
+Its catalogs and keys are in a folder, or in PostgreSQL where `TEST_DATA` says `postgres`: the same tests run on both.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -27,12 +31,19 @@ from service.application import observed
 from service.commands.serve import server_over
 from service.settings import PREFIX, Settings
 from store.blob_store import BlobStore
+from tests.servers.postgres import PostgresServer, postgres_server
 
 WAIT_S = 120  # for what a working service does at once
 TICK_S = 0.02
 KVWEAVE = (sys.executable, "-c", "from service.cli import main; main()")
 
 STEADY = {"reuse": "always"}  # what is chosen is not to depend on how quick this machine is
+
+DATA = "TEST_DATA"
+
+_servers = ExitStack()
+_postgres: list[PostgresServer] = []
+_databases: dict[Path, str] = {}
 
 Json = dict[str, Any]
 
@@ -51,8 +62,8 @@ class Service:
         self._settings: dict[str, object] = {
             "store": f"lmdb://{folder}/store",
             **STEADY,
+            "data": data_of(self.data),
             **settings,
-            "data": self.data,
             "port": self._port,
         }
         self.process: subprocess.Popen[bytes] | None = None
@@ -191,8 +202,22 @@ def in_process(
 
 def settings_in(folder: Path, **settings: object) -> Settings:
     """For `in_process`: a data folder of its own, and a store in LMDB where no other is named."""
-    named = {"store": f"lmdb://{folder}/store", "data": folder / "data", **STEADY, **settings}
+    named = {"store": f"lmdb://{folder}/store", "data": data_of(folder / "data"), **STEADY, **settings}
     return Settings.model_validate(named)
+
+
+def data_of(folder: Path) -> str | Path:
+    """The setting `data` for a folder: itself, or a database that stays the folder's own."""
+    if os.environ.get(DATA) != "postgres":
+        return folder
+    if not _postgres:
+        server = _servers.enter_context(postgres_server())
+        assert server is not None, f"{DATA} asks for PostgreSQL, and there is none: Debian's package is `postgresql`"
+        atexit.register(_servers.close)
+        _postgres.append(server)
+    if folder not in _databases:
+        _databases[folder] = _postgres[0].database()
+    return f"{_databases[folder]}#{folder}"
 
 
 def client_of(base_url: str, key: str) -> httpx.Client:

@@ -14,8 +14,10 @@ from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import AskRule, policy_name
 from service.access.control import Control
 from service.access.lock import hold
+from service.access.truth import Truth
 from service.answers.blend_decision import GAIN, TRIED, BlendInputs, Expected, decide
 from service.app import composition
+from service.app.compose_truth import compose_truth
 from service.app.composition import compose_core
 from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
@@ -214,11 +216,11 @@ class Gone(MemoryStore):
 def test_it_is_not_ready_while_the_model_loads_nor_when_the_store_does_not_answer(tmp_path: Path) -> None:
     settings, store, go = settings_in(tmp_path), Gone(), threading.Event()
 
-    def load(store: BlobStore, control: Control) -> Tenants:
+    def load(store: BlobStore, control: Control, truth: Truth) -> Tenants:
         go.wait()
-        return composition.compose_tenants(settings, store, control=control)
+        return composition.compose_tenants(settings, store, control=control, truth=truth)
 
-    core = Core(settings, store=lambda: store, load=load, tracer=silent())
+    core = Core(settings, truth=lambda: compose_truth(settings), store=lambda: store, load=load, tracer=silent())
     try:
         assert "loading" in (core.not_ready() or "")
         with pytest.raises(ServiceError, match="loading"):

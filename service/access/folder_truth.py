@@ -1,0 +1,91 @@
+"""Keys and catalogs in one folder: SQLite files, of which one process at a time is the service."""
+
+import fcntl
+import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from retriever.catalog.check import mend_rows
+from retriever.catalog.sqlite import SqliteCatalog
+from retriever.errors import CatalogError
+from service.access.control import Control
+from service.access.errors import AccessError
+from service.access.lock import hold
+from service.access.move import CATALOG, CONTROL, TENANTS
+from service.access.private import private_file, private_folder
+from service.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
+
+
+class FolderTruth:
+    """See `Truth`."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._folder = data / TENANTS
+
+    @contextmanager
+    def hold(self, on_loss: Callable[[str], None]) -> Generator[None]:
+        """Nobody can take the folder from who has it."""
+        with hold(self._data):
+            yield
+
+    @contextmanager
+    def precompute(self, tenant: str, *, shared: bool) -> Generator[None]:
+        with alone(self._data, tenant, shared=shared):
+            yield
+
+    def control(self) -> Control:
+        return Control(self._data / CONTROL)
+
+    def tenants(self) -> list[str]:
+        return sorted(path.parent.name for path in self._folder.glob(f"*/{CATALOG}"))
+
+    def catalog(self, tenant: str) -> SqliteCatalog:
+        """The file, and what SQLite keeps beside it, are for their owner alone."""
+        folder = self._folder / tenant
+        path = folder / CATALOG
+        try:
+            private_folder(folder)
+            for file in {path, *folder.glob(f"{CATALOG}-*")}:
+                private_file(file)
+        except AccessError as error:
+            raise CatalogError(str(error)) from error
+        return SqliteCatalog(path)
+
+    def mend(self, tenant: str) -> None:
+        """What cannot be mended is that tenant's alone."""
+        try:
+            report = mend_rows(self._folder / tenant / CATALOG)
+        except CatalogError:  # told by whoever opens it
+            return
+        if report is not None:
+            told = fields(tenant=tenant, mended=report.mended, damaged=len(report.damaged))
+            log.error("rows of a catalog were wrong: those that follow from others were mended", extra=told)
+
+    def bring_points(self, folder: Path) -> None:
+        """They are there: the folder is in the one of the data."""
+
+    def keep_point(self, file: Path) -> None:
+        """It is there."""
+
+    def close(self) -> None:
+        """Each catalog is closed by who opened it."""
+
+
+@contextmanager
+def alone(data: Path, tenant: str, *, shared: bool) -> Generator[None]:
+    """Locks a tenant's folder on this machine against other runs."""
+    folder = data / TENANTS / tenant
+    private_folder(data)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = folder / "precompute.lock"
+    private_file(lock)
+    with lock.open("rb") as held:
+        try:
+            fcntl.flock(held, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AccessError(f"another precompute works for tenant {tenant!r}: wait for its end") from None
+        yield

@@ -1,0 +1,48 @@
+"""Where keys and catalogs are kept: what the rest of a service knows of it. Knows no database."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from retriever.contract.catalog import Catalog
+from service.access.control import Control
+
+
+class Truth(Protocol):
+    """Keys and catalogs of one service. Safe for threads."""
+
+    def hold(self, on_loss: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Has it for itself while the block runs; raises AccessError where another service does.
+
+        `on_loss` is told, in a thread, when somebody else has it after all.
+        """
+        ...
+
+    def precompute(self, tenant: str, *, shared: bool) -> AbstractContextManager[None]:
+        """Keeps others from precomputing for the tenant, but for those that share it. Raises AccessError."""
+        ...
+
+    def control(self) -> Control: ...
+
+    def tenants(self) -> list[str]:
+        """The names of tenants that have a catalog."""
+        ...
+
+    def catalog(self, tenant: str) -> Catalog:
+        """The catalog of a tenant, made where there is none. Raises CatalogError."""
+        ...
+
+    def mend(self, tenant: str) -> None:
+        """Mends what in a catalog does not follow from its other rows any more, where that may come about."""
+        ...
+
+    def bring_points(self, folder: Path) -> None:
+        """Bring the operating points that were chosen elsewhere into the folder of those that were chosen here."""
+        ...
+
+    def keep_point(self, file: Path) -> None:
+        """Keep an operating point, for all who bring them."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,16 @@
+"""Chooses where keys and catalogs are kept. Loads no model, so that commands on keys are quick."""
+
+from service.access.folder_truth import FolderTruth
+from service.access.truth import Truth
+from service.settings import Settings, SettingsError
+
+
+def compose_truth(settings: Settings) -> Truth:
+    """Opens what the settings name. Whoever asks for it closes it."""
+    if not settings.database:
+        return FolderTruth(settings.data)
+    try:
+        from service.postgres.postgres_truth import PostgresTruth
+    except ImportError:
+        raise SettingsError("data: install the extra `kvweave[postgres]` to keep it in PostgreSQL") from None
+    return PostgresTruth(settings.database, settings.data)

@@ -1,0 +1,1 @@
+"""Keys and catalogs where they are kept in PostgreSQL. Needs the extra `postgres`."""

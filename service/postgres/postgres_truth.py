@@ -1,0 +1,73 @@
+"""Keys and catalogs in one PostgreSQL database. One process at a time is the service; its machine may be any."""
+
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from zlib import crc32
+
+from retriever.postgres.catalog import PostgresCatalog
+from retriever.postgres.database import PostgresDatabase
+from retriever.postgres.schemas import open_catalog, tenants_in
+from service.access.control import Control
+from service.access.errors import AccessError
+from service.access.lock import hold
+from service.access.private import private_folder, write_private
+from service.postgres.control_tables import ControlTables
+from service.postgres.server_lock import ServerLock
+
+
+class PostgresTruth:
+    """See `Truth`. `folder` is this machine's, for what may be lost."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        """Opens the database. Raises CatalogError."""
+        self._database = PostgresDatabase(url)
+        self._control = ControlTables(self._database)
+        self._folder = folder
+
+    @contextmanager
+    def hold(self, on_loss: Callable[[str], None]) -> Generator[None]:
+        with hold(self._folder), closing(ServerLock(self._database, on_loss)) as lock:
+            lock.take()
+            yield
+
+    @contextmanager
+    def precompute(self, tenant: str, *, shared: bool) -> Generator[None]:
+        private_folder(self._folder)
+        take = f"SELECT pg_try_advisory_lock{'_shared' if shared else ''}(1802925924, ?)"
+        with self._database.session() as raw:
+            number = crc32(tenant.encode()) - (1 << 31)
+            if self._database.watched(raw).execute(take, (number,)).fetchone() != (True,):
+                raise AccessError(f"another precompute works for tenant {tenant!r}: wait for its end")
+            yield
+
+    def control(self) -> Control:
+        return Control(self._control)
+
+    def tenants(self) -> list[str]:
+        return tenants_in(self._database)
+
+    def catalog(self, tenant: str) -> PostgresCatalog:
+        return open_catalog(self._database, tenant)
+
+    def mend(self, tenant: str) -> None:
+        """The server has checksums of its own."""
+
+    def bring_points(self, folder: Path) -> None:
+        with self._control.read() as connection:
+            found = connection.execute("SELECT weights, point FROM points").fetchall()
+        if found:
+            private_folder(folder)
+        for weights, point in found:
+            write_private(folder / f"{weights}.toml", point.encode())
+
+    def keep_point(self, file: Path) -> None:
+        with self._control.change() as connection:
+            connection.execute(
+                "INSERT INTO points VALUES (?, ?) ON CONFLICT (weights) DO UPDATE SET point = excluded.point",
+                (file.stem, file.read_text("utf-8")),
+            )
+
+    def close(self) -> None:
+        self._control.close()
+        self._database.close()

@@ -1,0 +1,1 @@
+"""Tests of a service whose keys and catalogs are in PostgreSQL."""

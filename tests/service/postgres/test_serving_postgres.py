@@ -1,0 +1,128 @@
+"""A service whose keys and catalogs are in PostgreSQL: one at a time, on any machine."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from retriever.postgres import database
+from service.access.move import ADMIN_KEY
+from tests.servers.hanging import hanging_way
+from tests.servers.postgres import SECRET, PostgresServer
+from tests.service.serving import KVWEAVE, Service, client_of, finished, good, in_process, put_in, settings_in, wait_for
+
+TEXT = "The cedar lamps of Aveiro burn until the tide has turned."
+DOCUMENT = {"id": "lamps", "text": TEXT}
+
+
+def service(folder: Path, url: str) -> Service:
+    """On a machine of its own: nothing but the database is shared."""
+    folder.mkdir()
+    return Service(folder, data=f"{url}#{folder}/data")
+
+
+def found(client: httpx.Client) -> list[str]:
+    answer = good(client.post("/v1/search", json={"query": "cedar lamps"}))
+    return [hit["document_id"] for hit in answer["hits"]]
+
+
+def test_another_machine_goes_on_where_a_killed_one_was(postgres: PostgresServer, tmp_path: Path) -> None:
+    """The second has nothing of the first but the database: no key, no document and no job is lost."""
+    url = postgres.database()
+    first = service(tmp_path / "first", url)
+    with first:
+        key = first.key
+        with first.client() as client:
+            put_in(client, [DOCUMENT])
+            second = service(tmp_path / "second", url)
+            second.start(ready=False)
+            assert second.process is not None and second.process.wait(120) == 2
+            assert "the database is served by another process" in second.text().splitlines()[-1]
+            second.process = None
+            waits = good(client.post("/v1/documents", json={"documents": [{"id": "later", "text": f"{TEXT} Later."}]}))
+            first.kill()
+    with second:
+        assert not (second.data / ADMIN_KEY).exists()
+        with second.client(key) as client:
+            finished(client, waits["job_id"])
+            assert set(found(client)) == {"lamps", "later"}
+            good(client.delete("/v1/documents/lamps"))
+            assert found(client) == ["later"]
+    assert SECRET not in first.text() + second.text()
+
+
+def test_it_goes_on_by_itself_when_the_server_was_away(postgres: PostgresServer, tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, data=f"{postgres.database()}#{tmp_path}/data")
+    with in_process(settings) as served, served.client() as client:
+        put_in(client, [DOCUMENT])
+        for how in (signal.SIGINT, signal.SIGQUIT):
+            accepted = good(
+                client.post("/v1/documents", json={"documents": [{"id": how.name, "text": f"{TEXT} {how}"}]})
+            )
+            postgres.stop(how=how)
+            refused = [client.post("/v1/search", json={"query": "cedar"}), client.post("/v1/documents", json={})]
+            refused.append(client.get("/readyz"))
+            postgres.start()
+            assert {each.status_code for each in refused} == {503}
+            assert "the database does not answer" in refused[0].json()["detail"]
+            assert all(SECRET not in each.text for each in refused)
+            wait_for(lambda: client.get("/readyz").status_code == 200, "it goes on")
+            assert finished(client, accepted["job_id"])["status"] == "done"
+        assert set(found(client)) == {"lamps", "SIGINT", "SIGQUIT"}
+        assert SECRET not in json.dumps(good(client.get("/v1/stats")))
+
+
+def test_a_connection_that_hangs_is_a_503_and_no_more(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "ANSWER_S", 1.0)
+    with hanging_way(postgres.port) as way:
+        url = postgres.database().replace(f":{postgres.port}/", f":{way.port}/")
+        with in_process(settings_in(tmp_path, data=f"{url}#{tmp_path}/data")) as served, served.client() as client:
+            put_in(client, [DOCUMENT])
+            way.hangs.set()
+            assert client.post("/v1/search", json={"query": "cedar"}).status_code == 503
+            way.hangs.clear()
+            wait_for(lambda: client.get("/readyz").status_code == 200, "it goes on")
+            assert found(client) == ["lamps"]
+
+
+def test_who_has_lost_the_database_to_another_ends(postgres: PostgresServer, tmp_path: Path) -> None:
+    url = postgres.database()
+    with hanging_way(postgres.port) as way:
+        behind = url.replace(f":{postgres.port}/", f":{way.port}/")
+        with service(tmp_path / "one", behind) as one:
+            with one.client() as client:
+                put_in(client, [DOCUMENT])
+            way.hangs.set()
+            way.drop()
+            with service(tmp_path / "two", url) as two, two.client(one.key) as client:
+                put_in(client, [{**DOCUMENT, "id": "more"}])
+                way.hangs.clear()
+                assert one.process is not None and one.process.wait(120) == 2
+                one.process = None
+                assert "the database is served by another process" in one.text().splitlines()[-1]
+                assert found(client) == ["lamps"]  # of one text, which is one chunk
+
+
+def test_keys_are_made_and_revoked_beside_the_service(postgres: PostgresServer, tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, data=f"{postgres.database()}#{tmp_path}/data")
+
+    def keys(*words: str) -> str:
+        data = {"KVWEAVE_DATA": f"{settings.database}#{settings.data}"}
+        ran = subprocess.run([*KVWEAVE, "keys", *words], env={**os.environ, **data}, capture_output=True, check=True)
+        return ran.stdout.decode().strip()
+
+    with in_process(settings) as served:
+        key = keys("create", "--tenant", "acme", "--role", "write")
+        with client_of(served.base_url, key) as client:
+            put_in(client, [DOCUMENT])
+            assert found(client) == ["lamps"]
+            listed = json.loads(keys("list", "--json"))
+            [made] = [each["id"] for each in listed if each["tenant"] == "acme"]
+            keys("revoke", made)
+            assert client.post("/v1/search", json={"query": "x"}).status_code == 401
