@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from retriever.catalog import lexical
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.contract.catalog import Catalog
 from retriever.documents import Document, DocumentPart, Json, chunk_id
 from retriever.library import Library
 from retriever.search import Mode, Query, scope
@@ -74,7 +75,7 @@ class Oracle:
         return self.vector
 
 
-def fill(catalog: SqliteCatalog, world: World, *, documents: range, batch: int = 20) -> None:
+def fill(catalog: Catalog, world: World, *, documents: range, batch: int = 20) -> None:
     """So many documents, a batch in each transaction."""
     for first in range(documents.start, documents.stop, batch):
         numbers = range(first, min(first + batch, documents.stop))
