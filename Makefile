@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 UNFINISHED := $(VENV).unfinished
 OLDEST := $(shell sed -n 's/.*transformers>=\([0-9.]*\),.*/\1.0/p' pyproject.toml)
 LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_39 \
-	--only-binary :all: --generate-hashes --no-header --no-annotate -c constraints.txt --extra cpu --extra readers --extra traces \
+	--only-binary :all: --generate-hashes --no-header --no-annotate -c constraints.txt --extra cpu --extra postgres --extra readers --extra traces \
 	pyproject.toml
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
