@@ -117,6 +117,7 @@ class PostgresDatabase:
         """Opens it. Raises CatalogError where it cannot be used."""
         self._conninfo = _completed(url)
         self._watch = _Watch()
+        self._fence: LiteralString = ""
         with explained(first=True):
             with psycopg.connect(self._conninfo, autocommit=True) as probe:
                 _check(probe)
@@ -149,8 +150,12 @@ class PostgresDatabase:
         Only the tables of the schema have names within the block.
         """
         kind, _, first = begin.partition(";")
-        opening = SQL("BEGIN {kind}; SET LOCAL search_path TO {schema};{first}").format(
-            kind=SQL(cast(LiteralString, kind)), schema=Identifier(schema), first=SQL(cast(LiteralString, first))
+        fence = "" if "READ ONLY" in kind else self._fence
+        opening = SQL("BEGIN {kind}; SET LOCAL search_path TO {schema};{fence}{first}").format(
+            kind=SQL(cast(LiteralString, kind)),
+            schema=Identifier(schema),
+            fence=SQL(fence),
+            first=SQL(cast(LiteralString, first)),
         )
         with explained():
             raw = self._begun(opening)
@@ -160,6 +165,17 @@ class PostgresDatabase:
                 connection.script("COMMIT")
             finally:
                 self._give(raw)
+
+    def fence(self, key: int, session: "Connection[TupleRow]") -> None:
+        """Let changes happen only while this session holds the advisory lock `key`, 1; a later call takes its place.
+
+        Waits for what a process that had it before is still changing.
+        """
+        with explained():
+            self.watched(session).execute(f"SELECT pg_advisory_lock({key}, 2), pg_advisory_unlock({key}, 2)")
+        held = f"locktype = 'advisory' AND classid = {key} AND objid = 1 AND pid = {session.info.backend_pid}"
+        fence = f"SELECT pg_advisory_xact_lock_shared({key}, 2); SELECT 1 / count(*) FROM pg_locks WHERE {held};"
+        self._fence = cast(LiteralString, fence)
 
     @contextmanager
     def session(self) -> Generator["Connection[TupleRow]"]:
@@ -266,6 +282,8 @@ def explained(*, first: bool = False) -> Generator[None]:
         raise DocumentError(
             "an id or a name is longer than PostgreSQL can index: shorten it to 800 characters"
         ) from error
+    except psycopg.errors.DivisionByZero:  # of the fence
+        raise CatalogError("this process does not serve the database any more: another may") from None
     except PoolClosed:
         raise CatalogError("the catalog is closed") from None
     except (

@@ -1,6 +1,7 @@
 """Which process serves a database: the one whose session holds a lock of the server's. Knows no tables.
 
-The lock goes with the session: at once where a process ends, after half a minute where its machine is cut off.
+The lock goes with the session: at once where a process ends, after half a minute where its machine is cut off. Who lost
+it changes nothing any more, even before it has noticed.
 """
 
 import logging
@@ -19,7 +20,8 @@ log = logging.getLogger(__name__)
 IN_USE: Final = "the database is served by another process: stop it, or wait until it has ended"
 EVERY_S: Final = 2.0
 _WAIT_S: Final = 3.0  # for one that is just ending
-_SERVES: Final = "SELECT pg_try_advisory_lock(1802925923, 1)"
+_KEY: Final = 1802925923
+_SERVES: Final = f"SELECT pg_try_advisory_lock({_KEY}, 1)"
 _STILL: Final = "SELECT 1"
 
 
@@ -51,8 +53,10 @@ class ServerLock:
 
     def _taken(self) -> PostgresConnection | None:
         with ExitStack() as stack:
-            connection = self._database.watched(stack.enter_context(self._database.session()))
+            raw = stack.enter_context(self._database.session())
+            connection = self._database.watched(raw)
             if connection.execute(_SERVES).fetchone() == (True,):
+                self._database.fence(_KEY, raw)
                 self._session = stack.pop_all()
                 return connection
         return None

@@ -16,6 +16,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ def _once(inside: Inside, child: "subprocess.Popen[str]", *, context: Context, f
 def pull(url: str, medium: str, *, tokens: int) -> None:
     """What vLLM's worker does: a handle and a digest on each line in, the moment at which all is there out."""
     if medium == "http":
-        vars(loading)["mapped_prompt"] = lambda name, nbytes: None
+        patch.object(loading, "mapped_prompt", lambda name, nbytes: None).start()
     blocks = -(-tokens // BLOCK)
     cache = torch.zeros(LAYERS, 2, (blocks + 1) * BLOCK, HEADS, DIM, dtype=torch.bfloat16)
 

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from threading import Thread
 
 import numpy as np
 import psycopg
@@ -186,3 +187,26 @@ def test_a_restarted_server_is_found_again_and_a_dead_one_is_said(postgres: Post
             texts(catalog, "kept")
         postgres.start()
         assert texts(catalog, "kept") == ["x"]
+
+
+def test_who_lost_the_lock_changes_nothing_and_the_next_waits_for_what_it_still_changes(url: str) -> None:
+    with database(url) as first, database(url) as second, ExitStack() as stack:
+        held, taken = stack.enter_context(first.session()), stack.enter_context(second.session())
+        assert held.execute("SELECT pg_try_advisory_lock(7, 1)").fetchone() == (True,)
+        first.fence(7, held)
+        catalog = open_catalog(first, "fenced")
+        put(catalog, document("before", "cedar"))
+        with catalog.change() as change:
+            held.execute("SELECT pg_advisory_unlock(7, 1)")
+            assert taken.execute("SELECT pg_try_advisory_lock(7, 1)").fetchone() == (True,)
+            next_one = Thread(target=second.fence, args=(7, taken))
+            next_one.start()
+            next_one.join(0.3)
+            assert next_one.is_alive()
+            change.put([document("meanwhile", "cedar")], collection="c")
+        next_one.join()
+        with pytest.raises(CatalogError, match="does not serve"):
+            put(catalog, document("behind", "cedar"))
+        put(open_catalog(second, "fenced"), document("after", "cedar"))
+        with catalog.view() as view:  # who only reads may go on
+            assert [each.id for each in view.documents(EVERYTHING, limit=9)] == ["after", "before", "meanwhile"]
