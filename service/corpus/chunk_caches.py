@@ -133,12 +133,23 @@ class ChunkCaches:
 
     def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[BlobSource | Miss]]":
         """Begins to open the passages' blobs, in their order. A store that does not answer makes them missing, too."""
-        capture_prefix = self.capture_prefixes(passage.collection for passage in passages)
-        return [pool.submit(self._open, passage, capture_prefix[passage.collection]) for passage in passages]
+        wanted = zip(passages, self._keys(passages), strict=True)
+        return [pool.submit(self._open, passage, key, capture_prefix=behind) for passage, (key, behind) in wanted]
 
-    def _open(self, passage: Passage, capture_prefix: CapturePrefix) -> BlobSource | Miss:
+    def _keys(self, passages: Sequence[Passage]) -> list[tuple[CacheKey, CapturePrefix]]:
+        """The key of each passage's blob, and what it was captured behind: what both take is read once for all."""
+        capture_prefix, fields = self.capture_prefixes(passage.collection for passage in passages), self.fields
+        found: list[tuple[CacheKey, CapturePrefix]] = []
+        for passage in passages:
+            behind, chunk = (
+                capture_prefix[passage.collection],
+                DomainChunk(passage.id, domain_of(passage.metadata, fields)),
+            )
+            found.append((self.key(chunk, behind), behind))
+        return found
+
+    def _open(self, passage: Passage, key: CacheKey, *, capture_prefix: CapturePrefix) -> BlobSource | Miss:
         try:
-            key = self.key_of(passage, capture_prefix)
             found = self._store.open(key)
             if isinstance(found, Miss):
                 return self._why(passage, key, capture_prefix=capture_prefix, miss=found)
@@ -190,11 +201,10 @@ class ChunkCaches:
 
     def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
         """The state of each passage, by chunk id. Raises StoreError where the store does not answer."""
-        capture_prefix = self.capture_prefixes(passage.collection for passage in passages)
-        return {passage.id: self._state(passage, capture_prefix[passage.collection]) for passage in passages}
+        wanted = zip(passages, self._keys(passages), strict=True)
+        return {passage.id: self._state(passage, key, capture_prefix=behind) for passage, (key, behind) in wanted}
 
-    def _state(self, passage: Passage, capture_prefix: CapturePrefix) -> ChunkState:
-        key = self.key_of(passage, capture_prefix)
+    def _state(self, passage: Passage, key: CacheKey, *, capture_prefix: CapturePrefix) -> ChunkState:
         found = self._store.open(key)
         if isinstance(found, BlobReader):
             blob = BlobSource(found, capture_prefix.fingerprint)
@@ -205,8 +215,7 @@ class ChunkCaches:
 
     def prefetch(self, passages: Sequence[Passage]) -> int:
         """Asks that the passages' blobs be near. Returns how many fetches began."""
-        capture_prefix = self.capture_prefixes(passage.collection for passage in passages)
-        return self._store.prefetch([self.key_of(passage, capture_prefix[passage.collection]) for passage in passages])
+        return self._store.prefetch([key for key, _ in self._keys(passages)])
 
     def pin(self, passages: Sequence[Passage], *, shared: bool) -> int:
         """Keeps the passages' blobs from eviction. Returns how many there are. `shared`: in all domains, too."""
@@ -217,9 +226,8 @@ class ChunkCaches:
         return sum(self._store.unpin(scope) for scope in self._scopes(passages, shared=shared))
 
     def _scopes(self, passages: Sequence[Passage], *, shared: bool) -> list[Scope]:
-        capture_prefix = self.capture_prefixes(passage.collection for passage in passages)
-        keys = [self.key_of(passage, capture_prefix[passage.collection]) for passage in passages]
-        scopes = [Scope(self._tenant, key.chunk, None if shared else key.fingerprint) for key in keys]
+        keys = self._keys(passages)
+        scopes = [Scope(self._tenant, key.chunk, None if shared else key.fingerprint) for key, _ in keys]
         return [*dict.fromkeys(scopes)]
 
     def evict(self, passages: Sequence[Passage]) -> int:

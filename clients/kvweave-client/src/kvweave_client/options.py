@@ -89,7 +89,10 @@ class SearchOptions(TypedDict, total=False):
 
 
 class QueryOptions(TypedDict, total=False):
-    """What an answer rests on, and how it is made. `top_k` 0 searches nothing."""
+    """What an answer rests on, and how it is made. `top_k` 0 searches nothing.
+
+    `session`: the conversation, of which vLLM keeps what it has for this key's next turn, where it generates.
+    """
 
     system: str | None
     collection: str | None
@@ -102,6 +105,7 @@ class QueryOptions(TypedDict, total=False):
     documents: list[LooseDocument]
     blend: Blend | None
     sampling: Sampling | None
+    session: str
 
 
 class ChatOptions(TypedDict, total=False):
@@ -127,6 +131,7 @@ class ChatOptions(TypedDict, total=False):
     presence_penalty: float | None
     logit_bias: dict[str, float] | None
     chat_template_kwargs: Json | None
+    session: str | None
 
 
 class Choice(TypedDict, total=False):
