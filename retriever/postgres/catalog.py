@@ -19,7 +19,7 @@ from retriever.postgres.database import SLOW_S, PostgresDatabase
 from retriever.postgres.lexemes import Lexemes
 
 _VIEW: Final = "ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT 1 FROM facts"  # which fixes the state
-_CHANGE: Final = "; SELECT 1 FROM facts WHERE name = 'changes' FOR UPDATE"  # one change at a time
+CHANGE: Final = "; SELECT 1 FROM facts WHERE name = 'changes' FOR UPDATE"  # one change at a time
 _CHANGED: Final = """
 UPDATE facts SET value = value + 1 WHERE name = 'changes';
 UPDATE numbered SET seq = found.last FROM (
@@ -53,7 +53,7 @@ class PostgresCatalog:
     def change(self) -> Generator[RowsChange]:
         """Begins a change when other changes have ended."""
         self._check_open()
-        with self._writing, self._database.transaction(_CHANGE, schema=self._schema) as connection:
+        with self._writing, self._database.transaction(CHANGE, schema=self._schema) as connection:
             yield RowsChange(connection, self._words)
             if connection.changed:
                 connection.script(_CHANGED)

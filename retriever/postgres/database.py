@@ -286,12 +286,7 @@ def explained(*, first: bool = False) -> Generator[None]:
         raise CatalogError("this process does not serve the database any more: another may") from None
     except PoolClosed:
         raise CatalogError("the catalog is closed") from None
-    except (
-        psycopg.OperationalError,
-        psycopg.InterfaceError,
-        PoolTimeout,
-        psycopg.errors.InsufficientPrivilege,
-    ) as error:
+    except _OF_THE_SERVER as error:
         reason = str(error).partition("\n")[0]
         log.warning("PostgreSQL does not answer: %s", reason)
         raise CatalogError(f"PostgreSQL cannot be used: {reason}" if first else _NO_ANSWER) from None

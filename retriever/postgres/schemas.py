@@ -11,7 +11,7 @@ from psycopg.sql import SQL, Identifier
 from retriever.catalog.renew import index_anew, is_current
 from retriever.catalog.schema import STEPS
 from retriever.errors import CatalogError
-from retriever.postgres.catalog import PostgresCatalog
+from retriever.postgres.catalog import CHANGE, PostgresCatalog
 from retriever.postgres.database import SLOW_S, PostgresConnection, PostgresDatabase
 from retriever.postgres.lexemes import Lexemes
 from retriever.postgres.statements import tables
@@ -45,7 +45,7 @@ def open_catalog(database: PostgresDatabase, tenant: str) -> PostgresCatalog:
     """The catalog of a tenant, made where there is none."""
     schema, words = schema_of(tenant), Lexemes()
     prepare(database, schema, steps=STEPS, tenant=tenant)
-    with database.transaction("; SELECT 1 FROM facts WHERE name = 'changes' FOR UPDATE", schema=schema) as connection:
+    with database.transaction(CHANGE, schema=schema) as connection:
         if not is_current(connection, words):
             index_anew(connection, words)
     return PostgresCatalog(database, schema)

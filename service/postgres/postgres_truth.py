@@ -15,6 +15,8 @@ from service.access.private import private_folder, write_private
 from service.postgres.control_tables import ControlTables
 from service.postgres.server_lock import ServerLock
 
+_PRECOMPUTES = 1802925924  # the server's lock has the number before
+
 
 class PostgresTruth:
     """See `Truth`. `folder` is this machine's, for what may be lost."""
@@ -34,7 +36,7 @@ class PostgresTruth:
     @contextmanager
     def precompute(self, tenant: str, *, shared: bool) -> Generator[None]:
         private_folder(self._folder)
-        take = f"SELECT pg_try_advisory_lock{'_shared' if shared else ''}(1802925924, ?)"
+        take = f"SELECT pg_try_advisory_lock{'_shared' if shared else ''}({_PRECOMPUTES}, ?)"
         with self._database.session() as raw:
             number = crc32(tenant.encode()) - (1 << 31)
             if self._database.watched(raw).execute(take, (number,)).fetchone() != (True,):

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 IN_USE: Final = "the database is served by another process: stop it, or wait until it has ended"
 EVERY_S: Final = 2.0
 _WAIT_S: Final = 3.0  # for one that is just ending
-_KEY: Final = 1802925923
+_KEY: Final = 1802925923  # precompute's has the next number
 _SERVES: Final = f"SELECT pg_try_advisory_lock({_KEY}, 1)"
 _STILL: Final = "SELECT 1"
 

@@ -144,14 +144,20 @@ class TieredStore(BlobStore):
 
     @contextmanager
     def _taking(self, goes: Callable[[CacheKey, Head], bool]) -> Generator[None]:
-        """Copies nothing upwards inside the block, nor later what `goes` and was opened before."""
+        """Copies nothing upwards inside the block, nor later what `goes` and was opened before its end."""
         with self._moving:
-            self._takings += 1
-            with self._lock:
-                for key, rising in list(self._rising.items()):
-                    if goes(key, rising.reader.head):
-                        del self._rising[key]
-            yield
+            self._stop_rising(goes)
+            try:
+                yield
+            finally:  # what was opened meanwhile may be either: what goes, or what came in its place
+                self._stop_rising(goes)
+
+    def _stop_rising(self, goes: Callable[[CacheKey, Head], bool]) -> None:
+        self._takings += 1
+        with self._lock:
+            for key, rising in list(self._rising.items()):
+                if goes(key, rising.reader.head):
+                    del self._rising[key]
 
     def _guarded(self, found: _Lower) -> BlobReader:
         """A reader that turns to the tiers below when a frame of a cache fails."""
@@ -175,8 +181,10 @@ class TieredStore(BlobStore):
     @contextmanager
     def _same_frame(self, found: _Lower, number: int, *, bad: BadBlob) -> Generator[Buffer]:
         below = self._open_from(found.reader.head.key, found.tier + 1, stop=len(self._tiers))
-        # Frames of a blob that was packed another time, by another release, need not match.
-        if isinstance(below, Miss) or below.reader.raw_head != found.reader.raw_head:
+        if isinstance(below, Miss):
+            raise bad
+        if below.reader.raw_head != found.reader.raw_head:  # it was packed another time: its frames need not match
+            self._tiers[found.tier].discard(found.reader.head.key)
             raise bad
         with self._guarded(below).frame(number) as data:
             yield verified(data, found.reader.head, number=number)

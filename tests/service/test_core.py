@@ -37,7 +37,7 @@ from store.record import LayerKV, Record
 from store.tiers.memory_store import MemoryStore
 from tests.service.checkpoints import checkpoint
 from tests.service.demo_served import DOCUMENTS
-from tests.service.serving import Inside, Service, ask, good, in_process, put_in, settings_in
+from tests.service.serving import Inside, Service, ask, good, in_process, put_in, settings_in, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,12 @@ def test_a_canary_gets_its_share_and_the_log_tells_why(inside: Inside, caplog: p
         finally:
             good(client.put("/v1/admin/blend", json={"enabled": True}))
     assert {"full", inside.core.order.policy} == set(policies)  # that all are alike happens once in 10^11
-    told = [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
-    assert [decide(BlendInputs.parse(text)).order.policy for text in told] == policies
+
+    def told() -> list[str]:
+        return [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
+
+    wait_for(lambda: len(told()) == len(policies), "every request is logged, each behind its answer")
+    assert [decide(BlendInputs.parse(text)).order.policy for text in told()] == policies
 
 
 UNIT = st.floats(0, 1, exclude_max=True)

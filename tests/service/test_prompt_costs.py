@@ -28,7 +28,7 @@ from service.telemetry.logs import FIELDS
 from store.errors import Miss, MissReason
 from store.record import Tail
 from tests.service.demo_served import DOCUMENTS
-from tests.service.serving import Inside, ask, in_process, put_in, settings_in
+from tests.service.serving import Inside, ask, in_process, put_in, settings_in, wait_for
 
 SPEEDS = ModelSpeeds(
     prefill_s=0.01,
@@ -247,8 +247,12 @@ def test_an_answer_says_that_it_was_read_what_was_expected_and_the_log_why(
     assert {chunk["miss_reason"] for chunk in report["chunks"]} == {"read: sooner here"}
     assert report["expected_ms"]["blend"] > report["expected_ms"]["full"] > 0
     assert (full["report"]["reason"], full["report"]["expected_ms"]) == (None, {})
-    told = [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
-    assert [decide(BlendInputs.parse(text)).reason for text in told] == [MissReason.SOONER, None]
+
+    def told() -> list[str]:
+        return [fields["blend"] for each in caplog.records if "blend" in (fields := getattr(each, FIELDS, {}))]
+
+    wait_for(lambda: len(told()) == 2, "both requests are logged, each behind its answer")
+    assert [decide(BlendInputs.parse(text)).reason for text in told()] == [MissReason.SOONER, None]
 
 
 def test_a_request_that_names_its_policy_gets_it(inside: Inside) -> None:

@@ -1,7 +1,7 @@
 """What is special to tiers: copies upwards, shared reads, healing, and deletes that other machines made."""
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 
 from store.blob import Blob, Buffer, Head
 from store.blob_store import BlobStore, FoundBlob, Put
-from store.errors import Miss, MissReason, StoreUnavailable
+from store.errors import BadBlob, Miss, MissReason, StoreUnavailable
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Fetch, read
 from store.tiers.background_queue import BackgroundQueue
@@ -31,6 +31,7 @@ class Slow(MemoryStore):
         self.finds = 0
         self.frames_read = 0
         self.is_down = False
+        self.meanwhile: Callable[[], object] = lambda: None  # while a blob is replaced
 
     def _find(self, wanted: CacheKey) -> FoundBlob | None:
         if self.is_down:
@@ -43,6 +44,10 @@ class Slow(MemoryStore):
         if self.is_down:
             raise StoreUnavailable("out of reach")
         return super().put(blob)
+
+    def replace(self, blob: Blob) -> Put:
+        self.meanwhile()
+        return super().replace(blob)
 
 
 class _SlowBlob:
@@ -169,6 +174,32 @@ def test_replace_makes_caches_forget_their_copy(store: TieredStore, lowest: Slow
     stored(store, key())
     store.flush()
     store.replace(blob(seed=2))
+    assert bytes(stored(store, key())) == bytes(blob(seed=2))
+
+
+def test_what_is_opened_while_it_is_replaced_does_not_come_up(
+    store: TieredStore, near: MemoryCache, lowest: Slow
+) -> None:
+    lowest.put(blob(seed=1))
+    lowest.gate.clear()
+    opened: list[BlobReader | Miss] = []
+    lowest.meanwhile = lambda: opened.append(store.open(key()))
+    store.replace(blob(seed=2))
+    lowest.gate.set()
+    store.flush()
+    assert isinstance(opened[0], BlobReader) and why(near, key()) is MissReason.ABSENT
+    assert bytes(stored(store, key())) == bytes(blob(seed=2))
+
+
+def test_a_copy_of_what_is_packed_otherwise_below_goes_when_its_frames_are_asked_for(
+    store: TieredStore, near: MemoryCache, lowest: Slow
+) -> None:
+    lowest.put(blob(seed=2))
+    near.put(blob(seed=1))
+    reader = store.open(key())
+    assert isinstance(reader, BlobReader)
+    with pytest.raises(BadBlob):
+        reader.blob()
     assert bytes(stored(store, key())) == bytes(blob(seed=2))
 
 
