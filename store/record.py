@@ -3,8 +3,9 @@
 Letters: `L` layers, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a channel's `T` codes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,18 +121,58 @@ class PackedTile:
     values: PackedTensor
 
 
+class FrameLayout(NamedTuple):
+    """Where in a layer's bytes of one frame what lies that `store.codec.frame` tells of; the keys' steps come first.
+
+    `step` tokens share the keys' steps, and what is left at the end. `is_turned`: codes lie as (H, P, D).
+    """
+
+    tokens: int
+    step: int
+    key_bits: int
+    key_width: int  # bits that a code takes in a byte
+    value_bits: int
+    value_width: int
+    is_turned: int  # as all of these are
+    middles: int
+    key_codes: int
+    value_steps: int
+    value_codes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FramedPart:
+    """Tokens `start` to `start + layout.tokens` of one layer as their frame has them; `sizes`: of steps, by place."""
+
+    start: int
+    data: Codes
+    layout: FrameLayout
+    sizes: Scales
+
+
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """One layer as it lies in the blob; a long chunk is cut into several tiles along T, in order and without gaps."""
+    """One layer in codes; `shapes` are the (H, T, D) of keys and values.
 
-    tiles: tuple[PackedTile, ...]
+    A long chunk is cut into several tiles along T, in order and without gaps, which `read` makes. Where they lie in
+    frames as these are written today, `framed` are all of these, for who reads them himself.
+    """
+
+    shapes: tuple[Shape, Shape]
+    read: Callable[[], tuple[PackedTile, ...]]
+    framed: tuple[FramedPart, ...] = ()
+
+    @classmethod
+    def of(cls, tiles: tuple[PackedTile, ...]) -> Self:
+        """Made of tiles that are there."""
+        tokens = sum(tile.keys.tokens for tile in tiles)
+        keys, values = tiles[0].keys.codes.shape, tiles[0].values.codes.shape
+        return cls(((keys[0], tokens, keys[1]), (values[0], tokens, values[1])), lambda: tiles)
 
     @property
-    def shapes(self) -> tuple[Shape, Shape]:
-        """The shapes (H, T, D) of keys and values."""
-        tokens = sum(tile.keys.tokens for tile in self.tiles)
-        keys, values = self.tiles[0].keys.codes.shape, self.tiles[0].values.codes.shape
-        return (keys[0], tokens, keys[1]), (values[0], tokens, values[1])
+    def tiles(self) -> tuple[PackedTile, ...]:
+        """Made anew each time."""
+        return self.read()
 
 
 def codes_per_byte(bits: int) -> int:

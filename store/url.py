@@ -25,7 +25,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from obstore.store import ObjectStore as Bucket
 
 from store.blob_store import BlobStore
-from store.codec.unpacked import Allocate, allocate
+from store.codec.unpacked import Allocate
 from store.errors import StoreDenied, UrlError
 from store.lmdb.lmdb_store import LmdbStore
 from store.objects.object_client import ObjectClient
@@ -76,28 +76,28 @@ class StoreUrl:
         return timedelta(seconds=value)
 
 
-def open_store(url: str, allocate: Allocate = allocate) -> BlobStore:
+def open_store(url: str, allocate: Allocate | None = None) -> BlobStore:
     """The store that a URL names; a wrong URL is a `UrlError` with the remedy. `mem://` above others allocates so."""
     if not url.startswith("tiered:"):
-        return _open_tier(url)
+        return _open_tier(url, lowest=True)
     urls = url.removeprefix("tiered:").split("|")
     opened: list[BlobStore] = []
     with ExitStack() as undo:
         for part in urls[:-1]:
-            opened.append(undo.enter_context(_open_tier(part.strip(), allocate)))
-        opened.append(undo.enter_context(_open_tier(urls[-1].strip())))
+            opened.append(undo.enter_context(_open_tier(part.strip(), lowest=False, allocate=allocate)))
+        opened.append(undo.enter_context(_open_tier(urls[-1].strip(), lowest=True)))
         undo.pop_all()
     near = isinstance(opened[-1], LmdbStore | MemoryStore)
     return TieredStore(opened, sync_s=0.0 if near else _SYNC_S)
 
 
-def _open_tier(text: str, above: Allocate | None = None) -> BlobStore:
-    """One tier; `above` is what a tier above others has its memory from."""
+def _open_tier(text: str, *, lowest: bool, allocate: Allocate | None = None) -> BlobStore:
+    """One tier; `allocate` is what a tier above others has its memory from."""
     url = _split(text)
-    budget = TierBudget(url.size("budget"), url.size("tenant_budget"), lowest=above is None)
+    budget = TierBudget(url.size("budget"), url.size("tenant_budget"), lowest=lowest)
     scheme = url.parts.scheme
     if scheme == "mem":
-        return MemoryCache(budget, above) if above else MemoryStore(budget)
+        return MemoryStore(budget) if lowest else MemoryCache(budget, allocate)
     if scheme == "lmdb":
         return LmdbStore(_path(url), budget)
     if scheme == "file":

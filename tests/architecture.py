@@ -63,7 +63,10 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
 _SDK = "clients/kvweave-client/src/kvweave_client"
 _OF_HTTPCORE = ("Wired.start_tls", "Wiring.connect_tcp", "Wiring.connect_unix_socket")
 _LANGCHAIN = "clients/langchain-kvweave/src/langchain_kvweave"
-_OF_NUMBA = ("_unpack", "_scale", "_clamp", "_turn_halves", "_turn_neighbours", "_turn", "_write", "_place")
+_OF_NUMBA = (
+    *("_unpack", "_size", "_clamp", "_scale_keys", "_turn_halves", "_turn_neighbours", "_turn"),
+    *("_write", "_put", "_place_keys", "_place_values", "_place"),
+)
 _OF_LANGCHAIN = (
     "chat_models.py:ChatKVWeave._agenerate",
     "chat_models.py:ChatKVWeave._astream",

@@ -58,11 +58,7 @@ def unpack(layer: LayerKV | PackedLayer, *, dtype: torch.dtype, device: torch.de
     if isinstance(layer, LayerKV):
         keys, values = _plain(layer.keys, dtype), _plain(layer.values, dtype)
         return keys.to(device, non_blocking=True), values.to(device, non_blocking=True)
-    first, tokens = layer.tiles[0], sum(tile.keys.tokens for tile in layer.tiles)
-    keys, values = (
-        torch.empty(each.codes.shape[0], tokens, each.codes.shape[1], dtype=dtype, device=device)
-        for each in (first.keys, first.values)
-    )
+    keys, values = (torch.empty(shape, dtype=dtype, device=device) for shape in layer.shapes)
     unpack_into(layer, keys=keys, values=values)
     return keys, values
 
@@ -91,8 +87,9 @@ def unpack_into(layer: LayerKV | PackedLayer, *, keys: Tensor, values: Tensor) -
         _fill(keys, _plain(layer.keys, keys.dtype))
         _fill(values, _plain(layer.values, values.dtype))
     else:
-        _decode(keys, [tile.keys for tile in layer.tiles])
-        _decode(values, [tile.values for tile in layer.tiles])
+        tiles = layer.tiles
+        _decode(keys, [tile.keys for tile in tiles])
+        _decode(values, [tile.values for tile in tiles])
 
 
 def _plain(array: Array, dtype: torch.dtype) -> Tensor:

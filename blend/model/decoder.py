@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from blend.model.context import Context, Slots, token_bytes
 from blend.model.layer_gate import text_config
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
-from blend.model.packed_placer import packed_placer
+from blend.model.packed_placer import packed_placer, turn
 from blend.model.rotation import Angles, rotate_into, unrotate
 from blend.model.step import LayerHooks, LayerRange, Segment, Step
 from store.record import PackedLayer
@@ -81,15 +81,16 @@ class Decoder:
 
     def place_packed(self, context: Context, layer: int, *, slots: slice, stored: PackedLayer) -> bool:
         """The same as `place` of the stored layer's first tokens, several times quicker; False where it cannot be."""
-        if self._placer is None:
+        if self._placer is None or not stored.framed:
             return False
-        rule = self._rule(layer)
-        turned = self._angles(rule, slots, stop=slots.stop)
-        for out, tensors, rotation in (
-            (context.keys(layer), [tile.keys for tile in stored.tiles], rule.keys),
-            (context.values(layer), [tile.values for tile in stored.tiles], rule.values),
-        ):
-            self._placer.place(out, tensors, slots=slots, rotation=rotation, angles=turned)
+        rule, slot = self._rule(layer), slots.start
+        out = context.keys(layer), context.values(layer)
+        for part in stored.framed:
+            if rows := min(part.layout.tokens, slots.stop - slot):
+                turned = self._angles(rule, slice(slot, slot + rows), stop=slots.stop)
+                turns = turn(rule.keys, turned), turn(rule.values, turned)
+                self._placer.place(out, part, rows=rows, slot=slot, turns=turns)
+                slot += rows
         return True
 
     def lift(self, context: Context, layer: int, *, slots: slice) -> tuple[Tensor, Tensor]:

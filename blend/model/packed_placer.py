@@ -5,15 +5,15 @@ but nothing is written between codes and context, which takes a quarter of the t
 """
 
 import logging
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.model.rotation import Angles, Rotation
-from store.record import PackedTensor, codes_per_byte
+from store.record import FramedPart
 
 try:
     from blend.model.place_kernel import place_kernel
@@ -21,6 +21,10 @@ except ImportError:
     place_kernel = None
 
 log = logging.getLogger(__name__)
+
+IS_COMPILED = place_kernel is not None  # so that codes are placed as they lie in frames, on a CPU
+
+Turn = tuple[bool, int, NDArray[np.float32], NDArray[np.float32]]  # see `turn`
 
 _NO_ANGLES = np.zeros((0, 0), np.float32)
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
@@ -46,25 +50,16 @@ class PackedPlacer:
         self._kernel = place_kernel(is_short=dtype == torch.bfloat16)
 
     def place(
-        self, out: Tensor, tensors: Sequence[PackedTensor], *, slots: slice, rotation: Rotation | None, angles: Angles
+        self, out: tuple[Tensor, Tensor], part: FramedPart, *, rows: int, slot: int, turns: tuple[Turn, Turn]
     ) -> None:
-        """Write as many of the tensors' first tokens as there are slots to a buffer (H, C, D) of a context.
+        """Write the part's first rows to keys and values (H, C, D) of a context, from the slot on."""
+        keys, values = (each.view(self._words).numpy() for each in out)
+        self._kernel(part.data, part.sizes, tuple(part.layout), (rows, slot), turns, (keys, values))
 
-        They stand one behind the other along T. `angles` (T, n) are those of the slots.
-        """
-        words = out.view(self._words).numpy()
-        cos = sin = _NO_ANGLES
-        is_halves, first = True, 0
-        if rotation is not None and rotation.pairs:
-            cos, sin = angles.cos.numpy(), (angles.sin if rotation.sign > 0 else -angles.sin).numpy()
-            is_halves, first = rotation.pairing == "halves", rotation.start
-        slot = slots.start
-        for each in tensors:
-            tokens = min(each.tokens, slots.stop - slot)
-            scales = np.ascontiguousarray(each.scales)
-            centers = np.zeros((len(scales), 0, 0), np.float32) if each.centers is None else each.centers
-            form = (each.bits, 8 // codes_per_byte(each.bits), tokens, slot)
-            self._kernel(each.codes, scales, centers, cos, sin, form, (is_halves, first, slot - slots.start), words)
-            slot += tokens
-            if slot == slots.stop:
-                return
+
+def turn(rotation: Rotation | None, angles: Angles) -> Turn:
+    """How rows turn whose angles (T, n) these are, as the kernel takes it."""
+    if rotation is None or not rotation.pairs:
+        return True, 0, _NO_ANGLES, _NO_ANGLES
+    sin = angles.sin if rotation.sign > 0 else -angles.sin
+    return rotation.pairing == "halves", rotation.start, angles.cos.numpy(), sin.numpy()

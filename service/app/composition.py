@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.fuse.fuse import BlendOrder
 from blend.load import LoadedModel, device_named, load
+from blend.model.packed_placer import IS_COMPILED
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
 from retriever.library import Library
@@ -54,8 +55,9 @@ REMOTE = ("http://", "https://")
 
 def compose_store(settings: Settings) -> BlobStore:
     """The store that the settings name. What it keeps in memory is pinned where the model is on a GPU."""
-    on_gpu = torch.cuda.is_available() and settings.device.startswith(("auto", "cuda"))
-    return open_store(settings.store, _pinned if on_gpu else allocate)
+    if torch.cuda.is_available() and settings.device.startswith(("auto", "cuda")):
+        return open_store(settings.store, _pinned)
+    return open_store(settings.store, None if IS_COMPILED else allocate)
 
 
 def _pinned(nbytes: int) -> NDArray[np.uint8]:

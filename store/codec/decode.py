@@ -1,19 +1,22 @@
 """Blobs to records, whole or one layer group alone. Takes frames from a reader and knows no medium."""
 
 import threading
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import numpy as np
 import zstandard
 
 from store.blob import Blob, Buffer, Frame, Head
-from store.codec.frame import MAX_FRAME_BYTES, LayerForm, read_packed, read_plain
+from store.codec.frame import MAX_FRAME_BYTES, LayerForm, framed_layer, framed_part, read_plain
 from store.codec.frame_v1 import frame_v1_bytes, read_frame_v1
 from store.codec.quantize import dequantize
 from store.codec.spec import Spec
 from store.errors import BadBlob, MissReason, SpecError
 from store.reader import BlobReader, Fetch, Layers
-from store.record import Dtype, LayerKV, PackedLayer, Record, Tail
+from store.record import Dtype, FramedPart, LayerKV, PackedLayer, Record, Tail
+
+_Part = LayerKV | PackedLayer | FramedPart  # a layer's tokens of one frame
 
 _local = threading.local()  # zstd's contexts belong to one thread each
 
@@ -42,7 +45,7 @@ def layers_of(blob: Blob) -> list[Layers]:
 def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
     """The layers of the frames of one group."""
     forms = _forms(head, head.frames[numbers.start])
-    parts: list[list[LayerKV | PackedLayer]] = [[] for _ in forms]
+    parts: list[list[_Part]] = [[] for _ in forms]
     for number in numbers:
         frame = head.frames[number]
         sizes = [_layer_bytes(head, form, tokens=frame.tokens) if form else 0 for form in forms]
@@ -52,7 +55,7 @@ def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
             if form is not None:
                 found.append(_read_layer(raw[place : place + size], form, head=head, frame=frame))
                 place += size
-    return [_join(found) if found else None for found in parts]
+    return [form and _join(found, form) for form, found in zip(forms, parts, strict=True)]
 
 
 def _forms(head: Head, frame: Frame) -> list[LayerForm | None]:
@@ -70,10 +73,10 @@ def _layer_bytes(head: Head, form: LayerForm, *, tokens: int) -> int:
     return form.nbytes(tokens) if head.format > 1 else frame_v1_bytes(form, tokens)
 
 
-def _read_layer(raw: memoryview, form: LayerForm, *, head: Head, frame: Frame) -> LayerKV | PackedLayer:
+def _read_layer(raw: memoryview, form: LayerForm, *, head: Head, frame: Frame) -> _Part:
     if form.bits is None:
         return read_plain(raw, form, tokens=frame.tokens)
-    read = read_packed if head.format > 1 else read_frame_v1
+    read = framed_part if head.format > 1 else read_frame_v1
     return read(raw, form, start=frame.start, tokens=frame.tokens)
 
 
@@ -89,11 +92,13 @@ def _decompress(data: Buffer, expected: int, *, number: int) -> bytes:
         raise BadBlob(MissReason.CORRUPT, f"frame {number}: {error}") from None
 
 
-def _join(parts: list[LayerKV | PackedLayer]) -> LayerKV | PackedLayer:
-    """One layer out of its parts along the tokens."""
+def _join(parts: Sequence[_Part], form: LayerForm) -> LayerKV | PackedLayer:
+    """One layer out of its parts along the tokens, which are all of one kind."""
+    if framed := [part for part in parts if isinstance(part, FramedPart)]:
+        return framed_layer(framed, form.shape)
     plain = [part for part in parts if isinstance(part, LayerKV)]
     if not plain:
-        return PackedLayer(tuple(tile for part in parts if isinstance(part, PackedLayer) for tile in part.tiles))
+        return PackedLayer.of(tuple(tile for part in parts if isinstance(part, PackedLayer) for tile in part.tiles))
     if len(plain) == 1:
         return plain[0]
     keys, values = [part.keys for part in plain], [part.values for part in plain]
@@ -103,10 +108,8 @@ def _join(parts: list[LayerKV | PackedLayer]) -> LayerKV | PackedLayer:
 def _plain(layer: LayerKV | PackedLayer | None, dtype: Dtype) -> LayerKV | None:
     if not isinstance(layer, PackedLayer):
         return layer
-    return LayerKV(
-        dequantize([tile.keys for tile in layer.tiles], dtype),
-        dequantize([tile.values for tile in layer.tiles], dtype),
-    )
+    tiles = layer.tiles
+    return LayerKV(dequantize([tile.keys for tile in tiles], dtype), dequantize([tile.values for tile in tiles], dtype))
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:

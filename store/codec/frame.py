@@ -9,16 +9,30 @@ for S spans, of values (H, T). A channel's middle is a small number in most mode
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from store.blob import StoredShape
-from store.codec.quantize import KEYS, VALUES, Quantized, centers, quantize, step_sizes
+from store.codec.quantize import KEYS, STEP_SIZES, VALUES, Quantized, centers, quantize, step_sizes
 from store.codec.spec import KVBits
-from store.record import STORAGE, Array, Dtype, LayerKV, PackedLayer, PackedTensor, PackedTile, codes_per_byte, widen
+from store.record import (
+    STORAGE,
+    Array,
+    Codes,
+    Dtype,
+    FramedPart,
+    FrameLayout,
+    LayerKV,
+    PackedLayer,
+    PackedTensor,
+    PackedTile,
+    codes_per_byte,
+    widen,
+)
 
 MAX_FRAME_BYTES = 32 << 20  # no frame of ours unpacks to more; a head that says so was not written here
 GROUP_TOKENS = 64  # tokens that share a key's step: fewer cost more step bytes, more make the step coarser
@@ -140,48 +154,112 @@ def _read_lossless(data: memoryview, shape: tuple[int, int, int], *, dtype: Dtyp
     return np.ascontiguousarray(turned.transpose(0, 2, 1))
 
 
-def read_packed(raw: memoryview, form: LayerForm, *, start: int, tokens: int) -> PackedLayer:
-    """The codes of a quantized layer as views of the frame; `start` is the frame's first token."""
+def framed_part(raw: memoryview, form: LayerForm, *, start: int, tokens: int) -> FramedPart:
+    """The bytes of a quantized layer in one frame, whose first token is `start`."""
+    return FramedPart(start, np.frombuffer(raw, np.uint8), _layout(form, tokens), STEP_SIZES)
+
+
+@lru_cache(1024)
+def _layout(form: LayerForm, tokens: int) -> FrameLayout:
     assert form.bits is not None
-    shape, spans, reader = form.shape, spans_of(tokens), _Reader(raw)
-    keys = len(spans), shape.key_heads, 1, shape.key_dim
-    steps = step_sizes(reader.numbers(np.dtype("<u2"), keys))
-    signed = reader.numbers(np.dtype("<u4"), keys)
-    middles = centers((signed >> 1 ^ -(signed & 1)).view(np.int32), steps, bits=form.bits.keys)
-    key_codes = [reader.codes(shape.key_heads, shape.key_dim, tokens=len(span), bits=form.bits.keys) for span in spans]
-    value_steps = step_sizes(reader.numbers(np.dtype("<u2"), (shape.value_heads, tokens, 1)))
-    tiles: list[PackedTile] = []
-    for number, span in enumerate(spans):
-        codes = reader.codes(shape.value_heads, shape.value_dim, tokens=len(span), bits=form.bits.values)
-        tiles.append(
-            PackedTile(
-                start + span.start,
-                PackedTensor(key_codes[number], steps[number], form.bits.keys, len(span), middles[number]),
-                PackedTensor(codes, value_steps[:, span.start : span.stop], form.bits.values, len(span)),
-            )
+    shape, spans = form.shape, spans_of(tokens)
+    key_numbers = len(spans) * shape.key_heads * shape.key_dim
+    per_byte = codes_per_byte(form.bits.keys)
+    key_codes = sum(-(-len(span) // per_byte) for span in spans) * shape.key_heads * shape.key_dim
+    middles = _STEP_PLANES * key_numbers
+    keys_at = middles + _MIDDLE_PLANES * key_numbers
+    steps_at = keys_at + key_codes
+    return FrameLayout(
+        tokens=tokens,
+        step=len(spans[0]),
+        key_bits=form.bits.keys,
+        key_width=8 // per_byte,
+        value_bits=form.bits.values,
+        value_width=8 // codes_per_byte(form.bits.values),
+        is_turned=0,
+        middles=middles,
+        key_codes=keys_at,
+        value_steps=steps_at,
+        value_codes=steps_at + _STEP_PLANES * shape.value_heads * tokens,
+    )
+
+
+def framed_layer(parts: Sequence[FramedPart], shape: StoredShape) -> PackedLayer:
+    """One layer out of its parts along the tokens."""
+    tokens = sum(part.layout.tokens for part in parts)
+    shapes = (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
+
+    def tiles() -> tuple[PackedTile, ...]:
+        return tuple(tile for part in parts for tile in _tiles(part, shape))
+
+    return PackedLayer(shapes, tiles, tuple(parts))
+
+
+def turned_layer(layer: PackedLayer) -> PackedLayer:
+    """The same in memory of its own, with its codes as whoever makes numbers of them turns them."""
+    if not layer.framed:
+        return layer
+    (key_heads, _, key_dim), (value_heads, _, value_dim) = layer.shapes
+    shape = StoredShape(key_heads, key_dim, value_heads, value_dim)
+    return framed_layer([_turned(part, shape) for part in layer.framed], shape)
+
+
+def _turned(part: FramedPart, shape: StoredShape) -> FramedPart:
+    data = part.data.copy()
+    for block in _code_blocks(part.layout, shape):
+        heads, dim, packed, at = block
+        turned = _codes(part.data, block, is_turned=part.layout.is_turned > 0).transpose(0, 2, 1)
+        data[at : at + heads * dim * packed] = turned.ravel()
+    return replace(part, data=data, layout=_turned_layout(part.layout))
+
+
+@lru_cache(1024)
+def _turned_layout(layout: FrameLayout) -> FrameLayout:
+    return layout._replace(is_turned=1)
+
+
+def _code_blocks(layout: FrameLayout, shape: StoredShape) -> Iterator[tuple[int, int, int, int]]:
+    """Heads, channels, bytes of a channel and place of each span's codes: of the keys, then of the values."""
+    for heads, dim, width, at in (
+        (shape.key_heads, shape.key_dim, layout.key_width, layout.key_codes),
+        (shape.value_heads, shape.value_dim, layout.value_width, layout.value_codes),
+    ):
+        place = at
+        for start in range(0, layout.tokens, layout.step):
+            packed = -(-min(layout.step, layout.tokens - start) * width // 8)
+            yield heads, dim, packed, place
+            place += heads * dim * packed
+
+
+def _tiles(part: FramedPart, shape: StoredShape) -> Iterator[PackedTile]:
+    data, layout = part.data, part.layout
+    starts = range(0, layout.tokens, layout.step)
+    keys = len(starts), shape.key_heads, 1, shape.key_dim
+    steps = step_sizes(_numbers(data, np.dtype("<u2"), shape=keys))
+    signed = _numbers(data[layout.middles :], np.dtype("<u4"), shape=keys)
+    middles = centers((signed >> 1 ^ -(signed & 1)).view(np.int32), steps, bits=layout.key_bits)
+    values = step_sizes(
+        _numbers(data[layout.value_steps :], np.dtype("<u2"), shape=(shape.value_heads, layout.tokens, 1))
+    )
+    codes = [_codes(data, block, is_turned=layout.is_turned > 0) for block in _code_blocks(layout, shape)]
+    for number, start in enumerate(starts):
+        stop = min(start + layout.step, layout.tokens)
+        yield PackedTile(
+            part.start + start,
+            PackedTensor(codes[number], steps[number], layout.key_bits, stop - start, middles[number]),
+            PackedTensor(codes[len(starts) + number], values[:, start:stop], layout.value_bits, stop - start),
         )
-    return PackedLayer(tuple(tiles))
 
 
-class _Reader:
-    """Takes arrays off the front of a layer's bytes."""
+def _codes(data: Codes, block: tuple[int, int, int, int], *, is_turned: bool) -> Codes:
+    """The codes (H, D, P) of one span, as a view."""
+    heads, dim, packed, at = block
+    found = data[at : at + heads * dim * packed]
+    return found.reshape(heads, packed, dim).transpose(0, 2, 1) if is_turned else found.reshape(heads, dim, packed)
 
-    def __init__(self, raw: memoryview) -> None:
-        self._all = np.frombuffer(raw, np.uint8)
-        self._at = 0
 
-    def numbers(self, dtype: "np.dtype[np.uint16] | np.dtype[np.uint32]", shape: tuple[int, ...]) -> Unsigned:
-        """Unsigned numbers out of their planes."""
-        count = math.prod(shape)
-        planes = self._bytes(count * dtype.itemsize).reshape(dtype.itemsize, count)
-        return np.ascontiguousarray(planes.T).view(dtype).reshape(shape)
-
-    def codes(self, heads: int, dim: int, *, tokens: int, bits: int) -> NDArray[np.uint8]:
-        """The codes (H, D, P) of one span, as a view."""
-        packed = -(-tokens // codes_per_byte(bits))
-        return self._bytes(heads * dim * packed).reshape(heads, dim, packed)
-
-    def _bytes(self, count: int) -> NDArray[np.uint8]:
-        start = self._at
-        self._at += count
-        return self._all[start : self._at]
+def _numbers(data: Codes, dtype: "np.dtype[np.uint16] | np.dtype[np.uint32]", *, shape: tuple[int, ...]) -> Unsigned:
+    """Unsigned numbers out of the planes at the front."""
+    count = math.prod(shape)
+    planes = data[: count * dtype.itemsize].reshape(dtype.itemsize, count)
+    return np.ascontiguousarray(planes.T).view(dtype).reshape(shape)

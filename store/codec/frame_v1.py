@@ -43,7 +43,7 @@ def read_frame_v1(raw: memoryview, form: LayerForm, *, start: int, tokens: int) 
         values = _tensor(raw[middle:end], (shape.value_heads, len(span), shape.value_dim), form=form, axis=VALUES)
         tiles.append(PackedTile(start + span.start, keys, values))
         place = end
-    return PackedLayer(tuple(tiles))
+    return PackedLayer.of(tuple(tiles))
 
 
 def _tensor(data: memoryview, shape: tuple[int, int, int], *, form: LayerForm, axis: int) -> PackedTensor:

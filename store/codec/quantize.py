@@ -50,11 +50,11 @@ def _places() -> Places:
     A logarithm would be rounded, and not alike on every machine.
     """
     numbers = np.arange(0x7F80, dtype=np.uint32) << np.uint32(16)
-    return np.searchsorted(_GRID, numbers.view(np.float32)).astype(np.uint16)
+    return np.searchsorted(STEP_SIZES, numbers.view(np.float32)).astype(np.uint16)
 
 
-_GRID = _grid()
-_INVERSES = np.concatenate([np.zeros(1, np.float32), np.float32(1) / _GRID[1:]])
+STEP_SIZES = _grid()
+_INVERSES = np.concatenate([np.zeros(1, np.float32), np.float32(1) / STEP_SIZES[1:]])
 _PLACES = _places()
 
 
@@ -77,7 +77,7 @@ class Quantized:
 
 def step_sizes(places: NDArray[np.uint16 | np.uint32 | np.int64]) -> Scales:
     """The step sizes at these places, every one exact in bfloat16."""
-    return _GRID.take(places, mode="clip")
+    return STEP_SIZES.take(places, mode="clip")
 
 
 def centers(middles: Middles, steps: Scales, *, bits: int) -> Scales:
@@ -99,7 +99,7 @@ def quantize(x: Floats, bits: int, *, axis: int) -> Quantized:
         loudest = np.maximum(np.abs(low), np.abs(high))
         halves = np.maximum(high / 2 - low / 2, loudest * np.float32(_FINEST))
         places = _places_of(halves * np.float32(32 / 15 * 2.0**-bits), loudest)
-        sixteenths = np.maximum(step_sizes(places), _GRID[1]) * np.float64(2.0 ** (bits - 4))
+        sixteenths = np.maximum(step_sizes(places), STEP_SIZES[1]) * np.float64(2.0 ** (bits - 4))
         middles = np.rint((low / 2 + high / 2) / sixteenths).astype(np.int32)
         edges = (middles - 8) * sixteenths
     scaled = x - edges.astype(np.float64 if loudest.max() > _LOUD else np.float32)

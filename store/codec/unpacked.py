@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from store.blob import Blob, Head
 from store.codec.decode import layers_of
+from store.codec.frame import turned_layer
 from store.reader import Layers
 from store.record import Array, Codes, LayerKV, PackedLayer, PackedTensor, PackedTile, Scales
 
@@ -16,6 +17,7 @@ Allocate = Callable[[int], NDArray[np.uint8]]  # memory of at least so many byte
 
 _ALIGNED = 64  # bytes: where each array begins
 _ARRAY_BYTES = 320  # of Python's objects around an array
+_LAYER_BYTES = 1400  # and around a layer in codes
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -35,14 +37,39 @@ class UnpackedBlob:
     nbytes: int
 
 
-def unpacked(blob: Blob, allocate: Allocate = allocate) -> UnpackedBlob:
-    """Unpacks a blob whose digests were checked. Raises `BadBlob` where it does not hold what its head says."""
+def unpacked(blob: Blob, allocate: Allocate | None = None) -> UnpackedBlob:
+    """Unpacks a blob whose digests were checked. Raises `BadBlob` where it does not hold what its head says.
+
+    With `allocate` codes and steps are arrays, in the memory that it gives; without it they stay as they lie in frames.
+    """
     groups = layers_of(blob)
+    packed = sum(isinstance(layer, PackedLayer) for layers in groups for layer in layers)
+
+    def around(arrays: int) -> int:
+        return len(blob.head_bytes) + _ARRAY_BYTES * arrays + _LAYER_BYTES * packed
+
+    if allocate is None:
+        kept = tuple([layer and _as_it_lies(layer) for layer in layers] for layers in groups)
+        held = [array for layers in kept for layer in layers if layer for array in _held(layer)]
+        for array in held:
+            array.flags.writeable = False
+        return UnpackedBlob(blob.head, blob.head_bytes, kept, sum(array.nbytes for array in held) + around(len(held)))
     arrays = [array for layers in groups for layer in layers if layer for array in _arrays(layer)]
     memory = _Memory(allocate(sum(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)))
     moved = tuple([layer and memory.moved(layer) for layer in layers] for layers in groups)
-    around = len(blob.head_bytes) + _ARRAY_BYTES * len(arrays)
-    return UnpackedBlob(blob.head, blob.head_bytes, moved, memory.nbytes + around)
+    return UnpackedBlob(blob.head, blob.head_bytes, moved, memory.nbytes + around(len(arrays)))
+
+
+def _as_it_lies(layer: LayerKV | PackedLayer) -> LayerKV | PackedLayer:
+    return turned_layer(layer) if isinstance(layer, PackedLayer) else layer
+
+
+def _held(layer: LayerKV | PackedLayer) -> Iterator[Array | Codes | Scales]:
+    """The arrays that a layer keeps alive."""
+    if isinstance(layer, PackedLayer) and layer.framed:
+        yield from (part.data for part in layer.framed)
+    else:
+        yield from _arrays(layer)
 
 
 def _arrays(layer: LayerKV | PackedLayer) -> Iterator[Array | Codes | Scales]:
@@ -69,7 +96,7 @@ class _Memory:
         if isinstance(layer, LayerKV):
             return LayerKV(self._array(layer.keys), self._array(layer.values))
         tiles = (PackedTile(tile.start, self._tensor(tile.keys), self._tensor(tile.values)) for tile in layer.tiles)
-        return PackedLayer(tuple(tiles))
+        return PackedLayer.of(tuple(tiles))
 
     def _tensor(self, tensor: PackedTensor) -> PackedTensor:
         centers = None if tensor.centers is None else self._array(tensor.centers)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from store.blob import Blob, Buffer, Head
 from store.blob_store import BlobStore, Put
-from store.codec.unpacked import Allocate, UnpackedBlob, allocate, unpacked
+from store.codec.unpacked import Allocate, UnpackedBlob, unpacked
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Fetch
@@ -183,9 +183,9 @@ class MemoryStore(BlobStore):
 
 
 class MemoryCache(MemoryStore):
-    """A tier above others that keeps layers ready for use, in memory that `allocate` gives. Its budget counts that."""
+    """A tier above others that keeps layers ready for use. Its budget counts what they take. `allocate`: `unpacked`."""
 
-    def __init__(self, budget: TierBudget, allocate: Allocate = allocate) -> None:
+    def __init__(self, budget: TierBudget, allocate: Allocate | None = None) -> None:
         super().__init__(budget)
         self._allocate = allocate
 

@@ -1,5 +1,7 @@
 """Codes placed by the compiled kernel against the store's decoding and a rotation in float64."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -8,15 +10,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blend.fuse.unpack import DTYPES, unpack
-from blend.model.packed_placer import PackedPlacer, packed_placer
+from blend.model.packed_placer import PackedPlacer, packed_placer, turn
 from blend.model.rotation import Angles, Pairing, Rotation
 from store.codec.decode import read_group
 from store.codec.unpacked import unpacked
+from store.reader import BlobReader
 from store.record import Dtype, LayerKV, PackedLayer, Record
 from tests.blend.test_unpack import CPU, layers, plain, same, stored
 from tests.store.test_codec import DATA, LOSSY
 
-UNTURNED = Angles(torch.empty(0, 0), torch.empty(0, 0))
+UNTURNED = turn(None, Angles(torch.empty(0, 0), torch.empty(0, 0)))
 FILLED = 7.0
 
 
@@ -24,6 +27,18 @@ def placer(dtype: Dtype) -> PackedPlacer:
     found = packed_placer(DTYPES[dtype], CPU)
     assert found is not None
     return found
+
+
+def filled(layer: LayerKV | PackedLayer, room: int, *, dtype: Dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values of a context that hold nothing yet."""
+    keys, values = (torch.full((heads, room, dim), FILLED, dtype=DTYPES[dtype]) for heads, _, dim in layer.shapes)
+    return keys, values
+
+
+def both_forms(reader: BlobReader) -> list[PackedLayer]:
+    """The one layer as a disk has it, and as memory keeps it."""
+    found = [read_group(reader, 0)[0], unpacked(reader.blob()).groups[0][0]]
+    return [layer for layer in found if isinstance(layer, PackedLayer) and len(layer.framed) == 1]
 
 
 def turned(x: Tensor, rotation: Rotation, angles: Angles) -> Tensor:
@@ -43,18 +58,15 @@ def turned(x: Tensor, rotation: Rotation, angles: Angles) -> Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("spec", LOSSY)
 def test_it_equals_the_store_where_nothing_turns(spec: str, dtype: Dtype, draw: str) -> None:
-    reader = stored(plain(draw, (3, 131, 16), (2, 131, 10), dtype=dtype), spec)
-    packed, decoded = layers(reader)
-    for tensors, wanted in (
-        ([tile.keys for tile in packed.tiles], decoded.keys),
-        ([tile.values for tile in packed.tiles], decoded.values),
-    ):
-        for kept in (131, 70, 1):
-            out = torch.full((wanted.shape[0], 150, wanted.shape[2]), FILLED, dtype=DTYPES[dtype])
-            slots = slice(9, 9 + kept)
-            placer(dtype).place(out, tensors, slots=slots, rotation=None, angles=UNTURNED)
-            assert same(out[:, slots], np.ascontiguousarray(wanted[:, :kept]))
-            assert (out[:, :9] == FILLED).all() and (out[:, 9 + kept :] == FILLED).all()
+    for tokens in (131, 1):
+        reader = stored(plain(draw, (3, tokens, 16), (2, tokens, 10), dtype=dtype), spec)
+        _, decoded = layers(reader)
+        for layer, kept in product(both_forms(reader), {tokens, min(tokens, 70), 1}):
+            out = filled(layer, 150, dtype=dtype)
+            placer(dtype).place(out, layer.framed[0], rows=kept, slot=9, turns=(UNTURNED, UNTURNED))
+            for got, wanted in zip(out, (decoded.keys, decoded.values), strict=True):
+                assert same(got[:, 9 : 9 + kept], np.ascontiguousarray(wanted[:, :kept]))
+                assert (got[:, :9] == FILLED).all() and (got[:, 9 + kept :] == FILLED).all()
 
 
 @settings(max_examples=80, deadline=None)
@@ -75,14 +87,13 @@ def test_what_turns_is_off_by_its_rounding_alone(
     heads, tokens, pairs = shape
     dim = rest[0] + 2 * pairs + rest[1]
     reader = stored(plain("normal", (heads, tokens, dim), (1, tokens, 4), dtype=dtype), spec)
-    layer = read_group(reader, 0)[0] if tokens % 2 else unpacked(reader.blob()).groups[0][0]
-    assert isinstance(layer, PackedLayer)
+    layer = both_forms(reader)[tokens % 2]
     rotation = Rotation(way[0], rest[0], pairs, way[1])
     several = torch.rand(tokens, pairs, generator=torch.Generator().manual_seed(tokens)) * 6
     angles = Angles(several.cos(), several.sin())
-    out = torch.empty(heads, tokens, dim, dtype=DTYPES[dtype])
-    tensors = [tile.keys for tile in layer.tiles]
-    placer(dtype).place(out, tensors, slots=slice(0, tokens), rotation=rotation, angles=angles)
+    out, values = filled(layer, tokens, dtype=dtype)
+    turns = turn(rotation, angles), UNTURNED
+    placer(dtype).place((out, values), layer.framed[0], rows=tokens, slot=0, turns=turns)
     keys, _ = unpack(layer, dtype=DTYPES[dtype], device=CPU)
     wanted = turned(keys, rotation, angles)
     room = torch.finfo(DTYPES[dtype]).eps * wanted.abs() / 2 + 4 * torch.finfo(torch.float32).eps * keys.abs().max()
@@ -95,9 +106,9 @@ def test_what_a_step_lifts_beyond_the_dtype_becomes_its_largest_number(dtype: Dt
     numbers = torch.where(torch.arange(2 * 100 * 8).reshape(2, 100, 8) % 10 > 0, limit, limit * 0.94).to(DTYPES[dtype])
     array = numbers.view(torch.uint16).numpy() if dtype == "bfloat16" else numbers.numpy()
     packed, decoded = layers(stored(Record(dtype, (LayerKV(array, array),)), "q2"))
-    out = torch.empty_like(numbers)
-    placer(dtype).place(out, [tile.keys for tile in packed.tiles], slots=slice(0, 100), rotation=None, angles=UNTURNED)
-    assert same(out, decoded.keys)
+    keys, values = filled(packed, 100, dtype=dtype)
+    placer(dtype).place((keys, values), packed.framed[0], rows=100, slot=0, turns=(UNTURNED, UNTURNED))
+    assert same(keys, decoded.keys) and same(values, decoded.values)
 
 
 def test_other_devices_and_dtypes_are_left_to_torch() -> None:

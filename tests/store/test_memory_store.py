@@ -13,7 +13,7 @@ from store.blob import Blob, Terms
 from store.blob_store import Put
 from store.codec.decode import decode, read_group
 from store.codec.encode import encode
-from store.codec.unpacked import allocate
+from store.codec.unpacked import Allocate, allocate
 from store.errors import BadBlob, MissReason
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Layers, read
@@ -47,15 +47,22 @@ def arrays(layers: Layers) -> list[np.ndarray]:
     return [array for array in found if array is not None]
 
 
+def kept(layers: Layers) -> list[np.ndarray]:
+    """What memory has of them."""
+    framed = [layer.framed for layer in layers if isinstance(layer, PackedLayer)]
+    return [part.data for parts in framed for part in parts] or arrays(layers)
+
+
 @pytest.mark.parametrize("path", [path for path in GOLDEN if path.stem not in UNREADABLE], ids=lambda path: path.stem)
-def test_blobs_of_every_form_are_the_same_unpacked(path: Path) -> None:
-    wanted, cache = Blob.parse(path.read_bytes()), MemoryCache(ABOVE)
+@pytest.mark.parametrize("memory", [None, allocate], ids=["as it lies", "arrays"])
+def test_blobs_of_every_form_are_the_same_unpacked(path: Path, memory: Allocate | None) -> None:
+    wanted, cache = Blob.parse(path.read_bytes()), MemoryCache(ABOVE, memory)
     assert cache.put(wanted) is Put.STORED
     found, below = opened(cache, wanted.head.key), read(wanted)
     for group in range(len(wanted.head.groups)):
         pairs = list(zip(arrays(read_group(found, group)), arrays(read_group(below, group)), strict=True))
         assert pairs and all(np.array_equal(one, other) and one.dtype == other.dtype for one, other in pairs)
-        assert not any(one.flags.writeable for one, _ in pairs)
+        assert not any(each.flags.writeable for each in kept(read_group(found, group)))
     assert decode(found).ids_digest == decode(below).ids_digest
 
 
@@ -72,10 +79,11 @@ def test_a_second_hit_is_ready_and_asks_nobody_below(tmp_path: Path) -> None:
             reader.blob()
 
 
+@pytest.mark.parametrize("memory", [None, allocate], ids=["as it lies", "arrays"])
 @pytest.mark.parametrize("codec", ["q4", "k4v2", "lossless"])
-def test_a_budget_counts_what_layers_take(codec: str) -> None:
+def test_a_budget_counts_what_layers_take(codec: str, memory: Allocate | None) -> None:
     blobs = [encode(record(n, tokens=30 + n), key(n, codec=codec), terms=Terms(0, precomputed=True)) for n in range(60)]
-    cache = MemoryCache(ABOVE)
+    cache = MemoryCache(ABOVE, memory)
     cache.put(blobs[-1])
     gc.collect()
     tracemalloc.start()
