@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import lru_cache
 
 import numpy as np
 import zstandard
@@ -18,6 +19,7 @@ from store.record import Dtype, FramedPart, LayerKV, PackedLayer, Record, Tail
 
 _Part = LayerKV | PackedLayer | FramedPart  # a layer's tokens of one frame
 
+_spec = lru_cache(64)(Spec.parse)
 _local = threading.local()  # zstd's contexts belong to one thread each
 
 
@@ -48,7 +50,8 @@ def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
     parts: list[list[_Part]] = [[] for _ in forms]
     for number in numbers:
         frame = head.frames[number]
-        sizes = [_layer_bytes(head, form, tokens=frame.tokens) if form else 0 for form in forms]
+        different = {id(form): _layer_bytes(head, form, tokens=frame.tokens) for form in forms if form}
+        sizes = [different[id(form)] if form else 0 for form in forms]
         with fetch(number) as data:
             raw, place = memoryview(_decompress(data, sum(sizes), number=number)), 0
         for form, size, found in zip(forms, sizes, parts, strict=True):
@@ -59,14 +62,22 @@ def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
 
 
 def _forms(head: Head, frame: Frame) -> list[LayerForm | None]:
-    """How each layer of a frame is laid out; None for a layer without a cache. Raises `BadBlob`."""
+    """How each layer of a frame is laid out, neighbours that are alike by one form; None for one without a cache.
+
+    Raises `BadBlob`.
+    """
     try:
-        spec = Spec.parse(head.codec)
+        spec = _spec(head.codec)
     except SpecError as error:
         raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
-    numbers = range(frame.layer, frame.layer + frame.layers)
-    shapes = [(spec.bits(number), head.shapes[number]) for number in numbers]
-    return [LayerForm(bits, shape, head.dtype) if shape else None for bits, shape in shapes]
+    forms = list[LayerForm | None]()
+    last: LayerForm | None = None
+    for number in range(frame.layer, frame.layer + frame.layers):
+        bits, shape = spec.bits(number), head.shapes[number]
+        if shape and (last is None or (last.bits, last.shape) != (bits, shape)):
+            last = LayerForm(bits, shape, head.dtype)
+        forms.append(last if shape else None)
+    return forms
 
 
 def _layer_bytes(head: Head, form: LayerForm, *, tokens: int) -> int:
