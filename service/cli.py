@@ -14,6 +14,7 @@ from service.commands.demo import demo
 from service.commands.errors import expected, sentence, usage
 from service.commands.evaluate import evaluate
 from service.commands.keys import keys
+from service.commands.migrate import migrate
 from service.commands.precompute import precompute
 from service.commands.serve import serve
 from service.commands.stores import gc, stats, verify
@@ -24,7 +25,7 @@ GROUPS = {
     "Corpus": (precompute,),
     "Ask a running service": (ask, search),
     "Store": (stats, verify, gc),
-    "Keys and backups": (backup, restore),
+    "Keys and backups": (backup, restore, migrate),
 }
 END = """
 Begin with:

@@ -1,13 +1,14 @@
 """Makes a catalog's lexical index anew where its words were made by other rules than today's. Changes no document."""
 
 import sqlite3
+from collections.abc import Iterator
 
 from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.fts5_words import Fts5Words
 from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import fact, sound_text
 from retriever.catalog.schema import transaction
-from retriever.catalog.word_table import WordTable
+from retriever.catalog.word_table import Bodies, WordTable
 
 _BATCH = 1000
 _SERVING = """
@@ -31,31 +32,33 @@ def is_current(connection: CatalogConnection, table: WordTable) -> bool:
     return str(fact(connection, "analysis")) == str(table.version)
 
 
-def is_index_sound(connection: sqlite3.Connection) -> bool:
-    """Whether the index has the words of what serves, each where it stands, and no others, and all are counted."""
-    wanted = words = 0
-    for row, title, chunk, data, counted in connection.execute(_SERVING):
-        found = body(title, sound_text(chunk, data) or "")
-        if counted != len(found):
-            return False
-        wanted += hash((row,)) + sum(hash((word, row, at)) for at, word in enumerate(found))
-        words += len(found)
-    connection.execute("CREATE VIRTUAL TABLE IF NOT EXISTS temp.held USING fts5vocab('main', 'terms', 'instance')")
-    try:
-        held = sum(map(hash, connection.execute("SELECT id FROM terms_docsize")))
-        held += sum(map(hash, connection.execute("SELECT term, doc, offset FROM temp.held")))
-    except sqlite3.DatabaseError:
-        return False
-    return words == fact(connection, "words") and wanted == held
+def is_index_sound(connection: CatalogConnection, table: WordTable) -> bool:
+    """Whether the index has the words of what serves and no others, and all are counted."""
+    words, is_counted = 0, True
+
+    def bodies() -> Iterator[Bodies]:
+        nonlocal words, is_counted
+        for found in _serving(connection):
+            is_counted &= all(count == len(told) for _, told, count in found)
+            words += sum(len(told) for _, told, _ in found)
+            yield [(row, told) for row, told, _ in found]
+
+    return table.holds(connection, bodies()) and is_counted and words == fact(connection, "words")
 
 
 def index_anew(connection: CatalogConnection, table: WordTable) -> None:
     """Makes the index anew, within the caller's transaction. A damaged text has no words."""
     table.clear(connection)
-    words, last = 0, 0
-    while found := connection.execute(f"{_SERVING} AND p.row > ? ORDER BY p.row LIMIT ?", (last, _BATCH)).fetchall():
-        bodies = [(row, body(title, sound_text(*each) or "")) for row, title, *each, _ in found]
-        words += index(connection, bodies, table=table)
-        last = found[-1][0]
+    words = sum(
+        index(connection, [(row, told) for row, told, _ in found], table=table) for found in _serving(connection)
+    )
     connection.execute("UPDATE facts SET value = ? WHERE name = 'words'", (words,))
     connection.execute("UPDATE facts SET value = ? WHERE name = 'analysis'", (table.version,))
+
+
+def _serving(connection: CatalogConnection) -> Iterator[list[tuple[int, list[str], int]]]:
+    """Yields the passages that serve, by their numbers: their words, and how many are counted."""
+    last = 0
+    while found := connection.execute(f"{_SERVING} AND p.row > ? ORDER BY p.row LIMIT ?", (last, _BATCH)).fetchall():
+        yield [(row, body(title, sound_text(*each) or ""), count) for row, title, *each, count in found]
+        last = found[-1][0]

@@ -3,10 +3,11 @@
 Each step is read when the one before it was run, so that it follows from rows that are right by then.
 """
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
 
+from retriever.catalog.catalog_tables import CatalogTables
+from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.rows import dumps, loads, sound_text
 from retriever.documents import Json
 from retriever.errors import CatalogError
@@ -31,17 +32,17 @@ _COUNTED = (
     ),
     (
         "SELECT held, row FROM (SELECT row, uses, (SELECT count(*) FROM passages WHERE chunk = c.row) AS held "
-        "FROM chunks c) WHERE uses <> held",
+        "FROM chunks c) AS each WHERE uses <> held",
         "UPDATE chunks SET uses = ? WHERE row = ?",
     ),
     (
         "SELECT held, row FROM (SELECT row, parts, (SELECT count(*) FROM passages WHERE document = d.row) AS held "
-        "FROM documents d) WHERE parts <> held",
+        "FROM documents d) AS each WHERE parts <> held",
         "UPDATE documents SET parts = ? WHERE row = ?",
     ),
     (
         "SELECT held FROM (SELECT count(*) AS held FROM passages p JOIN documents d ON d.row = p.document "
-        "WHERE d.serving = 1) WHERE held <> (SELECT value FROM facts WHERE name = 'passages')",
+        "WHERE d.serving = 1) AS each WHERE held <> (SELECT value FROM facts WHERE name = 'passages')",
         "UPDATE facts SET value = ? WHERE name = 'passages'",
     ),
     (
@@ -69,22 +70,23 @@ _LOOSE = (
 )
 
 
-def repairs(connection: sqlite3.Connection) -> Iterator[Repair]:
+def repairs(tables: CatalogTables) -> Iterator[Repair]:
     """Yields what labels, filters, marks and counts need, whatever documents are damaged."""
+    connection = tables.connection
     yield from _labels(connection)
     for found, statement in _COUNTED:
         yield from ((statement, values) for values in connection.execute(found).fetchall())
-    yield from _facets(connection)
+    yield from _facets(tables)
     yield from _marks(connection)
 
 
-def loose_ends(connection: sqlite3.Connection) -> Iterator[Repair]:
+def loose_ends(tables: CatalogTables) -> Iterator[Repair]:
     """Yields what lets go of texts and metadata that belong to no version. With a damaged one they may be its own."""
     for found, statement in _LOOSE:
-        yield from ((statement, values) for values in connection.execute(found).fetchall())
+        yield from ((statement, values) for values in tables.connection.execute(found).fetchall())
 
 
-def _labels(connection: sqlite3.Connection) -> Iterator[Repair]:
+def _labels(connection: CatalogConnection) -> Iterator[Repair]:
     """Passages with metadata of their own have a label each: the document's metadata, and theirs in front."""
     [last] = connection.execute("SELECT coalesce(max(row), 0) FROM labels").fetchone()
     found = connection.execute(
@@ -107,21 +109,29 @@ def _labels(connection: sqlite3.Connection) -> Iterator[Repair]:
             yield "UPDATE labels SET collection = ?, metadata = ? WHERE row = ?", (collection, wanted, has)
 
 
-def _facets(connection: sqlite3.Connection) -> Iterator[Repair]:
+def _facets(tables: CatalogTables) -> Iterator[Repair]:
     """What filters look at is what the metadata say."""
-    for label, text in connection.execute("SELECT row, metadata FROM labels").fetchall():
-        metadata = _read(text)
-        if metadata is None:
-            continue
-        wanted = {(field, value, label) for field, value in facets(metadata)}
-        found = set(connection.execute("SELECT field, value, label FROM facets WHERE label = ?", (label,)))
-        for values in found - wanted:
-            yield "DELETE FROM facets WHERE field = ? AND value = ? AND label = ?", values
-        for values in wanted - found:
-            yield "INSERT INTO facets VALUES (?, ?, ?)", values
+    connection, last = tables.connection, 0
+    some = "SELECT row, metadata FROM labels WHERE row > ? ORDER BY row LIMIT ?"
+    while labels := connection.execute(some, (last, _BATCH)).fetchall():
+        held: dict[int, set[tuple[object, object]]] = {}
+        of_some = "SELECT label, field, value FROM facets WHERE label > ? AND label <= ?"
+        for label, field, value in connection.execute(of_some, (last, labels[-1][0])):
+            held.setdefault(label, set()).add((field, value))
+        for label, text in labels:
+            metadata = _read(text)
+            if metadata is None:
+                continue
+            wanted = {tables.facet(*facet): facet for facet in facets(metadata)}
+            found = held.get(label, set())
+            for kept in found - wanted.keys():
+                yield "DELETE FROM facets WHERE field = ? AND value = ? AND label = ?", (*kept, label)
+            for kept in wanted.keys() - found:
+                yield "INSERT INTO facets VALUES (?, ?, ?)", (*wanted[kept], label)
+        last = labels[-1][0]
 
 
-def _marks(connection: sqlite3.Connection) -> Iterator[Repair]:
+def _marks(connection: CatalogConnection) -> Iterator[Repair]:
     """The marks of sound texts."""
     last = 0
     while found := connection.execute(

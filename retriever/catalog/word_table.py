@@ -1,6 +1,6 @@
 """Which words stand in which passages, as a database keeps it. Scores nothing and reads no text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from retriever.catalog.connection import CatalogConnection, Fetched
@@ -30,6 +30,10 @@ class WordTable(Protocol):
 
     def purge(self, connection: CatalogConnection) -> None:
         """Forget the words of what was taken out, where the table still has them."""
+        ...
+
+    def holds(self, connection: CatalogConnection, bodies: Iterable[Bodies]) -> bool:
+        """Whether the table has these passages, told in their order, each with its terms, and no others."""
         ...
 
     def rows(self, connection: CatalogConnection, term: str, *, after: int, limit: int) -> list[Fetched]:

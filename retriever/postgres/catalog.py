@@ -18,7 +18,7 @@ from retriever.errors import CatalogError
 from retriever.postgres.database import SLOW_S, PostgresDatabase
 from retriever.postgres.lexemes import Lexemes
 
-_VIEW: Final = "ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT 1 FROM facts"  # which fixes the state
+VIEW: Final = "ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT 1 FROM facts"  # which fixes the state
 CHANGE: Final = "; SELECT 1 FROM facts WHERE name = 'changes' FOR UPDATE"  # one change at a time
 _CHANGED: Final = """
 UPDATE facts SET value = value + 1 WHERE name = 'changes';
@@ -46,7 +46,7 @@ class PostgresCatalog:
     def view(self) -> Generator[RowsView]:
         """A view of the state as it is now."""
         self._check_open()
-        with self._database.transaction(_VIEW, schema=self._schema) as connection:
+        with self._database.transaction(VIEW, schema=self._schema) as connection:
             yield RowsView(connection, self._postings)
 
     @contextmanager

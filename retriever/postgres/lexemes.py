@@ -1,6 +1,6 @@
 """The table of words in PostgreSQL: lexemes behind a GIN index, without positions. Cuts no text itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from blake3 import blake3
 
@@ -31,6 +31,19 @@ class Lexemes:
 
     def purge(self, connection: CatalogConnection) -> None:
         """The words went with their rows; what is left of these the next vacuum takes."""
+
+    def holds(self, connection: CatalogConnection, bodies: Iterable[Bodies]) -> bool:
+        last = 0
+        some = "SELECT passage, tsvector_to_array(words) FROM terms WHERE passage > ? AND passage <= ?"
+        for batch in bodies:
+            held: dict[int, set[str]] = {}
+            for passage, words in connection.execute(some, (last, batch[-1][0])):
+                held.setdefault(passage, set()).update(words)
+            if held != {row: set(found) for row, found in batch}:
+                return False
+            last = batch[-1][0]
+        others = "SELECT 1 FROM terms WHERE passage <= 0 OR passage > ? LIMIT 1"
+        return connection.execute(others, (last,)).fetchone() is None
 
     def rows(self, connection: CatalogConnection, term: str, *, after: int, limit: int) -> list[Fetched]:
         quoted = f"'{term[:-1]}':*" if term.endswith("*") else f"'{term}'"

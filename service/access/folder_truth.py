@@ -3,17 +3,21 @@
 import fcntl
 import logging
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from retriever.catalog.check import mend_rows
+from retriever.catalog.check import CatalogReport, check_catalog, mend_rows
+from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.sqlite import SqliteCatalog
+from retriever.catalog.sqlite_tables import LOOK, SqliteTables, open_tables
 from retriever.errors import CatalogError
 from service.access.control import Control
+from service.access.control_file import ControlFile
 from service.access.errors import AccessError
+from service.access.folder_receiver import FolderReceiver
 from service.access.lock import hold
-from service.access.move import CATALOG, CONTROL, TENANTS
-from service.access.private import private_file, private_folder
+from service.access.move import CATALOG, CONTROL, POINTS, TENANTS
+from service.access.private import private_file, private_folder, write_private
 from service.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -25,6 +29,7 @@ class FolderTruth:
     def __init__(self, data: Path) -> None:
         self._data = data
         self._folder = data / TENANTS
+        self._points = data / POINTS
 
     @contextmanager
     def hold(self, on_loss: Callable[[str], None]) -> Generator[None]:
@@ -65,14 +70,44 @@ class FolderTruth:
             told = fields(tenant=tenant, mended=report.mended, damaged=len(report.damaged))
             log.error("rows of a catalog were wrong: those that follow from others were mended", extra=told)
 
+    def check(self, tenant: str) -> CatalogReport:
+        return check_catalog(self._folder / tenant / CATALOG)
+
+    @contextmanager
+    def tables(self, tenant: str) -> Generator[SqliteTables]:
+        self.catalog(tenant).close()  # an older one becomes one of today
+        with open_tables(self._folder / tenant / CATALOG, begin=LOOK) as tables:
+            yield tables
+
+    @contextmanager
+    def rows(self) -> Generator[CatalogConnection]:
+        with closing(ControlFile(self._data / CONTROL)) as control, control.read() as connection:
+            yield connection
+
+    @contextmanager
+    def receive(self) -> Generator[FolderReceiver]:
+        receiver = FolderReceiver(self._data)
+        try:
+            yield receiver
+        finally:
+            receiver.clear()
+
     def bring_points(self, folder: Path) -> None:
-        """They are there: the folder is in the one of the data."""
+        """A service finds them where they are: in the folder of the data."""
+        for file in sorted(self._points.glob("*.toml")):
+            _put_point(file, folder)
 
     def keep_point(self, file: Path) -> None:
-        """It is there."""
+        _put_point(file, self._points)
 
     def close(self) -> None:
         """Each catalog is closed by who opened it."""
+
+
+def _put_point(file: Path, folder: Path) -> None:
+    if file.parent != folder:
+        private_folder(folder)
+        write_private(folder / file.name, file.read_bytes())
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from shutil import rmtree
 
 from service.access.private import private_folder, sync_folder
 
-RESTORING = "restoring"
+RESTORING, STAGING = "restoring", "staging"
 CONTROL, CATALOG, TENANTS, ADMIN_KEY = "control.sqlite", "catalog.sqlite", "tenants", "admin.key"
+POINTS = "points"
 
 _LOGS = ("-wal", "-shm", "-journal")
 

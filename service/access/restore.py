@@ -24,7 +24,7 @@ from service.access import schema as control_schema
 from service.access.archive import PIECE, ArchiveMember, ArchiveTally, Manifest, archive_errors_explained, members
 from service.access.errors import AccessError
 from service.access.lock import hold
-from service.access.move import CATALOG, CONTROL, TENANTS, databases, decide_move, finish_move
+from service.access.move import CATALOG, CONTROL, STAGING, TENANTS, databases, decide_move, finish_move
 from service.access.private import finish_file, new_private_file
 from store.blob import Blob
 from store.blob_store import BlobAccess
@@ -66,7 +66,7 @@ def restore(
 
 
 def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[[], BlobAccess]) -> RestoreReport:
-    staging = data / "staging"
+    staging = data / STAGING
     shutil.rmtree(staging, ignore_errors=True)  # of a restore that was killed
     staging.mkdir(mode=0o700)
     try:

@@ -5,8 +5,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from retriever.catalog.catalog_tables import CatalogTables
+from retriever.catalog.check import CatalogReport
+from retriever.catalog.connection import CatalogConnection
 from retriever.contract.catalog import Catalog
 from service.access.control import Control
+from service.access.receiver import Receiver
 
 
 class Truth(Protocol):
@@ -35,6 +39,25 @@ class Truth(Protocol):
 
     def mend(self, tenant: str) -> None:
         """Mends what in a catalog does not follow from its other rows any more, where that may come about."""
+        ...
+
+    def check(self, tenant: str) -> CatalogReport:
+        """Looks at each row of a catalog, and mends what does not follow from others. Raises CatalogError."""
+        ...
+
+    def tables(self, tenant: str) -> AbstractContextManager[CatalogTables]:
+        """The tables of a catalog as they are at one moment. Raises CatalogError."""
+        ...
+
+    def rows(self) -> AbstractContextManager[CatalogConnection]:
+        """The tables of the control database, to be read."""
+        ...
+
+    def receive(self) -> AbstractContextManager[Receiver]:
+        """What takes over keys and catalogs of another place, by who holds this one.
+
+        Raises AccessError where there are some.
+        """
         ...
 
     def bring_points(self, folder: Path) -> None:

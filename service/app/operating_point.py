@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from service.access.move import POINTS
 from service.builtin import POINT
 from service.settings import BUILTIN, Settings, SettingsError
 
@@ -27,7 +28,7 @@ FULL = OperatingPoint("full", 1.0, LOSSLESS)  # what all others are compared wit
 
 def point_file(settings: Settings, weights: str) -> Path:
     """The file that keeps the operating point of the model with these weights."""
-    return settings.data / "points" / f"{weights}.toml"
+    return settings.data / POINTS / f"{weights}.toml"
 
 
 def operating_point(settings: Settings, weights: str) -> OperatingPoint:

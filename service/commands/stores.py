@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,12 +90,11 @@ def verify(*, store: StoreUrl = "", as_json: AsJson = False) -> None:
     from store.scrub import ScrubReport
     from store.scrub import verify as scrub
 
-    report = ScrubReport()
+    report, catalogs = ScrubReport(), dict(_catalogs())
     with _opened(store) as opened, status("checking") as show:
         for done, report in scrub(opened):
             if done % EVERY == 0:
                 show(f"{many(done, 'blob')} checked, {len(report.bad):,} bad")
-    catalogs = dict(_catalogs())
     if as_json:
         bad = [{"tier": b.tier, "key": b.key.text, "reason": b.reason, "detail": b.detail} for b in report.bad]
         _print_json(
@@ -114,21 +114,19 @@ def verify(*, store: StoreUrl = "", as_json: AsJson = False) -> None:
 
 def _catalogs() -> Iterator[tuple[str, list[str]]]:
     """What is wrong in each tenant's catalog."""
-    from retriever.catalog.check import check_catalog
     from retriever.errors import CatalogError
-    from service.access.move import CATALOG, TENANTS
+    from service.app.compose_truth import compose_truth
     from service.settings import load_settings
 
-    settings = load_settings()
-    for path in () if settings.database else sorted(settings.data.glob(f"{TENANTS}/*/{CATALOG}")):
-        name = path.parent.name
-        try:
-            report = check_catalog(path)
-        except CatalogError as error:
-            yield name, [f"bad: {error}"]
-            continue
-        lines = [f"bad: document {each!r} of tenant {name!r} is damaged: put it in again" for each in report.damaged]
-        yield name, [*lines, *([f"mended: {report.mended:,} rows of tenant {name!r}"] if report.mended else [])]
+    with closing(compose_truth(load_settings())) as truth:
+        for name in truth.tenants():
+            try:
+                report = truth.check(name)
+            except CatalogError as error:
+                yield name, [f"bad: {error}"]
+                continue
+            bad = [f"bad: document {each!r} of tenant {name!r} is damaged: put it in again" for each in report.damaged]
+            yield name, [*bad, *([f"mended: {report.mended:,} rows of tenant {name!r}"] if report.mended else [])]
 
 
 def gc(

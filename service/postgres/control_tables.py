@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from retriever.catalog.connection import CatalogConnection
 from retriever.errors import CatalogError
-from retriever.postgres.database import PostgresDatabase
+from retriever.postgres.database import PostgresConnection, PostgresDatabase
 from retriever.postgres.schemas import SERVICE, prepare
 from service.access.schema import STEPS
 from service.errors import Unavailable
@@ -32,7 +32,7 @@ class ControlTables:
             yield connection
 
     @contextmanager
-    def change(self) -> Generator[CatalogConnection]:
+    def change(self) -> Generator[PostgresConnection]:
         begin = "; UPDATE version SET value = value + 1"  # of two changes the second waits here
         with self._explained(), self._database.transaction(begin, schema=SERVICE) as connection:
             yield connection

@@ -1,18 +1,22 @@
 """Keys and catalogs in one PostgreSQL database. One process at a time is the service; its machine may be any."""
 
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from zlib import crc32
 
-from retriever.postgres.catalog import PostgresCatalog
+from retriever.catalog.check import CatalogReport, check_tables
+from retriever.catalog.connection import CatalogConnection
+from retriever.postgres.catalog import CHANGE, VIEW, PostgresCatalog
 from retriever.postgres.database import PostgresDatabase
-from retriever.postgres.schemas import open_catalog, tenants_in
+from retriever.postgres.postgres_tables import PostgresTables, open_tables
+from retriever.postgres.schemas import open_catalog, schema_of, tenants_in
 from service.access.control import Control
 from service.access.errors import AccessError
 from service.access.lock import hold
 from service.access.private import private_folder, write_private
 from service.postgres.control_tables import ControlTables
+from service.postgres.postgres_receiver import PostgresReceiver
 from service.postgres.server_lock import ServerLock
 
 _PRECOMPUTES = 1802925924  # the server's lock has the number before
@@ -36,7 +40,7 @@ class PostgresTruth:
     @contextmanager
     def precompute(self, tenant: str, *, shared: bool) -> Generator[None]:
         private_folder(self._folder)
-        take = f"SELECT pg_try_advisory_lock{'_shared' if shared else ''}({_PRECOMPUTES}, ?)"
+        take = f"SELECT pg_try_advisory_lock{'_shared' if shared else ''}({_PRECOMPUTES}, CAST(? AS INTEGER))"
         with self._database.session() as raw:
             number = crc32(tenant.encode()) - (1 << 31)
             if self._database.watched(raw).execute(take, (number,)).fetchone() != (True,):
@@ -55,6 +59,30 @@ class PostgresTruth:
     def mend(self, tenant: str) -> None:
         """The server has checksums of its own."""
 
+    def check(self, tenant: str) -> CatalogReport:
+        """Pages and indexes are the server's own to check."""
+        self.catalog(tenant).close()
+        name = schema_of(tenant)
+        return check_tables(
+            lambda: open_tables(self._database, name, begin=VIEW),
+            lambda: open_tables(self._database, name, begin=CHANGE),
+        )
+
+    def tables(self, tenant: str) -> AbstractContextManager[PostgresTables]:
+        self.catalog(tenant).close()  # an older one becomes one of today
+        return open_tables(self._database, schema_of(tenant), begin=VIEW)
+
+    def rows(self) -> AbstractContextManager[CatalogConnection]:
+        return self._control.read()
+
+    @contextmanager
+    def receive(self) -> Generator[PostgresReceiver]:
+        receiver = PostgresReceiver(self._database, self._control)
+        try:
+            yield receiver
+        finally:
+            receiver.clear()
+
     def bring_points(self, folder: Path) -> None:
         with self._control.read() as connection:
             found = connection.execute("SELECT weights, point FROM points").fetchall()
@@ -67,7 +95,7 @@ class PostgresTruth:
         with self._control.change() as connection:
             connection.execute(
                 "INSERT INTO points VALUES (?, ?) ON CONFLICT (weights) DO UPDATE SET point = excluded.point",
-                (file.stem, file.read_text("utf-8")),
+                (file.stem, file.read_bytes().decode()),
             )
 
     def close(self) -> None:

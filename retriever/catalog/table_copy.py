@@ -1,0 +1,110 @@
+"""Copies tables between databases, and tells whether two hold the same. Knows no database and no documents.
+
+What follows from other rows is not copied but made: filters from metadata, words from texts. A copy has a name of its
+own, so that nothing derived from the catalog that it was made of is taken for current.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from functools import cache
+from itertools import zip_longest
+from typing import Final, NamedTuple
+
+from retriever.catalog.catalog_tables import CatalogTables
+from retriever.catalog.connection import CatalogConnection, Fetched
+from retriever.catalog.renew import index_anew, is_current, is_index_sound
+from retriever.catalog.repairs import repairs
+from retriever.catalog.rows import loads
+from retriever.catalog.schema import STEPS
+from retriever.filter_condition import facets
+
+_OWN: Final = "name NOT IN ('catalog', 'analysis')"  # facts that are not a copy's
+_BATCH: Final = 1000
+_LARGE: Final = ("contents",)  # whole files: each alone
+
+
+class Table(NamedTuple):
+    """A table that is copied."""
+
+    name: str
+    columns: tuple[str, ...]
+
+
+def copy_tables(source: CatalogTables, target: CatalogTables) -> int:
+    """Copies a catalog into a new one; returns how many rows."""
+    target.connection.execute(f"DELETE FROM facts WHERE {_OWN}")
+    count = sum(copy_table(source.connection, target.connection, table=table) for table in _tables())
+    for batch in _batches(target.connection, Table("labels", ("row", "metadata"))):
+        told = [(field, value, label) for label, text in batch for field, value in facets(loads(text))]
+        target.connection.executemany("INSERT INTO facets VALUES (?, ?, ?)", told)
+    index_anew(target.connection, target.words)
+    target.number_on(source.numbers())
+    return count
+
+
+def unlike(source: CatalogTables, target: CatalogTables) -> str | None:
+    """What is not the same in both; None where all is, and all that follows from it is right in the copy."""
+    for table in _tables():
+        if not is_same_table(source.connection, target.connection, table=table):
+            return table.name
+    if source.numbers() != target.numbers():
+        return "numbers"
+    if next(repairs(target), None) is not None:
+        return "what follows from its rows"
+    is_indexed = is_current(target.connection, target.words) and is_index_sound(target.connection, target.words)
+    return None if is_indexed else "words"
+
+
+@cache
+def tables_of(steps: tuple[str, ...]) -> list[Table]:
+    """The tables that are there after these steps, with their columns, but for those of words."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for step in steps:
+            for statement in step.split(";\n"):
+                connection.execute(statement)
+        names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+        kept = [name for (name,) in names if not name.startswith(("sqlite_", "terms"))]
+        columns = "SELECT name FROM pragma_table_info(?)"
+        return [Table(name, tuple(column for (column,) in connection.execute(columns, (name,)))) for name in kept]
+
+
+def copy_table(source: CatalogConnection, target: CatalogConnection, *, table: Table) -> int:
+    """Copies a table into an empty one; returns how many rows."""
+    places = ", ".join("CAST(? AS TEXT)" if _is_bytes(table.name, each) else "?" for each in table.columns)
+    count = 0
+    for batch in _batches(source, table):
+        target.executemany(f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES ({places})", batch)
+        count += len(batch)
+    return count
+
+
+def is_same_table(one: CatalogConnection, other: CatalogConnection, *, table: Table) -> bool:
+    """Whether two tables have the same rows."""
+    batches = zip_longest(_batches(one, table), _batches(other, table))
+    return all(found == expected for found, expected in batches)
+
+
+def _tables() -> list[Table]:
+    return [table for table in tables_of(STEPS) if table.name != "facets"]
+
+
+def _batches(connection: CatalogConnection, table: Table) -> Iterator[list[Fetched]]:
+    """Yields all rows: by their numbers, or, where they have none, in one order."""
+    name, columns = table.name, table.columns
+    named = ", ".join(f"CAST({each} AS BLOB)" if _is_bytes(name, each) else each for each in columns)
+    if columns[0] not in ("row", "upload"):
+        where = f" WHERE {_OWN}" if name == "facts" else ""
+        if found := connection.execute(f"SELECT {named} FROM {name}{where}").fetchall():
+            yield sorted(found, key=repr)
+        return
+    some, last = 1 if name in _LARGE else _BATCH, -1
+    told = f"SELECT {named} FROM {name} WHERE {columns[0]} > ? ORDER BY {columns[0]} LIMIT ?"
+    while found := connection.execute(told, (last, some)).fetchall():
+        yield found
+        last = found[-1][0]
+
+
+def _is_bytes(table: str, column: str) -> bool:
+    """Texts of chunks are bytes in some databases, and whatever is damaged in one is not decoded."""
+    return (table, column) == ("chunks", "text")
