@@ -80,7 +80,8 @@ test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
 		tests/store/test_blob_store.py::TestS3 $(ARGS)
 
 # Tests of services that reach into no file of the data folder.
-ON_BOTH := $(addprefix tests/service/test_,core.py deletes.py end_to_end.py hostile_texts.py ingest.py tenants.py unsearched.py)
+ON_BOTH := $(addprefix tests/service/test_,clients.py core.py deletes.py end_to_end.py fair_shares.py foreign_documents.py \
+	hostile_texts.py ingest.py request_documents.py tenants.py unsearched.py)
 
 test-postgres: $(INSTALLED) ## the tests of services again, with keys and catalogs in PostgreSQL
 	TEST_DATA=postgres OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile $(ON_BOTH) $(ARGS)

@@ -38,4 +38,5 @@ class PostgresTables:
 def open_tables(database: PostgresDatabase, schema: str, *, begin: str) -> Generator[PostgresTables]:
     """The tables of a catalog that is there, in one transaction: begun as `VIEW` or as `CHANGE`."""
     with database.transaction(begin, schema=schema) as connection:
+        connection.script("SET LOCAL idle_in_transaction_session_timeout = 0")  # between two rows much may be computed
         yield PostgresTables(connection)

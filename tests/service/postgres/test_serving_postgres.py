@@ -25,8 +25,8 @@ def service(folder: Path, url: str) -> Service:
     return Service(folder, data=f"{url}#{folder}/data")
 
 
-def found(client: httpx.Client) -> list[str]:
-    answer = good(client.post("/v1/search", json={"query": "cedar lamps"}))
+def found(client: httpx.Client, query: str = "cedar lamps") -> list[str]:
+    answer = good(client.post("/v1/search", json={"query": query}))
     return [hit["document_id"] for hit in answer["hits"]]
 
 
@@ -109,15 +109,23 @@ def test_who_has_lost_the_database_to_another_ends(postgres: PostgresServer, tmp
                 assert found(client) == ["lamps"]  # of one text, which is one chunk
 
 
-def test_keys_are_made_and_revoked_beside_the_service(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_keys_and_a_corpus_are_made_beside_the_service(postgres: PostgresServer, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, data=f"{postgres.database()}#{tmp_path}/data")
+    (tmp_path / "tide.txt").write_text("Another tide has come.")
 
-    def keys(*words: str) -> str:
-        data = {"KVWEAVE_DATA": f"{settings.database}#{settings.data}"}
-        ran = subprocess.run([*KVWEAVE, "keys", *words], env={**os.environ, **data}, capture_output=True, check=True)
+    def command(*words: str) -> str:
+        more = {"KVWEAVE_DATA": f"{settings.database}#{settings.data}", "KVWEAVE_STORE": settings.store}
+        ran = subprocess.run([*KVWEAVE, *words], env={**os.environ, **more}, capture_output=True, check=False)
+        assert ran.returncode == 0, ran.stderr
         return ran.stdout.decode().strip()
 
+    def keys(*words: str) -> str:
+        return command("keys", *words)
+
     with in_process(settings) as served:
+        assert json.loads(command("precompute", str(tmp_path / "tide.txt"), "--json"))["stored"] == 1
+        with served.client() as client:
+            wait_for(lambda: len(found(client, "another tide")) == 1, "it is found")
         key = keys("create", "--tenant", "acme", "--role", "write")
         with client_of(served.base_url, key) as client:
             put_in(client, [DOCUMENT])
