@@ -12,6 +12,7 @@ from blend.engine.engine import Done, EngineRequest, Event, Finish, PlacedPrompt
 from blend.engine.pending_request import PendingRequest
 from blend.engine.sampling import Picked, Sampler, Sampling
 from blend.engine.stops import StopStrings
+from blend.errors import SamplingError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import PromptLayout
 from blend.model.context import Context
@@ -24,6 +25,9 @@ class QueuedRequest(PendingRequest):
     def __init__(
         self, request: EngineRequest, layout: PromptLayout, *, listen: Callable[[Event], None], capacity: int
     ) -> None:
+        """Raises SamplingError where several answers are wanted, of which none is built here."""
+        if request.sampling.choices > 1 and request.receiver is None:
+            raise SamplingError(f"choices must be 1, this engine gives one answer, got {request.sampling.choices}")
         super().__init__(request, listen)
         self.layout = layout
         self.capacity = capacity  # tokens that its context holds at most

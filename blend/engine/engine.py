@@ -86,16 +86,27 @@ class Token:
     text: str
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnded:
+    """The end of one of several answers, while others go on. `text` is what was still held back of it."""
+
+    choice: int
+    reason: Finish
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. `text` is what was still held back."""
+    """The end of an answer, or of the last of several. `text` is what was still held back of it."""
 
     reason: Finish
     text: str
-    generated: int
+    generated: int  # of all answers
     seconds: float  # since the request was handed in
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,7 @@ class Failed:
     error: Exception
 
 
-Event = Ready | Token | Done | Failed
+Event = Ready | Token | ChoiceEnded | Done | Failed
 
 
 @dataclass(frozen=True, slots=True)

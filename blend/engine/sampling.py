@@ -29,6 +29,7 @@ class LogitsProcessor(Protocol):
 class Sampling:
     """What a request wants of its answer. Refuses with `SamplingError` what makes no sense."""
 
+    choices: int = 1  # answers to the one prompt; several where the engine says so
     max_tokens: int = 256
     temperature: float = 0.0  # 0 takes the likeliest token
     top_p: float = 1.0
@@ -42,6 +43,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         rules = (
+            ("choices", self.choices >= 1, "at least 1"),
             ("max_tokens", 1 <= self.max_tokens < 2**31, "at least 1"),
             ("temperature", 0 <= self.temperature <= 2, "in [0, 2]; 0 is greedy"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]; 1 is off"),

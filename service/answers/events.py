@@ -60,16 +60,27 @@ class Delta:
     text: str
     token: TopToken | None = None  # where log probabilities are asked for
     top: tuple[TopToken, ...] = ()
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """The end of one of several answers, while others go on. `text` is what was still held back of it."""
+
+    choice: int
+    reason: Finish
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end. `text` is what was still held back."""
+    """The end, of the last of several answers too. `text` is what was still held back of it."""
 
     reason: Finish
     text: str
     usage: Usage
     report: Report
+    choice: int = 0
 
 
-Event = Retrieved | Loaded | Fused | Delta | Finished
+Event = Retrieved | Loaded | Fused | Delta | ChoiceFinished | Finished

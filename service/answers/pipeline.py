@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from blend.engine.engine import Done, Engine, EngineRequest, Failed, Finish, Ready, Ticket, Token
+from blend.engine.engine import ChoiceEnded, Done, Engine, EngineRequest, Failed, Finish, Ready, Ticket, Token
 from blend.engine.engine import Event as EngineEvent
 from blend.engine.sampling import LogitsProcessor
 from blend.fuse.fuse import FuseReport
@@ -24,7 +24,7 @@ from retriever.search import Hit
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.blend_decision import BlendInputs, decide, tries
-from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
+from service.answers.events import ChoiceFinished, Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
 from service.answers.fair_turns import FairTurns
 from service.answers.foreign_documents import ForeignDocuments
 from service.answers.gather import Gathered, gather, look_up
@@ -233,8 +233,10 @@ class Pipeline:
                         if generated == 1:
                             progress.timings.ms["first_token"] = progress.timings.since_start()
                         yield self._delta(event, wanted=progress.ask.sampling.logprobs is not None)
+                    case ChoiceEnded():
+                        yield ChoiceFinished(event.choice, event.reason, event.text)
                     case Done(reason=reason, text=text, generated=count):
-                        finished = progress.done(reason, text, generated=count)
+                        finished = replace(progress.done(reason, text, generated=count), choice=event.choice)
                         self._account(progress.ask, finished)
                         yield finished
                         return
@@ -282,9 +284,9 @@ class Pipeline:
 
     def _delta(self, token: Token, *, wanted: bool) -> Delta:
         if not wanted:
-            return Delta(token.text)
+            return Delta(token.text, choice=token.choice)
         top = tuple(self._top(each, logprob) for each, logprob in token.top)
-        return Delta(token.text, self._top(token.id, token.logprob or 0.0), top)
+        return Delta(token.text, self._top(token.id, token.logprob or 0.0), top, token.choice)
 
     def _top(self, token: int, logprob: float) -> TopToken:
         raw = self._model.prompt_builder.tokenizer.token_bytes(token)

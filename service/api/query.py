@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from service.answers.answer_request import AnswerRequest
-from service.answers.events import Delta, Event, Finished, Fused, Loaded, Retrieved
+from service.answers.events import ChoiceFinished, Delta, Event, Finished, Fused, Loaded, Retrieved
 from service.api.answer_request import SecondsGiven, to_answer_request
 from service.api.caller import By
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
@@ -130,5 +130,7 @@ def _rendered(ask: AnswerRequest, event: Event) -> Sequence[tuple[str, BaseModel
             return [("loaded", LoadedEvent(chunks=event.chunks))]
         case Fused():
             return [("fused", FusedEvent(usage=rendered_usage(event.usage), report=event.report))]
+        case ChoiceFinished():  # of several answers, which are not asked for here
+            return []
         case Delta() | Finished():
             return [("token", TokenEvent(text=event.text))] if event.text else []

@@ -51,7 +51,8 @@ class OneOf(Strict):
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
-        if len(self.model_fields_set.intersection(self.choices)) != 1:
+        given = {type(self).model_fields[name].alias or name for name in self.model_fields_set}
+        if len(given.intersection(self.choices)) != 1:
             raise ValueError(self.remedy)
         return self
 

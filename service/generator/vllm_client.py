@@ -1,8 +1,8 @@
 """vLLM's HTTP interface, as far as it is asked here. Knows no engine and no prompt but its ids."""
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -13,6 +13,7 @@ from blend.engine.sampling import Picked, Sampling
 CONNECT_S, SILENCE_S = 5.0, 120.0  # until a connection stands; between two pieces of an answer
 MOST_SAID = 200  # letters of a refusal that are told
 TOKEN = "token_id:"
+REFUSALS = (400, 422)  # of what a request says
 
 Json = dict[str, object]
 
@@ -21,11 +22,19 @@ class GeneratorAway(Exception):
     """vLLM does not answer, or not as it should. The text says what."""
 
 
+class GeneratorRefusal(GeneratorAway):
+    """vLLM is there and does not do what one request wants. `reason`: what it says."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"it answers {status}: {reason}")
+        self.reason = reason
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What vLLM is asked: to go on behind these ids. `salt` says who shares its cache; `params` are a handover's.
 
-    `rules`: fields of OpenAI's for tokens that are to be likelier, or less likely.
+    `rules`: fields of vLLM's for what the answer obeys, and for tokens that are to be likelier, or less likely.
     """
 
     model: str
@@ -42,6 +51,7 @@ class Completion:
         body: Json = {
             "model": self.model,
             "prompt": list(self.ids),
+            "n": sampling.choices,
             "max_tokens": most_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -71,6 +81,7 @@ class GeneratedPiece:
 
     picked: tuple[Picked, ...]
     finish: str | None
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +118,21 @@ class VllmClient:
         found = await self._json("POST", "/completions", body=asked.body(most_tokens))
         params = cast(Json, found.get("kv_transfer_params") or {}).get("kvweave")
         loaded = cast(int, cast(Json, params).get("loaded")) if isinstance(params, dict) else None
-        return WholeCompletion(_piece(found).picked, loaded)
+        return WholeCompletion(next(_pieces(found)).picked, loaded)
 
     async def stream(self, asked: Completion, *, most_tokens: int) -> AsyncGenerator[GeneratedPiece]:
-        """An answer piece by piece; closing it ends it in vLLM. The last piece says why it ended."""
+        """All answers piece by piece; closing it ends them in vLLM. The last piece of each says why it ended."""
+        ended = set[int]()
         body = {**asked.body(most_tokens), "stream": True}
         async with self._answered("POST", f"{self._url}/completions", body=body) as response:
             async for line in response.aiter_lines():
                 if not line.startswith("data:") or line.removeprefix("data:").strip() == "[DONE]":
                     continue
-                piece = _piece(_parsed(line.removeprefix("data:")))
-                yield piece
-                if piece.finish is not None:
+                for piece in _pieces(_parsed(line.removeprefix("data:"))):
+                    yield piece
+                    if piece.finish is not None:
+                        ended.add(piece.choice)
+                if len(ended) == asked.sampling.choices:
                     return
         raise GeneratorAway("its answer broke off")
 
@@ -135,7 +149,9 @@ class VllmClient:
         try:
             async with self._http.stream(method, url, json=body) as response:
                 if not response.is_success:
-                    said = (await response.aread())[:MOST_SAID].decode("utf-8", "replace")
+                    said = _said(await response.aread())
+                    if response.status_code in REFUSALS:
+                        raise GeneratorRefusal(response.status_code, said)
                     raise GeneratorAway(f"it answers {response.status_code}: {said}")
                 yield response
         except httpx.HTTPError as error:
@@ -147,22 +163,44 @@ def _parsed(text: bytes | str) -> Json:
         found = cast(object, json.loads(text))
     except ValueError as error:
         raise GeneratorAway(f"it says what is no JSON: {error}") from None
-    if not isinstance(found, dict) or "error" in found:
-        raise GeneratorAway(f"it fails: {str(cast(object, found))[:MOST_SAID]}")
+    if not isinstance(found, dict):
+        raise GeneratorAway(f"it fails: {str(found)[:MOST_SAID]}")
+    if "error" in found:
+        raise _failure(cast(Json, found)["error"])
     return cast(Json, found)
 
 
-def _piece(found: Json) -> GeneratedPiece:
-    """The tokens of a completion, whole or a chunk of one."""
-    choices = cast(list[Json], found.get("choices") or [{}])
-    ids = cast(list[int], choices[0].get("token_ids") or [])
-    said = cast(Json, choices[0].get("logprobs") or {})
+def _failure(error: object) -> GeneratorAway:
+    """What an error means that comes where an answer should, in OpenAI's form."""
+    said = cast(Json, error) if isinstance(error, dict) else {}
+    if said.get("code") in REFUSALS:
+        return GeneratorRefusal(cast(int, said["code"]), str(said.get("message"))[:MOST_SAID])
+    return GeneratorAway(f"it fails: {str(cast(object, error))[:MOST_SAID]}")
+
+
+def _said(body: bytes) -> str:
+    """What a refusal says: the message of OpenAI's form, where it is one."""
+    with suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(body)["error"]["message"])[:MOST_SAID]
+    return body[:MOST_SAID].decode("utf-8", "replace")
+
+
+def _pieces(found: Json) -> Iterator[GeneratedPiece]:
+    """The tokens of a completion's answers, whole or a chunk of them."""
+    for choice in cast(list[Json], found.get("choices") or [{}]):
+        yield _piece(choice)
+
+
+def _piece(choice: Json) -> GeneratedPiece:
+    ids = cast(list[int], choice.get("token_ids") or [])
+    said = cast(Json, choice.get("logprobs") or {})
     logprobs = cast(list[float | None], said.get("token_logprobs") or [None] * len(ids))
     tops = cast(list[Mapping[str, float] | None], said.get("top_logprobs") or [None] * len(ids))
     if not len(ids) == len(logprobs) == len(tops):
         raise GeneratorAway("it tells of other tokens than it generated")
     picked = (Picked(token, logprob, _top(top)) for token, logprob, top in zip(ids, logprobs, tops, strict=True))
-    return GeneratedPiece(tuple(picked), cast("str | None", choices[0].get("finish_reason")))
+    finish = cast("str | None", choice.get("finish_reason"))
+    return GeneratedPiece(tuple(picked), finish, cast(int, choice.get("index") or 0))
 
 
 def _top(given: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:

@@ -16,20 +16,20 @@ from dataclasses import replace
 from functools import partial
 from threading import Lock, Thread
 
-from blend.engine.answer_builder import AnswerText
 from blend.engine.engine import Done, EngineRequest, Event, Failed, PayerLoad, Ready, Ticket
-from blend.engine.pending_request import PendingRequest
+from blend.engine.sampling import Sampling
 from blend.errors import BlendError, Late, PromptError
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import ChunkSegment, lay_out
 from blend.model.fingerprint import Fingerprint
-from service.errors import ServiceError, Unavailable
+from service.errors import Invalid, ServiceError, Unavailable
 from service.generator.agreement import Agreement, Comparison
+from service.generator.generated_answer import GeneratedAnswer
 from service.generator.handed_prompt import HandedPrompt, handing_over
-from service.generator.vllm_client import Completion, GeneratedPiece, GeneratorAway
+from service.generator.vllm_client import Completion, GeneratedPiece, GeneratorAway, GeneratorRefusal
 from service.handoffs.handoff_receiver import HandoffReceiver
 from service.handoffs.handoffs import HandoffReaders
-from service.model.logit_processors import openai_fields
+from service.model.logit_processors import needs_generator, openai_fields
 from service.telemetry.logs import fields
 from store.errors import Miss, MissReason
 from store.record import Record
@@ -38,21 +38,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 60.0  # that a vLLM may take to be compared
 AGAIN_S = 2.0  # between two looks at a vLLM that was away or disagreed
-
-
-class GeneratedAnswer(PendingRequest):
-    """A request on its way to vLLM."""
-
-    def __init__(self, request: EngineRequest, ids: tuple[int, ...], *, listen: Callable[[Event], None]) -> None:
-        super().__init__(request, listen)
-        self.ids = ids
-        self.is_ready = False  # something was told: nobody else may answer any more
-        self.generated = 0
-
-    def tell(self, event: Event) -> None:
-        """See `PendingRequest.tell`."""
-        self.is_ready = True
-        super().tell(event)
 
 
 class AnswerTicket:
@@ -72,7 +57,10 @@ class AnswerTicket:
 
 
 class VllmEngine:
-    """See `Engine`. Requests with rules over tokens that vLLM has not (grammars) are answered by our own engine."""
+    """See `Engine`. What vLLM would not obey alike (grammars of ours), our own engine answers.
+
+    What our own engine cannot do (several answers, vLLM's structured outputs), vLLM alone answers.
+    """
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
@@ -97,7 +85,8 @@ class VllmEngine:
     def submit(self, request: EngineRequest, listen: Callable[[Event], None]) -> Ticket:
         """See `Engine.submit`."""
         model = self._model
-        if request.receiver is not None or self._rules(request) is None:
+        rules = None if request.receiver is not None else self._rules(request.sampling)
+        if rules is None:
             return self._local.submit(request, listen)
         layout = lay_out(
             request.prompt, fingerprint=self._fingerprint, window=model.window, vocabulary=model.vocabulary
@@ -105,7 +94,7 @@ class VllmEngine:
         request.order.check()
         if request.within_s is not None:
             self._local.refuse_late(request.payer, request.within_s)
-        answer = GeneratedAnswer(request, layout.ids, listen=listen)
+        answer = GeneratedAnswer(request, layout.ids, rules=rules, listen=listen)
         ticket = AnswerTicket(self._loop)
         with self._lock:
             self._running[request.payer] += 1
@@ -197,8 +186,11 @@ class VllmEngine:
         try:
             await self._generate(answer, await self._agreement())
         except GeneratorAway as error:
+            is_for_it_alone = _is_for_generator(answer.request.sampling)
+            if is_for_it_alone and isinstance(error, GeneratorRefusal):
+                raise Invalid(f"the generator refuses the request: {error.reason}") from error
             self._agreed = None  # another may be there when it comes back
-            if answer.is_ready or not self._comparison.address.has_fallback:
+            if answer.is_ready or is_for_it_alone or not self._comparison.address.has_fallback:
                 raise Unavailable(f"the generator cannot be used: {error}") from error
             log.warning("our own engine answers in the generator's place", extra=fields(reason=str(error)))
             await self._told_by_local(answer.request, answer.tell)
@@ -235,12 +227,13 @@ class VllmEngine:
         async with self._handed_over(answer, agreed) as handed:
             stop_ids = sorted(self._model.prompt_builder.tokenizer.stop_ids)
             salt = self._handoffs.salt(f"exact {request.owner}")
-            asked = Completion(agreed.model, answer.ids, request.sampling, stop_ids, salt)
-            asked = replace(asked, rules=self._rules(request) or {})
+            asked = Completion(agreed.model, answer.ids, request.sampling, stop_ids, salt, rules=answer.rules)
             if handed is not None:
                 asked = replace(asked, salt=self._handoffs.salt(request.session_by_order), params=handed.params)
             pieces = self._client.stream(asked, most_tokens=min(request.sampling.max_tokens, room))
             await self._tell_all(answer, pieces, handed=handed)
+        assert answer.end is not None, "a stream ends with the last answer"
+        answer.tell(answer.end)  # nothing is held for it any more
 
     def _handed_over(
         self, answer: GeneratedAnswer, agreed: Agreement
@@ -268,29 +261,16 @@ class VllmEngine:
     async def _tell_all(
         self, answer: GeneratedAnswer, pieces: AsyncGenerator[GeneratedPiece], *, handed: HandedPrompt | None
     ) -> None:
-        """Tells of the answer as vLLM generates it, until it ends, or a stop string is found in it."""
-        sampling = answer.request.sampling
-        text = AnswerText(sampling, self._model.prompt_builder.tokenizer)
-        finish: str | None = None
+        """Tells of the answers as vLLM generates them, until all have ended."""
+        answer.begin(self._model.prompt_builder.tokenizer)
         async with aclosing(pieces):
             async for piece in pieces:
                 if not answer.is_ready:
                     ready = await handed.ready() if handed else None
                     answer.tell(ready or self._computed_there(answer))
-                for picked in piece.picked if text.end is None else ():
-                    token = text.add(replace(picked, top=picked.top[: sampling.logprobs or 0]))
-                    answer.generated += 1
-                    if token is not None:
-                        answer.tell(token)
-                    if text.end is not None:
-                        break
-                finish = piece.finish
-                if text.end is not None:
-                    break
-        if text.end is None and finish not in ("stop", "length"):
-            raise GeneratorAway(f"its answer ended by {finish!r}")
-        reason, held = text.finish(text.end or ("stop" if finish == "stop" else "length"))
-        answer.tell(Done(reason, held, answer.generated, answer.age_s))
+                answer.take(piece)
+                if answer.end is not None:
+                    return
 
     async def _told_by_local(self, request: EngineRequest, tell: Callable[[Event], None]) -> None:
         """Has our own engine do a request, whose events are told here; ends it where nobody waits any more."""
@@ -318,9 +298,22 @@ class VllmEngine:
         report = FuseReport(BlendOrder("full", 0.0), 0, 0, len(answer.ids), ((),), misses, 0, seconds)
         return Ready(report, 0.0)
 
-    def _rules(self, request: EngineRequest) -> Mapping[str, object] | None:
-        """The request's own rules over tokens, as vLLM takes them; None for those that it would not obey alike."""
-        processor = request.sampling.processor
-        if processor is not None and request.sampling.logprobs is not None:  # it tells those from before the rules
+    def _rules(self, sampling: Sampling) -> Mapping[str, object] | None:
+        """The request's own rules, as vLLM takes them; None for those that it would not obey alike, and we do.
+
+        Raises Invalid for a token that there is not.
+        """
+        vocabulary = self._model.vocabulary
+        rules = openai_fields(sampling.processor, vocabulary=vocabulary)
+        if _is_for_generator(sampling):
+            if rules is None:
+                raise Invalid(f"there are {vocabulary} tokens: leave others out of logit_bias", field="logit_bias")
+            return rules
+        if sampling.processor is not None and sampling.logprobs is not None:  # it tells those from before the rules
             return None
-        return openai_fields(processor, vocabulary=self._model.vocabulary)
+        return rules
+
+
+def _is_for_generator(sampling: Sampling) -> bool:
+    """Whether our own engine cannot do it."""
+    return sampling.choices > 1 or needs_generator(sampling.processor)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blend.engine.sampling import LogitsProcessor
-from service.errors import Invalid
+from service.errors import Invalid, Unavailable
 
 Fields = Mapping[str, object]
 
@@ -67,6 +67,17 @@ class LogitBias:
         return ids, torch.tensor([*self._biases.values()], dtype=logits.dtype, device=logits.device)
 
 
+class GeneratorRule:
+    """A rule that a generator alone obeys, as its `fields` say; our own engine fails with it."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
+
+    def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
+        """See `LogitsProcessor`."""
+        raise Unavailable(f"only the generator obeys {', '.join(self.fields)}: ask again when it is there")
+
+
 class ProcessorChain:
     """Several processors, each behind the one before."""
 
@@ -86,6 +97,12 @@ def chained(*processors: LogitsProcessor | None) -> LogitsProcessor | None:
     return ProcessorChain(given) if len(given) > 1 else given[0] if given else None
 
 
+def needs_generator(processor: LogitsProcessor | None) -> bool:
+    """Whether there is a rule that our own engine does not know."""
+    several = processor.processors if isinstance(processor, ProcessorChain) else (processor,)
+    return any(isinstance(each, GeneratorRule) for each in several)
+
+
 def openai_fields(processor: LogitsProcessor | None, *, vocabulary: int) -> Fields | None:
     """The fields by which OpenAI's completions do the same; None where none do, or a token is unknown."""
     match processor:
@@ -96,7 +113,7 @@ def openai_fields(processor: LogitsProcessor | None, *, vocabulary: int) -> Fiel
             return None if None in parts else {name: given for part in parts if part for name, given in part.items()}
         case LogitBias() if processor.highest < vocabulary:
             return processor.fields
-        case Penalties():
+        case Penalties() | GeneratorRule():
             return processor.fields
         case _:
             return None

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from queue import Queue
 
-from blend.engine.engine import Done, Engine, EngineRequest, Event, Failed, Ready, Token
+from blend.engine.engine import ChoiceEnded, Done, Engine, EngineRequest, Event, Failed, Ready, Token
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import FuseReport
 
@@ -33,7 +33,7 @@ def timed(engine: Engine, request: EngineRequest, *, since: float) -> Timed:
         match event:
             case Ready(report=found):
                 report = found
-            case Token():
+            case Token() | ChoiceEnded():
                 first = seconds if first is None else first
             case Done():
                 assert report is not None

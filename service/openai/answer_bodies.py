@@ -61,7 +61,7 @@ class AnswerMessage(BaseModel):
 
 
 class Choice(BaseModel):
-    """The answer as a choice. There is one."""
+    """An answer. There is one, where `n` asks for no more."""
 
     index: int = 0
     message: AnswerMessage
@@ -90,7 +90,7 @@ class MessageDelta(BaseModel):
 
 
 class ChunkChoice(BaseModel):
-    """A part of the answer's choice. There is one, and none in the chunk that tells the usage."""
+    """A part of an answer. There is none in the chunk that tells the usage."""
 
     index: int = 0
     delta: MessageDelta

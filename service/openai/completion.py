@@ -1,13 +1,13 @@
 """Renders events as what OpenAI's clients read: one answer, or chunks of it as server-sent events. Knows no request."""
 
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from blend.engine.engine import Finish
-from service.answers.events import Delta, Event, Finished, Retrieved, Source, TopToken, Usage
+from service.answers.events import ChoiceFinished, Delta, Event, Finished, Retrieved, Source, TopToken, Usage
 from service.api.rendering import rendered_source
 from service.errors import Unavailable
 from service.openai.answer_bodies import (
@@ -48,22 +48,24 @@ class Envelope:
 async def completion(events: AsyncGenerator[Event], envelope: Envelope) -> ChatCompletion:
     """The whole answer."""
     sources: tuple[Source, ...] = ()
-    deltas: list[Delta] = []
+    told: list[Delta | ChoiceFinished] = []
     async with aclosing(events):
         async for event in events:
             match event:
                 case Retrieved():
                     sources = event.sources
-                case Delta():
-                    deltas.append(event)
+                case Delta() | ChoiceFinished():
+                    told.append(event)
                 case Finished():
-                    return _completion(envelope, deltas, finished=event, sources=sources)
+                    return _completion(envelope, told, finished=event, sources=sources)
                 case _:
                     pass
     raise AssertionError("the events ended without the last of them")
 
 
-async def stream(events: AsyncGenerator[Event], envelope: Envelope, *, with_usage: bool) -> AsyncGenerator[bytes]:
+async def stream(
+    events: AsyncGenerator[Event], envelope: Envelope, *, choices: int, with_usage: bool
+) -> AsyncGenerator[bytes]:
     """Yields `SURE` when there is a first token, then server-sent events.
 
     Errors before are raised; one that comes later is the last event, and what nobody foresaw is raised besides.
@@ -73,10 +75,11 @@ async def stream(events: AsyncGenerator[Event], envelope: Envelope, *, with_usag
     async with aclosing(events):
         try:
             async for event in events:
-                if not begun and isinstance(event, Delta | Finished):
+                if not begun and isinstance(event, Delta | ChoiceFinished | Finished):
                     begun = True
                     yield SURE
-                    yield _line(chunks.opening())
+                    for choice in range(choices):
+                        yield _line(chunks.opening(choice))
                 for chunk in chunks.of(event):
                     yield _line(chunk)
         except Exception as error:
@@ -91,16 +94,16 @@ async def stream(events: AsyncGenerator[Event], envelope: Envelope, *, with_usag
 
 
 class Chunks:
-    """The chunks of one answer."""
+    """The chunks of one request's answers."""
 
     def __init__(self, envelope: Envelope, *, with_usage: bool) -> None:
         self._envelope = envelope
         self._with_usage = with_usage
         self._sources: tuple[Source, ...] = ()
 
-    def opening(self) -> ChatCompletionChunk:
-        """The first chunk, which says who speaks."""
-        return self._chunk(MessageDelta(role="assistant", content=""))
+    def opening(self, choice: int) -> ChatCompletionChunk:
+        """The first chunk of an answer, which says who speaks."""
+        return self._chunk(choice, MessageDelta(role="assistant", content=""))
 
     def of(self, event: Event) -> Iterator[ChatCompletionChunk]:
         """The chunks that an event adds, often none."""
@@ -109,17 +112,17 @@ class Chunks:
                 self._sources = event.sources
             case Delta():
                 if event.text or event.token:
-                    yield self._chunk(MessageDelta(content=event.text), logprobs=_logprobs([event]))
+                    yield self._chunk(event.choice, MessageDelta(content=event.text), logprobs=_logprobs([event]))
+            case ChoiceFinished():
+                yield from self._last(event)
             case Finished():
                 yield from self._ending(event)
             case _:
                 pass
 
     def _ending(self, finished: Finished) -> Iterator[ChatCompletionChunk]:
-        reason = _reason(finished.reason)
-        if finished.text:
-            yield self._chunk(MessageDelta(content=finished.text))
-        last = self._chunk(MessageDelta(), reason=reason)
+        *others, last = self._last(finished)
+        yield from others
         if self._with_usage:
             yield last
             last = self._bare([])
@@ -127,10 +130,17 @@ class Chunks:
         last.kvweave = _extra(finished, self._sources)
         yield last
 
+    def _last(self, ended: ChoiceFinished | Finished) -> Iterator[ChatCompletionChunk]:
+        """What is left of an answer, and why it ended."""
+        reason = _reason(ended.reason)
+        if ended.text:
+            yield self._chunk(ended.choice, MessageDelta(content=ended.text))
+        yield self._chunk(ended.choice, MessageDelta(), reason=reason)
+
     def _chunk(
-        self, delta: MessageDelta, *, logprobs: Logprobs | None = None, reason: Reason | None = None
+        self, choice: int, delta: MessageDelta, *, logprobs: Logprobs | None = None, reason: Reason | None = None
     ) -> ChatCompletionChunk:
-        return self._bare([ChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=reason)])
+        return self._bare([ChunkChoice(index=choice, delta=delta, logprobs=logprobs, finish_reason=reason)])
 
     def _bare(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
         each = self._envelope
@@ -158,20 +168,28 @@ def usage_of(usage: Usage) -> CompletionUsage:
 
 
 def _completion(
-    envelope: Envelope, deltas: list[Delta], *, finished: Finished, sources: tuple[Source, ...]
+    envelope: Envelope, told: Sequence[Delta | ChoiceFinished], *, finished: Finished, sources: tuple[Source, ...]
 ) -> ChatCompletion:
-    text = "".join(delta.text for delta in deltas) + finished.text
-    choice = Choice(
-        message=AnswerMessage(content=text), logprobs=_logprobs(deltas), finish_reason=_reason(finished.reason)
-    )
+    ends = [*(each for each in told if isinstance(each, ChoiceFinished)), finished]
+    deltas = [each for each in told if isinstance(each, Delta)]
     return ChatCompletion(
         id=envelope.id,
         created=envelope.created,
         model=envelope.model,
         system_fingerprint=envelope.fingerprint,
-        choices=[choice],
+        choices=[_choice(each, deltas) for each in sorted(ends, key=lambda end: end.choice)],
         usage=usage_of(finished.usage),
         kvweave=_extra(finished, sources),
+    )
+
+
+def _choice(ended: ChoiceFinished | Finished, deltas: Sequence[Delta]) -> Choice:
+    own = [delta for delta in deltas if delta.choice == ended.choice]
+    return Choice(
+        index=ended.choice,
+        message=AnswerMessage(content="".join(delta.text for delta in own) + ended.text),
+        logprobs=_logprobs(own),
+        finish_reason=_reason(ended.reason),
     )
 
 
@@ -189,7 +207,7 @@ def _reason(reason: Finish) -> Reason:
     return reason
 
 
-def _logprobs(deltas: list[Delta]) -> Logprobs | None:
+def _logprobs(deltas: Sequence[Delta]) -> Logprobs | None:
     content = [
         TokenLogprob(**_top(delta.token).model_dump(), top_logprobs=[_top(each) for each in delta.top])
         for delta in deltas

@@ -10,7 +10,8 @@ from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
 from service.bodies.query import ObjectFormat, SchemaFormat
 from service.errors import Invalid
-from service.model.logit_processors import LogitBias, Penalties, chained
+from service.model.logit_processors import GeneratorRule, LogitBias, Penalties, chained
+from service.model.schema_check import ANY_OBJECT
 from service.openai.request import MOST_TOKENS, ChatRequest
 
 SMALLEST: Final = 1e-9  # the likeliest token alone
@@ -22,10 +23,12 @@ class Defaults:
 
     order: BlendOrder
     top_k: int
+    has_generator: bool = False
 
 
 def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, defaults: Defaults) -> AnswerRequest:
     """What the request wants. Raises `Invalid` for what does not go together."""
+    _check_generator(request, defaults)
     return AnswerRequest(
         principal=principal,
         turns=tuple(Turn("system" if each.role == "developer" else each.role, each.text) for each in request.messages),
@@ -41,6 +44,27 @@ def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, de
         session=request.session or "",
         id=id,
     )
+
+
+def _check_generator(request: ChatRequest, defaults: Defaults) -> None:
+    """Raises Invalid for what only a generator does, where there is none."""
+    if request.structured_outputs and _is_formatted(request):
+        raise Invalid("give either response_format or structured_outputs", field="structured_outputs")
+    if defaults.has_generator:
+        return
+    if _choices(request) > 1:
+        raise Invalid("kvweave gives one answer for a request: ask again for another", field="n")
+    if request.structured_outputs:
+        reason = "only vLLM obeys these, and none is set as the generator: give a JSON schema as response_format"
+        raise Invalid(reason, field="structured_outputs")
+
+
+def _choices(request: ChatRequest) -> int:
+    return request.n or 1
+
+
+def _is_formatted(request: ChatRequest) -> bool:
+    return isinstance(request.response_format, ObjectFormat | SchemaFormat)
 
 
 def _lookup(request: ChatRequest, *, top_k: int) -> Lookup | None:
@@ -62,6 +86,7 @@ def _order(request: ChatRequest, default: BlendOrder) -> BlendOrder | None:
 def _sampling(request: ChatRequest) -> Sampling:
     stop = [request.stop] if isinstance(request.stop, str) else request.stop
     return Sampling(
+        choices=_choices(request),
         max_tokens=request.max_completion_tokens or request.max_tokens or MOST_TOKENS,
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else max(request.top_p, SMALLEST),
@@ -84,10 +109,25 @@ def _processor(request: ChatRequest) -> LogitsProcessor | None:
     return chained(
         LogitBias(biases) if biases else None,
         Penalties(frequency=frequency, presence=presence) if frequency or presence else None,
+        _generator_rule(request),
     )
 
 
+def _generator_rule(request: ChatRequest) -> GeneratorRule | None:
+    """What the generator has to obey; a format too, where it gives several answers."""
+    if request.structured_outputs:
+        said = request.structured_outputs.model_dump(by_alias=True, exclude_unset=True)
+        return GeneratorRule({"structured_outputs": said})
+    if _choices(request) > 1 and _is_formatted(request):
+        return GeneratorRule({"structured_outputs": {"json": _schema(request) or ANY_OBJECT}})
+    return None
+
+
 def _grammar(request: ChatRequest) -> Json | None:
+    return _schema(request) if _choices(request) == 1 else None
+
+
+def _schema(request: ChatRequest) -> Json | None:
     wanted = request.response_format
     if isinstance(wanted, SchemaFormat):
         return wanted.json_schema.schema_

@@ -3,16 +3,17 @@
 What cannot change an answer is taken and ignored; what would be missed in it is refused with the reason.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Final, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic.config import JsonDict
 
 from blend.model.template import Option
-from service.bodies.fields import WHOLE, ChunkId, CollectionName, Name, Strict
+from service.bodies.fields import WHOLE, ChunkId, CollectionName, Name, OneOf, Strict
 from service.bodies.query import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
 
+MOST_CHOICES: Final = 16
+MOST_RULE: Final = 100_000  # characters of a grammar
 MOST_TOKENS: Final = 2048  # of an answer whose request does not say: so much memory is set aside for it
 NO_TOOLS: Final = "kvweave serves no tools: leave it out"
 _NOTHING: Final[list[object]] = [None, False, "", "none", [], {}]
@@ -51,20 +52,13 @@ def _content(given: object) -> object:
     return cast(object, given)
 
 
-def _only(value: object, *, reason: str) -> Callable[[object], object]:
-    def check(given: object) -> object:
-        if given is not None and given != value:
-            raise ValueError(reason)
-        return given
-
-    return check
-
-
 Unused = Annotated[object, WithJsonSchema({"description": "Accepted and not used"})]
 Tools = Annotated[object, _none(NO_TOOLS), WithJsonSchema({"enum": _NOTHING, "description": "No tools are served"})]
 Refused = Annotated[object, WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+Rule = Annotated[str, StringConstraints(min_length=1, max_length=MOST_RULE)]
+Schema = Annotated[dict[str, object], Field(examples=[{"type": "object"}])]
 Most = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
 Biases = Annotated[
     dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
@@ -118,6 +112,20 @@ class Extras(Strict):
     chat_template_kwargs: dict[str, Option] | None = Field(None, examples=[{"enable_thinking": False}])
 
 
+class StructuredOutputs(OneOf):
+    """What the answer obeys, word for word what vLLM is told: exactly one of these."""
+
+    choices = ("json", "regex", "choice", "grammar")
+    remedy = "give exactly one of json, regex, choice and grammar"
+
+    json_: Schema = Field(
+        default_factory=dict[str, object], alias="json", description="A JSON schema, as vLLM obeys it"
+    )
+    regex: Rule = Field("", examples=["K[0-9]+"])
+    choice: list[Rule] = Field(default_factory=list[str], min_length=1, max_length=1000)
+    grammar: Rule = Field("", description="In EBNF, or what else vLLM's backend reads")
+
+
 class Neutral(Strict):
     """What changes no answer of this service."""
 
@@ -161,12 +169,9 @@ class ChatRequest(Extras, Neutral, Unserved):
     )
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    n: Annotated[
-        int | None,
-        WHOLE,
-        AfterValidator(_only(1, reason="kvweave gives one answer for a request: ask again for another")),
-        WithJsonSchema({"enum": [1, None]}),
-    ] = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES), WHOLE] | None = Field(
+        None, description="Answers to the one prompt; more than one with a generator alone"
+    )
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     stream: bool | None = None
@@ -174,6 +179,7 @@ class ChatRequest(Extras, Neutral, Unserved):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
+    structured_outputs: StructuredOutputs | None = Field(None, description="As vLLM takes it; with a generator alone")
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: Biases | None = None

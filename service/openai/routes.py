@@ -50,6 +50,8 @@ class ChatSettings(Protocol):
     def top_k(self) -> int: ...
     @property
     def embedder(self) -> str: ...
+    @property
+    def generator(self) -> object | None: ...
 
 
 class ChatService(Protocol):
@@ -121,14 +123,14 @@ async def _complete(
     _check(core, body.model)
     number = request_id_of(request.scope) or secrets.token_hex(12)
     envelope = Envelope(f"chatcmpl-{number}", int(time.time()), core.model_name, _fingerprint(core.model_name))
-    defaults = Defaults(core.order, core.settings.top_k)
+    defaults = Defaults(core.order, core.settings.top_k, has_generator=core.settings.generator is not None)
     ask = replace(to_answer_request(body, who, id=envelope.id, defaults=defaults), within_s=within_s)
     events = core.pipeline.answer(ask)
     if not body.stream:
         answer = await unless_gone(request, completion(events, envelope))
         return gone() if answer is None else _whole(answer)
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    lines = stream(events, envelope, with_usage=with_usage)
+    lines = stream(events, envelope, choices=ask.sampling.choices, with_usage=with_usage)
     sure = await unless_gone(request, _first(lines))
     return gone() if sure is None else EventStream(lines)
 

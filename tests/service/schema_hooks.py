@@ -29,6 +29,10 @@ UNSAYABLE: tuple[Rule, ...] = (
     # A schema knows the first items of an array, and not the last.
     (RejectedPositiveData, "POST /v1/(query|fuse)", "the last message is the user's question"),
     (RejectedPositiveData, "POST /v1/chat/completions", "the last message is the user's, where documents are read"),
+    # A schema knows of no generator.
+    (RejectedPositiveData, "POST /v1/chat/completions", "one answer for a request"),
+    (RejectedPositiveData, "POST /v1/chat/completions", "only vLLM obeys these"),
+    (RejectedPositiveData, "POST /v1/chat/completions", "either response_format or structured_outputs"),
     # Numbers beside 2**63 are the same to what generates them, which counts in doubles.
     (RejectedPositiveData, "POST /v1/(query|chat/completions)", "9223372036854775808"),
     # A deadline may be as short as anybody likes, and an address as long.

@@ -44,11 +44,11 @@ class ScriptedScheduler:
         self.loads: dict[str, int] = {}  # of each request, ever
         self.cancelled: set[str] = set()
 
-    def admit(self, request: Request, cached: int) -> int:
-        """The tokens that are loaded; asked twice, as where blocks were short the first time."""
+    def admit(self, request: Request, cached: int) -> int | None:
+        """The tokens that are loaded; asked twice, as where blocks were short the first time. None: it has to wait."""
         missing = self.connector.missing(request, cached)
         assert self.connector.missing(request, cached) == missing
-        if missing:
+        if missing is not None:
             blocks = -(-len(request.prompt_token_ids or ()) // BLOCK)
             self.connector.allocated(request, (list(range(1, blocks + 1)),), tokens=missing)
         return missing
@@ -65,7 +65,7 @@ class ScriptedScheduler:
     def end(self, name: str, *, is_failed: bool) -> None:
         job = self.jobs.pop(name)
         self.connector.ended({name}, failed={name} if is_failed else set())
-        assert self.released.count(job.handle) == 1
+        assert self.released.count(job.handle) <= 1
 
 
 @settings(deadline=None)
@@ -100,6 +100,45 @@ def test_whatever_happens_each_prompt_is_loaded_once_and_nothing_is_kept(seed: i
     for name in list(vllm.jobs):
         vllm.end(name, is_failed=False)
     assert set(vllm.loads.values()) <= {1}
+    assert sorted(vllm.released) == sorted(f"handle-{name}" for name in vllm.loads)
+    assert vllm.connector.held == 0
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(2, 5), tokens=st.integers(2, 40))
+def test_requests_of_one_handle_load_it_once_and_share_its_blocks(seed: int, count: int, tokens: int) -> None:
+    draw, vllm = random.Random(seed), ScriptedScheduler()
+    requests = [handed("one", tokens) for _ in range(count)]
+    for number, request in enumerate(requests):
+        request.request_id = str(number)
+    waiting, running, cached, failed = [*requests], list[Request](), 0, False
+    while waiting or running:
+        for request in draw.sample(waiting, len(waiting)):
+            is_loading = bool(vllm.jobs)
+            missing = vllm.admit(request, cached)
+            if missing is None:
+                assert is_loading
+                continue
+            assert missing == (0 if failed else tokens - 1 - cached)
+            waiting.remove(request)
+            running.append(request)
+            vllm.step()
+        for request in draw.sample(running, draw.randint(1, len(running))):
+            name, leaves = request.request_id, draw.random() < 0.3
+            if leaves:
+                vllm.connector.finished(request)
+                vllm.step()
+            if name in vllm.jobs:
+                is_failed = not leaves and draw.random() < 0.2
+                vllm.end(name, is_failed=is_failed)
+                failed |= is_failed
+                cached = cached if failed or leaves else (tokens - 1) // BLOCK * BLOCK
+            if not leaves:
+                vllm.connector.finished(request)
+            running.remove(request)
+        if waiting and draw.random() < 0.1:
+            vllm.connector.finished(waiting.pop())
+    assert vllm.released.count("handle-one") == 1
     assert vllm.connector.held == 0
 
 

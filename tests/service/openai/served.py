@@ -84,6 +84,7 @@ class FakeSettings:
     ratio: float = 0.15
     top_k: int = 7
     embedder: str = ""
+    generator: object | None = None
 
 
 class FakeControl:

@@ -130,6 +130,7 @@ class ChatOptions(TypedDict, total=False):
     frequency_penalty: float | None
     presence_penalty: float | None
     logit_bias: dict[str, float] | None
+    structured_outputs: Json | None
     chat_template_kwargs: Json | None
     session: str | None
 

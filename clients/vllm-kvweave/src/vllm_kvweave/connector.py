@@ -78,10 +78,10 @@ class KvweaveConnector(KVConnectorBase_V1, SupportsHMA):
 
     # vLLM's scheduler calls these.
 
-    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
-        """How many tokens come from kvweave, and that vLLM need not wait for them."""
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens come from kvweave, and that vLLM need not wait for them; None: it is to ask again."""
         missing = self._scheduling.missing(request, num_computed_tokens)
-        return missing, missing > 0
+        return missing, bool(missing)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Notes the blocks that a load goes into."""

@@ -64,6 +64,8 @@ def handover_of(params: Mapping[str, object] | None) -> Handover | None:
 class Scheduling:
     """The scheduler's half of the connector. A request is loaded once: asked again, it is computed.
 
+    Where several requests have one handle, as the answers of one request with `n` have, one loads and the others wait:
+    they find its blocks in vLLM's cache, and load what no whole block holds.
     vLLM asks again behind a load that failed and behind a preemption; another answer than nothing would never end.
     """
 
@@ -72,6 +74,7 @@ class Scheduling:
         self._timeout_s = timeout_s
         self._tried: set[str] = set()
         self._loading: dict[str, LoadJob] = {}
+        self._waiting: dict[str, set[str]] = {}  # requests, by the handle that another one loads
         self._loaded: dict[str, int] = {}
         self._left: set[str] = set()  # ended before their loads did
         self._next = StepJobs()
@@ -79,17 +82,30 @@ class Scheduling:
     @property
     def held(self) -> int:
         """How many requests something is remembered of."""
-        return len({*self._tried, *self._loading, *self._loaded, *self._left})
+        return len({*self._tried, *self._loading, *self._loaded, *self._left}.union(*self._waiting.values()))
 
-    def missing(self, request: SchedulerRequest, computed: int) -> int:
-        """How many tokens behind those that vLLM has would come from kvweave. Changes nothing but a warning's turn."""
+    def missing(self, request: SchedulerRequest, computed: int) -> int | None:
+        """How many tokens behind those that vLLM has would come from kvweave; None: another request loads them now.
+
+        May be asked any number of times.
+        """
+        if any(request.request_id in names and self._loads(handle) for handle, names in self._waiting.items()):
+            return None  # asked at each step: what it said is known to be right
         wanted = self._wanted(request)
-        return 0 if wanted is None else max(0, wanted.tokens - 1 - computed)
+        if wanted is None or computed >= wanted.tokens - 1:
+            return 0
+        if self._loads(wanted.handle):
+            self._waiting.setdefault(wanted.handle, set()).add(request.request_id)
+            return None
+        return wanted.tokens - 1 - computed
 
     def allocated(self, request: SchedulerRequest, blocks: tuple[list[int], ...], *, tokens: int) -> None:
         """Notes the blocks that `tokens` of the request go into; vLLM says 0 when they are for its own computing."""
-        wanted = self._wanted(request) if tokens else None
+        wanted = self._wanted(request)
         if wanted is None:
+            return
+        if not tokens:
+            self._waits_no_more(request.request_id)
             return
         stop = wanted.tokens - 1
         patience = self._timeout_s if wanted.timeout_s is None else min(wanted.timeout_s, self._timeout_s)
@@ -98,6 +114,7 @@ class Scheduling:
         self._tried.add(name)
         self._loading[name] = job
         self._next.jobs.append(job)
+        self._waits_no_more(name)
 
     def next_step(self) -> StepJobs:
         """What the workers are told with this step."""
@@ -105,12 +122,17 @@ class Scheduling:
         return told
 
     def ended(self, loaded: Collection[str], *, failed: Collection[str]) -> None:
-        """Notes loads that have ended in all workers, those that failed in any among them: their handles are let go."""
+        """Notes loads that have ended in all workers, those that failed in any among them.
+
+        Their handles are let go, but where others wait for them still.
+        """
         for name in loaded:
             job = self._loading.pop(name, None)
             if job is None:
                 continue
-            self._release(job.handle)
+            if name in failed:
+                self._tried.update(self._waiting.pop(job.handle, ()))
+            self._let_go(job.handle)
             if name in self._left:
                 self._left.discard(name)
             else:
@@ -122,9 +144,25 @@ class Scheduling:
         if name in self._loading:
             self._next.cancelled.append(name)
             self._left.add(name)
+        self._waits_no_more(name)
         self._tried.discard(name)
         loaded = self._loaded.pop(name, 0)
         return {NAME: {"loaded": loaded}} if NAME in (request.kv_transfer_params or {}) else None
+
+    def _loads(self, handle: str) -> bool:
+        return any(job.handle == handle for job in self._loading.values())
+
+    def _waits_no_more(self, name: str) -> None:
+        """A request that waited for another's load is served, or over."""
+        for handle in [handle for handle, names in self._waiting.items() if name in names]:
+            self._waiting[handle].discard(name)
+            self._let_go(handle)
+
+    def _let_go(self, handle: str) -> None:
+        """Releases a handle that nobody loads or waits for."""
+        if not self._waiting.get(handle) and not self._loads(handle):
+            self._waiting.pop(handle, None)
+            self._release(handle)
 
     def _wanted(self, request: SchedulerRequest) -> Handover | None:
         """What is to be loaded for a request that was not tried yet. One with a fault is tried, and told of once."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -17,101 +15,18 @@ from service.access.principal import Role
 from service.generator.vllm_engine import VllmEngine
 from service.generator_address import GeneratorAddress
 from service.handoffs.handoff_receiver import HandoffReceiver
-from tests.service.scripted_vllm import VllmScript, scripted_vllm
+from tests.service.generator.conftest import LETTERS, QUESTION, REUSE, Pair, chatted, paired
+from tests.service.generator.scripted_vllm import VllmScript
 from tests.service.serving import (
-    Inside,
     Json,
     ask,
     events_of,
-    free_port,
     good,
-    in_process,
     put_in,
-    settings_in,
     wait_for,
 )
 
-QUESTION = "Which animal does Halio keep?"
-LETTERS = [
-    {"id": "letter-40", "title": "Letter 40", "text": "Halio lives in K7. Halio keeps a badger."},
-    {"id": "letter-73", "title": "Letter 73", "text": "Belio lives in K7. Belio keeps a pony."},
-]
-REUSE = {"policy": "reuse"}
 LAST = 11  # layer of the built-in model
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A service, and the script of the vLLM that it has."""
-
-    inside: Inside
-    client: httpx.Client
-    script: VllmScript
-
-    @property
-    def engine(self) -> VllmEngine:
-        engine = self.inside.core.model.engine
-        assert isinstance(engine, VllmEngine)
-        return engine
-
-    def problem(self) -> str:
-        """The reason why vLLM is not used, once it was compared."""
-        said: list[str] = []
-
-        def is_said() -> bool:
-            answer = self.client.post("/v1/query", json={"question": QUESTION})
-            if answer.status_code == 503 and "cannot be reached" not in answer.text:
-                said.append(answer.json()["detail"])
-            return bool(said)
-
-        wait_for(is_said, "vLLM was compared")
-        return said[0]
-
-    def agreed(self) -> None:
-        """Wait until vLLM is used."""
-        wait_for(lambda: self.client.post("/v1/query", json={"question": QUESTION}).is_success, "vLLM is used")
-        self.script.bodies.clear()
-
-
-@contextmanager
-def paired(folder: Path, script: VllmScript, *, address: str = "http://127.0.0.1:{port}/v1") -> Iterator[Pair]:
-    """A service in this process beside a scripted vLLM."""
-    port = free_port()
-    with ExitStack() as stack:
-        settings = settings_in(folder, generator=address.format(port=port))
-        inside = stack.enter_context(in_process(settings))
-        client = stack.enter_context(inside.client())
-        put_in(client, LETTERS)
-        if script.kvweave is not None:
-            script.kvweave, script.key = inside.base_url, inside.key
-        stack.enter_context(scripted_vllm(script, port))
-        yield Pair(inside, client, script)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with paired(tmp_path_factory.mktemp("pair"), VllmScript(kvweave="")) as pair:
-        pair.agreed()
-        yield pair
-
-
-@pytest.fixture
-def pair(shared: Pair) -> Iterator[Pair]:
-    shared.script.bodies.clear()
-    yield shared
-    for name, value in vars(VllmScript()).items():
-        if name not in ("kvweave", "key", "bodies", "gate", "open"):
-            setattr(shared.script, name, value)
-    shared.script.gate.set()
-    shared.agreed()
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A service that generates itself."""
-    with in_process(settings_in(tmp_path_factory.mktemp("own"))) as inside, inside.client() as client:
-        put_in(client, LETTERS)
-        yield client
 
 
 def same(answer: Json) -> Json:
@@ -366,6 +281,9 @@ def test_where_vllm_is_away_the_operator_chooses(tmp_path: Path, pair: Pair) -> 
         while not any("stream" in each for each in other.script.bodies):
             assert time.monotonic() < end
             ask(other.client, QUESTION)
+        other.script.status = 500
+        answer = other.client.post("/v1/chat/completions", json=chatted(QUESTION, n=2))
+        assert answer.status_code == 503, "our own engine gives one"
 
 
 def test_an_address_is_whole() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -80,9 +82,9 @@ class VllmHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def say(self, body: Json) -> None:
+    def say(self, body: Json, status: int = 0) -> None:
         text = json.dumps(body).encode()
-        self.send_response(self.vllm.script.status)
+        self.send_response(status or self.vllm.script.status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
@@ -112,37 +114,50 @@ class VllmHandler(BaseHTTPRequestHandler):
         return [each + 1 for each in ids] if self.vllm.script.shifts_ids else ids
 
     def complete(self, body: Json) -> None:
+        if "(" in body.get("structured_outputs", {}).get("regex", ""):
+            self.say({"error": {"message": "no such expression", "type": "BadRequestError"}}, 400)
+            return
         ids, cache = body["prompt"], self.vllm.fetched(body)
         loaded = 0 if cache is None else len(ids) - 1
         cache = DynamicCache() if cache is None else cache
-        pieces: list[Json] = []
-        begun = ids[loaded:]
         if body.get("stream"):
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Connection", "close")
             self.end_headers()
             self.vllm.script.gate.wait(60)
-        for count in range(1, body["max_tokens"] + 1):
-            logits = self.vllm.logits(begun, cache)
-            token = int(logits.argmax())
-            is_stop = token in body["stop_token_ids"]
-            finish = "stop" if is_stop else "length" if count == body["max_tokens"] else None
-            pieces.append(self.piece(body, token, logits, finish))
-            if body.get("stream"):
-                self.wfile.write(f"data: {json.dumps({'choices': [pieces[-1]]})}\n\n".encode())
-                self.wfile.flush()
-                if count == self.vllm.script.breaks_at:
-                    return
-            if finish:
-                break
-            begun = [token]
+        runs = [self.pieces(body, ids[loaded:], copy.deepcopy(cache), choice) for choice in range(body["n"])]
+        pieces: list[Json] = []
+        for count, told in enumerate(zip_longest(*runs), 1):
+            for piece in filter(None, told):
+                pieces.append(piece)
+                if body.get("stream"):
+                    self.wfile.write(f"data: {json.dumps({'choices': [piece]})}\n\n".encode())
+                    self.wfile.flush()
+            if body.get("stream") and count == self.vllm.script.breaks_at:
+                return
         if body.get("stream"):
             self.wfile.write(b"data: [DONE]\n\n")
             return
         whole = {**pieces[-1], "token_ids": [each["token_ids"][0] for each in pieces]}
         said = {} if self.vllm.script.kvweave is None else {"kv_transfer_params": {"kvweave": {"loaded": loaded}}}
         self.say({"choices": [whole], **(said if "kv_transfer_params" in body else {})})
+
+    def pieces(self, body: Json, begun: list[int], cache: DynamicCache, choice: int) -> Iterator[Json]:
+        """An answer: the likeliest tokens, behind one that is as unlikely as the answer's number says; or what it is to
+        choose from.
+        """
+        forced = [*self.vllm.tokenizer.encode((body.get("structured_outputs") or {}).get("choice", [""])[-1])]
+        forced += body["stop_token_ids"][:1] if forced else []
+        for count in range(1, body["max_tokens"] + 1):
+            logits = self.vllm.logits(begun, cache)
+            token = forced[count - 1] if forced else int(logits.topk(1 + choice).indices[-1 if count == 1 else 0])
+            is_stop = token in body["stop_token_ids"]
+            finish = "stop" if is_stop else "length" if count == body["max_tokens"] else None
+            yield {**self.piece(body, token, logits, finish), "index": choice}
+            if finish:
+                return
+            begun = [token]
 
     def piece(self, body: Json, token: int, logits: torch.Tensor, finish: str | None) -> Json:
         found: Json = {"index": 0, "text": "", "token_ids": [token], "finish_reason": finish}
