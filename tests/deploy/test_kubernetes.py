@@ -1,11 +1,15 @@
 """The manifests: they hang together, the service takes their settings, and the strictest policy lets their pods in."""
 
+import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+import vllm_kvweave
 from service.app.composition import compose_core
 from service.application import application
+from service.handoffs.shared_memory import FOLDER
 from service.settings import load_settings
 from tests.deploy.plans import (
     KUBERNETES,
@@ -20,6 +24,7 @@ from tests.deploy.plans import (
     parse,
     settings_of,
 )
+from vllm_kvweave.support import VERSIONS, Deployment
 
 OBJECTS: list[Plan] = [
     each
@@ -185,6 +190,47 @@ def test_a_kustomization_names_what_is_there() -> None:
     assert {path.name for path in (KUBERNETES / "base").iterdir()} == {
         "kustomization.yaml", *document(KUBERNETES / "base" / "kustomization.yaml")["resources"]
     }  # fmt: skip
+
+
+def test_vllm_runs_in_the_services_pod_and_maps_its_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    component = KUBERNETES / "components" / "vllm"
+    patched, given = (document(component / each["path"]) for each in reversed(plan_of(component)["patches"]))
+    assert patched["kind"] == WORKLOADS["kvweave"]["kind"] and given["metadata"]["name"] in named("ConfigMap")
+    spec = patched["spec"]["template"]["spec"]
+    service, vllm = spec["containers"]
+    assert service["name"] == container("kvweave")["name"]
+    for each in (service, vllm):
+        assert {"name": "prompts", "mountPath": str(FOLDER)} in each["volumeMounts"]
+    (memory,) = spec["volumes"]
+    assert memory["name"] == "prompts" and memory["emptyDir"]["medium"] == "Memory"
+    assert {each["name"] for each in vllm["volumeMounts"]} <= {
+        "prompts",
+        *(v["name"] for v in pod("kvweave")["volumes"]),
+    }
+    assert vllm["securityContext"] == container("kvweave")["securityContext"] and is_pinned(vllm["image"])
+    assert vllm["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert document(KUBERNETES / "vllm" / "kustomization.yaml")["components"] == [
+        "../components/gpu",
+        "../components/vllm",
+    ]
+
+    data = {**environment("kvweave"), **given["data"]}
+    assert ours(given["data"]) <= SETTINGS
+    settings = settings_of(data, monkeypatch)
+    assert settings.generator and f"--port={urlsplit(settings.generator.url).port}" in vllm["command"]
+    told = {each["name"]: each for each in vllm["env"]}
+    assert urlsplit(told["KVWEAVE_BASE_URL"]["value"]).port == settings.port
+    for name in ("KVWEAVE_MODEL", "KVWEAVE_DTYPE"):
+        assert told[name]["valueFrom"]["configMapKeyRef"] == {"name": "kvweave", "key": name} and name in data
+    assert "$(KVWEAVE_MODEL)" in vllm["command"] and "--dtype=$(KVWEAVE_DTYPE)" in vllm["command"]
+    assert "--host=127.0.0.1" in vllm["command"], "it asks nobody for a key"
+    transfer = json.loads(told["VLLM_TRANSFER"]["value"])
+    Deployment(f"{VERSIONS[-1]}.0", transfer["kv_role"], transfer["kv_load_failure_policy"]).check()
+    assert transfer["kv_connector_module_path"].partition(".")[0] == vllm_kvweave.__name__
+
+
+def plan_of(folder: Path) -> Plan:
+    return document(folder / "kustomization.yaml")
 
 
 def test_a_gpu_is_given_to_containers_that_exist() -> None:
