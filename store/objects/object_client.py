@@ -4,6 +4,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TypeVar
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import ObjectStore as Bucket
+from obstore.store import S3Store
 
 from store.disk import sync_to_disk
 from store.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
@@ -19,6 +21,7 @@ from store.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 T = TypeVar("T")
 
 _ATTEMPTS = 3  # where the client gives up at once although asking again is safe
+_DELETING = 16  # objects at once, where each takes a request
 _PART_BYTES = 64 << 20  # a larger object travels in parts
 
 # What the client says in an error's text alone.
@@ -150,18 +153,28 @@ class ObjectClient:
         return [path.rstrip("/").rpartition("/")[2] for path in found]
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects; absent ones are no error."""
-        wanted = list(paths)
-        if wanted:
-            self._insist(lambda: self._delete(wanted))
+        """Delete objects; absent ones are no error. None is still being deleted when this returns.
 
-    def _delete(self, paths: list[str]) -> None:
+        S3 takes many in a request and does not mind what is absent. Elsewhere an absent one ends the client's call
+        while it is still deleting its neighbours, which might be written anew meanwhile: there each has its own call.
+        """
+        wanted = list(paths)
+        if isinstance(self._bucket, S3Store) and self._deleted(wanted):
+            return
+        if len(wanted) < 2 or self._folder is not None:
+            for path in wanted:
+                self._deleted([path])
+        else:
+            with ThreadPoolExecutor(min(len(wanted), _DELETING)) as pool:
+                list(pool.map(self._deleted, [[path] for path in wanted]))
+
+    def _deleted(self, paths: list[str]) -> bool:
         try:
-            with self._typed():
-                obstore.delete(self._bucket, paths)
-        except _NotThere:  # S3 does not mind; other media do, and leave the rest undone
-            for path in paths if len(paths) > 1 else ():
-                self._delete([path])
+            if paths:
+                self._insist(lambda: obstore.delete(self._bucket, paths))
+        except _NotThere:
+            return False
+        return True
 
     def copy(self, source: str, target: str) -> bool:
         """Copy an object inside the bucket; returns whether it was there. The copy's age counts from now."""
