@@ -21,6 +21,8 @@ FETCHES = "/v1/handoffs/"  # vLLM asks for each layer of a prompt
 HEAD_BYTES = 1 << 16  # of the address and all headers
 WAITING, ANONYMOUS_WAITING = 512, 64  # requests of one key, or without any, that wait to begin
 
+APART_S, LATEST_S = 0.02, 5.0  # refusals of one caller who comes again too soon: between two, and the last one
+
 _EVENTS = re.compile(r"/v1/jobs/[^/]+/events")
 _HEAD_TOO_LARGE = HeadTooLarge(f"the address and the headers have at most {HEAD_BYTES:,} bytes: send fewer or shorter")
 
@@ -48,7 +50,7 @@ class RequestLimits:
         self._renderers = renderers
         self._pace = pace
         self._turns = Turns()
-        self._turned_away: dict[str, float] = {}  # when a caller was, on the event loop's clock, in this order
+        self._turned_away: dict[str, float] = {}  # when a caller is next or was last, on the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _head_bytes(scope) > HEAD_BYTES:
@@ -87,16 +89,19 @@ class RequestLimits:
     async def _slowed(self, scope: Scope) -> None:
         """Returns at once for who is turned away, and late for who comes again sooner than he was told to.
 
-        Thousands of refusals in a second would keep the event loop from all others.
+        Hundreds of refusals in a second would keep the event loop from all others: who has many under way gets them
+        one after another.
         """
         who, client, now = holder(scope), scope.get("client"), asyncio.get_running_loop().time()
         caller = who.key_id if who else client[0] if client else ""
-        is_early = now - self._turned_away.pop(caller, -RETRY_S) < RETRY_S
-        self._turned_away[caller] = now
+        last = self._turned_away.pop(caller, -RETRY_S)
+        is_early = now - last < RETRY_S
+        until = min(max(now + RETRY_S, last + APART_S), now + LATEST_S) if is_early else now
+        self._turned_away[caller] = until
         while now - self._turned_away[first := next(iter(self._turned_away))] >= RETRY_S:
             del self._turned_away[first]
         if is_early:
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(until - now)
 
     async def _within(self, limit: int, scope: Scope, *, receive: Receive, send: Send) -> None:
         length = Headers(scope=scope).get("content-length", "")

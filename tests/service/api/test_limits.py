@@ -15,6 +15,7 @@ from service.access.places import RETRY_S
 from service.api import guards, limits, uploads
 from service.api.app import create_app
 from service.api.guards import Guarded
+from service.api.limits import APART_S, LATEST_S
 from service.api.routes import ROUTES
 from service.settings import Settings
 from tests.service.api.conftest import KEYS
@@ -91,11 +92,13 @@ def test_who_comes_again_sooner_than_he_was_told_is_answered_late(
     core = FakeCore(tmp_path, Settings(store="ram://", data=tmp_path, max_requests=1))
     core.control.keys = dict(KEYS)
     with TestClient(create_app(lambda: as_core(core))) as client, core.places.request(KEYS["operator"], address=""):
-        monkeypatch.setattr(limits, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": counted}))
-        for key, late in [("read", 0), ("read", 1), ("write", 1), ("read", 2)]:
+        standing = SimpleNamespace(sleep=counted, get_running_loop=lambda: SimpleNamespace(time=lambda: 100.0))
+        monkeypatch.setattr(limits, "asyncio", SimpleNamespace(**{**vars(asyncio), **vars(standing)}))
+        for key, late in [*(("read", number) for number in range(300)), ("write", 299), ("write", 300)]:
             refused = client.get("/v1/documents", headers={"Authorization": f"Bearer {key}"})
             assert (refused.status_code, refused.headers["retry-after"], len(waited)) == (429, "1", late)
-    assert set(waited) == {RETRY_S}
+    one_by_one = [min(RETRY_S + place * APART_S, LATEST_S) for place in range(299)]
+    assert waited == pytest.approx([*one_by_one, RETRY_S])
 
 
 def test_paths_and_methods_that_are_not_there(operator: TestClient) -> None:
