@@ -1,7 +1,7 @@
 """What looks after a store: listings, usage, quarantine, the log of deletions, pins. Moves no blob, knows no medium."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from store.key import CacheKey, Scope
@@ -72,6 +72,9 @@ class StoreUpkeep(ABC):
     @abstractmethod
     def trim(self, tenant: str, before: float) -> int:
         """Forget deletions older than that time but the newest; returns how many. No put may be older than they."""
+
+    def learn_deletions(self, tenants: Iterable[str] | None) -> None:  # noqa: B027 (one medium has no copies)
+        """Apply to the caches here what others have deleted of these tenants, or of all. Raises StoreError."""
 
     def finish_deletes(self) -> None:  # noqa: B027 (where a delete is one step, nothing is left)
         """Take away what a killed `delete` left behind."""

@@ -71,7 +71,7 @@ class PromptCosts:
         self._speeds = speeds
         self._lock = Lock()
         self._byte_s: dict[str, float] = {}  # of each tier, lately
-        self._late = 0  # prompts in a row whose records came too late
+        self._late = 0  # prompts in a row whose records would have paid out of memory, and came too late to
         self._open_s = 0.0  # until the last blob of a prompt was opened, lately
         self._drifts: dict[tuple[str, int, str], float] = {}
 
@@ -98,7 +98,6 @@ class PromptCosts:
             [each for each in chunks if speeds.pays(each.tokens, prompt=tokens, late_s=each.late_s)],
         ]
         used = min(choices, key=lambda chosen: self._blend_s(tokens, chosen))
-        self._count_late(tokens, chunks, used=used)
         exact = [each for each in every[:1] if each]  # prompts begin with a passage
         seconds = {
             "full": speeds.full_s(tokens),
@@ -109,6 +108,9 @@ class PromptCosts:
         size, tier = tokens.bit_length(), slowest.tier if slowest and slowest.late_s else ""
         with self._lock:
             expected = {way: each * self._drift(way, size, tier=tier) for way, each in seconds.items()}
+            worth_s = GAIN * expected["full"]
+            if chunks and speeds.blend_s(_sizes(tokens, chunks)) * self._drift("blend", size) < worth_s:
+                self._late = 0 if expected["blend"] < worth_s else self._late + 1
         unused = {each.passage for each in chunks} - {each.passage for each in used}
         rounded = (round(each, 6) for each in expected.values())
         return PromptCost(Expected(*rounded), Expected(*seconds.values()), frozenset(unused), size, tier)
@@ -166,14 +168,6 @@ class PromptCosts:
                 return patience_s
             self._open_s *= FADED
         return 0.0
-
-    def _count_late(self, tokens: int, chunks: Sequence[_StoredChunk], *, used: Sequence[_StoredChunk]) -> None:
-        """Counts prompts in a row whose records would have paid out of memory, and came too late to."""
-        full_s = GAIN * self._speeds.full_s(tokens)
-        would_pay = self._speeds.blend_s(_sizes(tokens, chunks)) < full_s
-        with self._lock:
-            if chunks and would_pay:
-                self._late = 0 if self._blend_s(tokens, used) < full_s else self._late + 1
 
     def _learn_opening(self, since: float, *, most_s: float) -> Callable[[object], None]:
         def learn(_: object) -> None:

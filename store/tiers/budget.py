@@ -93,14 +93,14 @@ class Ledger:
             evictor.restore(key, known)
 
     def victims(self, key: str, nbytes: int) -> list[str] | None:
-        """The keys to give up so that so many more bytes fit under this key; None where even that is not enough."""
+        """The other keys to give up so that so many more bytes fit under this one; None where that is not enough."""
         tenant = tenant_of(key)
         own = _excess(self._budget.per_tenant, self._by_tenant[tenant] + nbytes)
         overall = _excess(self._budget.total, self.total + nbytes)
-        chosen = self._own[tenant].victims(own) if own else []
+        chosen = self._own[tenant].victims(own, lambda other: other != key) if own else []
         if self._freed(chosen) < overall:
-            mine = set(chosen)
-            chosen += self._everyone.victims(overall - self._freed(chosen), lambda other: other not in mine)
+            spared = {key, *chosen}
+            chosen += self._everyone.victims(overall - self._freed(chosen), lambda other: other not in spared)
         freed_own = self._freed([victim for victim in chosen if tenant_of(victim) == tenant])
         return chosen if freed_own >= own and self._freed(chosen) >= overall else None
 

@@ -70,7 +70,7 @@ class MemoryStore(BlobStore):
         with self._lock:
             kept = self._blobs.get(blob.head.key)
             if kept is None or self._is_dead(form):
-                return self._store(form, None)
+                return self._store(form)
             if blob.head.terms.precomputed and not kept.precomputed:
                 self._keep(_Kept(kept.blob, precomputed=True, pinned=kept.pinned, stored_at=kept.stored_at))
             return Put.PRESENT
@@ -78,15 +78,16 @@ class MemoryStore(BlobStore):
     def replace(self, blob: Blob) -> Put:
         form = self._form(blob)
         with self._lock:
-            return self._store(form, self._blobs.get(blob.head.key))
+            return self._store(form)
 
-    def _store(self, blob: Blob | UnpackedBlob, before: _Kept | None) -> Put:
+    def _store(self, blob: Blob | UnpackedBlob) -> Put:
         key, terms = blob.head.key, blob.head.terms
         if self._is_dead(blob):
             return Put.DELETED
-        self._forget(key)
-        victims = self._ledger.victims(key.text, blob.nbytes)
+        before = self._blobs.get(key)
+        victims = self._ledger.victims(key.text, blob.nbytes - (before.blob.nbytes if before else 0))
         if victims is None:
+            self._forget(key)
             return Put.OVER_BUDGET
         for victim in victims:
             del self._blobs[CacheKey.parse(victim)]

@@ -6,10 +6,10 @@ the blob.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
 
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _HEALING = (MissReason.CORRUPT, MissReason.FOREIGN)  # what a cache tier had better forget
 PREFETCH_BYTES = 1 << 30
+PREFETCHES = 16  # blobs that are opened at once, by threads that wait for a medium
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +191,13 @@ class TieredStore(BlobStore):
             yield verified(data, found.reader.head, number=number)
 
     def prefetch(self, keys: Iterable[CacheKey]) -> int:
-        begun = 0
-        for key in keys:
-            self._learn_deletions(key.tenant)
-            if len(self._tiers) > 1 and isinstance(self._tiers[0].open(key), Miss):
-                begun += isinstance(self._open_once(key), _Lower)
-        return begun
+        with ThreadPoolExecutor(PREFETCHES, "tiered-prefetch") as pool:
+            return sum(pool.map(self._prefetch, keys))
+
+    def _prefetch(self, key: CacheKey) -> bool:
+        self._learn_deletions(key.tenant)
+        is_near = len(self._tiers) == 1 or isinstance(self._tiers[0].open(key), BlobReader)
+        return not is_near and isinstance(self._open_once(key), _Lower)
 
     def put(self, blob: Blob) -> Put:
         return self.lowest.put(blob)
@@ -231,17 +233,22 @@ class TieredStore(BlobStore):
                 tier.delete(deletion.scope, epoch=deletion.epoch)
 
     def _learn_deletions(self, tenant: str) -> None:
-        """Applies to the caches here the deletions that another process or machine told the lowest tier."""
-        if len(self._tiers) == 1:
-            return
+        """Learns them now and then. Where the lowest cannot be asked, what the caches have stands until it can."""
+        synced = self._synced.get(tenant)
+        if synced is None or time.monotonic() - synced[0] >= self._sync_s:
+            with suppress(StoreError):
+                self.learn_deletions([tenant])
+
+    def learn_deletions(self, tenants: Iterable[str] | None) -> None:
+        near = self._tiers[:-1]
+        for tenant in {each for tier in near for each in tier.tenants()} if tenants is None else tenants:
+            if near:
+                self._learn_deletions_of(tenant)
+
+    def _learn_deletions_of(self, tenant: str) -> None:
         now = time.monotonic()
-        try:
-            at, known = self._synced.get(tenant) or (-math.inf, self._known_deletions(tenant))
-            if now - at < self._sync_s:
-                return
-            news = self.lowest.deletions(tenant, known)
-        except StoreError:
-            return  # the lowest cannot be asked; what the caches have stands until it can
+        known = self._synced[tenant][1] if tenant in self._synced else self._known_deletions(tenant)
+        news = self.lowest.deletions(tenant, known)
         for deletion in news:
             if any(tier.epoch(tenant) < deletion.epoch for tier in self._tiers[:-1]):
                 self._bury_copies(deletion)

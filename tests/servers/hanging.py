@@ -35,9 +35,13 @@ class HangingWay:
         while True:
             try:
                 client, _ = self._listening.accept()
-                server = socket.create_connection(("127.0.0.1", self._server_port))
             except OSError:
                 return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+            except OSError:  # it is away just now
+                client.close()
+                continue
             self._sockets += [client, server]
             for one, other in ((client, server), (server, client)):
                 threading.Thread(target=self._carry, args=(one, other), daemon=True).start()

@@ -210,6 +210,27 @@ def test_a_store_whose_records_come_too_late_is_left_alone_but_looked_at_now_and
     assert begun > before + 20
 
 
+@pytest.mark.parametrize(("fuse_s", "late_s", "opened"), [(0.02, 0.48, 20), (1.0, 60.0, 9)], ids=["pays", "too late"])
+def test_records_are_late_by_what_was_learned_not_by_what_was_measured(
+    fuse_s: float, late_s: float, opened: int
+) -> None:
+    """Blending takes a third of what was measured: once so much that late records would not pay, once never."""
+    costs, prompt = PromptCosts(replace(SPEEDS, fuse_s=fuse_s)), prompt_of(500, 500)
+    near = {at: FakeSource(500) for at in range(2)}
+    late = {at: FakeSource(500, tier="s3", read_s=late_s) for at in range(2)}
+    costs.learn(costs.cost(prompt, late), report_of("full"), took_s=1.0, sources=[late[0]])
+    for records in (near, late) if opened == 20 else (near,):
+        for _ in range(12):
+            cost = costs.cost(prompt, records)
+            costs.learn(cost, report_of("reuse"), took_s=cost.plain.blend_s / 3, sources=[])
+    begun = 0
+    for _ in range(20):
+        found = opened_by(costs, prompt, lambda: [done(each) for each in late.values()])
+        costs.cost(prompt, found)
+        begun += bool(found)
+    assert begun == opened
+
+
 def test_blobs_are_not_opened_for_a_prompt_that_not_even_the_quickest_can_help() -> None:
     assert opened_by(PromptCosts(SPEEDS), prompt_of(5, 5), lambda: pytest.fail("opened")) == {}
 

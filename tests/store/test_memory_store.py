@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from weakref import finalize
 
@@ -19,7 +20,7 @@ from store.key import CacheKey, Scope
 from store.reader import BlobReader, Layers, read
 from store.record import LayerKV, PackedLayer
 from store.tiers.budget import TierBudget
-from store.tiers.memory_store import MemoryCache
+from store.tiers.memory_store import MemoryCache, MemoryStore
 from store.url import open_store
 from tests.store.contract import flipped, stored
 from tests.store.media import sized
@@ -96,6 +97,27 @@ def test_a_budget_counts_what_layers_take(codec: str, memory: Allocate | None) -
     tracemalloc.stop()
     taken = after - before
     assert taken * 0.9 < cache.usage()[0].nbytes - told < taken * 1.25
+
+
+def evicted_for_a_while(store: MemoryStore, each: Blob) -> None:
+    store.put(blob("larger", tokens=3200, precomputed=False))
+    assert [row.key for row in store.entries()] == [key("larger")]
+    store.put(each)
+
+
+@pytest.mark.parametrize("change", [MemoryStore.replace, evicted_for_a_while])
+def test_uses_of_a_blob_count_after_it_was_stored_anew(change: Callable[[MemoryStore, Blob], object]) -> None:
+    often, lately = (blob(name, tokens=400, precomputed=False) for name in ("often", "lately"))
+    large = blob("large", tokens=3000, precomputed=False)
+    store = MemoryStore(TierBudget(often.nbytes + large.nbytes))
+    store.put(often)
+    for _ in range(12):
+        store.open(key("often"))
+    change(store, often)
+    store.put(lately)
+    store.open(key("lately"))
+    store.put(large)
+    assert [row.key for row in store.entries()] == [key("large"), key("often")]
 
 
 def test_memory_comes_from_whoever_opens_the_store_and_goes_back(tmp_path: Path) -> None:

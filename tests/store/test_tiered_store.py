@@ -31,12 +31,14 @@ class Slow(MemoryStore):
         self.finds = 0
         self.frames_read = 0
         self.is_down = False
+        self.asked: Callable[[], object] = lambda: None
         self.meanwhile: Callable[[], object] = lambda: None  # while a blob is replaced
 
     def _find(self, wanted: CacheKey) -> FoundBlob | None:
         if self.is_down:
             raise StoreUnavailable("out of reach")
         self.finds += 1
+        self.asked()
         found = super()._find(wanted)
         return None if found is None else _SlowBlob(self, found)
 
@@ -112,6 +114,15 @@ def test_prefetch_brings_blobs_up(store: TieredStore, near: MemoryCache, lowest:
     assert store.prefetch([key(1), key(2)]) == 1
     store.flush()
     assert why(near, key(1)) is None
+
+
+def test_prefetch_asks_for_several_blobs_at_once(store: TieredStore, lowest: Slow) -> None:
+    names = range(4)
+    for name in names:
+        lowest.put(blob(name))
+    met = threading.Barrier(len(names))
+    lowest.asked = lambda: met.wait(30)
+    assert store.prefetch([key(name) for name in names]) == len(names)
 
 
 def test_concurrent_misses_share_one_read(store: TieredStore, lowest: Slow) -> None:
