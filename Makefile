@@ -17,7 +17,7 @@ LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platfor
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-oldest fuzz kills fmt lock bench eval model demo serve clean
+.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-oldest fuzz kills replicas fmt lock bench eval model demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,7 +48,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 	$(PY) -m pytest tests/test_architecture.py
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-clients test-vllm test-long test-rgw test-postgres test-oldest fuzz kills bench eval model: export OMP_WAIT_POLICY = PASSIVE
+test test-clients test-vllm test-long test-rgw test-postgres test-oldest fuzz kills replicas bench eval model: export OMP_WAIT_POLICY = PASSIVE
 
 # One file's tests run in one process, which computes with one thread: two of both fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
@@ -101,6 +101,10 @@ fuzz: $(INSTALLED) ## the decoder on millions of mangled blobs, and the stores a
 kills: $(INSTALLED) ## 200 services and 1,000 writers of catalogs and stores, killed at any instant
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m long -rP -n $(PROCESSES) tests/service/test_kill.py tests/retriever/test_kill.py \
 		tests/store/test_crash.py $(ARGS)
+
+replicas: $(INSTALLED) ## three services under load for ten minutes, while they, PostgreSQL and the S3 server fail
+	OMP_NUM_THREADS=1 REPLICA_WRITES=1000 $(PY) -m pytest -m "long or not long" -rP \
+		tests/service/postgres/test_replicas.py tests/service/postgres/test_replicas_at_length.py $(ARGS)
 
 fmt: $(INSTALLED) ## format, and fix what can be fixed
 	$(PY) -m ruff format

@@ -70,6 +70,7 @@ JOB: Found = {
     "unsupported": 0,
     "created": 1.0,
     "updated": 1.0,
+    "change": "00",
 }
 ITEM: Found = {
     "document": "d",

@@ -43,6 +43,13 @@ class NotFound(ServiceError, LookupError):
     title = "There is no such thing"
 
 
+class Conflict(ServiceError):
+    """A request that counts on a state which is none."""
+
+    status = 409
+    title = "The state is another one"
+
+
 class TooSlow(ServiceError, TimeoutError):
     """A request whose body does not come."""
 

@@ -12,6 +12,8 @@ look for them; `access_key` and `secret_key` in the URL are for test servers.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -89,6 +91,13 @@ def open_store(url: str, allocate: Allocate | None = None) -> BlobStore:
         undo.pop_all()
     near = isinstance(opened[-1], LmdbStore | MemoryStore)
     return TieredStore(opened, sync_s=0.0 if near else _SYNC_S)
+
+
+def place_of(url: str) -> str:
+    """Where the truth of a store is, as machines may compare it: what is of one machine alone has its name."""
+    lowest = _split(url.removeprefix("tiered:").split("|")[-1].strip())
+    own = {"mem": f" of process {os.getpid()}", "lmdb": ""}.get(lowest.parts.scheme)
+    return lowest.label if own is None else f"{lowest.label}{own} on {socket.gethostname()}"
 
 
 def _open_tier(text: str, *, lowest: bool, allocate: Allocate | None = None) -> BlobStore:

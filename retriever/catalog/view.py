@@ -228,8 +228,13 @@ class RowsView:
         where = "u.job = (SELECT row FROM jobs WHERE id = ?) ORDER BY u.row LIMIT ? OFFSET ?"
         return uploads(self._connection, where, values=[job, limit, first], index="uploads_of_job")
 
-    def live(self, limit: int) -> list[QueuedUpload]:
-        return uploads(self._connection, f"{LIVE} ORDER BY u.row LIMIT ?", values=[limit], index="live_uploads")
+    def live(self, limit: int, *, but: Sequence[int] = ()) -> list[QueuedUpload]:
+        others = f" AND u.row NOT IN {LISTED}" if but else ""
+        values = [*([listed(but)] if but else []), limit]
+        return uploads(self._connection, f"{LIVE}{others} ORDER BY u.row LIMIT ?", values=values, index="live_uploads")
+
+    def live_of(self, numbers: Sequence[int]) -> list[QueuedUpload]:
+        return uploads(self._connection, f"{LIVE} AND u.row IN {LISTED} ORDER BY u.row", values=[listed(numbers)])
 
     def content(self, number: int) -> bytes | None:
         found = self._connection.execute("SELECT content FROM contents WHERE upload = ?", (number,)).fetchone()

@@ -19,8 +19,12 @@ class UploadsView(Protocol):
         """The uploads of a job in the order of their numbers, without the first so many."""
         ...
 
-    def live(self, limit: int) -> list[QueuedUpload]:
-        """The first live uploads, in the order of their numbers."""
+    def live(self, limit: int, *, but: Sequence[int] = ()) -> list[QueuedUpload]:
+        """The first live uploads but these, in the order of their numbers."""
+        ...
+
+    def live_of(self, numbers: Sequence[int]) -> list[QueuedUpload]:
+        """Those of these uploads that are live, in the order of their numbers."""
         ...
 
     def content(self, number: int) -> bytes | None:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL, Identifier, Literal
 
 from retriever.catalog.change import RowsChange
 from retriever.catalog.postings import Postings
@@ -33,8 +33,9 @@ _TEXTS: Final = ("chunks", "contents", "documents", "facets", "labels", "passage
 class PostgresCatalog:
     """See `Catalog`. The database is its maker's to close."""
 
-    def __init__(self, database: PostgresDatabase, schema: str) -> None:
+    def __init__(self, database: PostgresDatabase, schema: str, *, tenant: str) -> None:
         self._database = database
+        self._told = SQL("; SELECT pg_notify('kvweave', {tenant})").format(tenant=Literal(tenant))
         self._schema = schema
         self._words = Lexemes()
         self._postings = Postings(self._words)
@@ -56,7 +57,7 @@ class PostgresCatalog:
         with self._writing, self._database.transaction(CHANGE, schema=self._schema) as connection:
             yield RowsChange(connection, self._words)
             if connection.changed:
-                connection.script(_CHANGED)
+                connection.script(SQL(_CHANGED) + self._told)
 
     def empty_log(self) -> bool:
         """Vacuums what was deleted. Copies in the server's own log go as its settings say."""

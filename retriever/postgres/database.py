@@ -5,6 +5,7 @@ names neither the server nor the user, as whoever asked may be told of it.
 """
 
 import logging
+import secrets
 import socket
 import threading
 import time
@@ -38,7 +39,6 @@ SLOW_S: Final = 1800.0  # for one that looks at everything
 LOCK_S: Final = 60  # for another process's change
 
 _DEFAULTS: Final = {
-    "application_name": "kvweave",
     "connect_timeout": CONNECT_S,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -59,6 +59,7 @@ _OF_THE_SERVER: Final = (
 )
 _NO_ANSWER: Final = "the database does not answer: look after PostgreSQL, and ask again"
 
+Session: TypeAlias = "Connection[TupleRow]"
 Pool: TypeAlias = "ConnectionPool[Connection[TupleRow]]"
 
 
@@ -115,7 +116,8 @@ class PostgresDatabase:
 
     def __init__(self, url: str, *, connections: int = CONNECTIONS) -> None:
         """Opens it. Raises CatalogError where it cannot be used."""
-        self._conninfo = _completed(url)
+        self.name = f"kvweave-{secrets.token_hex(8)}"  # of all its connections
+        self._conninfo = _completed(url, application_name=self.name)
         self._watch = _Watch()
         self._fence: LiteralString = ""
         with explained(first=True):
@@ -177,12 +179,23 @@ class PostgresDatabase:
         fence = f"SELECT pg_advisory_xact_lock_shared({key}, 2); SELECT 1 / count(*) FROM pg_locks WHERE {held};"
         self._fence = cast(LiteralString, fence)
 
+    def fence_by_row(self, key: int, row: int) -> None:
+        """Let changes happen only while this row stands among the replicas, and nobody has the lock `key`, 2 alone."""
+        held = f"SELECT 1 / count(*) FROM kvweave.replicas WHERE row = {row}"
+        self._fence = cast(LiteralString, f"SELECT pg_advisory_xact_lock_shared({key}, 2); {held};")
+
     @contextmanager
     def session(self) -> Generator["Connection[TupleRow]"]:
         """A connection of its own beside the pool, for what a session holds."""
         with explained(), psycopg.connect(self._conninfo, autocommit=True) as raw:
             _configure(raw)
             yield raw
+
+    def notices(self, session: Session, wait_s: float) -> Iterator[str]:
+        """Yields what is told on the channels that a session listens to, as it comes, for so long."""
+        with explained():
+            for notice in session.notifies(timeout=wait_s):
+                yield notice.payload
 
     def watched(self, raw: "Connection[TupleRow]") -> PostgresConnection:
         """The statements of a session, none of which waits for ever."""
@@ -250,14 +263,14 @@ class _Watch:
                         peer.shutdown(socket.SHUT_RDWR)
 
 
-def _completed(url: str) -> str:
+def _completed(url: str, **ours: str) -> str:
     """The address with what it leaves to us."""
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
         raise CatalogError("the address of the database is none: write postgresql://user@host/database") from None
     named = {name: str(value) for name, value in given.items() if value is not None}
-    return make_conninfo("", **{**_DEFAULTS, **named})
+    return make_conninfo("", **{**_DEFAULTS, **named, **ours})
 
 
 def _configure(raw: "Connection[TupleRow]") -> None:
@@ -283,7 +296,7 @@ def explained(*, first: bool = False) -> Generator[None]:
             "an id or a name is longer than PostgreSQL can index: shorten it to 800 characters"
         ) from error
     except psycopg.errors.DivisionByZero:  # of the fence
-        raise CatalogError("this process does not serve the database any more: another may") from None
+        raise CatalogError("this process does not serve the database just now: ask again") from None
     except PoolClosed:
         raise CatalogError("the catalog is closed") from None
     except _OF_THE_SERVER as error:

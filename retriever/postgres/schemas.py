@@ -48,7 +48,7 @@ def open_catalog(database: PostgresDatabase, tenant: str) -> PostgresCatalog:
     with database.transaction(CHANGE, schema=schema) as connection:
         if not is_current(connection, words):
             index_anew(connection, words)
-    return PostgresCatalog(database, schema)
+    return PostgresCatalog(database, schema, tenant=tenant)
 
 
 def prepare(database: PostgresDatabase, schema: str, *, steps: tuple[str, ...], tenant: str | None = None) -> None:

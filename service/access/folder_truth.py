@@ -3,7 +3,7 @@
 import fcntl
 import logging
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 from retriever.catalog.check import CatalogReport, check_catalog, mend_rows
@@ -17,7 +17,9 @@ from service.access.errors import AccessError
 from service.access.folder_receiver import FolderReceiver
 from service.access.lock import hold
 from service.access.move import CATALOG, CONTROL, POINTS, TENANTS
+from service.access.peers import NoPeers
 from service.access.private import private_file, private_folder, write_private
+from service.access.rates import Rates
 from service.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,11 @@ class FolderTruth:
         self._data = data
         self._folder = data / TENANTS
         self._points = data / POINTS
+        self.peers = NoPeers()
+
+    def serve(self, on_loss: Callable[[str], None]) -> AbstractContextManager[None]:
+        """One process at a time."""
+        return self.hold(on_loss)
 
     @contextmanager
     def hold(self, on_loss: Callable[[str], None]) -> Generator[None]:
@@ -44,6 +51,9 @@ class FolderTruth:
 
     def control(self) -> Control:
         return Control(self._data / CONTROL)
+
+    def rates(self) -> Rates:
+        return Rates()
 
     def tenants(self) -> list[str]:
         return sorted(path.parent.name for path in self._folder.glob(f"*/{CATALOG}"))

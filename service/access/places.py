@@ -18,7 +18,7 @@ from service.errors import Exhausted
 # prompts of requests that hold places until it has them.
 FOLLOWERS_OF_KEY, FOLLOWERS_OF_TENANT, FOLLOWERS = 16, 64, 256
 SCRAPES = 4
-FETCHES = 256
+LAYER_FETCHES = 256
 LATELY_S = 300.0
 RETRY_S = 1  # after so long who was turned away may try again
 
@@ -114,7 +114,9 @@ class Places:
 
     def fetch(self) -> AbstractContextManager[None]:
         """Room for an operator's fetch of a prompt that was handed over."""
-        return self._held([Share("fetches", "", FETCHES, f"{FETCHES} fetches are running already: try again")])
+        return self._held(
+            [Share("fetches", "", LAYER_FETCHES, f"{LAYER_FETCHES} fetches are running already: try again")]
+        )
 
     def _is_contested(self, key: str) -> bool:
         """Has another key asked lately? Notes that this one does."""

@@ -37,6 +37,9 @@ class Rates:
                 self._window.hit(item, *who)
                 return
         seconds = max(1, math.floor(wait_s) + 1)
-        raise Exhausted(
-            f"this key may ask {principal.per_minute} times a minute: wait {seconds} s", retry_after_s=float(seconds)
-        )
+        raise too_often(principal.per_minute, seconds)
+
+
+def too_often(per_minute: int, seconds: int) -> Exhausted:
+    """The refusal of a key that asks too often."""
+    return Exhausted(f"this key may ask {per_minute} times a minute: wait {seconds} s", retry_after_s=float(seconds))

@@ -10,11 +10,33 @@ from retriever.catalog.check import CatalogReport
 from retriever.catalog.connection import CatalogConnection
 from retriever.contract.catalog import Catalog
 from service.access.control import Control
+from service.access.peers import Peers
+from service.access.principal import Principal
 from service.access.receiver import Receiver
+
+
+class RatesOfKeys(Protocol):
+    """Counts each key's requests. Safe for threads. In no minute are more than the key may ask let through."""
+
+    def take(self, principal: Principal) -> None:
+        """Count a request, or raise Exhausted, which says when the next one will pass."""
+        ...
 
 
 class Truth(Protocol):
     """Keys and catalogs of one service. Safe for threads."""
+
+    @property
+    def peers(self) -> Peers:
+        """The other services. Those of who serves, from `serve` on."""
+        ...
+
+    def serve(self, on_loss: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Is a service of it while the block runs; raises AccessError where that cannot be beside those that are.
+
+        `on_loss` is told, in a thread, the reason for which it is no more.
+        """
+        ...
 
     def hold(self, on_loss: Callable[[str], None]) -> AbstractContextManager[None]:
         """Has it for itself while the block runs; raises AccessError where another service does.
@@ -28,6 +50,10 @@ class Truth(Protocol):
         ...
 
     def control(self) -> Control: ...
+
+    def rates(self) -> RatesOfKeys:
+        """How often keys may ask, counted over all services."""
+        ...
 
     def tenants(self) -> list[str]:
         """The names of tenants that have a catalog."""

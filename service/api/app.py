@@ -11,14 +11,17 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
 
+from service.api.caller import must_see
+from service.api.changes import HEADER
 from service.api.console import console
 from service.api.docs import docs
-from service.api.guards import BEARER, Guarded, KnownHosts, Uploads
+from service.api.guards import BEARER, Guarded, KnownHosts, Uploads, Writes
 from service.api.limits import PACE, Pace, RequestLimits
 from service.api.openapi import describe_openapi, upload_body
 from service.api.path_segments import PathSegments
 from service.api.problems import Render, Renderers, install
 from service.api.routes import ROUTES, Route
+from service.api.while_current import WhileCurrent
 from service.bodies.problem import Problem
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ FAILURES = {
     401: "A valid API key is needed",
     403: "The API key may not do this",
     404: "There is no such thing, or not for this key",
+    409: "The header `Kvweave-Change` is of another catalog",
     408: "The body did not come in time",
     413: "The request is too large",
     415: "The body is of a kind that is not taken here",
@@ -56,7 +60,11 @@ INTRODUCTION = """Answers to questions over your documents, from stored keys and
 What goes wrong is a problem in JSON, with the value and the remedy in `detail`; under OpenAI's paths it has OpenAI's
 form.
 """
-GUARDED = (401, 403, 422, 429, 431, 500, 503)
+TOLD = {
+    "description": "What a later request sends in the header of this name, to see this change on any replica",
+    "schema": {"type": "string"},
+}
+GUARDED = (401, 403, 409, 422, 429, 431, 500, 503)
 WITH_BODY = (400, 408, 413, 415)
 
 
@@ -99,6 +107,7 @@ def create_app(core_of: Callable[[], "Core"], *, extensions: Sequence[Extension]
     install(app, renderers)
     app.add_middleware(PathSegments)
     app.add_middleware(KnownHosts, renderers=renderers)
+    app.add_middleware(WhileCurrent, renderers=renderers)
     app.add_middleware(RequestLimits, renderers=renderers, pace=pace)
     app.openapi = lambda: describe_openapi(app)
     return app
@@ -115,7 +124,7 @@ def _add(app: FastAPI, route: Route) -> None:
         operation_id=getattr(route.handler, "__name__", None),
         summary=_summary(route),
         responses=_responses(route),
-        dependencies=[Depends(BEARER)] if is_guarded else [],
+        dependencies=[Depends(BEARER), Depends(must_see)] if is_guarded else [],
         response_class=Response if route.answers else JSONResponse,
         openapi_extra=upload_body() if route.kind is Uploads else None,
         route_class_override=route.kind,
@@ -138,7 +147,9 @@ def _responses(route: Route) -> dict[int | str, dict[str, object]]:
         found[route.status] = {"content": route.answers}
     if route.also:
         found[route.also] = {"model": route.handler.__annotations__["return"], "description": "It was made"}
-    for status in (route.status, route.also) if route.links else ():
-        if status:
+    for status in filter(None, (route.status, route.also)):
+        if route.links:
             found.setdefault(status, {})["links"] = route.links
+        if issubclass(route.kind, Writes):
+            found.setdefault(status, {})["headers"] = {HEADER: TOLD}
     return found

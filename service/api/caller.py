@@ -22,6 +22,7 @@ from retriever.filter_condition import (
 )
 from retriever.search import scope
 from service.access.principal import Principal
+from service.api.changes import MustSee, wait_until_seen
 from service.api.core_of import core_of
 from service.api.guards import principal
 from service.corpus.tenants import Tenant
@@ -159,3 +160,9 @@ async def caller(request: Request) -> Caller:
 
 
 By = Annotated[Caller, Depends(caller)]
+
+
+async def must_see(request: Request, change: MustSee = None) -> None:
+    """Returns when this process sees the change that the request names, if it does."""
+    if change is not None:
+        await wait_until_seen((await caller(request)).tenant.catalog, change)

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import ClassVar, TypeVar, cast
 
 from fastapi import Request, Response
@@ -16,10 +17,12 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from retriever.errors import RetrieverError
 from service.access.principal import OPEN, Principal, Role
+from service.api.changes import HEADER, told
 from service.api.core_of import core_of
 from service.api.problems import Renderers, failure_of
-from service.errors import Forbidden, TooLarge, Unauthorized, WrongMedia
+from service.errors import Forbidden, ServiceError, TooLarge, Unauthorized, WrongMedia
 from service.telemetry.logs import note
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key, as `kvweave keys create` made it")
@@ -72,18 +75,23 @@ class Guarded(APIRoute):
     role: ClassVar[Role] = Role.READ
     operators: ClassVar[bool] = False
     media: ClassVar[tuple[str, ...]] = _JSON
+    changes: ClassVar[bool] = False
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
-            self.admit(await principal(request))
+            who = await principal(request)
+            self.admit(who)
             parsed = Parsed(request.scope, request.receive)
             if request.method in _WITH_BODY:
                 self.expect(request.headers)
             if request.method in _WITH_BODY and self.media == _JSON:
                 await parsed.json()  # the framework would hide what is wrong with it
-            return await handle(parsed)
+            response = await handle(parsed)
+            if self.changes and response.status_code < 400:
+                await run_in_threadpool(_tell_change, request, who, response=response)
+            return response
 
         return guarded
 
@@ -112,9 +120,10 @@ class Reads(Guarded):
 
 
 class Writes(Guarded):
-    """A route for keys that may change what the tenant has."""
+    """A route for keys that may change what the tenant has. Its answers say which change a request must see."""
 
     role = Role.WRITE
+    changes = True
 
 
 class Uploads(Writes):
@@ -128,6 +137,12 @@ class Operates(Guarded):
 
     role = Role.ADMIN
     operators = True
+
+
+def _tell_change(request: Request, who: Principal, *, response: Response) -> None:
+    """What was changed stays so where the number cannot be had any more."""
+    with suppress(RetrieverError, ServiceError), core_of(request.app).tenant(who).catalog.view() as view:
+        response.headers[HEADER] = told(view.state())
 
 
 class Parsed(Request):

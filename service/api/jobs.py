@@ -9,6 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from retriever.contract.upload_types import Job, QueuedUpload, UploadState
 from service.api.caller import By, Caller, unknown
+from service.api.changes import told
 from service.api.streams import EventStream, sse
 from service.bodies.fields import JobId, Limit
 from service.bodies.jobs import JobDetail, JobOut, JobPage, Status, UploadOut
@@ -25,13 +26,14 @@ def list_jobs(by: By, after: After = "", *, limit: Limit = 100) -> JobPage:
     if after and not by.owns(after):
         return JobPage(jobs=[], next=None)  # as behind a job that there never was
     with by.tenant.catalog.view() as view:
+        change = told(view.state())
         while page := view.jobs(after=after, limit=limit):
             after = page[-1].id
             found += [job for job in page if by.owns(job.id)]
             if len(page) < limit or len(found) >= limit:
                 break
     return JobPage(
-        jobs=[_shown(job) for job in found[:limit]], next=found[limit - 1].id if len(found) >= limit else None
+        jobs=[_shown(job, change) for job in found[:limit]], next=found[limit - 1].id if len(found) >= limit else None
     )
 
 
@@ -41,9 +43,10 @@ def get_job(by: By, job_id: JobId, *, after: AfterUpload = 0, limit: Limit = 100
         job = view.job(job_id) if by.owns(job_id) else None
         if job is None:
             raise unknown("job", job_id)
+        change = told(view.state())
         found = view.uploads(job_id, first=after, limit=limit)
     return JobDetail(
-        **_shown(job).model_dump(),
+        **_shown(job, change).model_dump(),
         items=[_item(upload, name=by.who.shown_id(upload.document)) for upload in found],
         next=after + limit if len(found) == limit else None,  # no upload's number: they count the whole tenant's
     )
@@ -53,41 +56,41 @@ def cancel_job(by: By, job_id: JobId) -> JobOut:
     """End what of a job is not ready. What is ready stays; a job that is over stays as it is."""
     _job(by, job_id)
     by.core.ingest.cancel(by.tenant, job_id)
-    return _shown(_job(by, job_id))
+    return _shown(*_job(by, job_id))
 
 
 async def job_events(by: By, job_id: JobId) -> Response:
     """Send `progress` whenever a job changes, then `done`, each with the job. It ends early where the service does."""
-    job = await run_in_threadpool(_job, by, job_id)
-    return EventStream(_events(by, job))
+    return EventStream(_events(by, await run_in_threadpool(_job, by, job_id)))
 
 
-async def _events(by: Caller, job: Job) -> AsyncGenerator[bytes]:
-    yield sse("progress", _shown(job))
+async def _events(by: Caller, begun: tuple[Job, str]) -> AsyncGenerator[bytes]:
+    job, change = begun
+    yield sse("progress", _shown(job, change))
     while not job.is_over:
         await anyio.sleep(POLL_S)
-        latest = await run_in_threadpool(_found, by, job.id)
+        latest, change = await run_in_threadpool(_found, by, job.id)
         if latest is None or by.core.is_stopping():
             return
         if latest != job:
-            yield sse("progress", _shown(latest))
+            yield sse("progress", _shown(latest, change))
         job = latest
-    yield sse("done", _shown(job))
+    yield sse("done", _shown(job, change))
 
 
-def _found(by: Caller, job_id: str) -> Job | None:
+def _found(by: Caller, job_id: str) -> tuple[Job | None, str]:
     with by.tenant.catalog.view() as view:
-        return view.job(job_id)
+        return view.job(job_id), told(view.state())
 
 
-def _job(by: Caller, job_id: str) -> Job:
-    job = _found(by, job_id) if by.owns(job_id) else None
+def _job(by: Caller, job_id: str) -> tuple[Job, str]:
+    job, change = _found(by, job_id) if by.owns(job_id) else (None, "")
     if job is None:
         raise unknown("job", job_id)
-    return job
+    return job, change
 
 
-def _shown(job: Job) -> JobOut:
+def _shown(job: Job, change: str) -> JobOut:
     return JobOut(
         id=job.id,
         status=_status(job),
@@ -98,6 +101,7 @@ def _shown(job: Job) -> JobOut:
         unsupported=job.unsupported,
         created=job.created,
         updated=job.updated,
+        change=change,
     )
 
 

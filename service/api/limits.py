@@ -17,7 +17,7 @@ from service.errors import HeadTooLarge, ServiceError, TooLarge, TooSlow
 
 PROBES = ("/healthz", "/readyz")  # whoever watches over the service is never turned away
 SCRAPES = "/metrics"
-FETCHES = "/v1/handoffs/"  # vLLM asks for each layer of a prompt
+HANDOFFS = "/v1/handoffs/"  # vLLM asks for each layer of a prompt
 HEAD_BYTES = 1 << 16  # of the address and all headers
 WAITING, ANONYMOUS_WAITING = 512, 64  # requests of one key, or without any, that wait to begin
 
@@ -75,7 +75,7 @@ class RequestLimits:
         who = holder(scope)
         if who and who.is_operator and scope["path"] == SCRAPES:
             return places.scrape()
-        if who and who.fetches_all and scope["path"].startswith(FETCHES):
+        if who and who.fetches_all and scope["path"].startswith(HANDOFFS):
             return places.fetch()
         caller, most = (who.key_id, WAITING) if who else ("", ANONYMOUS_WAITING)
         if self._turns.waiting(caller) >= most:

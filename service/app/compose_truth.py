@@ -5,12 +5,12 @@ from service.access.truth import Truth
 from service.settings import Settings, SettingsError
 
 
-def compose_truth(settings: Settings) -> Truth:
-    """Opens what the settings name. Whoever asks for it closes it."""
+def compose_truth(settings: Settings, caches: str = "") -> Truth:
+    """Opens what the settings name. Whoever asks for it closes it. `caches`: where a service has them."""
     if not settings.database:
         return FolderTruth(settings.data)
     try:
         from service.postgres.postgres_truth import PostgresTruth
     except ImportError:
         raise SettingsError("data: install the extra `kvweave[postgres]` to keep it in PostgreSQL") from None
-    return PostgresTruth(settings.database, settings.data)
+    return PostgresTruth(settings.database, settings.data, caches=caches)

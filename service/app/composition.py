@@ -45,7 +45,7 @@ from service.settings import BUILTIN, Settings, SettingsError
 from service.telemetry.traces import Tracer, silent
 from store.blob_store import BlobStore
 from store.codec.unpacked import allocate
-from store.url import open_store
+from store.url import open_store, place_of
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def compose_core(settings: Settings) -> Core:
             hub_checkpoint(name, setting=setting)
     return Core(
         settings,
-        truth=lambda: compose_truth(settings),
+        truth=lambda: compose_truth(settings, place_of(settings.store)),
         store=lambda: compose_store(settings),
         load=lambda store, control, truth: compose_tenants(
             settings, store, control=control, truth=truth, equipped=partial(_equipped, settings)
@@ -110,7 +110,7 @@ def compose_tenants(
         model = checked_model(loaded, names, library=library, store=store, bound_fields=control.bound_fields)
         model = equipped(model)
         stack.pop_all()
-    return Tenants(model, store=store, control=control, library=library, names=truth.tenants)
+    return Tenants(model, store=store, control=control, library=library, truth=truth)
 
 
 def _equipped(settings: Settings, model: ServedModel) -> ServedModel:

@@ -17,9 +17,9 @@ from blend.model.fingerprint import Fingerprint
 from retriever.errors import RetrieverError
 from service.access.control import Control
 from service.access.move import ADMIN_KEY
+from service.access.peers import BEHIND, Follower
 from service.access.places import Places
 from service.access.principal import Principal
-from service.access.rates import Rates
 from service.access.truth import Truth
 from service.answers.pipeline import Pipeline
 from service.corpus.ingest import Ingest
@@ -66,7 +66,6 @@ class Core:
         self.settings = settings
         self.metrics = Metrics()
         self.refusals = Refusals(self.metrics)
-        self.rates = Rates()
         self.places = Places(settings.max_requests, has_keys=settings.auth)
         self.tracer = tracer
         self.model_name = settings.model
@@ -79,8 +78,9 @@ class Core:
         with ExitStack() as stack:
             self.truth = truth()
             stack.callback(self.truth.close)
-            stack.enter_context(self.truth.hold(self._end))
+            stack.enter_context(self.truth.serve(self._end))
             self.control = self.truth.control()
+            self.rates = self.truth.rates()
             stack.callback(self.control.close)
             if settings.auth:
                 self.control.ensure_admin(settings.data / ADMIN_KEY)
@@ -132,10 +132,16 @@ class Core:
         """The tenant of whoever asks."""
         return self.tenants.open(principal.tenant)
 
+    def lease(self) -> int | None:
+        """The lease under which it answers; None where other services had to go on without it."""
+        return self.truth.peers.lease()
+
     def not_ready(self) -> str | None:
         """The reason why it cannot serve, or None."""
         if self._ended or self._working is None:
             return self._ended or self._problem
+        if self.lease() is None:
+            return BEHIND
         if not self._working.tenants.model.engine.takes:
             return "the engine has stopped, the log says why: start the service again"
         try:
@@ -187,6 +193,7 @@ class Core:
         self.metrics.watch_engine(tenants.model.engine.load)
         self._working = _Working(tenants, ingest, pipeline)
         ingest.start()
+        self.truth.peers.follow(Follower(tenants.learn, ingest.wake, ingest.resting))
         model = tenants.model
         log.info("ready", extra=fields(model=self.model_name, window=model.window, codec=model.codec))
         if pipeline.foreign_documents is not None:

@@ -22,6 +22,9 @@ class JobOut(BaseModel):
     unsupported: int
     created: float
     updated: float
+    change: str = Field(
+        description="What a later request sends in the header `Kvweave-Change`, to see what this job did"
+    )
 
 
 class UploadOut(BaseModel):

@@ -9,9 +9,9 @@ TOGETHER = 64  # uploads at most: as many chunks go through the model at once
 TOGETHER_BYTES = 32 << 10  # of their contents at most: whoever waits, waits as for one document of middling length
 
 
-def grouped(view: UploadsView, *, apart: Container[int] = ()) -> list[QueuedUpload]:
-    """The oldest live upload, and small ones of its collection. Files, and the numbers in `apart`, go alone."""
-    live = view.live(TOGETHER)
+def grouped(view: UploadsView, *, apart: Container[int] = (), but: Sequence[int] = ()) -> list[QueuedUpload]:
+    """The oldest live upload but these, and small ones of its collection. Files, and those in `apart`, go alone."""
+    live = view.live(TOGETHER, but=but)
     if not live or live[0].name or live[0].number in apart:
         return live[:1]
     same = [each for each in live if each.collection == live[0].collection and not each.name]

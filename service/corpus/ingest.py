@@ -5,10 +5,11 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 
 from blend.errors import Busy, TokenizerError
 from retriever.contract.types import Collection, Passage
@@ -53,6 +54,7 @@ class Ingest:
 
     def __init__(self, tenants: Tenants, *, metrics: Metrics, chunk_tokens: int) -> None:
         self._tenants = tenants
+        self._peers = tenants.peers
         self._metrics = metrics
         self._chunk_tokens = chunk_tokens
         self._changed = Condition()
@@ -61,6 +63,8 @@ class Ingest:
         self._fills: OrderedDict[tuple[str, str, DomainChunk], _Fill] = OrderedDict()
         self._apart: set[tuple[str, int]] = set()  # uploads among which one went wrong: each is tried alone
         self._closing = False
+        self._is_held = False
+        self._turns = Lock()  # held while something is worked on
         self._tidied = time.monotonic()
         self._thread = Thread(target=self._work, name="kvweave-ingest", daemon=True)
 
@@ -84,7 +88,7 @@ class Ingest:
         self._check_quota(tenant, uploads)
         with tenant.catalog.change() as change:
             change.accept(job, uploads)
-        self._wake(tenant)
+        self.wake(tenant.name)
         return job
 
     def cancel(self, tenant: Tenant, job: str) -> bool:
@@ -118,6 +122,22 @@ class Ingest:
         tenant.sweep(1.0, kept={passage.id for passage in passages})
         self.fill(tenant, passages)
 
+    def wake(self, tenant: str) -> None:
+        """Looks whether there is work for a tenant."""
+        with self._changed:
+            self._busy[tenant] = None
+            self._changed.notify()
+
+    @contextmanager
+    def resting(self) -> Generator[None]:
+        """Works on no upload while the block runs; what is at hand is left as it is, and begun anew."""
+        self._is_held = True
+        try:
+            with self._turns:
+                yield
+        finally:
+            self._is_held = False
+
     @property
     def waiting_fills(self) -> int:
         """How many chunks wait to be filled."""
@@ -140,11 +160,6 @@ class Ingest:
                     "or have the quota raised",  # how many there are is not for a key with a filter to know
                     retry_after_s=60,
                 )
-
-    def _wake(self, tenant: Tenant) -> None:
-        with self._changed:
-            self._busy[tenant.name] = None
-            self._changed.notify()
 
     def _work(self) -> None:
         while not self._closing:
@@ -181,7 +196,8 @@ class Ingest:
             if name is not None:
                 del self._busy[name]  # before it is looked at: whoever wakes it meanwhile is not overheard
         if name is not None:
-            self._take(name)
+            with self._turns:
+                self._take(name)
         return self._fill() or name is not None
 
     def _take(self, name: str) -> None:
@@ -201,13 +217,26 @@ class Ingest:
 
     def _upload(self, tenant: Tenant) -> bool:
         """Works on a tenant's next uploads. Returns whether there may be more."""
+        apart = {number for name, number in self._apart if name == tenant.name}
+        taken = self._peers.taken(tenant.name)
         with tenant.catalog.view() as view:
-            uploads = grouped(view, apart={number for name, number in self._apart if name == tenant.name})
+            uploads = grouped(view, apart=apart, but=taken)
         if uploads:
-            self._run(tenant, uploads)
-        else:
+            self._claimed(tenant, [upload.number for upload in uploads])
+        elif not taken:
             self._apart = {each for each in self._apart if each[0] != tenant.name}
         return bool(uploads)
+
+    def _claimed(self, tenant: Tenant, numbers: Sequence[int]) -> None:
+        """Works on those of these uploads that no other service is working on, or has just ended."""
+        claimed = [*self._peers.claim(tenant.name, numbers)]
+        try:
+            with tenant.catalog.view() as view:
+                uploads = view.live_of(claimed)
+            if uploads:
+                self._run(tenant, uploads)
+        finally:
+            self._peers.let_go(tenant.name, claimed)
 
     def _run(self, tenant: Tenant, uploads: Sequence[QueuedUpload]) -> None:
         ingestion = Ingestion(
@@ -215,7 +244,7 @@ class Ingest:
             uploads,
             metrics=self._metrics,
             chunk_tokens=self._chunk_tokens,
-            stops=lambda: self._closing,
+            stops=lambda: self._closing or self._is_held,
         )
         names = {(tenant.name, upload.number) for upload in uploads}
         try:

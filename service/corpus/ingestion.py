@@ -15,7 +15,6 @@ from retriever.readers.files import read
 from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import cut_draft, decode_draft, named, upload_of
-from service.corpus.grouping import TOGETHER
 from service.corpus.tenants import Tenant
 from service.model.served_model import Ids
 from service.telemetry.logs import fields
@@ -235,7 +234,7 @@ class Ingestion:
     def _wanted(self, batch: Sequence[CaptureItem]) -> Sequence[CaptureItem]:
         """The chunks that live uploads want: whoever ends one later makes the store drop what is computed for it."""
         with self._tenant.catalog.view() as view:
-            self._keep({upload.number for upload in view.live(TOGETHER)})  # they are the oldest that there are
+            self._keep({upload.number for upload in view.live_of([*self._live])})
         wanting = self._live.keys() - self._full
         return [item for item in batch if not wanting.isdisjoint(self._owners[item.key])]
 

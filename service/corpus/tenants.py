@@ -11,6 +11,8 @@ from threading import Lock
 from retriever.contract.types import Passage, Removal
 from retriever.library import Library
 from service.access.control import Control
+from service.access.peers import NoPeers, Peers
+from service.access.truth import Truth
 from service.corpus.chunk_caches import ChunkCaches
 from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
@@ -29,7 +31,7 @@ _SWEPT = 256  # chunks between two marks of how far it came
 class Removed:
     """Ids of chunks that left with what was deleted. `done`: every tier answers that their caches are absent.
 
-    `kept` are held by other documents.
+    Every other service has let go of what it had of them, too. `kept` are held by other documents.
     """
 
     chunks: tuple[str, ...]
@@ -43,8 +45,11 @@ class Tenant:
     A delete reaches all of them together.
     """
 
-    def __init__(self, name: str, library: Library, *, caches: ChunkCaches, store: BlobStore) -> None:
+    def __init__(
+        self, name: str, library: Library, *, caches: ChunkCaches, store: BlobStore, peers: Peers | None = None
+    ) -> None:
         self.name = name
+        self._peers = peers or NoPeers()
         self.library = library
         self.catalog = library.catalog
         self.caches = caches
@@ -67,7 +72,8 @@ class Tenant:
 
     def _removed(self, removal: Removal) -> Removed:
         self._void()
-        return Removed(removal.gone, removal.kept, self.sweep(SWEEP_S, kept=removal.kept))
+        is_swept = self.sweep(SWEEP_S, kept=removal.kept)
+        return Removed(removal.gone, removal.kept, self._peers.passed(self.name) and is_swept)
 
     def sweep(self, limit_s: float, *, kept: Collection[str] = ()) -> bool:
         """Deletes the caches of chunks that are gone. Returns whether none is left; anybody finds the rest again.
@@ -151,13 +157,14 @@ class Tenants:
         store: BlobStore,
         control: Control,
         library: Callable[[str], Library],
-        names: Callable[[], list[str]],
+        truth: Truth,
     ) -> None:
-        """`library` opens the one of a tenant; `names` are those of tenants that have one."""
+        """`library` opens the one of a tenant."""
         self.model = model
         self.store = store
         self.control = control
-        self._names = names
+        self.peers = truth.peers
+        self._names = truth.tenants
         self._library = library
         self._open: dict[str, Tenant] = {}
         self._opening: defaultdict[str, Lock] = defaultdict(Lock)
@@ -179,11 +186,18 @@ class Tenants:
     def _made(self, name: str) -> Tenant:
         library = self._library(name)
         caches = ChunkCaches(name, library.catalog, store=self.store, model=self.model, control=self.control)
-        return Tenant(name, library, caches=caches, store=self.store)
+        return Tenant(name, library, caches=caches, store=self.store, peers=self.peers)
 
     def names(self) -> list[str]:
         """The names of tenants that have a catalog."""
         return self._names()
+
+    def learn(self, names: Collection[str] | None) -> None:
+        """Lets go of what other services have deleted of these tenants, or of all. Raises StoreError."""
+        for name in [each.name for each in self.opened()] if names is None else names:
+            if self.model.handoffs is not None:
+                self.model.handoffs.void(name)
+        self.store.learn_deletions(names)
 
     def opened(self) -> Iterator[Tenant]:
         """The tenants that are in use."""

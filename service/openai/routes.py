@@ -16,6 +16,7 @@ from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest
 from service.answers.events import Event
 from service.api.answer_request import SecondsGiven
+from service.api.caller import must_see
 from service.api.guards import BEARER, principal
 from service.api.problems import request_id_of
 from service.api.rendering import server_timing
@@ -90,7 +91,10 @@ _FAILURES: Final[dict[int | str, dict[str, object]]] = {
 def router(core_of: Callable[[Request], ChatService]) -> APIRouter:
     """The routes, over whatever is the core when a request comes."""
     routes = APIRouter(
-        route_class=OpenAIRoute, dependencies=[Depends(BEARER)], responses=_FAILURES, tags=["OpenAI-compatible"]
+        route_class=OpenAIRoute,
+        dependencies=[Depends(BEARER), Depends(must_see)],
+        responses=_FAILURES,
+        tags=["OpenAI-compatible"],
     )
 
     @routes.post(

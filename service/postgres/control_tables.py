@@ -9,6 +9,7 @@ from retriever.postgres.database import PostgresConnection, PostgresDatabase
 from retriever.postgres.schemas import SERVICE, prepare
 from service.access.schema import STEPS
 from service.errors import Unavailable
+from service.postgres.postgres_peers import TABLES
 
 _MORE = """
 CREATE TABLE version (value INTEGER NOT NULL);
@@ -24,7 +25,7 @@ class ControlTables:
         self._database = database
         self._closed = False
         with self._explained():
-            prepare(database, SERVICE, steps=(STEPS[0] + _MORE, *STEPS[1:]))
+            prepare(database, SERVICE, steps=(STEPS[0] + _MORE, TABLES, *STEPS[1:]))
 
     @contextmanager
     def read(self) -> Generator[CatalogConnection]:

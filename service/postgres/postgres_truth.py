@@ -1,4 +1,4 @@
-"""Keys and catalogs in one PostgreSQL database. One process at a time is the service; its machine may be any."""
+"""Keys and catalogs in one PostgreSQL database, of which any number of processes on any machines are the service."""
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -16,20 +16,32 @@ from service.access.errors import AccessError
 from service.access.lock import hold
 from service.access.private import private_folder, write_private
 from service.postgres.control_tables import ControlTables
+from service.postgres.postgres_peers import PostgresPeers
+from service.postgres.postgres_rates import PostgresRates
 from service.postgres.postgres_receiver import PostgresReceiver
+from service.postgres.replica import Replica
 from service.postgres.server_lock import ServerLock
 
 _PRECOMPUTES = 1802925924  # the server's lock has the number before
 
 
 class PostgresTruth:
-    """See `Truth`. `folder` is this machine's, for what may be lost."""
+    """See `Truth`. `folder` is this machine's, for what may be lost; `caches` tells where all services have theirs."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, *, caches: str = "") -> None:
         """Opens the database. Raises CatalogError."""
         self._database = PostgresDatabase(url)
         self._control = ControlTables(self._database)
         self._folder = folder
+        self._caches = caches
+        self.peers: PostgresPeers = PostgresPeers(self._database)
+
+    @contextmanager
+    def serve(self, on_loss: Callable[[str], None]) -> Generator[None]:
+        with hold(self._folder), closing(Replica(self._database, store=self._caches, on_loss=on_loss)) as replica:
+            replica.take()
+            self.peers = replica
+            yield
 
     @contextmanager
     def hold(self, on_loss: Callable[[str], None]) -> Generator[None]:
@@ -49,6 +61,9 @@ class PostgresTruth:
 
     def control(self) -> Control:
         return Control(self._control)
+
+    def rates(self) -> PostgresRates:
+        return PostgresRates(self._database)
 
     def tenants(self) -> list[str]:
         return tenants_in(self._database)

@@ -1,15 +1,17 @@
-"""Which process serves a database: the one whose session holds a lock of the server's. Knows no tables.
+"""Who has a database alone, as a migration does: the process whose session holds a lock of the server's, which services
+share.
 
 The lock goes with the session: at once where a process ends, after half a minute where its machine is cut off. Who lost
 it changes nothing any more, even before it has noticed.
 """
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, TypeVar
 
 from retriever.errors import CatalogError
 from retriever.postgres.database import PostgresConnection, PostgresDatabase, explained
@@ -17,12 +19,36 @@ from service.access.errors import AccessError
 
 log = logging.getLogger(__name__)
 
-IN_USE: Final = "the database is served by another process: stop it, or wait until it has ended"
+IN_USE: Final = "the database is served by another process, or migrated: stop all its services, or wait for the end"
 EVERY_S: Final = 2.0
 _WAIT_S: Final = 3.0  # for one that is just ending
-_KEY: Final = 1802925923  # precompute's has the next number
-_SERVES: Final = f"SELECT pg_try_advisory_lock({_KEY}, 1)"
+KEY: Final = 1802925923  # precompute's has the next number
+_SERVES: Final = f"SELECT pg_try_advisory_lock({KEY}, 1)"
 _STILL: Final = "SELECT 1"
+
+
+T = TypeVar("T")
+
+
+class Still:
+    """Which of several things have not changed for so long. Time in which nobody looked does not count."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._looked = -math.inf
+        self._since: dict[int, tuple[object, float]] = {}
+
+    def still(self, now: Mapping[int, T]) -> list[T]:
+        """Those that are now what they were all the time."""
+        clock = self._clock()
+        known = self._since if clock - self._looked < self._seconds / 2 else {}
+        self._looked = clock
+        self._since = {
+            name: known[name] if name in known and known[name][0] == each else (each, clock)
+            for name, each in now.items()
+        }
+        return [each for name, each in now.items() if clock - self._since[name][1] >= self._seconds]
 
 
 class ServerLock:
@@ -56,7 +82,8 @@ class ServerLock:
             raw = stack.enter_context(self._database.session())
             connection = self._database.watched(raw)
             if connection.execute(_SERVES).fetchone() == (True,):
-                self._database.fence(_KEY, raw)
+                self._database.fence(KEY, raw)
+                connection.execute("DELETE FROM replicas")  # no session of theirs lives, and none changes anything more
                 self._session = stack.pop_all()
                 return connection
         return None

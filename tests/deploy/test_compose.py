@@ -39,6 +39,7 @@ from vllm_kvweave.support import VERSIONS, Deployment
 COMPOSE = document(ROOT / "docker-compose.yml")
 SERVICES: Plan = COMPOSE["services"]
 SERVING = ("service", "service-gpu")
+REPLICAS = ("replica-1", "replica-2")
 GIVEN = {"S3_ACCESS_KEY": "an-access-key", "S3_SECRET_KEY": "a-secret-key"}
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 
@@ -110,7 +111,7 @@ def test_the_s3_server_is_reached_by_the_service_and_its_jobs_alone() -> None:
     assert COMPOSE["networks"]["store"] == {"internal": True}
     assert SERVICES["s3"]["networks"] == ["store"]
     assert {name for name, each in SERVICES.items() if "store" in each.get("networks", ())} == {
-        "s3", *SERVING, "job", "job-gpu"
+        "s3", *SERVING, *REPLICAS, "job", "job-gpu"
     }  # fmt: skip
 
 
@@ -132,12 +133,14 @@ def test_no_secret_stands_in_the_file(name: str) -> None:
     for key, value in SERVICES[name].get("environment", {}).items():
         if re.search(r"KEY|SECRET|TOKEN|PASSWORD", key) and value is not None:
             variable = VARIABLE.fullmatch(value)
+            if key.endswith("_FILE"):
+                continue  # where it is
             assert variable is not None
             assert variable[2] == "?", f"{key} has a default"
             assert len(variable[3]) > 20, f"the error for {key} says what to do"
 
 
-@pytest.mark.parametrize("name", [*SERVING, "job", "job-gpu"])
+@pytest.mark.parametrize("name", [*SERVING, *REPLICAS, "job", "job-gpu"])
 def test_every_setting_can_be_set_and_those_that_are_make_a_start(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +164,36 @@ def test_the_service_on_a_gpu_is_the_same_with_a_gpu() -> None:
     assert device["capabilities"] == ["gpu"]
     assert gpu.pop("profiles") == ["gpu"]
     assert gpu == plain
+
+
+def test_replicas_differ_in_nothing_but_their_own_folder() -> None:
+    one, other = (dict(SERVICES[name]) for name in REPLICAS)
+    assert [each.replace("replica-1", "replica-2") for each in one.pop("volumes")] == other.pop("volumes")
+    assert one == other
+    assert environment("replica-1")["KVWEAVE_STORE"] == environment("service")["KVWEAVE_STORE"]
+    assert {name for name, each in SERVICES.items() if "truth" in each.get("networks", ())} == {"postgres", *REPLICAS}
+    assert COMPOSE["networks"]["truth"] == {"internal": True}
+
+
+def test_the_balancer_knows_each_replica() -> None:
+    told = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
+    assert re.findall(r"^ +server ([\w-]+):(\d+) ", told, re.MULTILINE) == [
+        (name, environment(name)["KVWEAVE_PORT"]) for name in REPLICAS
+    ]
+    assert {*SERVICES["balancer"]["depends_on"]} == {*REPLICAS}
+
+
+def test_the_replicas_find_the_password_that_was_made() -> None:
+    maker, reader, database = (SERVICES[name] for name in ("postgres-key", "replica-1", "postgres"))
+    script = "\n".join(maker["command"])
+    (folder,) = (each.split(":")[1] for each in maker["volumes"] if each.startswith("postgres-key:"))
+    for name, file in (("replica-1", "PGPASSFILE"), ("postgres", "POSTGRES_PASSWORD_FILE")):
+        path = Path(environment(name)[file])
+        assert f"{folder}/{path.name}" in script and f"postgres-key:{path.parent}:ro" in SERVICES[name]["volumes"]
+    assert maker["user"] == reader["user"] == database["user"]
+    address = urlsplit(environment("replica-1")["KVWEAVE_DATA"])
+    told = f"{address.hostname}:5432:{address.path.strip('/')}:{address.username}:"
+    assert told in script and address.hostname in SERVICES
 
 
 def test_prometheus_reads_the_service_with_the_key_that_is_made_for_it() -> None:

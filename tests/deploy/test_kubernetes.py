@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -190,6 +191,33 @@ def test_a_kustomization_names_what_is_there() -> None:
     assert {path.name for path in (KUBERNETES / "base").iterdir()} == {
         "kustomization.yaml", *document(KUBERNETES / "base" / "kustomization.yaml")["resources"]
     }  # fmt: skip
+
+
+def test_replicas_keep_nothing_and_find_their_database_in_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are what the one service is, but for its volume and its address of the data."""
+    component = KUBERNETES / "components" / "replicas"
+    patches = {each["path"]: each for each in plan_of(component)["patches"]}
+    patched, claim = document(component / "statefulset.yaml"), document(component / "claim.yaml")
+    assert patched["metadata"] == {"name": "kvweave"} and patched["spec"]["replicas"] > 1
+    assert claim["$patch"] == "delete" and claim["metadata"]["name"] in named("PersistentVolumeClaim")
+    spec = patched["spec"]["template"]["spec"]
+    (volume,) = spec["volumes"]
+    assert volume["name"] == "data" and "emptyDir" in volume
+    assert volume["persistentVolumeClaim"] == {"$patch": "delete"}
+    (only,) = spec["containers"]
+    assert only["name"] == container("kvweave")["name"]
+    told = {each["name"]: each["valueFrom"]["secretKeyRef"]["key"] for each in only["env"]}
+    assert told == {"KVWEAVE_DATA": "KVWEAVE_DATA", "PGPASSWORD": "PGPASSWORD"}
+    settings = settings_of(
+        {**environment("kvweave"), "KVWEAVE_DATA": "postgresql://kvweave@postgres/kvweave#/data/kvweave"}, monkeypatch
+    )
+    assert settings.database and settings.data == Path("/data/kvweave")
+    assert patches["deployment.yaml"]["options"] == {"allowKindChange": True}
+    steps = cast(list[Plan], document(component / "deployment.yaml"))
+    changes: Plan = {each["path"]: each.get("value") for each in steps}
+    assert changes["/kind"] == "Deployment" and changes["/spec/strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    budget = document(component / "disruption.yaml")["spec"]
+    assert budget["selector"] == WORKLOADS["kvweave"]["spec"]["selector"] and budget["maxUnavailable"] == 1
 
 
 def test_vllm_runs_in_the_services_pod_and_maps_its_prompts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,12 @@ class PostgresServer:
             connection.execute(f"CREATE DATABASE {name} OWNER {name}")  # pyright: ignore
         return f"postgresql://{name}:{SECRET}@127.0.0.1:{self.port}/{name}"
 
+    def run(self, program: str, url: str, *words: str) -> None:
+        """Runs one of PostgreSQL's own programs on a database."""
+        command = [self._programs / program, f"--dbname={url}", *words]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+
     def _url(self, user: str, name: str) -> str:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{name}"
 

@@ -30,9 +30,9 @@ COLLECTION = "/v1/collections/{name}"
 JOB = "/v1/jobs/{job_id}"
 HANDLE = "/v1/handoffs/{handle}"
 
-_MOVING = {"created", "updated", "timings_ms", "id", "job_id", "request_id"}
+_MOVING = {"created", "updated", "timings_ms", "id", "job_id", "request_id", "change"}
 _SECRETS = {"handle", "salt"}
-_MOVED = re.compile(r'"(created|updated|id|timings_ms)":(\{[^}]*\}|"[^"]*"|[0-9.]+)')
+_MOVED = re.compile(r'"(created|updated|id|timings_ms|change)":(\{[^}]*\}|"[^"]*"|[0-9.]+)')
 _JOB = re.compile(r"job-[\w-]+")
 
 

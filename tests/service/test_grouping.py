@@ -248,8 +248,8 @@ class Queue:
         self.uploads.append(QueuedUpload(*told, None, 0, 0, 0, 0, "", 0.0, 0.0))
         self.contents[number] = bytes(nbytes)
 
-    def live(self, limit: int) -> list[QueuedUpload]:
-        return self.uploads[:limit]
+    def live(self, limit: int, *, but: Sequence[int] = ()) -> list[QueuedUpload]:
+        return [each for each in self.uploads if each.number not in but][:limit]
 
     def content(self, number: int) -> bytes:
         return self.contents[number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,7 +52,7 @@ def test_a_tenant_without_a_catalog_holds_up_no_other(running: Demo, monkeypatch
         return opened(name)
 
     monkeypatch.setattr(tenants, "open", open_or_fail)
-    running.core.ingest._wake(broken)
+    running.core.ingest.wake(broken.name)
     assert tried.reached.wait(serving.WAIT_S)
     running.check_ready(running.upload("new", NEW), "new")
     running.forget("new")
@@ -64,8 +64,8 @@ def test_an_upload_that_comes_while_it_finds_nothing_to_do_is_not_overheard(
     jobs: list[str] = []
     live = RowsView.live
 
-    def live_and_late(view: RowsView, limit: int) -> list[QueuedUpload]:
-        found = live(view, limit)
+    def live_and_late(view: RowsView, limit: int, *, but: Sequence[int] = ()) -> list[QueuedUpload]:
+        found = live(view, limit, but=but)
         if not found and not jobs:
             late = upload_of(Draft(NEW, id="late"), "default")
             jobs.append(running.core.ingest.accept(running.core.tenants.open("default"), [late]))

@@ -91,7 +91,18 @@ LEFT_OUT: dict[str, set[str]] = {
     "ChatRequest": {"messages", "stream", "stream_options", "n", "max_completion_tokens"},
     "Message": {"name", "refusal", "annotations", "audio", "tool_calls", "tool_call_id", "function_call"},
     # What pages say of a job besides, and who asks for chunks knows which of them are unknown.
-    "JobDetail": {"id", "status", "uploads", "chunks", "stored", "over_budget", "unsupported", "created", "updated"},
+    "JobDetail": {
+        "id",
+        "status",
+        "uploads",
+        "chunks",
+        "stored",
+        "over_budget",
+        "unsupported",
+        "created",
+        "updated",
+        "change",
+    },
     "LookupAnswer": {"unknown"},
     # What OpenAI's form has to say and says nothing, or what is the sum of others.
     "ModelList": {"object"},

@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager, ExitStack
 import pytest
 
 from service.access.places import (
-    FETCHES,
     FOLLOWERS,
     FOLLOWERS_OF_KEY,
     FOLLOWERS_OF_TENANT,
     LATELY_S,
+    LAYER_FETCHES,
     SCRAPES,
     NoPlace,
     Places,
@@ -113,7 +113,7 @@ def test_followers_scrapes_and_fetches_take_no_places(held: ExitStack) -> None:
         take(held, places.scrape())
     with pytest.raises(NoPlace):
         places.scrape()
-    for _ in range(FETCHES):
+    for _ in range(LAYER_FETCHES):
         take(held, places.fetch())
     with pytest.raises(NoPlace):
         places.fetch()

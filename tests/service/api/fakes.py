@@ -178,6 +178,7 @@ class FakeCore:
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.settings = settings
         self.order = BlendOrder(settings.policy, settings.ratio)
+        self.lease: Callable[[], int | None] = lambda: 0
         self.metrics = Metrics()
         self.refusals = Refusals(self.metrics)
         self.rates = Rates()

@@ -1,4 +1,4 @@
-"""A service whose keys and catalogs are in PostgreSQL: one at a time, on any machine."""
+"""A service whose keys and catalogs are in PostgreSQL, on any machine."""
 
 import json
 import os
@@ -13,7 +13,18 @@ from retriever.postgres import database
 from service.access.move import ADMIN_KEY
 from tests.servers.hanging import hanging_way
 from tests.servers.postgres import SECRET, PostgresServer
-from tests.service.serving import KVWEAVE, Service, client_of, finished, good, in_process, put_in, settings_in, wait_for
+from tests.service.serving import (
+    KVWEAVE,
+    Service,
+    ask,
+    client_of,
+    finished,
+    good,
+    in_process,
+    put_in,
+    settings_in,
+    wait_for,
+)
 
 TEXT = "The cedar lamps of Aveiro burn until the tide has turned."
 DOCUMENT = {"id": "lamps", "text": TEXT}
@@ -41,7 +52,7 @@ def test_another_machine_goes_on_where_a_killed_one_was(postgres: PostgresServer
             second = service(tmp_path / "second", url)
             second.start(ready=False)
             assert second.process is not None and second.process.wait(120) == 2
-            assert "the database is served by another process" in second.text().splitlines()[-1]
+            assert "served by another process whose caches are in lmdb://" in second.text().splitlines()[-1]
             second.process = None
             waits = good(client.post("/v1/documents", json={"documents": [{"id": "later", "text": f"{TEXT} Later."}]}))
             first.kill()
@@ -105,7 +116,7 @@ def test_who_has_lost_the_database_to_another_ends(postgres: PostgresServer, tmp
                 way.hangs.clear()
                 assert one.process is not None and one.process.wait(120) == 2
                 one.process = None
-                assert "the database is served by another process" in one.text().splitlines()[-1]
+                assert "served by another process whose caches are in lmdb://" in one.text().splitlines()[-1]
                 assert found(client) == ["lamps"]  # of one text, which is one chunk
 
 
@@ -134,3 +145,27 @@ def test_keys_and_a_corpus_are_made_beside_the_service(postgres: PostgresServer,
             [made] = [each["id"] for each in listed if each["tenant"] == "acme"]
             keys("revoke", made)
             assert client.post("/v1/search", json={"query": "x"}).status_code == 401
+
+
+def test_what_postgresqls_own_tools_back_up_serves_again(postgres: PostgresServer, tmp_path: Path) -> None:
+    """Into another database, with the store as it was, and with an empty one: answers are the same."""
+    url, other, dump = postgres.database(), postgres.database(), tmp_path / "kvweave.dump"
+    documents = [{**DOCUMENT, "id": f"lamps-{number}", "text": f"{TEXT} Part {number}."} for number in range(5)]
+    question = {"sampling": {"max_tokens": 8}}
+    with in_process(settings_in(tmp_path, data=f"{url}#{tmp_path}/data")) as served, served.client() as client:
+        put_in(client, documents)
+        wanted, hits = ask(client, "What burns in Aveiro?", **question)["answer"], found(client)
+        waits = good(client.post("/v1/documents", json={"documents": [{"id": "later", "text": f"{TEXT} Later."}]}))
+        postgres.run("pg_dump", url, "--format=custom", "--no-owner", f"--file={dump}")  # beside the service
+        key = served.key
+    postgres.run("pg_restore", other, "--no-owner", "--exit-on-error", str(dump))
+    for store in (f"lmdb://{tmp_path}/store", f"lmdb://{tmp_path}/empty"):
+        settings = settings_in(tmp_path, data=f"{other}#{tmp_path}/elsewhere", store=store)
+        with in_process(settings) as served, served.client(key) as client:
+            finished(client, waits["job_id"])
+            assert {*hits} <= {*found(client)} <= {*hits, "later"}
+            if "later" in found(client, "later"):
+                good(client.delete("/v1/documents/later"))
+            assert ask(client, "What burns in Aveiro?", **question)["answer"] == wanted
+            put_in(client, [{**DOCUMENT, "id": "lamps-0", "text": f"{TEXT} Anew."}])
+            put_in(client, documents[:1])

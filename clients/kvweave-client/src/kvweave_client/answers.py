@@ -212,6 +212,7 @@ class Job(msgspec.Struct, frozen=True):
     unsupported: int
     created: float
     updated: float
+    change: str = ""
 
     @property
     def is_over(self) -> bool:
