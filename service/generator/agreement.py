@@ -5,9 +5,8 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from queue import Queue
 
-from blend.engine.engine import Done, Engine, EngineRequest, Event, Failed, Token
+from blend.engine.engine import Engine, EngineRequest, Token
 from blend.engine.sampling import Picked, Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt
@@ -19,6 +18,7 @@ from service.handoffs.handoff_receiver import HandoffReceiver
 from service.handoffs.handoffs import HandoffReaders, Handoffs
 from service.model.prompt_builder import TurnPart, TurnParts
 from service.model.served_model import ServedModel, made_up_ids
+from service.model.timed import events_of
 
 TEXT = "Who lives in K7, Zoë? 12,50 € – 東京\n\n(A title)"
 TOKENS = 48  # of the prompt whose likeliest next tokens are compared
@@ -96,7 +96,7 @@ class Comparison:
         receiver = HandoffReceiver(self.handoffs, readers)
         request = EngineRequest(Prompt((), (), tuple(ids)), order=ORDER, receiver=receiver)
         try:
-            await asyncio.to_thread(_events, self.local, request)
+            await asyncio.to_thread(list, events_of(self.local, request))
             lease = receiver.lease
             begun = time.perf_counter()
             found = await self.client.whole(
@@ -139,17 +139,5 @@ class Comparison:
 
 def _first_token(engine: Engine, ids: Sequence[int]) -> Token:
     sampling = Sampling(max_tokens=1, logprobs=TOP, ignore_eos=True)
-    events = _events(engine, EngineRequest(Prompt((), (), tuple(ids)), sampling, ORDER))
-    return next(each for each in events if isinstance(each, Token))
-
-
-def _events(engine: Engine, request: EngineRequest) -> list[Event]:
-    """All events of a request. Raises what it fails with."""
-    queue: Queue[Event] = Queue()
-    engine.submit(request, queue.put)
-    events = [queue.get()]
-    while not isinstance(events[-1], Done | Failed):
-        events.append(queue.get())
-    if isinstance(events[-1], Failed):
-        raise events[-1].error
-    return events
+    request = EngineRequest(Prompt((), (), tuple(ids)), sampling, ORDER)
+    return next(event for _, event in list(events_of(engine, request)) if isinstance(event, Token))

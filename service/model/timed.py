@@ -1,10 +1,11 @@
-"""One request through the engine, and how long its first token takes. Knows no passages and no operating points."""
+"""One request through the engine: its events, and how long its first token takes. Knows no passages."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Queue
 
-from blend.engine.engine import ChoiceEnded, Done, Engine, EngineRequest, Event, Failed, Ready, Token
+from blend.engine.engine import Done, Engine, EngineRequest, Event, Failed, Ready
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import FuseReport
 
@@ -24,19 +25,25 @@ def timed(engine: Engine, request: EngineRequest, *, since: float) -> Timed:
 
     `since` is when the clock starts, of `time.perf_counter`: whoever waits also waits for blobs to be opened.
     """
-    events: Queue[tuple[float, Event]] = Queue()
-    engine.submit(request, lambda event: events.put((time.perf_counter() - since, event)))
     first: float | None = None
     report: FuseReport | None = None
+    for at, event in events_of(engine, request):
+        if isinstance(event, Ready):
+            report = event.report
+        elif first is None:  # a token, or the end alone
+            first = at
+    assert first is not None and report is not None
+    return Timed(first - since, report)
+
+
+def events_of(engine: Engine, request: EngineRequest) -> Iterator[tuple[float, Event]]:
+    """All events of a request, each with when it came, of `time.perf_counter`. Raises what the request fails with."""
+    events: Queue[tuple[float, Event]] = Queue()
+    engine.submit(request, lambda event: events.put((time.perf_counter(), event)))
     while True:
-        seconds, event = events.get()
-        match event:
-            case Ready(report=found):
-                report = found
-            case Token() | ChoiceEnded():
-                first = seconds if first is None else first
-            case Done():
-                assert report is not None
-                return Timed(seconds if first is None else first, report)  # it may be the end alone
-            case Failed(error=error):
-                raise error
+        at, event = events.get()
+        if isinstance(event, Failed):
+            raise event.error
+        yield at, event
+        if isinstance(event, Done):
+            return
