@@ -14,6 +14,7 @@ from rich.text import Text
 
 from service.commands.console import address, console, plain_table, tell
 from service.commands.options import AsJson, a_policy
+from service.event_parser import EventParser
 
 if TYPE_CHECKING:
     import httpx
@@ -195,13 +196,10 @@ def _strange(response: "httpx.Response") -> Json:
 def _events(response: "httpx.Response") -> Iterator[tuple[str, Json]]:
     if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
         _strange(response)
-    name = ""
-    for line in response.iter_lines():
-        field, _, value = line.partition(": ")
-        if field == "event":
-            name = value
-        elif field == "data":
-            yield name, cast(Json, json.loads(value))
+    parser = EventParser()
+    for part in response.iter_bytes():
+        for event in parser.feed(part):
+            yield event.name, cast(Json, json.loads(event.data))
 
 
 def _tell_all(events: Iterator[tuple[str, Json]]) -> None:

@@ -9,6 +9,7 @@ import httpx
 import msgspec
 
 from service.errors import Invalid, ServiceError, Unauthorized, Unavailable
+from service.event_parser import ReceivedEvent, events_in
 
 LETTERS = 200  # of what an endpoint says of an error
 CONNECT_S = 10.0
@@ -140,7 +141,7 @@ class Endpoint:
                 raise _Broken(f"HTTP {response.status_code}", response.text)
             if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
                 raise _Broken("no stream", f"its answer is of the type {response.headers.get('Content-Type')}")
-            return await _heard(events(response.aiter_bytes()), since=since)
+            return await _heard(events_in(response.aiter_bytes()), since=since)
 
     def _shown(self, said: str) -> str:
         """What was said, in one short line, and without the key."""
@@ -151,16 +152,16 @@ class Endpoint:
         return Invalid(f"--url {self.url!r} is no address: write it as http://127.0.0.1:8000")
 
 
-async def _heard(stream: AsyncIterator[bytes], *, since: float) -> EndpointAnswer:
+async def _heard(stream: AsyncIterator[ReceivedEvent], *, since: float) -> EndpointAnswer:
     """The answer of a stream. Raises _Broken where it ends before its end was told."""
     first: float | None = None
     usage = _Usage()
     is_whole = False
     async for event in stream:
-        if event == b"[DONE]":
+        if event.data == b"[DONE]":
             is_whole = True
             break
-        part = _parsed(event)
+        part = _parsed(event.data)
         usage = part.usage or usage
         ends = any(choice.finish_reason for choice in part.choices or ())
         is_whole |= ends
@@ -187,21 +188,3 @@ def _parsed(event: bytes) -> _Part:
 def _says(delta: _Delta | None) -> bool:
     """Whether there is a token in it; the first part often only says who speaks."""
     return delta is not None and bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls)
-
-
-async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each server-sent event. Comments and other fields are passed over."""
-    rest, said = b"", list[bytes]()
-    async for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            field, _, value = line.removesuffix(b"\r").partition(b":")
-            if field == b"data":
-                said.append(value.removeprefix(b" "))
-            elif line in (b"", b"\r") and said:
-                yield b"\n".join(said)
-                said = []
-    if rest.startswith(b"data:"):
-        said.append(rest[5:].strip())
-    if said:
-        yield b"\n".join(said)

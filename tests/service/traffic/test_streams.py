@@ -5,11 +5,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from service.event_parser import events_in
 from service.traffic import endpoint as endpoint_module
-from service.traffic.endpoint import Endpoint, EndpointAnswer, RequestFailure, events
+from service.traffic.endpoint import Endpoint, EndpointAnswer, RequestFailure
 from tests.service.traffic.scripted_endpoint import DONE, END, ROLE, Reply, delta, endpoint, event, usage, whole
 
 TOKEN = delta(content="Yes")
@@ -36,7 +35,7 @@ def heard(parts: Sequence[bytes], patch: pytest.MonkeyPatch) -> EndpointAnswer:
             clock.now += 1
             yield part
 
-    return asyncio.run(endpoint_module._heard(events(stream()), since=0.0))
+    return asyncio.run(endpoint_module._heard(events_in(stream()), since=0.0))
 
 
 @pytest.mark.parametrize(
@@ -59,23 +58,6 @@ def test_the_first_token_is_where_text_begins(
     found = heard(parts, monkeypatch)
     assert (found.first_s, found.prompt_tokens, found.cached_tokens) == (first, prompt, cached)
     assert found.first_s <= found.whole_s <= len(parts)
-
-
-@given(st.data(), st.sampled_from([b"\n", b"\r\n"]))
-def test_events_are_the_same_however_they_are_cut(data: st.DataObject, end: bytes) -> None:
-    lines = [b": ping", b"", b"id: 7", b'data:{"a":"\xe2\x80\xa8"}', b"", b"event: x", b"data: b", b"data: c", b""]
-    raw = end.join([*lines, b"data: [DONE]"])
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
-    pieces = [raw[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
-
-    async def collected() -> list[bytes]:
-        async def stream() -> AsyncIterator[bytes]:
-            for piece in pieces:
-                yield piece
-
-        return [each async for each in events(stream())]
-
-    assert asyncio.run(collected()) == [b'{"a":"\xe2\x80\xa8"}', b"b\nc", b"[DONE]"]
 
 
 @pytest.mark.parametrize(
