@@ -9,6 +9,7 @@ from typing import cast
 import httpx
 
 from blend.engine.sampling import Picked, Sampling
+from service.event_parser import events_in
 
 CONNECT_S, SILENCE_S = 5.0, 120.0  # until a connection stands; between two pieces of an answer
 MOST_SAID = 200  # letters of a refusal that are told
@@ -125,10 +126,10 @@ class VllmClient:
         ended = set[int]()
         body = {**asked.body(most_tokens), "stream": True}
         async with self._answered("POST", f"{self._url}/completions", body=body) as response:
-            async for line in response.aiter_lines():
-                if not line.startswith("data:") or line.removeprefix("data:").strip() == "[DONE]":
+            async for event in events_in(response.aiter_bytes()):
+                if event.data == b"[DONE]":
                     continue
-                for piece in _pieces(_parsed(line.removeprefix("data:"))):
+                for piece in _pieces(_parsed(event.data)):
                     yield piece
                     if piece.finish is not None:
                         ended.add(piece.choice)
