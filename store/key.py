@@ -81,7 +81,7 @@ class CacheKey:
     def scopes(self) -> tuple[str, ...]:
         """The texts of all scopes that hold this key, widest first."""
         parts = self.text.split("/")
-        return (*("/".join(parts[:count]) + "/" for count in (1, 2, 3)), self.text)
+        return tuple("/".join(parts[:count]) + "/" for count in (1, 2, 3))
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -99,10 +99,9 @@ class Scope:
     tenant: str
     chunk: str | None = None
     fingerprint: str | None = None
-    codec: str | None = None
 
     def __post_init__(self) -> None:
-        parts = (self.tenant, self.chunk, self.fingerprint, self.codec)
+        parts = (self.tenant, self.chunk, self.fingerprint)
         known = [part for part in parts if part is not None]
         if list(parts[: len(known)]) != known:
             raise KeyFormatError(f"a scope names its parts from the left without a gap: {self!r}")
@@ -111,21 +110,20 @@ class Scope:
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts that are named, from the left."""
-        return tuple(p for p in (self.tenant, self.chunk, self.fingerprint, self.codec) if p is not None)
+        return tuple(p for p in (self.tenant, self.chunk, self.fingerprint) if p is not None)
 
     @property
     def text(self) -> str:
-        """The spelling of the named parts, joined by '/'; ends in '/' unless it names one single blob."""
-        return _join(self.parts) + ("" if self.codec is not None else "/")
+        """The spelling of the named parts, each with '/' behind it."""
+        return _join(self.parts) + "/"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read what `text` wrote; anything else is refused."""
-        body = text.removesuffix("/")
-        parts = body.split("/")
-        if len(parts) > 4 or text.endswith("/") == (len(parts) == 4):
+        *parts, rest = text.split("/")
+        if len(parts) not in (1, 2, 3) or rest:
             raise KeyFormatError(f"{text!r} is not a scope that this store wrote")
         return cls(*(unquote(part) for part in parts))
 
     def __contains__(self, key: CacheKey) -> bool:
-        return (key.tenant, key.chunk, key.fingerprint, key.codec)[: len(self.parts)] == self.parts
+        return (key.tenant, key.chunk, key.fingerprint)[: len(self.parts)] == self.parts

@@ -264,9 +264,7 @@ class ObjectBlobStore(BlobStore):
         """All objects of a kind, or those of a scope, in key order."""
         if scope is None:
             return self._client.listing(kind)
-        path = f"{kind}/{scope.text}"
-        rows = self._client.listing(path.rpartition("/")[0])
-        return rows if scope.codec is None else (row for row in rows if row.path == path)
+        return self._client.listing(f"{kind}/{scope.text.removesuffix('/')}")
 
     def trim(self, tenant: str, before: float) -> int:
         rows = list(self._client.listing(f"deletions/{quote(tenant)}"))

@@ -19,7 +19,7 @@ awkward = st.sampled_from(
 )
 parts = texts | awkward
 keys = st.builds(CacheKey, parts, parts, parts, parts)
-scopes = st.integers(1, 4).flatmap(lambda count: st.tuples(*[parts] * count)).map(lambda named: Scope(*named))
+scopes = st.integers(1, 3).flatmap(lambda count: st.tuples(*[parts] * count)).map(lambda named: Scope(*named))
 spellings = st.text(st.sampled_from("aA0=2E2e./\\é"), max_size=30)
 
 
@@ -97,13 +97,13 @@ def test_no_part_leaves_its_folder(key: CacheKey) -> None:
 
 @given(keys, scopes)
 def test_a_scope_holds_the_keys_that_begin_with_its_text(key: CacheKey, scope: Scope) -> None:
-    assert (key in scope) == (key.text == scope.text if scope.codec is not None else key.text.startswith(scope.text))
+    assert (key in scope) == key.text.startswith(scope.text)
 
 
 @given(keys)
 def test_a_key_is_in_each_of_its_scopes_and_they_nest(key: CacheKey) -> None:
     held = [Scope.parse(text) for text in key.scopes]
-    assert [len(scope.parts) for scope in held] == [1, 2, 3, 4]
+    assert [len(scope.parts) for scope in held] == [1, 2, 3]
     assert all(key in scope for scope in held)
     assert all(inner.startswith(outer) for outer, inner in zip(key.scopes, key.scopes[1:], strict=False))
 
@@ -111,7 +111,7 @@ def test_a_key_is_in_each_of_its_scopes_and_they_nest(key: CacheKey) -> None:
 def test_a_scope_does_not_hold_a_tenant_whose_name_goes_on() -> None:
     assert CacheKey("acme2", "b", "c", "d") not in Scope("acme")
     assert CacheKey("acme", "b", "c", "d") in Scope("acme")
-    assert CacheKey("acme", "b", "c", "q4@0") not in Scope("acme", "b", "c", "q4")
+    assert CacheKey("acme", "b", "fp2", "q4") not in Scope("acme", "b", "fp")
 
 
 @pytest.mark.parametrize("place", range(4))
@@ -126,7 +126,7 @@ def test_a_part_that_cannot_be_written_is_refused(place: int, part: str, remedy:
         CacheKey(*named)
     assert repr(part)[:40].rstrip("'") in str(raised.value) or part[:40] in str(raised.value)
     with pytest.raises(KeyFormatError, match=remedy):
-        Scope(*named[: place + 1])
+        Scope(*named[: place + 1][-3:])
 
 
 def test_the_longest_key_is_read_back_and_one_byte_more_is_refused() -> None:

@@ -33,7 +33,7 @@ BLOBS = {
     for precomputed in (True, False)
 }
 SCOPES = [Scope(t) for t in TENANTS] + [Scope(t, f"chunk-{c}") for t in TENANTS for c in CHUNKS]
-SCOPES += [Scope(t, f"chunk-{c}", "fp", s) for t in TENANTS for c in CHUNKS for s in CODECS]
+SCOPES += [Scope(t, f"chunk-{c}", "fp") for t in TENANTS for c in CHUNKS]
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 SHORT = settings(max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=CHECKS)
 LONG = settings(SHORT, max_examples=600, stateful_step_count=80)

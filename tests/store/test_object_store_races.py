@@ -31,8 +31,8 @@ def chunk(name: object) -> Scope:
     return Scope("acme", f"chunk-{name}")
 
 
-def single(key: CacheKey) -> Scope:
-    return Scope(key.tenant, key.chunk, key.fingerprint, key.codec)
+def fingerprint_of(key: CacheKey) -> Scope:
+    return Scope(key.tenant, key.chunk, key.fingerprint)
 
 
 def fill(name: object, epoch: int = 0) -> object_store.Blob:
@@ -97,7 +97,7 @@ class TestMarkers:
         assert here.put(fill("c")) is Put.STORED
         assert [entry.key for entry in here.entries()] == [key("a"), key("c")]
 
-    @pytest.mark.parametrize("scope", [ACME, chunk("a"), single(key("a"))], ids=["tenant", "chunk", "blob"])
+    @pytest.mark.parametrize("scope", [ACME, chunk("a"), fingerprint_of(key("a"))], ids=["tenant", "chunk", "fingerprint"])
     def test_a_pin_holds_until_it_is_taken_back(self, medium: Medium, scope: Scope) -> None:
         store = medium.open(TWO_FIT)
         store.put(fill("a"))
@@ -111,7 +111,7 @@ class TestMarkers:
         store.put(fill("e"))
         assert key("a") not in [entry.key for entry in store.entries()]
 
-    @pytest.mark.parametrize("scope", [ACME, single(key("a"))], ids=["tenant", "blob"])
+    @pytest.mark.parametrize("scope", [ACME, fingerprint_of(key("a"))], ids=["tenant", "fingerprint"])
     def test_unpinning_makes_no_fill_of_what_was_precomputed_or_promoted(self, medium: Medium, scope: Scope) -> None:
         store = medium.open(TWO_FIT)
         store.put(fill("a"))
@@ -169,17 +169,8 @@ class TestDeletions:
         assert store.deletions("acme", 1) == []
         assert store.put(blob(1, epoch=1)) is Put.STORED
 
-    def test_a_scope_of_one_blob_leaves_the_other_codecs(self, medium: Medium) -> None:
-        store = medium.open()
-        for codec in ("q4", "q8"):
-            store.put(blob(1, codec=codec, precomputed=False))
-        assert store.pin(single(key(1))) == 1
-        assert medium.paths("fills") == [key(1, codec="q8").text]
-        store.delete(single(key(1)))
-        assert [entry.key for entry in store.entries()] == [key(1, codec="q8")]
-
     @pytest.mark.parametrize("late", [blob(1), fill(1)], ids=["precomputed", "fill"])
-    @pytest.mark.parametrize("scope", [ACME, chunk(1), single(key(1))], ids=["tenant", "chunk", "blob"])
+    @pytest.mark.parametrize("scope", [ACME, chunk(1), fingerprint_of(key(1))], ids=["tenant", "chunk", "fingerprint"])
     def test_a_put_that_began_before_a_deletion_is_dropped(
         self, medium: Medium, scope: Scope, late: object_store.Blob
     ) -> None:
