@@ -14,11 +14,11 @@ import pytest
 from blend.engine.local_engine import LocalEngine
 from service.app.core import Core
 from service.corpus import ingest
-from service.demo import PASSAGES, QUESTIONS
 from store.blob_store import BlobStore
 from store.codec import encode
 from store.key import CacheKey, Scope
 from tests.service.faulty import ENDLESS, FaultyStore, Steps, around, is_sound
+from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, Json, events_of, finished, good, in_process, put_in, settings_in, wait_for
 
 DOCUMENTS = [{"id": f"d{at}", "title": each.title, "text": each.text} for at, each in enumerate(PASSAGES)]

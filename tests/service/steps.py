@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from retriever.documents import chunk_id
-from service.demo import PASSAGES, QUESTIONS
+from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Json, finished, good, wait_for
 
 LETTER, REGISTER, LEDGER = PASSAGES[1].text, PASSAGES[0].text, PASSAGES[2].text

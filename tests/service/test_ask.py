@@ -11,8 +11,8 @@ import pytest
 
 from service import cli
 from service.commands import ask
-from service.demo import QUESTIONS
 from tests.service.demo_served import DOCUMENTS
+from tests.service.passages import QUESTIONS
 from tests.service.serving import KVWEAVE, Inside, in_process, put_in, settings_in
 
 

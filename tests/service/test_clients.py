@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from pydantic import BaseModel, SecretStr
 
 from service.access.principal import Role
-from service.demo import PASSAGES, QUESTIONS
+from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, in_process, put_in, settings_in
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"

@@ -15,9 +15,9 @@ from fastapi.testclient import TestClient
 from blend.fuse.policy import POLICIES
 from service.api.console import FOLDER
 from service.application import application
-from service.demo import PASSAGES, QUESTIONS
 from service.settings import Settings
 from tests.service.api.fakes import FakeCore, as_core
+from tests.service.passages import PASSAGES, QUESTIONS
 
 ROOT = Path(__file__).parents[2]
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.iterdir())}

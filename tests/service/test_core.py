@@ -23,7 +23,6 @@ from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
 from service.commands.serve import _bound
 from service.corpus.tenants import Tenants
-from service.demo import QUESTIONS
 from service.errors import ServiceError
 from service.settings import SettingsError
 from service.telemetry.logs import FIELDS
@@ -37,6 +36,7 @@ from store.record import LayerKV, Record
 from store.tiers.memory_store import MemoryStore
 from tests.service.checkpoints import checkpoint
 from tests.service.demo_served import DOCUMENTS
+from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, Service, ask, good, in_process, put_in, settings_in, wait_for
 
 

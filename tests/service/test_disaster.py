@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retriever.catalog import schema
-from service.demo import PASSAGES, QUESTIONS
+from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import KVWEAVE, Json, Service, ask, good, put_in
 
 

@@ -7,7 +7,7 @@ from signal import SIGTERM
 import httpx
 import pytest
 
-from service.demo import PASSAGES, QUESTIONS
+from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Json, Service, ask, events_of, finished, good, put_in, sampled, wait_for
 
 ANSWERS = ("badger", "Belford", "Corina", "Rosen")

@@ -19,13 +19,13 @@ import httpx
 import pytest
 
 from service.access.control import Control
-from service.demo import PASSAGES, QUESTIONS
 from store.key import Scope
 from store.scrub import verify
 from store.url import open_store
 from tests.nursery import Nursery, nursing
 from tests.service.acknowledged import REMEDIES, Acknowledged, change, marked
 from tests.service.forked import Forked
+from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import WAIT_S, Json, Service, events_of, good, put_in, wait_for
 from tests.service.small_disk import SmallDisk, small_disk
 

@@ -24,8 +24,8 @@ from openapi_spec_validator import validate
 
 from service.access.control import Control
 from service.access.principal import DEFAULT_TENANT, Role
-from service.demo import PASSAGES
 from tests.servers.models import model_server
+from tests.service.passages import PASSAGES
 from tests.service.schema_hooks import CHUNKS, DOCUMENT
 from tests.service.schema_hooks import __name__ as hooks
 from tests.service.serving import WAIT_S, Service, good, put_in

@@ -13,12 +13,12 @@ import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filter_condition import EVERYTHING
-from service.demo import PASSAGES, QUESTIONS
 from service.precompute.corpus_file import CorpusFile
 from service.precompute.corpus_listing import files
 from store.errors import Miss
 from store.reader import BlobReader
 from store.url import open_store
+from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import KVWEAVE, Json, Service, ask, good
 
 KILLS = 3

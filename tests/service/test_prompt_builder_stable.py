@@ -10,12 +10,12 @@ import httpx
 import pytest
 from transformers.utils import chat_template_utils
 
-from service.demo import PASSAGES, QUESTIONS
 from service.model.prompt_builder import PromptBuilder, question_turns
 from service.settings import Settings
 from tests.service.checkpoints import DATED, checkpoint
 from tests.service.demo_served import DOCUMENTS
 from tests.service.overhearing import Overheard
+from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, Json, Service, ask, good, in_process, put_in, sampled, settings_in
 
 SYSTEMS = (None, "", "Be brief.", *(f"Today is the {day}. Answer from the documents. " * 3 for day in ("1st", "2nd")))

@@ -18,7 +18,6 @@ from blend.fuse.fuse import BlendOrder, FuseReport
 from service.answers.blend_decision import BlendInputs, decide, tries
 from service.answers.prompt_costs import Opening, PromptCosts
 from service.app.operating_point import point_file
-from service.demo import QUESTIONS
 from service.model.blob_source import BlobSource
 from service.model.kept_speeds import _curve, conditions, kept_speeds
 from service.model.prompt_builder import PromptTokens, TokenRun
@@ -28,6 +27,7 @@ from service.telemetry.logs import FIELDS
 from store.errors import Miss, MissReason
 from store.record import Tail
 from tests.service.demo_served import DOCUMENTS
+from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, ask, in_process, put_in, settings_in, wait_for
 
 SPEEDS = ModelSpeeds(

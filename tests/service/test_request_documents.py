@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from blend.fuse.prompt import ChunkSegment
 from retriever.documents import Document, DocumentPart, chunk_id
 from service.access.principal import Role
-from service.demo import PASSAGES, QUESTIONS
 from tests.service.checkpoints import checkpoint
 from tests.service.overhearing import Overheard
+from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in
 
 CHUNKS = [each.text for each in PASSAGES]

@@ -13,11 +13,11 @@ from retriever.documents import chunk_id
 from service.access.principal import Role
 from service.app import composition
 from service.corpus import ingest
-from service.demo import PASSAGES, QUESTIONS
 from service.precompute.corpus_listing import files
 from service.precompute.precompute import Precompute
 from service.precompute.workspace import open_workspace
 from tests.retriever.fakes import WordEmbedder
+from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in, wait_for
 
 REGISTER, LETTER, LEDGER, LAST = (each.text for each in PASSAGES)
