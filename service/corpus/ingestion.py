@@ -202,7 +202,6 @@ class Ingestion:
             end = time.perf_counter()
             self._metrics.captured(
                 self._tenant.name,
-                chunks=1,
                 tokens=len(outcome.item.chunk.all),
                 nbytes=outcome.nbytes,
                 seconds=end - start,

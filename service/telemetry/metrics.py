@@ -143,10 +143,10 @@ class Metrics:
         """An upload came to this state."""
         self._uploads.labels(self._tenant(tenant), self._state(state.lower())).inc()
 
-    def captured(self, tenant: str, *, chunks: int, tokens: int, nbytes: int, seconds: float) -> None:
-        """Chunks were computed and stored."""
+    def captured(self, tenant: str, *, tokens: int, nbytes: int, seconds: float) -> None:
+        """A chunk was computed and stored."""
         name = self._tenant(tenant)
-        self._captured.labels(name).inc(chunks)
+        self._captured.labels(name).inc()
         self._captured_tokens.labels(name).inc(tokens)
         self._captured_bytes.labels(name).inc(nbytes)
         self._capture_s.labels(name).inc(seconds)

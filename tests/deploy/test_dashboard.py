@@ -31,7 +31,7 @@ def shown() -> dict[str, set[str]]:
     metrics.answered("default", usage=Usage(1, 1, 0, 0), report=report, reason="stop")
     metrics.failed("default", error="Busy")
     metrics.uploaded("default", state="ready")
-    metrics.captured("default", chunks=1, tokens=1, nbytes=1, seconds=1.0)
+    metrics.captured("default", tokens=1, nbytes=1, seconds=1.0)
     metrics.watch_store(lambda: [Tier("ram", 1, 1, 1)])
     for name in watched():
         metrics.watch(name, "read at every scrape", read=lambda: 0.0)

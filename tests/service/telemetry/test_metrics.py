@@ -75,7 +75,7 @@ def test_ten_thousand_strange_values_leave_few_series() -> None:
         metrics.answered(odd, usage=USAGE, report=Report(odd, 0.1, (chunk,), (), {odd: 1.0}), reason=odd)
         metrics.failed(odd, error=odd)
         metrics.uploaded(odd, state=odd)
-        metrics.captured(odd, chunks=1, tokens=1, nbytes=1, seconds=0.1)
+        metrics.captured(odd, tokens=1, nbytes=1, seconds=0.1)
     lines = ours(metrics)
     assert len(lines) < 6_000
     assert max(map(len, lines)) < 4 * labels.LETTERS
