@@ -193,8 +193,8 @@ class RowsView:
         [chunks] = self._connection.execute("SELECT count(*) FROM chunks").fetchone()
         return Counts(documents, fact(self._connection, "passages"), chunks)
 
-    def chunk_ids(self, after: str, limit: int) -> list[str]:
-        found = self._connection.execute("SELECT id FROM chunks WHERE id > ? ORDER BY id LIMIT ?", (after, limit))
+    def chunk_ids(self, limit: int) -> list[str]:
+        found = self._connection.execute("SELECT id FROM chunks ORDER BY id LIMIT ?", (limit,))
         return [chunk for (chunk,) in found]
 
     def sources(self, collection: str) -> dict[str, SourceFile]:

@@ -45,8 +45,8 @@ class DocumentsView(Protocol):
 
     def texts(self, chunks: Sequence[int]) -> dict[int, str]: ...
 
-    def chunk_ids(self, after: str, limit: int) -> list[str]:
-        """The ids of all chunks, those of staged versions too, in their order, from behind `after` on."""
+    def chunk_ids(self, limit: int) -> list[str]:
+        """The ids of the first chunks in their order, those of staged versions too."""
         ...
 
 

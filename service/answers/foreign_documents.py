@@ -40,7 +40,7 @@ class ForeignDocuments:
     def note(self, catalog: Catalog) -> str | None:
         """What is said of a tenant's first documents; is not logged."""
         with catalog.view() as view:
-            rows = view.rows_of(view.chunk_ids("", LOOKED_AT))
+            rows = view.rows_of(view.chunk_ids(LOOKED_AT))
             passages = view.holding(list(rows.values()), EVERYTHING)
         return SENTENCE if self._are_foreign([passage.text.strip() for passage in passages]) else None
 

@@ -109,7 +109,7 @@ def _agrees(model: ServedModel, tenant: _StoredTenant) -> bool:
 def _some(model: ServedModel, catalog: Catalog) -> Iterator[tuple[Passage, tuple[int, ...]]]:
     """Passages of collections that the model has captured."""
     with catalog.view() as view:
-        rows = view.rows_of(view.chunk_ids("", LOOKED_AT))
+        rows = view.rows_of(view.chunk_ids(LOOKED_AT))
         passages = view.holding(list(rows.values()), EVERYTHING)
         prefixes = {each.collection: view.prefix(each.collection, model=model.fingerprint.digest) for each in passages}
     for passage in passages:

@@ -102,7 +102,7 @@ class UploadContract(Contract):
         with catalog.view() as view:
             assert view.job("j") is None and view.jobs() == view.uploads("j") == view.live(9) == []
             assert view.content(1) is None and view.upload_of("a") is None and view.upload_of("") is None
-            assert view.unswept(9) == [] and view.chunk_ids("", 9) == [] and view.counts() == Counts(0, 0, 0)
+            assert view.unswept(9) == [] and view.chunk_ids(9) == [] and view.counts() == Counts(0, 0, 0)
         with catalog.change() as change:
             assert change.cancel("j") == change.forget_uploads(time.time()) == 0 and not change.expand(1, [new("a")])
 
@@ -383,12 +383,12 @@ class UploadContract(Contract):
         wanted = sorted(ids("x", "y", "z"))
         with catalog.view() as view:
             assert view.counts() == Counts(documents=2, passages=4, chunks=3)
-            assert view.chunk_ids("", 9) == wanted and view.chunk_ids(wanted[0], 1) == wanted[1:2]
+            assert view.chunk_ids(9) == wanted and view.chunk_ids(1) == wanted[:1]
         served(catalog, version)
         deleted(catalog, "b")
         with catalog.view() as view:
             assert view.counts() == Counts(documents=1, passages=1, chunks=1)
-            assert view.chunk_ids("", 9) == list(ids("z")) and view.chunk_ids(wanted[-1], 9) == []
+            assert view.chunk_ids(9) == list(ids("z"))
 
 
 class TestSqliteUploads(Sqlite, UploadContract):

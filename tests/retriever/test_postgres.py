@@ -92,7 +92,7 @@ def shown(view: CatalogView) -> list[object]:
     entries = view.documents(EVERYTHING, limit=1000)
     found: list[object] = [replace(each, created=0, updated=0) for each in entries]
     found += [told(passage) for each in entries for passage in view.passages(each.id)]
-    found += [view.counts(), view.unsearched(), view.state().changes, view.chunk_ids("", 1000)]
+    found += [view.counts(), view.unsearched(), view.state().changes, view.chunk_ids(1000)]
     found += [
         sorted(chunk for _, chunk in view.unswept(1000)),
         len(view.embedded_after(0, embedder="e", limit=99).rows),

@@ -233,7 +233,7 @@ class UploadChanges(Changes):
             counts = view.counts()
             assert (counts.documents, counts.chunks) == (len(self.uploads.serving), len(uses))
             assert counts.passages == sum(len(each.chunks) for each in self.uploads.serving.values())
-            assert view.chunk_ids("", 1000) == sorted(uses)
+            assert view.chunk_ids(1000) == sorted(uses)
 
 
 @pytest.mark.parametrize(("examples", "steps"), [(15, 25), pytest.param(200, 60, marks=pytest.mark.long)])

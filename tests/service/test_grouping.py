@@ -116,7 +116,7 @@ class Tenanted:
     def chunks(self) -> set[str]:
         """Those that the catalog knows."""
         with self.inside.core.tenants.open(self.name).catalog.view() as view:
-            return set(view.chunk_ids("", 10_000))
+            return set(view.chunk_ids(10_000))
 
 
 texts = st.sampled_from([*TEXTS, *TEXTS, *FAULTS])

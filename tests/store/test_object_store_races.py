@@ -97,7 +97,9 @@ class TestMarkers:
         assert here.put(fill("c")) is Put.STORED
         assert [entry.key for entry in here.entries()] == [key("a"), key("c")]
 
-    @pytest.mark.parametrize("scope", [ACME, chunk("a"), fingerprint_of(key("a"))], ids=["tenant", "chunk", "fingerprint"])
+    @pytest.mark.parametrize(
+        "scope", [ACME, chunk("a"), fingerprint_of(key("a"))], ids=["tenant", "chunk", "fingerprint"]
+    )
     def test_a_pin_holds_until_it_is_taken_back(self, medium: Medium, scope: Scope) -> None:
         store = medium.open(TWO_FIT)
         store.put(fill("a"))
