@@ -55,12 +55,14 @@ class Draw:
         return replace(shape, links=(0, 0)) if self.form == "unlinked" else shape
 
 
-def multihop(*, seed: int, size: int, level: int = 2, drawn: Draw | None = None, suite: str = "") -> list[Case]:
+DEFAULT_DRAW = Draw()
+
+
+def multihop(*, seed: int, size: int, drawn: Draw = DEFAULT_DRAW, suite: str = "") -> list[Case]:
     """Questions on the made-up world; every second one needs two passages, where there are links and answers.
 
     A longer suite begins with the shorter. Another form asks the same questions of the same scenes, where it can.
     """
-    drawn = drawn or Draw(level)
     return [
         replace(_case(Random(f"{seed}/{drawn.level}/{number}"), drawn, needs=1 + number % 2), suite=suite)
         for number in range(size)

@@ -16,7 +16,6 @@ from service.precompute.corpus_file import CorpusFile, read_in
 from service.precompute.corpus_listing import CorpusListing
 from service.quality.suites import multihop
 
-LEVEL = 2  # of the made-up world
 CASE_TOKENS = 8  # of a chunk's tokens so many ask for a case: a document then has several chunks
 
 
@@ -31,7 +30,7 @@ class Texts:
 def made_up(tokens: int) -> Iterator[Draft]:
     """Documents without end, each of several chunks of so many tokens."""
     for seed in count():
-        cases = multihop(seed=seed, size=max(1, tokens // CASE_TOKENS), level=LEVEL)
+        cases = multihop(seed=seed, size=max(1, tokens // CASE_TOKENS))
         yield Draft("\n\n".join(each.text for case in cases for each in case.passages), title=f"Register {seed}")
 
 

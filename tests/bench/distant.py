@@ -24,7 +24,7 @@ import httpx
 
 from service.app.composition import compose_model
 from service.quality.cases import Case
-from service.quality.suites import multihop
+from service.quality.suites import Draw, multihop
 from service.settings import load_settings
 from tests.bench.models import random_model
 from tests.bench.serving import SEED, STAGES, Asked, Run, ingest, questions, server
@@ -126,7 +126,7 @@ async def service(
 
 async def measure(arguments: argparse.Namespace) -> Json:
     """Both services, round by round."""
-    cases = multihop(seed=SEED, size=arguments.questions, level=3)
+    cases = multihop(seed=SEED, size=arguments.questions, drawn=Draw(3))
     above = f"mem://?budget={arguments.memory}|" if arguments.memory else ""
     found: dict[str, list[Json]] = {"near": [], "distant": []}
     async with AsyncExitStack() as stack:

@@ -24,7 +24,7 @@ import numpy as np
 from service.access.control import Control
 from service.access.principal import Role
 from service.app.composition import compose_model
-from service.quality.suites import multihop
+from service.quality.suites import Draw, multihop
 from service.settings import load_settings
 from tests.bench.models import random_model
 from tests.bench.serving import SEED, STAGES, Asked, Streamed, ask, ingest, questions, server
@@ -115,7 +115,7 @@ async def round_of(
 
 
 async def measure(arguments: argparse.Namespace) -> list[Json]:
-    cases = multihop(seed=SEED, size=arguments.questions, level=3)
+    cases = multihop(seed=SEED, size=arguments.questions, drawn=Draw(3))
     stops = compose_model(load_settings().model_copy(update={"model": "builtin"})).tokenizer.stop_ids
     asked = questions(cases, passages=arguments.passages, biased={str(each): -100 for each in stops})
     with TemporaryDirectory() as folder, server(arguments.threads, random_model(arguments.shape, Path(folder))) as ran:

@@ -34,7 +34,7 @@ import numpy as np
 from retriever.documents import chunk_id
 from service.app.composition import compose_model
 from service.quality.cases import Case
-from service.quality.suites import multihop
+from service.quality.suites import Draw, multihop
 from service.settings import load_settings
 from tests.bench.models import random_model
 
@@ -276,7 +276,7 @@ def ingest(url: str, key: str, *, cases: Sequence[Case]) -> None:
 
 
 async def measure(arguments: argparse.Namespace) -> Json:
-    cases = multihop(seed=SEED, size=arguments.questions, level=3)
+    cases = multihop(seed=SEED, size=arguments.questions, drawn=Draw(3))
     stops = compose_model(load_settings().model_copy(update={"model": "builtin"})).tokenizer.stop_ids
     asked = questions(cases, passages=arguments.passages, biased={str(each): -100 for each in stops})
     blended, full = {}, {"policy": "full"}

@@ -38,7 +38,7 @@ def builtin() -> LoadedModel:
 def suite() -> GridResult:
     """On questions that no figure was taken from."""
     points = grid(["full", "reuse", SERVED.policy], [SERVED.ratio], codecs=["lossless", SERVED.codec, "q2"])
-    cases = multihop(seed=977, size=QUESTIONS, level=2)
+    cases = multihop(seed=977, size=QUESTIONS)
     return run(builtin(), cases, points=points, answer_tokens=8, progress=lambda done: None)
 
 

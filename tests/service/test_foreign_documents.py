@@ -13,7 +13,7 @@ from service.app.composition import compose_served
 from service.builtin import CHECKPOINT
 from service.demo.examples import CORPUS, EXAMPLES
 from service.model.served_model import ServedModel
-from service.quality.suites import multihop
+from service.quality.suites import Draw, multihop
 from service.settings import Settings
 from tests.service.serving import ask, good, in_process, put_in, settings_in
 from tests.service.test_precompute_plans import Near
@@ -44,7 +44,7 @@ def test_manuals_code_and_other_languages_are_foreign_by_the_passage(model: Serv
 
 def test_no_passage_of_the_world_is_foreign(model: ServedModel) -> None:
     foreign = ForeignDocuments(model)
-    worlds = [case for level in (1, 2, 3) for case in multihop(seed=31, size=200, level=level)]
+    worlds = [case for level in (1, 2, 3) for case in multihop(seed=31, size=200, drawn=Draw(level))]
     texts = {each.text for case in worlds for each in case.passages}
     texts |= {each.read_text("utf-8") for each in CORPUS.iterdir()}
     assert len(texts) > 1000

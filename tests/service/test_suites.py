@@ -21,30 +21,30 @@ from tests.service.test_scene import Aside, read, sentences, understood
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_longer_suite_begins_with_the_shorter(level: int) -> None:
-    longer = multihop(seed=3, size=20, level=level)
+    longer = multihop(seed=3, size=20, drawn=Draw(level))
     assert len(longer) == 20
-    assert multihop(seed=3, size=7, level=level) == longer[:7]
-    assert multihop(seed=3, size=0, level=level) == []
+    assert multihop(seed=3, size=7, drawn=Draw(level)) == longer[:7]
+    assert multihop(seed=3, size=0, drawn=Draw(level)) == []
 
 
 def test_seed_and_level_decide_the_suite() -> None:
-    first = multihop(seed=0, size=10, level=1)
-    assert multihop(seed=0, size=10, level=1) == first
-    assert not set(multihop(seed=1, size=10, level=1)) & set(first)
-    assert not set(multihop(seed=0, size=10, level=2)) & set(first)
+    first = multihop(seed=0, size=10, drawn=Draw(1))
+    assert multihop(seed=0, size=10, drawn=Draw(1)) == first
+    assert not set(multihop(seed=1, size=10, drawn=Draw(1))) & set(first)
+    assert not set(multihop(seed=0, size=10, drawn=Draw(2))) & set(first)
     assert len(set(first)) == 10
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_second_question_needs_two_passages(level: int) -> None:
-    suite = multihop(seed=0, size=20, level=level)
+    suite = multihop(seed=0, size=20, drawn=Draw(level))
     assert [case.needs for case in suite] == [1, 2] * 10
     assert all(len(case.answers) == 1 and len(case.passages) > 1 for case in suite)
 
 
 def test_a_level_that_does_not_exist_is_refused() -> None:
     with pytest.raises(SuiteError, match="difficulty is one of 1, 2, 3, got 4"):
-        multihop(seed=0, size=1, level=4)
+        multihop(seed=0, size=1, drawn=Draw(4))
 
 
 def cases(form: str) -> list[Case]:
@@ -149,7 +149,7 @@ def test_every_difficulty_form_number_and_length_is_a_suite_of_its_own() -> None
     drawn = suites(variants([1, 3], forms=["titled", "json"], passages=[2, 16], tokens=[500]), seed=2, size=3)
     names = ["difficulty 1", "difficulty 3", "json", "2 passages", "16 passages", "500 tokens"]
     assert [case.suite for case in drawn] == [name for name in names for _ in range(3)]
-    assert [replace(case, suite="") for case in drawn[:3]] == multihop(seed=2, size=3, level=1)
+    assert [replace(case, suite="") for case in drawn[:3]] == multihop(seed=2, size=3, drawn=Draw(1))
     assert {len(case.passages) for case in drawn if case.suite == "16 passages"} == {16}
 
 

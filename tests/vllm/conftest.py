@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.quality.cases import Case
-from service.quality.suites import multihop
+from service.quality.suites import Draw, multihop
 from tests.service.serving import Inside, Json, free_port, good, in_process, put_in, settings_in, wait_for
 from tests.vllm.vllm_server import MODEL, PYTHON, VllmOptions, VllmServer
 
@@ -71,7 +71,7 @@ class Pair:
 @cache
 def cases() -> list[Case]:
     """The questions of the suite that need two passages."""
-    return multihop(seed=41, size=2 * COUNT, level=3)[1::2]
+    return multihop(seed=41, size=2 * COUNT, drawn=Draw(3))[1::2]
 
 
 def question(number: int, policy: str) -> Json:
