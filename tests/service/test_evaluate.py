@@ -38,6 +38,7 @@ CASE = Case(
     2,
 )
 ANSWER_TOKENS = 6
+EVAL = ("eval", "--answer-tokens", "3")
 WANTED = {
     *("policy", "ratio", "codec", "n", "exact_match", "exact_match_one_chunk", "exact_match_two_chunk", "f1"),
     *("agreement", "kl", "ttft_ms", "ttft_speedup", "reused_tokens", "recomputed_tokens", "bytes_per_token"),
@@ -154,7 +155,7 @@ def test_passages_beyond_the_window_are_left_out_and_counted() -> None:
 
 def test_a_grid_has_a_row_for_every_combination_and_computes_what_differs() -> None:
     points = grid(["full", "reuse", "hybrid"], [0.1, 0.5], codecs=["lossless", "q4"])
-    result = run(tiny(), [CASE] * 3, points=points, answer_tokens=4, progress=lambda done: None)
+    result = run(tiny(), [CASE] * 2, points=points, answer_tokens=2, progress=lambda done: None)
     assert [(each.policy, each.ratio, each.codec) for each in result.rows] == [
         (policy, ratio, codec)
         for policy in ("full", "reuse", "hybrid")
@@ -283,13 +284,13 @@ def test_a_corpus_with_questions_alone_is_measured_by_agreement(folder: Path, tm
     (tmp_path / "asked.txt").write_text("Who is lazy?\nWho is quick?\n")
     options = ["--suite", str(tmp_path / "asked.txt"), "--corpus", str(tmp_path / "corpus"), "--model", str(folder),
                "--policies", "full,reuse", "--ratios", "0", "--codecs", "q4", "--json"]  # fmt: skip
-    result = CliRunner().invoke(cli.app, ["eval", *options], catch_exceptions=False)
+    result = CliRunner().invoke(cli.app, [*EVAL, *options], catch_exceptions=False)
     assert [each["exact_match"] for each in json.loads(result.stdout)["rows"]] == [None, None]
     assert f"skipped, the suffix '.png' is unknown: {tmp_path}/corpus/picture.png\n" in result.stderr
 
 
 def asked(*options: str) -> str:
-    result = CliRunner().invoke(cli.app, ["eval", *options], catch_exceptions=False)
+    result = CliRunner().invoke(cli.app, [*EVAL, *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert ("Saved policy = " in result.stderr) == ("--save" in options)
     return result.stdout
