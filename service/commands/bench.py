@@ -16,11 +16,11 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from service.commands.console import console, many, tell
-from service.commands.options import AsJson, listed, settings_with
+from service.commands.console import console, many
+from service.commands.options import AsJson, listed, settings_with, whole_numbers
 from service.commands.options import codecs as complete_codecs
 from service.commands.options import policies as complete_policies
-from service.commands.shown_progress import tell_skipped
+from service.commands.shown_progress import tell_unread
 from service.commands.traffic import KEY_VARIABLE, NOTHING, RATES, TrafficOptions, measure_endpoints
 
 if TYPE_CHECKING:
@@ -180,8 +180,8 @@ def bench(
     from service.quality.bench import BenchPlan
 
     _check_none(key_env=key_env, rates=rates, trace=trace, put=put, html=html)
-    settings, counts = settings_with(model), tuple(_number(each) for each in listed(chunks or CHUNKS))
-    plan = BenchPlan(counts, chunk_tokens or settings.chunk_tokens, repeats, *tried, corpus, store)
+    settings, counts = settings_with(model), whole_numbers("--chunks", chunks or CHUNKS)
+    plan = BenchPlan(tuple(counts), chunk_tokens or settings.chunk_tokens, repeats, *tried, corpus, store)
     _measure_here(settings, plan, as_json=as_json)
 
 
@@ -192,9 +192,7 @@ def _measure_here(settings: "Settings", plan: "BenchPlan", *, as_json: bool) -> 
     typer.echo(f"loading {settings.model}", err=True)
     with _ended_in_order(), _progress(plan.steps) as on_progress:
         found = measure(settings, plan, on_progress=on_progress)
-    tell_skipped(map(Path, found.skipped))
-    for problem in found.problems:
-        tell(f"not read: {problem.place}: {problem.reason}", err=True)
+    tell_unread(map(Path, found.skipped), found.problems)
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2, allow_nan=False))
     else:
@@ -209,15 +207,6 @@ def _check_none(**options: object) -> None:
         if value:
             option = f"--{name.replace('_', '-')}"
             raise Invalid(f"{option} belongs to the other way to measure, with --url or without: leave one of both out")
-
-
-def _number(text: str) -> int:
-    from service.errors import Invalid
-
-    try:
-        return int(text)
-    except ValueError:
-        raise Invalid(f"--chunks: a number of chunks is wanted, got {text!r}: write for example 2,5,10") from None
 
 
 @contextmanager

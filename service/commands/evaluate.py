@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Column
 
 from service.commands.console import console, many, plain_table, status, tell
-from service.commands.options import AsJson, check_folders, codecs, listed, policies, settings_with
-from service.commands.shown_progress import tell_skipped
+from service.commands.options import AsJson, check_folders, codecs, listed, policies, settings_with, whole_numbers
+from service.commands.shown_progress import tell_unread
 from service.quality import MULTIHOP
 
 if TYPE_CHECKING:
@@ -255,8 +255,8 @@ class _Drawn:
         from service.quality.suites import CONTENTS, suites, variants
 
         forms = [*FORMS, *CONTENTS] if self.forms == ALL else listed(self.forms)
-        levels = _counts("--difficulty", self.levels)
-        passages, tokens = _counts("--passages", self.passages), _counts("--tokens", self.tokens)
+        levels = whole_numbers("--difficulty", self.levels)
+        passages, tokens = whole_numbers("--passages", self.passages), whole_numbers("--tokens", self.tokens)
         drawn = variants(levels, forms=forms, passages=passages, tokens=tokens)
         return suites(drawn, seed=self.seed, size=self.size)
 
@@ -277,21 +277,10 @@ def _read(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "lis
     else:
         skipped: list[Path] = []
         cases, problems = corpus_cases(corpus, Path(suite), top_k=top_k, on_skipped=skipped.append)
-        tell_skipped(skipped)
-        for problem in problems:
-            tell(f"not read: {problem.place}: {problem.reason}", err=True)
+        tell_unread(skipped, problems)
     cases = cases[: drawn.size or None]
     forms = [*FORMS] if drawn.forms == ALL else listed(drawn.forms)
     return in_forms(cases, forms) if forms else cases
-
-
-def _counts(option: str, text: str) -> list[int]:
-    from service.errors import Invalid
-
-    try:
-        return [int(each) for each in listed(text)]
-    except ValueError:
-        raise Invalid(f"{option}: whole numbers with commas are wanted, got {text!r}") from None
 
 
 def _number(text: str) -> float:

@@ -22,6 +22,19 @@ def listed(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
 
 
+def whole_numbers(option: str, text: str) -> list[int]:
+    """The numbers between commas. Raises Invalid for what is none."""
+    from service.errors import Invalid
+
+    numbers: list[int] = []
+    for each in listed(text):
+        try:
+            numbers.append(int(each))
+        except ValueError:
+            raise Invalid(f"{option}: whole numbers with commas are wanted, got {each!r}") from None
+    return numbers
+
+
 def check_folders(*files: Path | None) -> None:
     """Raises Invalid for a file whose folder is not there, before anything is measured for a long time."""
     from service.errors import Invalid

@@ -74,6 +74,13 @@ def tell_skipped(skipped: Iterable[Path]) -> None:
         tell(f"skipped, {reason}: {', '.join(paths[:NAMED])}{more}", err=True)
 
 
+def tell_unread(skipped: Iterable[Path], problems: Iterable[ReadingProblem]) -> None:
+    """Names what is left out of folders, and what could not be read."""
+    tell_skipped(skipped)
+    for problem in problems:
+        tell(f"not read: {problem.place}: {problem.reason}", err=True)
+
+
 def _short(progress: "RunProgress") -> str:
     return f"{many(progress.stored, 'chunk')}, {_speed(progress)}" if progress.stored else "nothing computed yet"
 
