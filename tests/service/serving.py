@@ -14,12 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -46,6 +46,7 @@ _postgres: list[PostgresServer] = []
 _databases: dict[Path, str] = {}
 
 Json = dict[str, Any]
+Kind = TypeVar("Kind")
 
 
 class Service:
@@ -218,6 +219,12 @@ def data_of(folder: Path) -> str | Path:
     if folder not in _databases:
         _databases[folder] = _postgres[0].database()
     return f"{_databases[folder]}#{folder}"
+
+
+def for_models(kinds: Sequence[Kind]) -> Sequence[Kind]:
+    """The parameters of tests that ask several models. Where they run again on another database, the first is enough:
+    catalogs hold the same whatever the model."""
+    return kinds[:1] if os.environ.get(DATA) == "postgres" else kinds
 
 
 def client_of(base_url: str, key: str) -> httpx.Client:

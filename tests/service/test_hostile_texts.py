@@ -10,7 +10,7 @@ from blend.fuse.prompt import ChunkSegment
 from tests.blend.tokenizers_made import BRACKETS, TEMPLATE, spellings
 from tests.service.checkpoints import checkpoint
 from tests.service.overhearing import Overheard
-from tests.service.serving import Inside, Json, ask, good, in_process, put_in, settings_in
+from tests.service.serving import Inside, Json, ask, for_models, good, in_process, put_in, settings_in
 
 FRAGMENTS = [
     TEMPLATE,
@@ -25,7 +25,7 @@ FRAGMENTS = [
 KINDS = ("builtin", "bytes", pytest.param("metaspace-first", marks=pytest.mark.long), "unigram")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=for_models(KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -15,7 +15,7 @@ from service.access.principal import Role
 from tests.service.checkpoints import checkpoint
 from tests.service.overhearing import Overheard
 from tests.service.passages import PASSAGES, QUESTIONS
-from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in
+from tests.service.serving import Inside, Json, for_models, good, in_process, put_in, settings_in
 
 CHUNKS = [each.text for each in PASSAGES]
 OTHERS = ["Tides rose. Nobody in the harbor saw it, as it was night.", CHUNKS[0][:40], f"x{CHUNKS[1][1:]}", "It."]
@@ -72,7 +72,7 @@ class Heard:
 Asking = Callable[..., Heard]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=for_models(KINDS))
 def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     folder = tmp_path_factory.mktemp(request.param)
     model = "builtin" if request.param == "builtin" else checkpoint(folder / "model", request.param)
