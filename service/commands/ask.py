@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Column
 from rich.text import Text
 
-from service.commands.console import address, console, plain_table, tell
+from service.commands.console import LOOPBACK, address, console, plain_table, tell
 from service.commands.options import AsJson, a_policy
 from service.event_parser import EventParser
 
@@ -26,7 +26,6 @@ Json = dict[str, object]
 SHOWN = 100  # letters of a passage in a table
 WIDE = 100  # columns, from which on sources are a table
 WAIT_S = 600  # for an answer; a queue may be long
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 place_option = partial(typer.Option, rich_help_panel="Where the service is")
 

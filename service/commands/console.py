@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 ENDLESS = 10_000  # columns where no terminal ends a line: nothing is cut, and a row is a line
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # how settings and URLs name this machine
 UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 plain_table = partial(Table, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)

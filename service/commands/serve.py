@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.console import address, console
+from service.commands.console import LOOPBACK, address, console
 from service.commands.options import StoreUrl
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 30  # for requests that run when the service is told to stop
 SWITCH_S = 0.0002  # until another thread computes: a loop that shares with many gets its turn 25 times as soon
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Host = Annotated[
     str, typer.Option(metavar="ADDRESS", help="Address to bind; KVWEAVE_HOST by default.", show_default=False)
