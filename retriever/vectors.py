@@ -75,7 +75,7 @@ class VectorIndex:
                     self._catch_up(view, state)
                 outgrown = self._nearest.is_outgrown
             if outgrown:
-                made = self._made(view, state)
+                made = self._made(view)
                 with self._guard:
                     self._nearest, self._seen = made, _seen(state)
         with self._guard:
@@ -116,7 +116,7 @@ class VectorIndex:
         if seen.catalog == state.catalog and not ahead and nearest.dim == self._dim:
             self._nearest, self._seen, self._saved = nearest, seen, seen
 
-    def _made(self, view: VectorsView, state: CatalogState) -> Nearest:
+    def _made(self, view: VectorsView) -> Nearest:
         """The index made anew from the catalog. The sample is spread over all of it."""
         count = len(self._nearest)
         wanted = TRAINED * LISTS * count**0.5

@@ -40,7 +40,7 @@ def show_race(track: "RaceTrack") -> "list[TimingRow]":
     else:
         rows = track.run(on_turn=bars.turn)
     screen.print(_bars({_name(row.policy): row.first_token_s for row in rows}))
-    screen.print(f"\n{_sentence(track, rows)}\n")
+    screen.print(f"\n{_sentence(rows)}\n")
     return rows
 
 
@@ -75,7 +75,7 @@ def _name(policy: str) -> str:
     return "full prefill" if name == "full" else name
 
 
-def _sentence(track: "RaceTrack", rows: "list[TimingRow]") -> str:
+def _sentence(rows: "list[TimingRow]") -> str:
     from service.settings import Settings
 
     start = {name: Settings.model_fields[name].default for name in ("policy", "ratio")}

@@ -86,7 +86,7 @@ def race_track(settings: Settings, *, on_stage: Callable[[str], None]) -> Genera
         ids = [ids for each in chunks if (ids := model.titled(each.text, each.title, prefix=prefix))]
         fingerprint = model.fingerprint.behind(prefix)
         store = stack.enter_context(_opened(mine, folder))
-        part = ScratchStore(store, TENANT, keys=[])
+        part = ScratchStore(store, TENANT)
         items = part.items(ids, fingerprint=fingerprint.digest, codec=model.codec)
         if not _is_whole(part, items):
             on_stage("computing the keys and values of its text, once")

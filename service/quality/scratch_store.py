@@ -31,17 +31,17 @@ class TierSpeed:
 
 
 class ScratchStore:
-    """Part of a store, under a tenant of its own. `keys` gets those of all that is ever written."""
+    """Part of a store, under a tenant of its own. `keys`: of all that is ever written."""
 
-    def __init__(self, store: BlobStore, tenant: str, *, keys: list[CacheKey]) -> None:
+    def __init__(self, store: BlobStore, tenant: str) -> None:
+        self.keys: list[CacheKey] = []
         self._store = store
         self._tenant = tenant
-        self._keys = keys
 
     def items(self, chunks: Sequence[ChunkIds], *, fingerprint: str, codec: str) -> list[CaptureItem]:
         """Chunks that are to be written; from now on they are taken away at the end."""
         keys = [CacheKey(self._tenant, digest_ids(each.all), fingerprint, codec) for each in chunks]
-        self._keys += keys
+        self.keys += keys
         return [CaptureItem(key, ids) for key, ids in zip(keys, chunks, strict=True)]
 
     def write(self, model: ServedModel, prefix: Ids, *, items: Sequence[CaptureItem]) -> float:
@@ -84,16 +84,17 @@ def scratch_store(opened: Callable[[], BlobStore]) -> Generator[ScratchStore]:
 
     At the end the store is closed before it is cleaned: some write on threads of their own, even behind an interrupt.
     """
-    keys: list[CacheKey] = []
+    part: ScratchStore | None = None
     try:
         with opened() as store:
             for key in list(_stale(store)):
                 store.discard(key)
-            yield ScratchStore(store, TENANT + token_hex(4), keys=keys)
+            part = ScratchStore(store, TENANT + token_hex(4))
+            yield part
     finally:
-        if keys:
+        if part and part.keys:
             with opened() as store:
-                for key in keys:
+                for key in part.keys:
                     store.discard(key)
 
 

@@ -14,7 +14,6 @@ class ListedLedger:
 
     def __init__(self, client: ObjectClient, budget: TierBudget) -> None:
         self._client = client
-        self._budget = budget
         self._idle = budget.total is None and budget.per_tenant is None
         self._lock = threading.Lock()
         self._listing = threading.Lock()  # held while a listing comes in; hits do not wait for it

@@ -273,7 +273,7 @@ def test_a_chunk_that_went_meanwhile_is_an_error(
 
     def lost(self: ScratchStore, *arguments: object, **more: object) -> object:
         written = write(self, *arguments, **more)  # pyright: ignore[reportArgumentType]
-        for key in self._keys:
+        for key in self.keys:
             self._store.discard(key)
         return written
 
