@@ -176,9 +176,10 @@ def in_process(
     *,
     wrap: Callable[[BlobStore], BlobStore] = lambda store: store,
     reach: Callable[[Core], None] = lambda core: None,
+    documents: Sequence[Mapping[str, object]] = (),
 ) -> Iterator[Inside]:
     """The whole service behind a real socket. `wrap` puts something around its store; `reach` changes the core
-    before its first request, such as `core.model.engine`."""
+    before its first request, such as `core.model.engine`. `documents` serve when it begins."""
     with pytest.MonkeyPatch.context() as patch:
         compose_store = composition.compose_store
         patch.setattr(composition, "compose_store", lambda settings: wrap(compose_store(settings)))
@@ -194,7 +195,11 @@ def in_process(
         try:
             key = settings.data / ADMIN_KEY
             port = listening.getsockname()[1]
-            yield Inside(core, f"http://127.0.0.1:{port}", key.read_text().strip() if key.exists() else "")
+            inside = Inside(core, f"http://127.0.0.1:{port}", key.read_text().strip() if key.exists() else "")
+            if documents:
+                with inside.client() as client:
+                    put_in(client, documents)
+            yield inside
         finally:
             server.should_exit = True
             thread.join(WAIT_S)

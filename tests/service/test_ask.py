@@ -13,14 +13,12 @@ from service import cli
 from service.commands import ask
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
-from tests.service.serving import KVWEAVE, Inside, in_process, put_in, settings_in
+from tests.service.serving import KVWEAVE, Inside, in_process, settings_in
 
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path_factory.mktemp("asking"))) as served:
-        with served.client() as client:
-            put_in(client, DOCUMENTS)
+    with in_process(settings_in(tmp_path_factory.mktemp("asking")), documents=DOCUMENTS) as served:
         yield served
 
 

@@ -36,9 +36,8 @@ class Kept(BaseModel):
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path_factory.mktemp("clients"))) as service:
-        with service.client() as client:
-            put_in(client, [{"id": "letter", "text": TEXT}])
+    letter = {"id": "letter", "text": TEXT}
+    with in_process(settings_in(tmp_path_factory.mktemp("clients")), documents=[letter]) as service:
         yield service
 
 

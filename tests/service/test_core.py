@@ -42,9 +42,7 @@ from tests.service.serving import Inside, Service, ask, good, in_process, put_in
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path_factory.mktemp("switch"))) as served:
-        with served.client() as client:
-            put_in(client, DOCUMENTS)
+    with in_process(settings_in(tmp_path_factory.mktemp("switch")), documents=DOCUMENTS) as served:
         yield served
 
 

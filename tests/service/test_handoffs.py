@@ -42,9 +42,7 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path_factory.mktemp("service"))) as inside:
-        with inside.client() as client:
-            put_in(client, LETTERS)
+    with in_process(settings_in(tmp_path_factory.mktemp("service")), documents=LETTERS) as inside:
         yield inside
 
 

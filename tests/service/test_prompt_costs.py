@@ -28,7 +28,7 @@ from store.errors import Miss, MissReason
 from store.record import Tail
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
-from tests.service.serving import Inside, ask, in_process, put_in, settings_in, wait_for
+from tests.service.serving import Inside, ask, in_process, settings_in, wait_for
 
 SPEEDS = ModelSpeeds(
     prefill_s=0.01,
@@ -248,11 +248,8 @@ def test_a_curve_is_found_again_out_of_its_points(parts: tuple[float, float, flo
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """A service that takes what is sooner, where blending never is."""
     settings = settings_in(tmp_path_factory.mktemp("sooner"), reuse="sooner")
-    with in_process(settings) as served:
-        pipeline = served.core.pipeline
-        pipeline._costs = PromptCosts(READS)
-        with served.client() as client:
-            put_in(client, DOCUMENTS)
+    with in_process(settings, documents=DOCUMENTS) as served:
+        served.core.pipeline._costs = PromptCosts(READS)
         yield served
 
 
