@@ -123,7 +123,7 @@ bench: $(INSTALLED) ## the benchmarks, as JSON; `make bench ARGS="--trace FILE"`
 
 # About an hour on two cores, minutes on a GPU; run again, it goes on where it stopped.
 model: $(INSTALLED) ## train the built-in model again, into build/model
-	$(PY) -m service.training.train build/model $(ARGS)
+	$(PY) -m tests.training.train build/model $(ARGS)
 
 eval: $(INSTALLED) ## the quality figures of tests/bench/LOG.md, as JSON into build/eval
 	tests/bench/quality.sh $(VENV)/bin/kvweave build/eval

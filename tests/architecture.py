@@ -125,7 +125,6 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/model/flex_attention.py:_capped.score": "torch decides",
         "blend/model/step.py:Step.update": "transformers decides",
         **dict.fromkeys((f"blend/model/place_kernel.py:{name}" for name in _OF_NUMBA), "numba knows no keywords"),
-        "service/training/block_attention.py:block_attention": "transformers decides",
         "service/commands/ask.py:ask": "typer makes an option of every parameter",
         "service/commands/ask.py:search": "typer makes an option of every parameter",
         "service/commands/bench.py:bench": "typer makes an option of every parameter",

@@ -20,9 +20,9 @@ from service.quality.grid import GridResult, ResultRow, grid, run
 from service.quality.suites import KINDS, UNANSWERED, Draw, multihop
 from service.quality.suites import passages as shown
 from service.settings import load_settings
-from service.training.tokenizer import make_tokenizer
-from service.training.train import SEED
 from service.world.scene import UNKNOWN, SceneShape, draw
+from tests.training.tokenizer import make_tokenizer
+from tests.training.train import SEED
 
 MOST_BYTES = 16_000_000
 QUESTIONS = 160

@@ -1,4 +1,4 @@
-"""Trains the built-in model: `python -m service.training.train FOLDER`. Run again, it goes on where it stopped."""
+"""Trains the built-in model: `python -m tests.training.train FOLDER`. Run again, it goes on where it stopped."""
 
 # transformers and torch.optim are not typed to the end
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -21,11 +21,11 @@ from transformers import PreTrainedTokenizerBase as Source
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from blend.model.tokenizer import Tokenizer
-from service.training.block_attention import BLOCKS, added
-from service.training.examples import IGNORED, Batch, ExampleRow, Examples, Mixture
-from service.training.tokenizer import make_tokenizer
 from service.world.relations import NAMINGS
 from service.world.scene import NAMED, SceneShape, draw
+from tests.training.block_attention import BLOCKS, added
+from tests.training.examples import IGNORED, Batch, ExampleRow, Examples, Mixture
+from tests.training.tokenizer import make_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import torch
 from blend.model.tokenizer import Tokenizer
 from service.model.prompt_builder import PromptBuilder, PromptPassage, TurnParts
 from service.quality.forms import FORMS
-from service.training.examples import IGNORED, PLAIN, Batch, ExampleRow, Examples, Mixture, drawn_form
-from service.training.tokenizer import make_tokenizer
-from service.training.train import PLAINLY, SEED, STAGES, Training
 from service.world.scene import UNKNOWN, Scene, draw
+from tests.training.examples import IGNORED, PLAIN, Batch, ExampleRow, Examples, Mixture, drawn_form
+from tests.training.tokenizer import make_tokenizer
+from tests.training.train import PLAINLY, SEED, STAGES, Training
 
 EVERYTHING = Mixture(forms=1.0, reversed=0.5, history=0.5, babble=0.5, unknown=0.5)
 

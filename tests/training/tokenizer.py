@@ -7,9 +7,9 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from service.model.prompt_builder import ASK, PromptPassage
-from service.training.examples import SYSTEMS, drawn_form
 from service.world.relations import NAMINGS
 from service.world.scene import UNKNOWN, SceneShape, draw
+from tests.training.examples import SYSTEMS, drawn_form
 
 VOCABULARY = 4096
 SPECIAL = ("<|begin|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")

@@ -1,1 +1,0 @@
-"""The training of the built-in model. Nothing that serves imports it."""
