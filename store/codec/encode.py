@@ -17,8 +17,9 @@ from store.record import Array, Dtype, LayerKV, Record
 
 # LMDB's file stays within 5 % of its content with values of this size, and a layer of a large model fills one.
 FRAME_BYTES = 320 << 10
-_OWN_BLOCK_BYTES = 16 << 10
-_ZSTD_LEVEL = 1  # higher levels win less than 0.1 %: quantized codes repeat nothing, only their frequencies help
+_OWN_BLOCK_BYTES = 512  # a smaller piece is not worth a table of frequencies
+# Quantized codes repeat nothing, only their frequencies help: what a larger table finds costs more than it saves.
+_ZSTD = zstandard.ZstdCompressionParameters(compression_level=1, hash_log=6)
 
 _local = threading.local()  # zstd's contexts belong to one thread each
 
@@ -107,7 +108,7 @@ def _all_finite(array: Array, dtype: Dtype) -> bool:
 
 
 def _compress(pieces: Iterable[bytes]) -> bytes:
-    """The pieces as one zstd frame. A large piece is its own block: exponents and mantissas share no statistics."""
+    """The pieces as one zstd frame. All but a small one are blocks of their own: kinds share no frequencies."""
     whole = list(pieces)
     stream = _compressor().compressobj(size=sum(map(len, whole)))
     out: list[bytes] = []
@@ -126,5 +127,5 @@ def _compress(pieces: Iterable[bytes]) -> bytes:
 
 def _compressor() -> zstandard.ZstdCompressor:
     if not hasattr(_local, "compressor"):
-        _local.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        _local.compressor = zstandard.ZstdCompressor(compression_params=_ZSTD)
     return _local.compressor

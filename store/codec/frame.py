@@ -118,13 +118,13 @@ def _write_quantized(arrays: Sequence[Array], bits: int, *, dtype: Dtype, axis: 
 
 
 def _pieces(spans: Sequence[Quantized], *, axis: int) -> Iterator[bytes]:
-    yield from _planes(np.concatenate([span.places for span in spans], axis=axis - KEYS))
+    """Steps, middles and codes, each kind as one piece."""
+    yield b"".join(_planes(np.concatenate([span.places for span in spans], axis=axis - KEYS)))
     middles = [span.middles for span in spans if span.middles is not None]
     if middles:
         signed = np.concatenate(middles)
-        yield from _planes((signed << 1 ^ signed >> 31).view(np.uint32))
-    for span in spans:
-        yield span.codes.tobytes()
+        yield b"".join(_planes((signed << 1 ^ signed >> 31).view(np.uint32)))
+    yield b"".join(span.codes.tobytes() for span in spans)
 
 
 def _planes(numbers: Array | Unsigned) -> Iterator[bytes]:
