@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from store.blob import StoredShape
 from store.codec.quantize import KEYS, STEP_SIZES, VALUES, Quantized, centers, quantize, step_sizes
-from store.codec.spec import KVBits
+from store.codec.spec import KVBits, code_bits
 from store.record import (
     STORAGE,
     Array,
@@ -61,7 +61,7 @@ class LayerForm:
         if bits is None:
             return (keys + values) * tokens * STORAGE[self.dtype].itemsize
         spans, step = span_count(tokens)
-        per_byte = codes_per_byte(bits.keys), codes_per_byte(bits.values)
+        per_byte = codes_per_byte(code_bits(bits.keys)), codes_per_byte(code_bits(bits.values))
         last = tokens - (spans - 1) * step
         codes = sum(
             size * ((spans - 1) * -(-step // each) + -(-last // each))
@@ -106,7 +106,7 @@ def write_layers(layers: Sequence[LayerKV], form: LayerForm) -> Iterator[bytes]:
         yield from chain(*pieces)
 
 
-def _write_quantized(arrays: Sequence[Array], bits: int, *, dtype: Dtype, axis: int) -> Iterator[Iterator[bytes]]:
+def _write_quantized(arrays: Sequence[Array], bits: float, *, dtype: Dtype, axis: int) -> Iterator[Iterator[bytes]]:
     """The pieces of each array. What is quantized together takes few calls: no channel or token knows of another."""
     heads, tokens, _ = arrays[0].shape
     spans = [
@@ -164,7 +164,8 @@ def _layout(form: LayerForm, tokens: int) -> FrameLayout:
     assert form.bits is not None
     shape, spans = form.shape, spans_of(tokens)
     key_numbers = len(spans) * shape.key_heads * shape.key_dim
-    per_byte = codes_per_byte(form.bits.keys)
+    key_bits, value_bits = code_bits(form.bits.keys), code_bits(form.bits.values)
+    per_byte = codes_per_byte(key_bits)
     key_codes = sum(-(-len(span) // per_byte) for span in spans) * shape.key_heads * shape.key_dim
     middles = _STEP_PLANES * key_numbers
     keys_at = middles + _MIDDLE_PLANES * key_numbers
@@ -172,10 +173,10 @@ def _layout(form: LayerForm, tokens: int) -> FrameLayout:
     return FrameLayout(
         tokens=tokens,
         step=len(spans[0]),
-        key_bits=form.bits.keys,
+        key_bits=key_bits,
         key_width=8 // per_byte,
-        value_bits=form.bits.values,
-        value_width=8 // codes_per_byte(form.bits.values),
+        value_bits=value_bits,
+        value_width=8 // codes_per_byte(value_bits),
         is_turned=0,
         middles=middles,
         key_codes=keys_at,

@@ -10,6 +10,7 @@ import numpy as np
 
 from store.codec.frame import LayerForm, span_count, spans_of
 from store.codec.quantize import KEYS, VALUES, step_sizes
+from store.codec.spec import code_bits
 from store.record import PackedLayer, PackedTensor, PackedTile, codes_per_byte
 
 _TOP = struct.Struct("<h")
@@ -27,7 +28,7 @@ def frame_v1_bytes(form: LayerForm, tokens: int) -> int:
 
 def _tensor_bytes(form: LayerForm, tokens: int) -> tuple[int, int]:
     assert form.bits is not None
-    shape, packed = form.shape, -(-tokens // codes_per_byte(form.bits.keys))
+    shape, packed = form.shape, -(-tokens // codes_per_byte(code_bits(form.bits.keys)))
     keys = _TOP.size + shape.key_heads * shape.key_dim * (1 + packed)
     return keys, _TOP.size + shape.value_heads * (tokens + shape.value_dim * packed)
 
@@ -55,4 +56,4 @@ def _tensor(data: memoryview, shape: tuple[int, int, int], *, form: LayerForm, a
     below = np.frombuffer(data, np.uint8, count=count, offset=_TOP.size).astype(np.int64)
     codes = np.frombuffer(data, np.uint8, offset=_TOP.size + count).reshape(heads, dim, -1)
     places = np.where(below > 0, np.maximum(below + (top - _LAST + _OCTAVES), 0) + 1, 0)
-    return PackedTensor(codes, step_sizes(places.reshape(step_shape)), form.bits.keys, tokens)
+    return PackedTensor(codes, step_sizes(places.reshape(step_shape)), code_bits(form.bits.keys), tokens)

@@ -1,6 +1,7 @@
 """The spec string that names a codec: `lossless`, `q4` for keys and values, `k4v2` for each, `q6@4-k4v2` by layer.
 
 A part that ends in `@N` holds up to layer N, which is not counted in; the last part holds for all layers behind.
+Bits may lie between whole numbers where sizes are small: `q2.3` makes steps of 2**-2.3 of what they reach over.
 """
 
 import re
@@ -9,21 +10,23 @@ from typing import Self
 
 from store.errors import SpecError
 
-_PART = re.compile(r"lossless|q([2-8])|k([2-8])v([2-8])")
+_BITS = r"([2-8]|1\.[5-9]|2\.[1-9])"
+_PART = re.compile(f"lossless|q{_BITS}|k{_BITS}v{_BITS}")
 _LAYER = re.compile(r"[1-9][0-9]{0,4}")
+_BETWEEN_CODE_BITS = 4  # below three bits no channel or token reaches over more than 16 steps, however they are evened
 
 
 @dataclass(frozen=True, slots=True)
 class KVBits:
-    """The bits of a code, of keys and of values."""
+    """The bits of keys and of values: their steps are `2**-bits` of what they reach over."""
 
-    keys: int
-    values: int
+    keys: float
+    values: float
 
     @property
     def text(self) -> str:
         """The canonical spelling."""
-        return f"q{self.keys}" if self.keys == self.values else f"k{self.keys}v{self.values}"
+        return f"q{self.keys:g}" if self.keys == self.values else f"k{self.keys:g}v{self.values:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,17 @@ class Spec:
         return "".join(f"{name}{stop}" for name, stop in zip(names, stops, strict=True))
 
 
+def code_bits(bits: float) -> int:
+    """Bits that a code takes before zstd, where a spec's bits may lie between whole numbers."""
+    return int(bits) if bits == int(bits) else _BETWEEN_CODE_BITS
+
+
 def _bits(part: str, text: str) -> KVBits | None:
     match = _PART.fullmatch(part)
     if match is None:
-        raise SpecError(f"no codec is named {text!r}: use lossless, q2 to q8, k4v2, or parts by layer as in q6@4-k4v2")
+        raise SpecError(
+            f"no codec is named {text!r}: use lossless, q2 to q8, q1.5 to q2.9, k4v2, or parts by layer as in q6@4-k4v2"
+        )
     if part == "lossless":
         return None
-    return KVBits(int(match[1] or match[2]), int(match[1] or match[3]))
+    return KVBits(float(match[1] or match[2]), float(match[1] or match[3]))

@@ -130,7 +130,7 @@ def test_a_plain_layer_is_viewed_where_it_lies(dtype: Dtype) -> None:
     assert keys.data_ptr() == layer.keys.ctypes.data and values.data_ptr() == layer.values.ctypes.data
 
 
-@pytest.mark.parametrize("spec", ["lossless", "q2", "q4", "q6"])
+@pytest.mark.parametrize("spec", ["lossless", "q2", "q4", "q6", "k2.3v2"])
 def test_a_slice_of_a_buffer_is_filled_and_nothing_beside_it(spec: str) -> None:
     reader = stored(plain("normal", (3, 131, 16), (2, 131, 10)), spec)
     decoded = decode(reader).layers[0]

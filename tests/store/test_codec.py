@@ -18,17 +18,15 @@ from store.codec.encode import FRAME_BYTES, encode
 from store.codec.spec import Spec
 from store.errors import RecordError
 from store.reader import read
-from store.record import Dtype, LayerKV, PackedLayer, PackedTensor, Record, codes_per_byte, largest, narrow, widen
+from store.record import Dtype, LayerKV, PackedLayer, PackedTensor, Record, codes_per_byte, narrow, widen
 from tests.store import samples
+from tests.store.bounds import excess, key_bound, rounding, value_bound
 
-LOSSY = ("q2", "q3", "q4", "q5", "q6", "q7", "q8", "k4v2", "k3v8@1-q2")
+LOSSY = ("q2", "q3", "q4", "q5", "q6", "q7", "q8", "k4v2", "k3v8@1-q2", "q2.9", "k1.5v4@1-k3v2.3")
 SPECS = ("lossless", *LOSSY)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 TERMS = Terms(0, precomputed=True)
 STEP_SPAN = 128  # a key's step is shared by fewer tokens than this
-
-OVERSHOOT = 2 ** (1 / 16) * (1 + 2**-7)  # a step is the next larger of the sizes 2**(e/16), rounded up to bfloat16
-FLOOR = 2.0**-127 * (1 + 2**-10)  # half of the smallest step, and float32's rounding of the codes' reach
 
 Draw = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
 
@@ -101,36 +99,6 @@ def alike(one: LayerKV | None, other: LayerKV | None) -> bool:
         return one is other
     pairs = ((one.keys, other.keys), (one.values, other.values))
     return all(a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in pairs)
-
-
-def rounding(wide: np.ndarray, dtype: Dtype) -> np.ndarray:
-    """Half the distance between neighbours of the dtype around each number, and float32's own rounding."""
-    digits, smallest = {"float32": (24, 2.0**-149), "float16": (11, 2.0**-24), "bfloat16": (8, 2.0**-133)}[dtype]
-    return np.maximum(np.abs(wide) * 2.0**-digits, smallest / 2) + np.abs(wide) * 2.0**-23
-
-
-def half_step(bits: int, width: np.ndarray) -> np.ndarray:
-    """The largest error where the codes of one step reach over `width`."""
-    return np.maximum(width * OVERSHOOT * 2.0 ** -(bits + 1), FLOOR)
-
-
-def key_bound(bits: int, keys: np.ndarray) -> np.ndarray:
-    """For 64 to 127 tokens of a channel: the distance from least to most, or what float32 tells apart at that size."""
-    width = np.ptp(keys, axis=1, keepdims=True) * 16 / 15
-    return half_step(bits, np.maximum(width, np.abs(keys).max(axis=1, keepdims=True) * 2.0**-25))
-
-
-def value_bound(bits: int, values: np.ndarray) -> np.ndarray:
-    """For the channels of one token and head: twice the largest magnitude."""
-    return half_step(bits, 2 * np.abs(values).max(axis=2, keepdims=True))
-
-
-def excess(before: np.ndarray, after: np.ndarray, dtype: Dtype, bound: Callable[[np.ndarray], np.ndarray]) -> float:
-    """By how much the worst number misses the bound, and one rounding to the dtype; zero or less is kept."""
-    old, new = widen(before, dtype).astype(np.float64), widen(after, dtype).astype(np.float64)
-    allowed = bound(old) * (old.any(axis=1, keepdims=True) | old.any(axis=2, keepdims=True))
-    allowed = allowed + rounding(np.minimum(np.abs(old) + allowed, largest(dtype)), dtype)
-    return float((np.abs(old - new) - allowed).max())
 
 
 def keeps_bound(spec: str, plain: Record, read_back: Record) -> bool:

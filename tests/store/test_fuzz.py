@@ -55,7 +55,7 @@ def sources() -> tuple[Blob, ...]:
     packed = [
         encode(plain, samples.key(codec=spec), terms=TERMS)
         for plain in (tiny, spans)
-        for spec in ("q2", "q4", "k7v3", "lossless@1-q4")
+        for spec in ("q2", "q2.3", "q4", "k7v3", "lossless@1-q4")
     ]
     plain = [encode(tiny, samples.key(codec="lossless"), terms=TERMS), small(), small("lossless")]
     older = [Blob.parse((FOLDER / f"v1-{name}.blob").read_bytes()) for name in ("q2", "q4", "three-frames")]
@@ -203,7 +203,23 @@ def shuffled_rows(head: Head, draw: random.Random) -> Head:
 
 def other_codec(head: Head, draw: random.Random) -> Head:
     codec = draw.choice(
-        ("lossless", "q2", "q3", "q4", "q5", "q8", "q9", "", "q4@" + "0" * 32, "q4@", "Q4", "\0", "k4v2", "q2@1-q8")
+        (
+            "lossless",
+            "q2",
+            "q3",
+            "q4",
+            "q5",
+            "q8",
+            "q9",
+            "",
+            "q4@" + "0" * 32,
+            "q4@",
+            "Q4",
+            "\0",
+            "k4v2",
+            "q2@1-q8",
+            "q2.3",
+        )
     )
     return msgspec.structs.replace(head, codec=codec)
 

@@ -70,7 +70,7 @@ def write(name: str, content: bytes) -> None:
 
 
 def main() -> None:
-    specs = ("lossless", "q8", "q4", "q3", "q2", "k4v2", "q6@1-k5v3", "lossless@1-q4")
+    specs = ("lossless", "q8", "q4", "q3", "q2", "k4v2", "q6@1-k5v3", "lossless@1-q4", "q2.3@1-k1.5v4")
     blobs = {spec: pack(source(), spec) for spec in specs}
     blobs |= {f"lossless-{dtype}": pack(source(dtype), "lossless") for dtype in ("float16", "float32")}
     blobs |= {"three-frames": small()}
