@@ -1,12 +1,14 @@
-"""Measures the codec: sizes for every spec, and speed on one core. Random keys and values, no model and no store.
+"""Measures the codec: sizes for every spec, and speed on one core. No store.
 
-`python -m tests.bench.codec` prints one JSON object. `sizes` compares whole blobs with the same record in fp16; `lost`
-is the share of the ratio at 512 tokens that 64 tokens do not reach. `speed` is in bytes of fp16 that go in or come out,
-per second of wall time and of the thread's own CPU time, medians over `--runs`. `packed` is the way of a store in
-memory: every frame verified once, unpacked by zstd, codes and scales laid out as views. `plain` goes on to bfloat16
-(H, T, D). Both drop a group of layers before they read the next, so that no run waits for fresh pages of the kernel.
-`near` is the way of a tier of memory above others, from the opening to the codes; `raised` is how a blob gets there.
-`alone` has the parts in the same run, in bytes that they read (blake3, zstd: of the blob's frames) or write (memcpy).
+`python -m tests.bench.codec` prints one JSON object. `sizes` compares whole blobs with the same record in fp16: of
+drawn keys and values, and of the records of the settings' model (by default the one that is built in); `lost` is the
+share of the ratio at 512 tokens that 64 tokens do not reach. `speed` is of drawn records, in bytes of fp16 that go in
+or come out, per second of wall time and of the thread's own CPU time, medians over `--runs`. `packed` is the way of a
+store in memory: every frame verified once, unpacked by zstd, codes and scales laid out as views. `plain` goes on to
+bfloat16 (H, T, D). Both drop a group of layers before they read the next, so that no run waits for fresh pages of the
+kernel. `near` is the way of a tier of memory above others, from the opening to the codes; `raised` is how a blob gets
+there. `alone` has the parts in the same run, in bytes that they read (blake3, zstd: of the blob's frames) or write
+(memcpy).
 """
 
 import argparse
@@ -14,11 +16,16 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from typing import Literal
+from contextlib import closing
+from functools import partial
+from typing import Literal, get_args
 
 import numpy as np
 import zstandard
 
+from service.app.composition import compose_served
+from service.quality.suites import multihop
+from service.settings import load_settings
 from store.blob import Blob, Terms, digest
 from store.codec.decode import decode, read_group
 from store.codec.encode import encode
@@ -31,6 +38,7 @@ from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache
 
 SPECS = ("lossless", "q8", "q7", "q6", "q5", "q4", "q3", "q2")
+SMALL = ("k3v2", "k2v3", "q2.7", "q2.5", "q2.4", "q2.3", "q2.2", "q2.1", "q1.9", "q1.7", "q1.5")
 TOKENS = (64, 256, 512)
 LAYERS, HEADS, DIM = 32, 8, 128
 TERMS = Terms(0, precomputed=True)
@@ -56,13 +64,24 @@ def pack(plain: Record, spec: str) -> Blob:
     return encode(plain, CacheKey("acme", "chunk-0123456789abcdef", "0123456789abcdef" * 2, spec), terms=TERMS)
 
 
-def sizes(source: Source) -> dict[str, dict[str, object]]:
-    """Spec -> what its blobs take at each length."""
-    ratios: dict[str, dict[int, float]] = {spec: {} for spec in SPECS}
+def captured() -> dict[int, Record]:
+    """Records of the settings' model by their tokens, of passages of the made-up world one behind the other."""
+    model = compose_served(load_settings())
+    told = (passage.text for case in multihop(seed=0, size=max(TOKENS) // 8) for passage in case.passages)
+    ids = [token for text in told for token in model.ids(text) or ()]
+    with closing(model.engine) as engine:
+        return {tokens: engine.capture(model.prefix({}), [ids[:tokens]]).result()[0] for tokens in TOKENS}
+
+
+def sizes(made: Callable[[int], Record]) -> dict[str, dict[str, object]]:
+    """Spec -> what its blobs of a record that is made take at each length."""
+    specs = (*SPECS, *SMALL)
+    ratios: dict[str, dict[int, float]] = {spec: {} for spec in specs}
     for tokens in TOKENS:
-        plain = record(source, tokens)
-        for spec in SPECS:
-            ratios[spec][tokens] = plain.nbytes / pack(plain, spec).nbytes
+        plain = made(tokens)
+        halves = 2 * sum(layer.keys.size + layer.values.size for layer in plain.layers if layer)
+        for spec in specs:
+            ratios[spec][tokens] = halves / pack(plain, spec).nbytes
     return {
         spec: {
             "ratio": {str(tokens): round(ratio, 3) for tokens, ratio in found.items()},
@@ -132,7 +151,8 @@ def main() -> None:
     options = parser.parse_args()
     report: dict[str, object] = {"shape": {"layers": LAYERS, "heads": HEADS, "dim": DIM, "dtype": "bfloat16"}}
     if options.only != "speed":
-        report["sizes"] = {"normal": sizes("normal"), "channels": sizes("channels")}
+        drawn = {source: sizes(partial(record, source)) for source in get_args(Source)}
+        report["sizes"] = {**drawn, "model": sizes(captured().__getitem__)}
     if options.only != "sizes":
         plain, runs = record("channels", 256, options.layers), max(7, options.runs)
         report["speed"] = {spec: speed(spec, plain, runs) for spec in SPECS}
