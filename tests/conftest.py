@@ -15,14 +15,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background
 os.environ.setdefault("KVWEAVE_REUSE", "always")  # what is chosen is not to depend on how quick this machine is
 
 WITHOUT = "PostgreSQL is not installed: Debian's package is `postgresql`"
+WITHOUT_NGINX = "nginx is not installed: Debian's package is `nginx-light`"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says which files' tests were left out, as nobody would look for dots that are an s."""
-    skipped = [each for each in terminalreporter.stats.get("skipped", []) if WITHOUT in str(each.longrepr)]
-    if skipped:
-        files = sorted({each.nodeid.partition("::")[0] for each in skipped})
-        terminalreporter.write_line(f"left out {len(skipped)} tests of {', '.join(files)}: {WITHOUT}", yellow=True)
+    for reason in (WITHOUT, WITHOUT_NGINX):
+        skipped = [each for each in terminalreporter.stats.get("skipped", []) if reason in str(each.longrepr)]
+        if skipped:
+            files = sorted({each.nodeid.partition("::")[0] for each in skipped})
+            terminalreporter.write_line(f"left out {len(skipped)} tests of {', '.join(files)}: {reason}", yellow=True)
 
 
 @pytest.fixture(scope="session")

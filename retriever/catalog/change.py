@@ -167,6 +167,12 @@ class RowsChange:
     def cancel(self, job: str) -> int:
         return self._uploads.cancel(job)
 
+    def expected(self) -> tuple[int, int]:
+        arriving = self._uploads.arriving()
+        [documents] = self._run("SELECT count(*) FROM documents WHERE serving = 1").fetchone()
+        [chunks] = self._run("SELECT count(*) FROM chunks").fetchone()
+        return documents + arriving, chunks + arriving
+
     def put_source(self, collection: str, name: str, *, source: SourceFile) -> None:
         values = (collection, name, source.signature, json.dumps(source.documents), source.base)
         self.forget_source(collection, name)

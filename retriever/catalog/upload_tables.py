@@ -59,6 +59,13 @@ class UploadTables:
             self._end([(upload.number, upload.version)], upload.state)
         return True
 
+    def arriving(self) -> int:
+        """How many live uploads are of documents that do not serve."""
+        serves = "SELECT 1 FROM documents d WHERE d.id = u.document AND d.serving = 1"
+        live = f"SELECT count(*) FROM uploads u INDEXED BY live_uploads WHERE {LIVE} AND NOT EXISTS ({serves})"
+        [found] = self._run(live).fetchone()
+        return found
+
     def cancel(self, job: str) -> int:
         live = f"SELECT row, version FROM uploads WHERE job = (SELECT row FROM jobs WHERE id = ?) AND {LIVE}"
         found = self._run(live, (job,)).fetchall()

@@ -66,6 +66,13 @@ class UploadsChange(Protocol):
         """End a job's live uploads as cancelled; returns how many. What they staged is dropped, as at all such ends."""
         ...
 
+    def expected(self) -> tuple[int, int]:
+        """How many documents and how many chunks there are when all uploads so far are ready.
+
+        A document that does not serve yet, or a file, counts as one chunk.
+        """
+        ...
+
     def forget_uploads(self, before: float) -> int:
         """Forget jobs that are over and did not change since then; returns how many. Documents stay."""
         ...

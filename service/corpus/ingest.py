@@ -12,10 +12,12 @@ from itertools import islice
 from threading import Condition, Lock, Thread
 
 from blend.errors import Busy, TokenizerError
+from retriever.contract.catalog import CatalogChange
 from retriever.contract.types import Collection, Passage
 from retriever.contract.upload_types import NewUpload, QueuedUpload
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError
+from service.access.control import Quota
 from service.access.domains import DomainChunk
 from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.corpus.collection_rules import CollectionRules
@@ -85,9 +87,12 @@ class Ingest:
     def accept(self, tenant: Tenant, uploads: Sequence[NewUpload], *, owner: str = "") -> str:
         """Keeps uploads for good, to work on them soon. Returns their job's id. Raises Exhausted beyond the quota."""
         job = f"job-{owner}-{secrets.token_hex(16)}" if owner else f"job-{secrets.token_hex(16)}"
-        self._check_quota(tenant, uploads)
+        quota = self._tenants.control.quota(tenant.name)
         with tenant.catalog.change() as change:
-            change.accept(job, uploads)
+            if quota == Quota():
+                change.accept(job, uploads)
+            else:
+                _accept_within(quota, change, job, uploads=uploads, tenant=tenant.name)
         self.wake(tenant.name)
         return job
 
@@ -142,24 +147,6 @@ class Ingest:
     def waiting_fills(self) -> int:
         """How many chunks wait to be filled."""
         return len(self._fills)
-
-    def _check_quota(self, tenant: Tenant, uploads: Sequence[NewUpload]) -> None:
-        quota = self._tenants.control.quota(tenant.name)
-        if quota.documents is None and quota.chunks is None:
-            return
-        with tenant.catalog.view() as view:
-            counts = view.counts()
-            fresh = sum(not upload.document or view.document(upload.document) is None for upload in uploads)
-        for what, has, most in (
-            ("documents", counts.documents + fresh, quota.documents),
-            ("chunks", counts.chunks + fresh, quota.chunks),
-        ):
-            if most is not None and fresh and has > most:
-                raise Exhausted(
-                    f"the quota of tenant {tenant.name!r} is {most} {what}, this would be more: delete some, "
-                    "or have the quota raised",  # how many there are is not for a key with a filter to know
-                    retry_after_s=60,
-                )
 
     def _work(self) -> None:
         while not self._closing:
@@ -338,3 +325,17 @@ class Ingest:
             self._tenants.store.forget_quarantined(old)
         except StoreError as error:
             log.warning("tidying waits", extra=fields(reason=str(error)))
+
+
+def _accept_within(quota: Quota, change: CatalogChange, job: str, *, uploads: Sequence[NewUpload], tenant: str) -> None:
+    """Accepts the uploads, or raises Exhausted, and with it gives up the change, where there would be too much."""
+    before = change.expected()
+    change.accept(job, uploads)
+    limits = (("documents", quota.documents), ("chunks", quota.chunks))
+    for (what, most), was, now in zip(limits, before, change.expected(), strict=True):
+        if most is not None and now > max(most, was):
+            raise Exhausted(
+                f"the quota of tenant {tenant!r} is {most} {what}, this would be more: delete some, "
+                "or have the quota raised",  # how many there are is not for a key with a filter to know
+                retry_after_s=60,
+            )

@@ -28,6 +28,11 @@ WORK_S: Final = 15.0  # between two looks for work, if nobody told of any
 _WAIT_S: Final = 3.0  # for a migration that is just ending
 
 
+def now() -> float:
+    """Seconds of a clock that goes on while the machine is suspended, where it has one: the others do not wait."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 class Replica(PostgresPeers):
     """See `Peers`. `on_loss` is told where the database is not this service's any more, with the reason."""
 
@@ -80,7 +85,7 @@ class Replica(PostgresPeers):
 
     def lease(self) -> int | None:
         lapses = self._lapses
-        return lapses if self._caught_up == lapses and time.monotonic() < self._until else None
+        return lapses if self._caught_up == lapses and now() < self._until else None
 
     def _lapse(self) -> None:
         """What others delete from now on, nobody waits for this one to learn."""
@@ -97,7 +102,7 @@ class Replica(PostgresPeers):
                     f"the database is served by another process whose caches are in {other.store}, and not in "
                     f"{self._store}: name one KVWEAVE_STORE for all services, which all of them reach"
                 )
-        sent = time.monotonic()
+        sent = now()
         self._learned = self.register(self._store)
         self._database.fence_by_row(KEY, self.row)
         self._until = sent + LEASE_S
@@ -132,7 +137,7 @@ class Replica(PostgresPeers):
                 return
 
     def _beat(self) -> None:
-        sent = time.monotonic()
+        sent = now()
         if sent > self._until:
             self._lapse()
         self._share()

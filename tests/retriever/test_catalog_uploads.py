@@ -303,6 +303,16 @@ class UploadContract(Contract):
             assert view.upload_of("a") == third and view.content(third.number) == b"3"
             assert view.content(first.number) is view.content(second.number) is None
 
+    def test_what_is_expected_counts_what_serves_and_what_arrives_once(self, catalog: Catalog) -> None:
+        put(catalog, document("serves", "a text", "another"))
+        accepted(catalog, new("serves"), new("comes"), new("", file="a.pdf"), new("ends"), new("comes"))
+        with catalog.change() as change:
+            assert change.expected() == (1 + 3, 2 + 3)
+        *_, ends, _ = told(catalog)
+        assert advanced(catalog, ends, state=UploadState.FAILED)
+        with catalog.change() as change:
+            assert change.expected() == (1 + 2, 2 + 2)
+
     def test_a_file_becomes_its_documents_in_the_same_job(self, catalog: Catalog) -> None:
         [file] = accepted(catalog, new("", b"all", file="f"))
         accepted(catalog, new("other"), job="k")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from retriever.catalog.view import RowsView
@@ -14,18 +16,49 @@ from retriever.contract.upload_types import QueuedUpload
 from retriever.documents import Draft
 from retriever.errors import CatalogError
 from retriever.library import Library
+from service.access.control import Quota
 from service.corpus import chunk_capture
 from service.corpus.drafts import upload_of
 from tests.service import serving
-from tests.service.demo_served import NEW, Demo, demo
+from tests.service.demo_served import DOCUMENTS, NEW, Demo, demo
 from tests.service.faulty import Gate
-from tests.service.serving import good, wait_for
+from tests.service.serving import client_of, finished, good, put_in, wait_for
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     with demo(tmp_path_factory.mktemp("worker")) as running:
         yield running
+
+
+def test_a_quota_holds_for_what_waits_too(running: Demo) -> None:
+    """Many at once, none of which is ready yet; what replaces a document is no more than there was."""
+    most = len(DOCUMENTS) + 3
+    running.core.control.set_quota("default", Quota(most, None))
+    names = [f"within-{number}" for number in range(8)]
+
+    def put(name: str) -> httpx.Response:
+        body = {"documents": [{"id": name, "text": f"{NEW} {name}"}]}
+        with client_of(running.inside.base_url, running.inside.key) as client:
+            return client.post("/v1/documents", json=body)
+
+    try:
+        with ThreadPoolExecutor(len(names)) as threads:
+            answers = list(threads.map(put, names))
+        assert sorted(each.status_code for each in answers) == [202] * 3 + [429] * 5
+        refused = next(each for each in answers if each.status_code == 429)
+        assert f"the quota of tenant 'default' is {most} documents" in refused.json()["detail"]
+        assert put(str(DOCUMENTS[0]["id"])).status_code == 202
+        for answer in answers:
+            if answer.is_success:
+                finished(running.client, answer.json()["job_id"])
+        serve = [running.client.get(f"/v1/documents/{name}").is_success for name in names]
+        assert serve == [each.is_success for each in answers]
+    finally:
+        running.core.control.set_quota("default", Quota())
+        put_in(running.client, DOCUMENTS[:1])
+        for name in names:
+            running.client.delete(f"/v1/documents/{name}")
 
 
 def test_an_index_that_cannot_be_saved_does_not_end_it(running: Demo, monkeypatch: pytest.MonkeyPatch) -> None:

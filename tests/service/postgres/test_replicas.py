@@ -19,6 +19,8 @@ import pytest
 from service.api.changes import HEADER
 from service.postgres.postgres_peers import GIVEN_UP_S
 from service.postgres.server_lock import Still
+from tests.conftest import WITHOUT_NGINX
+from tests.servers.nginx import nginx
 from tests.servers.postgres import SECRET, PostgresServer
 from tests.service.serving import KVWEAVE, Json, Service, ask, client_of, finished, good, put_in, wait_for
 
@@ -192,6 +194,20 @@ def test_a_rate_holds_over_all_of_them(replicas: Replicas) -> None:
     assert all(1 <= int(each.headers["Retry-After"]) <= 60 for each in answers if not each.is_success)
 
 
+def test_a_quota_holds_over_all_of_them(replicas: Replicas) -> None:
+    key = replicas.command("keys", "create", "--tenant", "small", "--role", "write")
+    replicas.command("keys", "quota", "small", "--documents", "5")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(client_of(each.base_url, key)) for each in replicas.services]
+
+        def put(number: int) -> int:
+            body = {"documents": [document(f"q{number}", number)]}
+            return clients[number % COUNT].post("/v1/documents", json=body).status_code
+
+        with ThreadPoolExecutor(9) as threads:
+            assert sorted(threads.map(put, range(18))) == [202] * 5 + [429] * 13
+
+
 def test_writers_everywhere_lose_nothing(replicas: Replicas) -> None:
     """All of them put and delete at once; what is acknowledged is what is there, on each."""
     clients = [replicas.client(number) for number in range(COUNT)]
@@ -214,6 +230,39 @@ def test_writers_everywhere_lose_nothing(replicas: Replicas) -> None:
     for each in clients:
         for name, is_there in kept.items():
             assert (each.get(f"/v1/documents/{name}").status_code == 200) is is_there
+
+
+def test_one_after_another_is_replaced_behind_a_balancer_and_no_request_fails(replicas: Replicas) -> None:
+    """Questions, searches, uploads and deletes go on while each is told to stop, and started again."""
+    with nginx([each.base_url for each in replicas.services]) as balanced:
+        if balanced is None:
+            pytest.skip(WITHOUT_NGINX)
+        over = threading.Event()
+        with ThreadPoolExecutor(4) as threads:
+            asking = [
+                threads.submit(keep_asking, client_of(balanced, replicas.key), over, number) for number in range(4)
+            ]
+            try:
+                for each in replicas.services[:2]:
+                    each.terminate()
+                    each.start()
+            finally:
+                over.set()
+            assert min(each.result() for each in asking) > 0
+
+
+def keep_asking(client: httpx.Client, over: threading.Event, number: int) -> int:
+    """How many rounds of requests were answered, all of which have to be."""
+    rounds = 0
+    with client:
+        while not over.is_set():
+            name = f"rolled-{number}-{rounds}"
+            put_in(client, [document(name)])
+            assert name in found(client, f"lamps of {name}")
+            ask(client, f"Which lamps of {name} burn?", top_k=2, sampling={"max_tokens": 2})
+            good(client.delete(f"/v1/documents/{name}"))
+            rounds += 1
+    return rounds
 
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
