@@ -92,7 +92,7 @@ class Ingest:
             if quota == Quota():
                 change.accept(job, uploads)
             else:
-                _accept_within(quota, change, job, uploads=uploads, tenant=tenant.name)
+                _accept_within(quota, change, job=job, uploads=uploads, tenant=tenant.name)
         self.wake(tenant.name)
         return job
 
@@ -327,7 +327,7 @@ class Ingest:
             log.warning("tidying waits", extra=fields(reason=str(error)))
 
 
-def _accept_within(quota: Quota, change: CatalogChange, job: str, *, uploads: Sequence[NewUpload], tenant: str) -> None:
+def _accept_within(quota: Quota, change: CatalogChange, *, job: str, uploads: Sequence[NewUpload], tenant: str) -> None:
     """Accepts the uploads, or raises Exhausted, and with it gives up the change, where there would be too much."""
     before = change.expected()
     change.accept(job, uploads)

@@ -1,4 +1,4 @@
-"""What every catalog promises of uploads, of sweeping and of counts. See `Contract`."""
+"""What every catalog promises of uploads and of sweeping. See `Contract`."""
 
 import time
 from dataclasses import replace
@@ -384,21 +384,6 @@ class UploadContract(Contract):
         with catalog.change() as change:
             change.drop(version)
         assert unswept(catalog) == list(ids("x"))
-
-    # Counts
-
-    def test_counts_and_chunk_ids_are_those_of_what_is_kept(self, catalog: Catalog) -> None:
-        put(catalog, document("a", "x", "y", "x"), document("b", "y"))
-        version = staged(catalog, document("a", "z"))
-        wanted = sorted(ids("x", "y", "z"))
-        with catalog.view() as view:
-            assert view.counts() == Counts(documents=2, passages=4, chunks=3)
-            assert view.chunk_ids(9) == wanted and view.chunk_ids(1) == wanted[:1]
-        served(catalog, version)
-        deleted(catalog, "b")
-        with catalog.view() as view:
-            assert view.counts() == Counts(documents=1, passages=1, chunks=1)
-            assert view.chunk_ids(9) == list(ids("z"))
 
 
 class TestSqliteUploads(Sqlite, UploadContract):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from retriever.contract.catalog import Catalog
-from retriever.contract.types import Collection
+from retriever.contract.types import Collection, Counts
 from retriever.documents import chunk_id
 from retriever.errors import CatalogError, SearchError
 from retriever.filter_condition import EVERYTHING, condition, in_collection
 from tests.retriever import catalogs
-from tests.retriever.catalogs import Contract, Opened, Sqlite, document, ids, put
+from tests.retriever.catalogs import Contract, Opened, Sqlite, deleted, document, ids, put, served, staged
 
 LONG = "a text that is long enough to be recognised in another"
 
@@ -227,6 +227,21 @@ class ViewContract(Contract):
         with catalog.view() as view:
             assert view.count(EVERYTHING) == 2 * writers * rounds == 2 * view.state().changes
             assert len(view.chunks_of(EVERYTHING)) == 2 * rounds
+
+    # Counts
+
+    def test_counts_and_chunk_ids_are_those_of_what_is_kept(self, catalog: Catalog) -> None:
+        put(catalog, document("a", "x", "y", "x"), document("b", "y"))
+        version = staged(catalog, document("a", "z"))
+        wanted = sorted(ids("x", "y", "z"))
+        with catalog.view() as view:
+            assert view.counts() == Counts(documents=2, passages=4, chunks=3)
+            assert view.chunk_ids(9) == wanted and view.chunk_ids(1) == wanted[:1]
+        served(catalog, version)
+        deleted(catalog, "b")
+        with catalog.view() as view:
+            assert view.counts() == Counts(documents=1, passages=1, chunks=1)
+            assert view.chunk_ids(9) == list(ids("z"))
 
 
 class TestSqliteViews(Sqlite, ViewContract):
