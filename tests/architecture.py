@@ -64,8 +64,11 @@ _SDK = "clients/kvweave-client/src/kvweave_client"
 _OF_HTTPCORE = ("Wired.start_tls", "Wiring.connect_tcp", "Wiring.connect_unix_socket")
 _LANGCHAIN = "clients/langchain-kvweave/src/langchain_kvweave"
 _OF_NUMBA = (
-    *("_unpack", "_size", "_clamp", "_scale_keys", "_turn_halves", "_turn_neighbours", "_turn"),
-    *("_write", "_put", "_place_keys", "_place_values", "_place"),
+    *(f"place_kernel.py:{name}" for name in ("_size", "_split", "_unpack", "_key_rows", "_value_rows")),
+    *(f"place_kernel.py:{name}" for name in ("_turn_halves", "_turn_neighbours", "_turn_rows_by_halves")),
+    *(f"place_kernel.py:{name}" for name in ("_turn_rows_by_neighbours", "_turn_rows", "_place_keys")),
+    *("place_kernel.py:_place_values", "place_kernel.py:_place"),
+    *("compiled.py:cast", "compiled.py:_chosen_cast", "compiled.py:_pointer.converted"),
 )
 _OF_LANGCHAIN = (
     "chat_models.py:ChatKVWeave._agenerate",
@@ -124,7 +127,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/model/flex_attention.py:_blocks.sees": "torch decides",
         "blend/model/flex_attention.py:_capped.score": "torch decides",
         "blend/model/step.py:Step.update": "transformers decides",
-        **dict.fromkeys((f"blend/model/place_kernel.py:{name}" for name in _OF_NUMBA), "numba knows no keywords"),
+        **dict.fromkeys((f"blend/model/{name}" for name in _OF_NUMBA), "numba knows no keywords"),
         "service/commands/ask.py:ask": "typer makes an option of every parameter",
         "service/commands/ask.py:search": "typer makes an option of every parameter",
         "service/commands/bench.py:bench": "typer makes an option of every parameter",

@@ -136,16 +136,14 @@ class RecordLoader:
     def _place(self, layer: int, spans: Sequence[ChunkSpan]) -> int:
         """Returns how many bytes of keys and values came out of the spans' records."""
         numbers = sum(span.recorded for span in spans) * self._shape(layer).numbers
-        stored = [(span, self._stored(layer, span)) for span in spans]
-        if left := [(span, each) for span, each in stored if not self._place_packed(layer, span, stored=each)]:
+        decoder, stored = self._decoder, [(span, self._stored(layer, span)) for span in spans]
+        packed = [(slice(span.start, span.stop), each) for span, each in stored if decoder.takes_packed(each)]
+        if packed:
+            decoder.place_packed(self._context, layer, stored=packed)
+        left = [(span, each) for span, each in stored if not decoder.takes_packed(each)]
+        if left:
             self._place_joined(layer, [span for span, _ in left], stored=[each for _, each in left])
-        return numbers * self._decoder.dtype.itemsize
-
-    def _place_packed(self, layer: int, span: ChunkSpan, *, stored: LayerKV | PackedLayer) -> bool:
-        slots = slice(span.start, span.stop)
-        return isinstance(stored, PackedLayer) and self._decoder.place_packed(
-            self._context, layer, slots=slots, stored=stored
-        )
+        return numbers * decoder.dtype.itemsize
 
     def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:
         decoder = self._decoder

@@ -1,6 +1,8 @@
 """A model as the rest of blend sees it: passes over rows, buffers, and keys that move between positions."""
 
+from collections.abc import Sequence
 from threading import Lock
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -9,10 +11,10 @@ from transformers import PreTrainedModel
 from blend.model.context import Context, Slots, token_bytes
 from blend.model.layer_gate import text_config
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
-from blend.model.packed_placer import packed_placer, turn
+from blend.model.packed_placer import PlacedPart, packed_placer, turn
 from blend.model.rotation import Angles, rotate_into, unrotate
 from blend.model.step import LayerHooks, LayerRange, Segment, Step
-from store.record import PackedLayer
+from store.record import LayerKV, PackedLayer
 
 TABLE_ROWS = 1024  # positions asked for at once
 UNTURNED = Angles(torch.empty(0, 0), torch.empty(0, 0))  # for layers without positions
@@ -79,19 +81,23 @@ class Decoder:
                 rotate_into(there, x, rotation=rotation, angles=turned)
                 out.index_copy_(1, slots.index, there)
 
-    def place_packed(self, context: Context, layer: int, *, slots: slice, stored: PackedLayer) -> bool:
-        """The same as `place` of the stored layer's first tokens, several times quicker; False where it cannot be."""
-        if self._placer is None or not stored.framed:
-            return False
-        rule, slot = self._rule(layer), slots.start
-        out = context.keys(layer), context.values(layer)
-        for part in stored.framed:
-            if rows := min(part.layout.tokens, slots.stop - slot):
-                turned = self._angles(rule, slice(slot, slot + rows), stop=slots.stop)
-                turns = turn(rule.keys, turned), turn(rule.values, turned)
-                self._placer.place(out, part, rows=rows, slot=slot, turns=turns)
-                slot += rows
-        return True
+    def takes_packed(self, stored: LayerKV | PackedLayer) -> TypeGuard[PackedLayer]:
+        """Whether `place_packed` can place what is stored."""
+        return self._placer is not None and isinstance(stored, PackedLayer) and bool(stored.framed)
+
+    def place_packed(self, context: Context, layer: int, *, stored: Sequence[tuple[slice, PackedLayer]]) -> None:
+        """The same as `place` of the first tokens of stored layers, at these slots, several times quicker."""
+        assert self._placer is not None
+        rule, parts = self._rule(layer), list[PlacedPart]()
+        for slots, each in stored:
+            slot = slots.start
+            for part in each.framed:
+                if rows := min(part.layout.tokens, slots.stop - slot):
+                    parts.append(PlacedPart(part, rows, slot))
+                    slot += rows
+        turned = self._angles(rule, slice(None), stop=max(slots.stop for slots, _ in stored))
+        turns = turn(rule.keys, turned), turn(rule.values, turned)
+        self._placer.place((context.keys(layer), context.values(layer)), parts, turns=turns)
 
     def lift(self, context: Context, layer: int, *, slots: slice) -> tuple[Tensor, Tensor]:
         """The inverse of `place`: position-free copies of what stands at the slots."""

@@ -5,6 +5,8 @@ but nothing is written between codes and context, which takes a quarter of the t
 """
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.model.rotation import Angles, Rotation
-from store.record import FramedPart
+from store.record import Codes, FramedPart
 
 try:
     from blend.model.place_kernel import place_kernel
@@ -28,6 +30,15 @@ Turn = tuple[bool, int, NDArray[np.float32], NDArray[np.float32]]  # see `turn`
 
 _NO_ANGLES = np.zeros((0, 0), np.float32)
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPart:
+    """A part of a layer whose first `rows` stand from the slot on."""
+
+    part: FramedPart
+    rows: int
+    slot: int
 
 
 @cache
@@ -47,18 +58,24 @@ class PackedPlacer:
     def __init__(self, dtype: torch.dtype) -> None:
         assert place_kernel is not None
         self._words = _WORDS[dtype]
+        self._limit = np.float32(torch.finfo(dtype).max)
         self._kernel = place_kernel(is_short=dtype == torch.bfloat16)
 
-    def place(
-        self, out: tuple[Tensor, Tensor], part: FramedPart, *, rows: int, slot: int, turns: tuple[Turn, Turn]
-    ) -> None:
-        """Write the part's first rows to keys and values (H, C, D) of a context, from the slot on."""
+    def place(self, out: tuple[Tensor, Tensor], parts: Sequence[PlacedPart], *, turns: tuple[Turn, Turn]) -> None:
+        """Write the first rows of a layer's parts to keys and values (H, C, D) of a context, all in one call."""
         keys, values = (each.view(self._words).numpy() for each in out)
-        self._kernel(part.data, part.sizes, tuple(part.layout), (rows, slot), turns, (keys, values))
+        told = [(*_memory(each.part.data), each.rows, each.slot, *each.part.layout) for each in parts]
+        self._kernel(np.array(told, np.int64), parts[0].part.sizes, self._limit, turns, (keys, values))
+
+
+def _memory(data: Codes) -> tuple[int, int]:
+    """Address and length of bytes."""
+    assert data.flags.c_contiguous
+    return data.__array_interface__["data"][0], data.nbytes
 
 
 def turn(rotation: Rotation | None, angles: Angles) -> Turn:
-    """How rows turn whose angles (T, n) these are, as the kernel takes it."""
+    """How rows turn, as the kernel takes it; `angles` (P, n) are those of all slots from the first on."""
     if rotation is None or not rotation.pairs:
         return True, 0, _NO_ANGLES, _NO_ANGLES
     sin = angles.sin if rotation.sign > 0 else -angles.sin

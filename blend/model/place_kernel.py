@@ -1,64 +1,77 @@
 # numba's decorators have no types:
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false
-"""What numba compiles to place packed codes in a context, row by row: no row leaves the cache before it is done.
+"""What numba compiles to place packed codes in a context, some rows at a time, which stay in the nearest cache.
 
-Needs numba, which not every installation has. Whole numbers are told to stay in 32 bits, for numba widens them.
+Needs numba, which not every installation has. Whole numbers are told to stay narrow, for numba widens them.
 """
 
 from collections.abc import Callable
 
 import numpy as np
-from numba import boolean, float32, int64, njit, types, uint8, uint16, uint32, void
+from numba import boolean, float32, int64, njit, types, uint16, uint32, void
 from numpy.typing import NDArray
 
+from blend.model.compiled import Word, bytes_at, cast, compiled, compiled_apart
 from store.record import Codes, FrameLayout, Scales, largest
 
 Floats = NDArray[np.float32]
-Words = NDArray[np.uint16 | np.uint32]  # the bits of bfloat16 or float32
-Form = tuple[int, int, bool]  # bits of a code, bits that it takes in a byte, whether codes are turned already
-Cut = tuple[int, int]  # the first tokens that are placed, the slot of the first
-Spin = tuple[bool, int, int]  # whether halves are paired, the first number that turns, the row of the first angle
+Words = NDArray[np.uint16 | np.uint32]
+Rows = Floats | Words
+Numbers = NDArray[np.int64]
+Cut = tuple[int, int, np.float32]  # tokens that are placed, the slot of the first, the largest number of the dtype
 Turning = tuple[bool, int, Floats, Floats]  # whether halves are paired, the first number that turns, cosines and sines
+Bounds = tuple[np.float32, np.float32]  # the middle between codes, the largest number
 
-_HALF, _ODD, _ONE, _UPPER = np.uint32(16), np.uint32(0x7FFF), np.uint32(1), np.uint32(0xFFFF0000)
-_LARGEST, _LARGEST_SHORT = np.float32(largest("float32")), np.float32(largest("bfloat16"))
-
-
-@njit(nogil=True)
-def _rounded(x: np.uint32) -> np.uint32:
-    """The bits of a float32, whose upper half is the nearest bfloat16 then, the even one of two."""
-    return np.uint32(x + np.uint32(_ODD + np.uint32(np.uint32(x >> _HALF) & _ONE)))
+_LOW, _HIGH = np.uint8(15), np.uint8(4)
+_LARGEST = largest("float32")
+_ROWS = 16  # that are made at a time
 
 
-@njit(nogil=True)
-def _unpack(wide: Floats, codes: Codes, turned: Codes, form: Form) -> None:
-    """Codes of one head, channel by channel, as numbers (T, D) around zero. `turned` (P, D) is room."""
-    bits, width, is_turned = form
-    tokens, dim = wide.shape
-    packed = len(codes) // dim
-    per_byte, mask = 8 // width, np.uint32(2**width - 1)
-    middle = np.float32((2**bits - 1) / 2)
-    if is_turned:
-        rows = codes.reshape(packed, dim)
-    else:
-        for byte in range(packed):
-            for d in range(dim):
-                turned[byte, d] = codes[d * packed + byte]
-        rows = turned
-    for token in range(tokens):
-        row, shift = rows[token // per_byte], np.uint32(token % per_byte * width)
+@compiled_apart
+def _split(codes: Codes, rows: Codes, width: int) -> None:
+    """Codes (T, D), each in a byte of its own, of packed rows (P, D)."""
+    per_byte, mask = 8 // width, np.uint8(2**width - 1)
+    for token in range(len(codes)):
+        code, row, place = codes[token], rows[token // per_byte], token % per_byte
+        if width == 4 and place == 0:  # shifts that the compiler knows go on 32 codes at once
+            for d in range(len(code)):
+                code[d] = np.uint8(row[d] & _LOW)
+        elif width == 4:
+            for d in range(len(code)):
+                code[d] = np.uint8(row[d] >> _HIGH)
+        else:
+            for d in range(len(code)):
+                code[d] = np.uint8(np.uint8(row[d] >> np.uint8(place * width)) & mask)
+
+
+@compiled_apart
+def _transpose(rows: Codes, codes: Codes) -> None:
+    """Packed rows (P, D) of channels' codes."""
+    packed, dim = rows.shape
+    for byte in range(packed):
+        row = rows[byte]
         for d in range(dim):
-            wide[token, d] = np.float32(np.int32((np.uint32(row[d]) >> shift) & mask)) - middle
+            row[d] = codes[d * packed + byte]
 
 
-@njit(nogil=True)
+@compiled
+def _unpack(codes: Codes, data: Codes, room: Codes, width: int, is_turned: bool) -> None:  # noqa: FBT001
+    """Codes (T, D) of one head, which lie channel by channel or, turned, as rows (P, D) like `room`."""
+    if is_turned:
+        _split(codes, data.reshape(room.shape), width)
+    else:
+        _transpose(room, data)
+        _split(codes, room, width)
+
+
+@compiled
 def _size(planes: Codes, sizes: Scales, number: int) -> np.float32:
     """One of the steps whose places lie in these two planes."""
     place = np.int64(planes[number]) | np.int64(planes[len(planes) // 2 + number]) << 8
     return sizes[min(place, len(sizes) - 1)]
 
 
-@njit(nogil=True)
+@compiled
 def _middle(planes: Codes, number: int) -> float:
     """One of the middles that lie in these four planes."""
     count = len(planes) // 4
@@ -68,161 +81,161 @@ def _middle(planes: Codes, number: int) -> float:
     return float(-(signed >> 1) - 1 if signed & 1 else signed >> 1)
 
 
-@njit(nogil=True)
-def _clamp(wide: Floats, widest: float | np.float32, limit: np.float32) -> None:
-    """Bring numbers that the dtype does not hold back to its largest, where any may reach so far."""
-    if widest > limit:
-        for token in range(len(wide)):
-            row = wide[token]
-            for d in range(len(row)):
-                row[d] = min(max(row[d], -limit), limit)
+@compiled_apart
+def _key_rows(  # noqa: PLR0917
+    rows: Rows, codes: Codes, scales: Floats, middles: Floats, bounds: Bounds, like: Word
+) -> None:
+    to, (half, limit) = rows.dtype.type(0), bounds
+    for token in range(len(codes)):
+        row, code = rows[token], codes[token]
+        for d in range(len(code)):
+            x = np.float32(np.float32(np.float32(np.int32(code[d])) - half) * scales[d] + middles[d])
+            row[d] = cast(min(max(x, -limit), limit), to, like)
 
 
-@njit(nogil=True)
-def _scale_keys(wide: Floats, scales: Floats, middles: Floats) -> None:
+@compiled_apart
+def _value_rows(rows: Rows, codes: Codes, scales: Floats, bounds: Bounds, like: Word) -> None:
+    to, (half, limit) = rows.dtype.type(0), bounds
+    for token in range(len(codes)):
+        row, code, scale = rows[token], codes[token], scales[token]
+        for d in range(len(code)):
+            x = np.float32(np.float32(np.float32(np.int32(code[d])) - half) * scale)
+            row[d] = cast(min(max(x, -limit), limit), to, like)
+
+
+@compiled_apart
+def _turn_halves(  # noqa: PLR0917
+    low: Words, high: Words, a: Floats, b: Floats, cos: Floats, sin: Floats
+) -> None:
+    like = low.dtype.type(0)
+    for d in range(len(cos)):
+        low[d] = cast(np.float32(a[d] * cos[d] - b[d] * sin[d]), like, like)
+        high[d] = cast(np.float32(b[d] * cos[d] + a[d] * sin[d]), like, like)
+
+
+@compiled_apart
+def _turn_neighbours(out: Words, x: Floats, cos: Floats, sin: Floats) -> None:
+    like = out.dtype.type(0)
+    for d in range(len(cos)):
+        a, b = x[2 * d], x[2 * d + 1]
+        out[2 * d] = cast(np.float32(a * cos[d] - b * sin[d]), like, like)
+        out[2 * d + 1] = cast(np.float32(b * cos[d] + a * sin[d]), like, like)
+
+
+@compiled_apart
+def _turn_rows_by_halves(out: Words, wide: Floats, turning: Turning, slot: int) -> None:
+    _, first, cos, sin = turning
+    pairs = cos.shape[1]
+    stop = first + 2 * pairs
     for token in range(len(wide)):
-        row = wide[token]
-        for d in range(len(row)):
-            row[d] *= scales[d]
-        for d in range(len(row)):
-            row[d] += middles[d]
+        row, x = out[token, first:stop], wide[token, first:stop]
+        _turn_halves(row[:pairs], row[pairs:], x[:pairs], x[pairs:], cos[slot + token], sin[slot + token])
 
 
-@njit(nogil=True)
-def _round(bits: Words) -> None:
-    for token in range(bits.shape[0]):
-        for d in range(bits.shape[1]):
-            bits[token, d] = np.uint32(_rounded(bits[token, d]) & _UPPER)
-
-
-@njit(nogil=True)
-def _turn_halves(spun: Floats, wide: Floats, cos: Floats, sin: Floats, spin: Spin) -> None:
-    pairs, (_, first, angle) = cos.shape[1], spin
+@compiled_apart
+def _turn_rows_by_neighbours(out: Words, wide: Floats, turning: Turning, slot: int) -> None:
+    _, first, cos, sin = turning
+    stop = first + 2 * cos.shape[1]
     for token in range(len(wide)):
-        row, out, c, s = wide[token], spun[token], cos[angle + token], sin[angle + token]
-        a, b = row[first : first + pairs], row[first + pairs : first + 2 * pairs]
-        low, high = out[first : first + pairs], out[first + pairs : first + 2 * pairs]
-        for d in range(pairs):
-            low[d] = a[d] * c[d] - b[d] * s[d]
-        for d in range(pairs):  # a loop of its own: with two stores in one, nothing is computed side by side
-            high[d] = b[d] * c[d] + a[d] * s[d]
+        _turn_neighbours(out[token, first:stop], wide[token, first:stop], cos[slot + token], sin[slot + token])
 
 
-@njit(nogil=True)
-def _turn_neighbours(spun: Floats, wide: Floats, cos: Floats, sin: Floats, spin: Spin) -> None:
-    _, first, angle = spin
+@compiled_apart
+def _write_rows(out: Words, wide: Floats) -> None:
+    like = out.dtype.type(0)
     for token in range(len(wide)):
-        row, out, c, s = wide[token], spun[token], cos[angle + token], sin[angle + token]
-        for d in range(len(c)):
-            a, b = row[first + 2 * d], row[first + 2 * d + 1]
-            out[first + 2 * d] = a * c[d] - b * s[d]
-            out[first + 2 * d + 1] = b * c[d] + a * s[d]
+        row, x = out[token], wide[token]
+        for d in range(len(x)):
+            row[d] = cast(x[d], like, like)
 
 
-@njit(nogil=True)
-def _turn(spun: Floats, wide: Floats, cos: Floats, sin: Floats, spin: Spin) -> None:
-    if 2 * cos.shape[1] < wide.shape[1]:
-        spun[:] = wide
-    if spin[0]:
-        _turn_halves(spun, wide, cos, sin, spin)
+@compiled
+def _turn_rows(out: Words, wide: Floats, turning: Turning, slot: int) -> None:
+    """Write rows (T, D), turned as those from the slot on are."""
+    if 2 * turning[2].shape[1] < wide.shape[1]:
+        _write_rows(out, wide)
+    if turning[0]:
+        _turn_rows_by_halves(out, wide, turning, slot)
     else:
-        _turn_neighbours(spun, wide, cos, sin, spin)
+        _turn_rows_by_neighbours(out, wide, turning, slot)
 
 
-@njit(nogil=True)
-def _write(out: Words, bits: Words, slot: int) -> None:
-    """The rows from the slot on; upper halves where those are what the buffer holds."""
-    is_short = out.itemsize == 2
-    for token in range(bits.shape[0]):
-        for d in range(bits.shape[1]):
-            if is_short:
-                out[slot + token, d] = np.uint16(_rounded(bits[token, d]) >> _HALF)
-            else:
-                out[slot + token, d] = bits[token, d]
-
-
-@njit(nogil=True)
-def _put(out: Words, wide: Floats, spun: Floats, turning: Turning, slots: Cut) -> None:
-    """Round, turn and write the rows of one head; `slots`: that of the first row, and the row of its angle."""
-    slot, angle = slots
-    is_halves, first, cos, sin = turning
-    if out.itemsize == 2:
-        _round(wide.view(np.uint32))
-    if cos.shape[1] == 0:
-        _write(out, wide.view(np.uint32), slot)
-    else:
-        _turn(spun, wide, cos, sin, (is_halves, first, angle))
-        _write(out, spun.view(np.uint32), slot)
-
-
-@njit(nogil=True)
+@compiled
 def _place_keys(  # noqa: PLR0917
     data: Codes, sizes: Scales, layout: FrameLayout, cut: Cut, turning: Turning, out: Words
 ) -> None:
     heads, _, dim = out.shape
-    step, bits, width, is_turned = layout[1], layout[2], layout[3], layout[6] != 0
-    planes, more = data[: layout[7]], data[layout[7] : layout[8]]
-    limit = _LARGEST_SHORT if out.itemsize == 2 else _LARGEST
-    room = np.empty(((step * width + 7) // 8, dim), np.uint8)
-    wide, spun = np.empty((step, dim), np.float32), np.empty((step, dim), np.float32)
+    like = out.dtype.type(0)
+    planes, more = data[: layout.middles], data[layout.middles : layout.key_codes]
+    bounds = np.float32((2**layout.key_bits - 1) / 2), cut[2]
+    codes, wide = np.empty((layout.step, dim), np.uint8), np.empty((_ROWS, dim), np.float32)
     scales, middles = np.empty(dim, np.float32), np.empty(dim, np.float32)
-    at, number = layout[8], 0
-    for start in range(0, min(layout[0], cut[0]), step):
-        nbytes = (min(step, layout[0] - start) * width + 7) // 8 * dim
-        kept = min(step, layout[0] - start, cut[0] - start)
+    at, number = layout.key_codes, 0
+    for start in range(0, min(layout.tokens, cut[0]), layout.step):
+        packed = (min(layout.step, layout.tokens - start) * layout.key_width + 7) // 8
+        kept, room = min(layout.step, cut[0] - start), np.empty((packed, dim), np.uint8)
         for head in range(heads):
-            widest, farthest = 0.0, 0.0
             for d in range(dim):
                 scales[d] = _size(planes, sizes, number)
-                middle = _middle(more, number) * float(scales[d]) * 2.0 ** (bits - 4)
-                middles[d] = min(max(middle, -float(_LARGEST)), float(_LARGEST))
-                widest, farthest = max(widest, float(scales[d])), max(farthest, abs(middle))
+                middle = _middle(more, number) * float(scales[d]) * 2.0 ** (layout.key_bits - 4)
+                middles[d] = min(max(middle, -_LARGEST), _LARGEST)
                 number += 1
-            _unpack(wide[:kept], data[at : at + nbytes], room, (bits, width, is_turned))
-            _scale_keys(wide[:kept], scales, middles)
-            _clamp(wide[:kept], widest * 2.0 ** (bits - 1) + farthest, limit)
-            _put(out[head], wide[:kept], spun[:kept], turning, (cut[1] + start, start))
-            at += nbytes
+            _unpack(codes[:kept], data[at : at + packed * dim], room, layout.key_width, layout.is_turned != 0)
+            at += packed * dim
+            for first in range(0, kept, _ROWS):
+                stop, slot = min(first + _ROWS, kept), cut[1] + start + first
+                rows = out[head, slot : slot + stop - first]
+                if turning[2].shape[1] == 0:
+                    _key_rows(rows, codes[first:stop], scales, middles, bounds, like)
+                else:
+                    _key_rows(wide[: stop - first], codes[first:stop], scales, middles, bounds, like)
+                    _turn_rows(rows, wide[: stop - first], turning, slot)
 
 
-@njit(nogil=True)
+@compiled
 def _place_values(  # noqa: PLR0917
     data: Codes, sizes: Scales, layout: FrameLayout, cut: Cut, turning: Turning, out: Words
 ) -> None:
     heads, _, dim = out.shape
-    step, bits, width, is_turned = layout[1], layout[4], layout[5], layout[6] != 0
-    planes = data[layout[9] : layout[10]]
-    limit = _LARGEST_SHORT if out.itemsize == 2 else _LARGEST
-    room = np.empty(((step * width + 7) // 8, dim), np.uint8)
-    wide, spun = np.empty((step, dim), np.float32), np.empty((step, dim), np.float32)
-    at = layout[10]
-    for start in range(0, min(layout[0], cut[0]), step):
-        nbytes = (min(step, layout[0] - start) * width + 7) // 8 * dim
-        kept = min(step, layout[0] - start, cut[0] - start)
+    like = out.dtype.type(0)
+    planes = data[layout.value_steps : layout.value_codes]
+    bounds = np.float32((2**layout.value_bits - 1) / 2), cut[2]
+    codes, wide = np.empty((layout.step, dim), np.uint8), np.empty((_ROWS, dim), np.float32)
+    scales = np.empty(layout.step, np.float32)
+    at = layout.value_codes
+    for start in range(0, min(layout.tokens, cut[0]), layout.step):
+        packed = (min(layout.step, layout.tokens - start) * layout.value_width + 7) // 8
+        kept, room = min(layout.step, cut[0] - start), np.empty((packed, dim), np.uint8)
         for head in range(heads):
-            _unpack(wide[:kept], data[at : at + nbytes], room, (bits, width, is_turned))
-            widest = np.float32(0)
             for token in range(kept):
-                row, scale = wide[token], _size(planes, sizes, head * layout[0] + start + token)
-                widest = max(widest, scale)
-                for d in range(dim):
-                    row[d] *= scale
-            _clamp(wide[:kept], widest * 2.0 ** (bits - 1), limit)
-            _put(out[head], wide[:kept], spun[:kept], turning, (cut[1] + start, start))
-            at += nbytes
+                scales[token] = _size(planes, sizes, head * layout.tokens + start + token)
+            _unpack(codes[:kept], data[at : at + packed * dim], room, layout.value_width, layout.is_turned != 0)
+            at += packed * dim
+            for first in range(0, kept, _ROWS):
+                stop, slot = min(first + _ROWS, kept), cut[1] + start + first
+                rows = out[head, slot : slot + stop - first]
+                if turning[2].shape[1] == 0:
+                    _value_rows(rows, codes[first:stop], scales[first:stop], bounds, like)
+                else:
+                    _value_rows(wide[: stop - first], codes[first:stop], scales[first:stop], bounds, like)
+                    _turn_rows(rows, wide[: stop - first], turning, slot)
 
 
-def _place(  # noqa: PLR0917  # numba knows no keywords
-    data: Codes,
-    sizes: Scales,
-    layout: FrameLayout,
-    cut: Cut,
-    turning: tuple[Turning, Turning],
-    out: tuple[Words, Words],
+def _place(  # numba knows no keywords
+    parts: Numbers, sizes: Scales, limit: np.float32, turning: tuple[Turning, Turning], out: tuple[Words, Words]
 ) -> None:
-    """Writes keys and values of one part of a layer to their slots (H, C, D)."""
-    _place_keys(data, sizes, layout, cut, turning[0], out[0])
-    _place_values(data, sizes, layout, cut, turning[1], out[1])
+    """Writes keys and values of a layer's parts to their slots (H, C, D).
+
+    Each of the `parts` is a row: address and length of its bytes, tokens, slot of the first, and its layout.
+    """
+    for part in parts:
+        data = bytes_at(part[0], part[1])
+        cut = part[2], part[3], limit
+        layout = FrameLayout(
+            part[4], part[5], part[6], part[7], part[8], part[9], part[10], part[11], part[12], part[13], part[14]
+        )
+        _place_keys(data, sizes, layout, cut, turning[0], out[0])
+        _place_values(data, sizes, layout, cut, turning[1], out[1])
 
 
 def place_kernel(*, is_short: bool) -> Callable[..., None]:
@@ -233,9 +246,7 @@ def place_kernel(*, is_short: bool) -> Callable[..., None]:
 
     turning = types.Tuple((boolean, int64, read(float32, 2), read(float32, 2)))
     out = types.Array(uint16 if is_short else uint32, 3, "C")
-    layout, cut = types.UniTuple(int64, len(FrameLayout._fields)), types.UniTuple(int64, 2)
-    both = types.UniTuple(turning, 2), types.UniTuple(out, 2)
-    signature = void(read(uint8, 1), read(float32, 1), layout, cut, *both)
+    signature = void(read(int64, 2), read(float32, 1), float32, types.UniTuple(turning, 2), types.UniTuple(out, 2))
     try:
         return njit(signature, nogil=True, cache=True)(_place)
     except RuntimeError:  # there is no folder to keep it in: each process compiles it

@@ -1,0 +1,81 @@
+# numba and llvmlite have few types:
+# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportCallIssue=false, reportReturnType=false, reportUnknownLambdaType=false
+"""What numba does not offer by itself: functions whose arrays lie apart, casts chosen by types, memory by address.
+
+Numba keeps what `place_kernel.py` became until that file changes: touch it where this one changes alone.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from llvmlite.ir import IRBuilder, Value  # pyright: ignore[reportMissingTypeStubs]
+from numba import (
+    carray,  # pyright: ignore[reportPrivateImportUsage]
+    int64,
+    njit,
+    types,
+    uint8,
+    uint16,
+    uint32,
+)
+from numba.core.base import BaseContext
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import PassManager
+from numba.core.typing.templates import Signature
+from numba.extending import intrinsic, overload
+from numpy.typing import NDArray
+
+Word = np.uint16 | np.uint32  # the bits of bfloat16 or float32
+
+_HALF, _ODD, _ONE, _UPPER = np.uint32(16), np.uint32(0x7FFF), np.uint32(1), np.uint32(0xFFFF0000)
+
+
+class _Apart(CompilerBase):
+    """Compiles functions whose arrays never overlap: without a look for each row whether they do, nothing is lost."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        self.state.flags.noalias = True
+        return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
+
+
+compiled = njit(nogil=True)
+compiled_apart = njit(nogil=True, pipeline_class=_Apart)
+
+
+def cast(x: np.float32, to: np.float32 | Word, like: Word) -> np.float32 | Word:
+    """What a context's words, which are like `like`, hold of a number: as such a word, or as a float32 again."""
+    raise NotImplementedError
+
+
+@compiled
+def _rounded(x: np.float32) -> np.uint32:
+    """The bits of a float32, whose upper half is the nearest bfloat16 then, the even one of two."""
+    bits = np.float32(x).view(np.uint32)
+    return np.uint32(bits + np.uint32(_ODD + np.uint32(np.uint32(bits >> _HALF) & _ONE)))
+
+
+@overload(cast, strict=False)
+def _chosen_cast(x: types.Type, to: types.Type, like: types.Type) -> Callable[..., object]:
+    """Chosen by types, so that nothing is left to choose where it runs."""
+    if to == uint16:
+        return lambda x, to, like: np.uint16(_rounded(x) >> _HALF)
+    if to == uint32:
+        return lambda x, to, like: np.float32(x).view(np.uint32)
+    if like == uint16:
+        return lambda x, to, like: np.uint32(_rounded(x) & _UPPER).view(np.float32)
+    return lambda x, to, like: x
+
+
+@intrinsic
+def _pointer(typing: object, address: types.Type) -> tuple[Signature, Callable[..., Value]]:
+    def converted(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Value]) -> Value:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(uint8)(int64), converted
+
+
+@compiled
+def bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
+    """The memory at an address, as an array that counts no references."""
+    return carray(_pointer(address), nbytes)
