@@ -3,11 +3,18 @@
 Letters: `H` kv heads, `C` capacity in tokens, `T` tokens, `D` head dim.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
+
+Shape = tuple[int, int, int]
+
+_ALIGNED = 64  # numbers: where each buffer begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +76,40 @@ def token_bytes(shapes: Sequence[LayerShape | None], dtype: torch.dtype) -> int:
     return sum(shape.numbers for shape in shapes if shape) * dtype.itemsize
 
 
+def _rooms(shapes: Sequence[Shape], *, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Buffers of these shapes. On a CPU they are parts of one array of numpy's, who asks for large pages: to take fresh
+    memory in small ones costs more than what is written to it.
+    """
+    if device.type != "cpu":
+        return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+    numbers = [math.prod(shape) for shape in shapes]
+    starts = [0, *accumulate(-(-count // _ALIGNED) * _ALIGNED for count in numbers)]
+    memory = torch.from_dlpack(np.empty((starts[-1] + _ALIGNED) * dtype.itemsize, np.uint8)).view(dtype)
+    off = -memory.data_ptr() // dtype.itemsize % _ALIGNED
+    places = zip(starts, numbers, shapes, strict=False)
+    return [memory[off + start : off + start + count].view(shape) for start, count, shape in places]
+
+
+def _by_layer(shapes: Sequence[LayerShape | None], buffers: Sequence[Tensor]) -> list[Tensor | None]:
+    following = iter(buffers)
+    return [next(following) if each else None for each in shapes]
+
+
 class Context:
     """Buffers (H, C, D) for each layer that keeps keys and values. What was never written is never read."""
 
     def __init__(
         self, shapes: Sequence[LayerShape | None], *, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        def room(heads: int, dim: int) -> Tensor:
-            return torch.empty(heads, capacity, dim, dtype=dtype, device=device)
-
         self._shapes = shapes
         self.token_bytes = token_bytes(shapes, dtype)
         self.capacity = capacity
         self.exact = 0  # first slots that hold a full prefill's keys and values already
-        self._keys = [room(each.key_heads, each.key_dim) if each else None for each in shapes]
-        self._values = [room(each.value_heads, each.value_dim) if each else None for each in shapes]
+        kept = [each for each in shapes if each]
+        keys = _rooms([(each.key_heads, capacity, each.key_dim) for each in kept], dtype=dtype, device=device)
+        values = _rooms([(each.value_heads, capacity, each.value_dim) for each in kept], dtype=dtype, device=device)
+        self._keys = _by_layer(shapes, keys)
+        self._values = _by_layer(shapes, values)
 
     def keys(self, layer: int) -> Tensor:
         """The buffer (H, C, D) of a layer's keys, rotated to their slots."""
