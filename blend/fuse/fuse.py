@@ -186,7 +186,7 @@ class _Fuse:
     ) -> tuple[Tensor, Tensor | None]:
         """Runs rows to the filter's layer; the rows that stay, and their hidden states (1, T, E) as they enter it."""
         keep = self._decoder.model_layers.resume(to.layer)
-        deviation = Deviation(len(rows))
+        deviation = Deviation(len(rows), device=self._decoder.device)
         pieces: list[tuple[Tensor, Tensor]] = []
         for slots, entering in self._pieces(rows, hidden):
             compare = self._comparison(deviation, to.layer, slots=slots)
@@ -284,19 +284,19 @@ def _numbers(chosen: Tensor) -> list[int]:
 class Deviation:
     """How far fresh keys and values are from the cached ones, in float32, each relative to the layer's scale."""
 
-    def __init__(self, slots: int) -> None:
-        self._off = [torch.zeros(slots), torch.zeros(slots)]
-        self._scale = [torch.zeros(()), torch.zeros(())]
+    def __init__(self, slots: int, *, device: torch.device) -> None:
+        self._off = [torch.zeros(slots, device=device) for _ in range(2)]
+        self._scale = [torch.zeros((), device=device) for _ in range(2)]
 
     def add(self, places: Tensor, *, fresh: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
         """Add the keys and values (H, T, D) of some slots."""
         for part in range(2):
             was = old[part].float()
-            self._off[part][places.cpu()] = (fresh[part].float() - was).square().sum((0, 2)).cpu()
-            self._scale[part] += was.square().sum().cpu()
+            self._off[part][places] = (fresh[part].float() - was).square().sum((0, 2))
+            self._scale[part] += was.square().sum()
 
     def scores(self) -> Tensor:
-        """One number for each slot; 0 where nothing was cached."""
+        """One number for each slot; 0 where nothing was cached. An accelerator is waited for here alone."""
         tiny = torch.finfo(torch.float32).tiny
         relative = [off / scale.clamp(min=tiny) for off, scale in zip(self._off, self._scale, strict=True)]
-        return relative[0] + relative[1]
+        return (relative[0] + relative[1]).cpu()

@@ -212,7 +212,7 @@ class Asker:
         fresh = torch.tensor([place not in _slots(layout) for place in range(len(layout.ids))])
         rows = (named | fresh).nonzero()[:, 0]
         old = (context.keys(check).clone(), context.values(check).clone())
-        deviation = Deviation(len(layout.ids))
+        deviation = Deviation(len(layout.ids), device=self._decoder.device)
 
         def compare(keys: Tensor, values: Tensor) -> None:
             inside = named[rows]
@@ -249,7 +249,7 @@ class Asker:
             said.append(int(logits.argmax()))
             if said[-1] in tokenizer.stop_ids:
                 break
-            slots = scattered([len(layout.ids) + len(said) - 1], device=decoder.device)
+            slots = scattered([len(layout.ids) + len(said) - 1], device=self._decoder.device)
             logits, _ = decoder.prefill(context, slots, ids=torch.tensor(said[-1:]))
         text = tokenizer.decode(token for token in said if token not in tokenizer.stop_ids).strip()
         share = recomputed / max(1, sum(span.stop - span.start for span in layout.blended))
