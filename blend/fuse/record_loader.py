@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from threading import Event, Lock
 
 import torch
@@ -30,6 +31,16 @@ class DamagedRecord(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedCodes:
+    """What came into the slots `start` to `stop` of a layer: a record's first tokens. Some may be computed anew."""
+
+    layer: int
+    start: int
+    stop: int
+    stored: PackedLayer
+
+
 class Readers(ThreadPoolExecutor):
     """The threads that bring records, shared by the fuses of an engine."""
 
@@ -52,14 +63,18 @@ class RecordLoader:
         *,
         wanted: Callable[[int], Sequence[ChunkSpan]],
         readers: Readers,
+        placed: Callable[[PlacedCodes], None] = lambda codes: None,
     ) -> None:
-        """Begins to read. `wanted`: the spans that a layer needs, for each layer that keeps keys."""
+        """Begins to read. `wanted`: the spans that a layer needs, for each layer that keeps keys. `placed` is called by
+        the threads that read, before `wait` for that layer returns.
+        """
         self.bytes = 0
         self.read_s = 0.0
         self.waited_s = 0.0
         self._decoder = decoder
         self._context = context
         self._wanted = wanted
+        self._tell = placed
         self._began = time.perf_counter()
         self._stopped = Event()
         self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
@@ -143,6 +158,9 @@ class RecordLoader:
         left = [(span, each) for span, each in stored if not decoder.takes_packed(each)]
         if left:
             self._place_joined(layer, [span for span, _ in left], stored=[each for _, each in left])
+        for span, each in stored:
+            if isinstance(each, PackedLayer):
+                self._tell(PlacedCodes(layer, span.start, span.stop, each))
         return numbers * decoder.dtype.itemsize
 
     def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:

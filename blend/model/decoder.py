@@ -69,8 +69,8 @@ class Decoder:
 
     def place(self, context: Context, layer: int, *, slots: Slots, keys: Tensor, values: Tensor) -> None:
         """Write position-free keys and values (H, T, D) of a layer to their slots, turned as the layer would."""
-        rule = self._rule(layer)
-        turned = self._angles(rule, slots.where, stop=slots.last + 1)
+        rule = self.rule(layer)
+        turned = self.angles_at(rule, slots.where, stop=slots.last + 1)
         for out, x, rotation in ((context.keys(layer), keys, rule.keys), (context.values(layer), values, rule.values)):
             if slots.adjoining:
                 rotate_into(out[:, slots.where], x, rotation=rotation, angles=turned)
@@ -88,21 +88,32 @@ class Decoder:
     def place_packed(self, context: Context, layer: int, *, stored: Sequence[tuple[slice, PackedLayer]]) -> None:
         """The same as `place` of the first tokens of stored layers, at these slots, several times quicker."""
         assert self._placer is not None
-        rule, parts = self._rule(layer), list[PlacedPart]()
+        rule, parts = self.rule(layer), list[PlacedPart]()
         for slots, each in stored:
             slot = slots.start
             for part in each.framed:
                 if rows := min(part.layout.tokens, slots.stop - slot):
                     parts.append(PlacedPart(part, rows, slot))
                     slot += rows
-        turned = self._angles(rule, slice(None), stop=max(slots.stop for slots, _ in stored))
+        turned = self.angles_at(rule, slice(None), stop=max(slots.stop for slots, _ in stored))
         turns = turn(rule.keys, turned), turn(rule.values, turned)
         self._placer.place((context.keys(layer), context.values(layer)), parts, turns=turns)
 
+    def turned(self, layer: int, *, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Position-free keys and values (H, T, D) of a layer as they would stand from the slot `start` on."""
+        stop, rule = start + keys.shape[1], self.rule(layer)
+        turned, out = (
+            self.angles_at(rule, slice(start, stop), stop=stop),
+            (torch.empty_like(keys), torch.empty_like(values)),
+        )
+        rotate_into(out[0], keys, rotation=rule.keys, angles=turned)
+        rotate_into(out[1], values, rotation=rule.values, angles=turned)
+        return out
+
     def lift(self, context: Context, layer: int, *, slots: slice) -> tuple[Tensor, Tensor]:
         """The inverse of `place`: position-free copies of what stands at the slots."""
-        rule = self._rule(layer)
-        turned = self._angles(rule, slots, stop=slots.stop)
+        rule = self.rule(layer)
+        turned = self.angles_at(rule, slots, stop=slots.stop)
         keys, values = context.part(layer, slots)
         return unrotate(keys, rule.keys, angles=turned), unrotate(values, rule.values, angles=turned)
 
@@ -112,7 +123,8 @@ class Decoder:
             if self._known < count:
                 self._grow(max(TABLE_ROWS, 1 << (count - 1).bit_length()))
 
-    def _angles(self, rule: LayerRule, where: slice | Tensor, *, stop: int) -> Angles:
+    def angles_at(self, rule: LayerRule, where: slice | Tensor, *, stop: int) -> Angles:
+        """The angles of some slots below `stop`, as a layer of this rule turns its rows by them."""
         if not rule.turns:
             return UNTURNED
         self.prepare(stop)
@@ -130,7 +142,8 @@ class Decoder:
             self._tables[table] = Angles(torch.cat([p.cos for p in parts]), torch.cat([p.sin for p in parts]))
         self._known = count
 
-    def _rule(self, layer: int) -> LayerRule:
+    def rule(self, layer: int) -> LayerRule:
+        """How the rows of a layer turn, which keeps keys and values of its own."""
         rule = self.model_layers.rules[layer]
         assert rule is not None, f"layer {layer} keeps nothing of its own"
         return rule

@@ -96,8 +96,8 @@ def _turn(out: Tensor, x: Tensor, *, rotation: Rotation | None, cos: Tensor, sin
     a, b = (part.float() for part in _pairs(x, rotation))
     first, second = _pairs(out, rotation)
     sin = rotation.sign * sin
-    first.copy_((a * cos).addcmul_(b, sin, value=-1))
-    second.copy_(b.mul(cos).addcmul_(a, sin))
+    first.copy_((a * cos).sub_(b * sin))  # each product rounded, as `place_kernel` and others do it: the same bits
+    second.copy_((b * cos).add_(a * sin))
 
 
 def _pairs(x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:

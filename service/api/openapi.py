@@ -13,6 +13,7 @@ from service.bodies.handoffs import FuseAnswer
 from service.bodies.jobs import JobOut
 from service.bodies.problem import Problem
 from service.bodies.query import FusedEvent, LoadedEvent, QueryAnswer, RetrievedEvent, TokenEvent
+from service.handoffs.packed_layer import MEDIA as PACKED
 
 Schema = dict[str, object]
 
@@ -29,6 +30,8 @@ UNNAMED = (
     FusedEvent,
     TokenEvent,
 )
+
+NUMBERS: Final = "application/octet-stream"
 
 _REF: Final = "#/components/schemas/"
 _SCALAR: Final[Schema] = {"type": ["string", "number", "boolean", "null"]}
@@ -95,7 +98,10 @@ TO_COLLECTION: Final[dict[str, Schema]] = {
     "delete": _link("delete_collection", name="$request.path.name"),
 }
 FUSED: Final[dict[str, Schema]] = {"application/json": {"schema": {"$ref": f"{_REF}FuseAnswer"}}}
-LAYER: Final[dict[str, Schema]] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+LAYER: Final[dict[str, Schema]] = {
+    media: {"schema": {"type": "string", "format": "binary"}} for media in (NUMBERS, PACKED)
+}
+ANGLES: Final[dict[str, Schema]] = {NUMBERS: LAYER[NUMBERS]}
 SCRAPE: Final[dict[str, Schema]] = {"text/plain": {"schema": {"type": "string"}}}
 
 

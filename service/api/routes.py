@@ -7,7 +7,18 @@ from fastapi.routing import APIRoute
 
 from service.api import cache, collections, documents, handoffs, health, jobs, query, search, stats, uploads
 from service.api.guards import Fetches, Operates, Reads, Uploads, Writes
-from service.api.openapi import ANSWER, FUSED, LAYER, PROGRESS, SCRAPE, TO_COLLECTION, TO_DOCUMENT, TO_JOB, Schema
+from service.api.openapi import (
+    ANGLES,
+    ANSWER,
+    FUSED,
+    LAYER,
+    PROGRESS,
+    SCRAPE,
+    TO_COLLECTION,
+    TO_DOCUMENT,
+    TO_JOB,
+    Schema,
+)
 
 ONE = "/v1/documents/{document_id:name}"
 COLLECTION = "/v1/collections/{name:name}"
@@ -61,6 +72,7 @@ ROUTES = (
     Route("POST", "/v1/fuse", handoffs.fuse, Reads, (404,), answers=FUSED),
     Route("GET", HANDOFF, handoffs.get_handoff, Fetches, (404,)),
     Route("GET", f"{HANDOFF}/layers/{{layer}}", handoffs.get_layer, Fetches, (404,), answers=LAYER),
+    Route("GET", f"{HANDOFF}/layers/{{layer}}/angles", handoffs.get_angles, Fetches, (404,), answers=ANGLES),
     Route("DELETE", HANDOFF, handoffs.release_handoff, Fetches, (404,), status=204),
     Route("POST", "/v1/cache/lookup", cache.lookup, Reads, (404,)),
     Route("POST", "/v1/cache/prefetch", cache.prefetch, Writes, (404,)),

@@ -191,7 +191,7 @@ def test_a_lease_ends_by_itself_and_room_is_bounded(inside: Inside, client: http
     one = fuse(client)
     nbytes = model.handoffs.get(one["handle"], _operator(inside)).nbytes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model.handoffs, "_limit_bytes", model.handoffs.nbytes + nbytes - 1)
+        patch.setattr(model.handoffs, "_limit_bytes", model.handoffs.nbytes + 1)
         full = client.post("/v1/fuse", json={"question": QUESTION})
         assert full.status_code == 429 and "wait to be fetched" in full.json()["detail"]
         assert files_open() == len(model.handoffs), "what found no room leaves no file"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +44,8 @@ class WireHandler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        layer = int(self.path.partition("/layers/")[2].partition("?")[0] or -1)
+        asked = re.search(r"/layers/(\d+)\?", self.path)
+        layer = int(asked[1]) if asked else -1
         if layer >= 0:
             WIRE.asked += 1
             WIRE.gate.wait(60)
@@ -53,7 +55,7 @@ class WireHandler(BaseHTTPRequestHandler):
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
-        if answer.status == 200 and layer < 0:  # layers take the wire, as between two hosts
+        if answer.status == 200 and "/layers/" not in self.path:  # layers take the wire, as between two hosts
             body = json.dumps({**json.loads(body), "shared": ""}).encode()
         if layer in WIRE.damaged:
             body = body[:50] + bytes([body[50] ^ 64]) + body[51:]

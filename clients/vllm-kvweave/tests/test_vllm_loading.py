@@ -26,7 +26,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from vllm_kvweave.loading import Loading, PagedLayer, PagedRows, WorkerPlace
+from vllm_kvweave.loading import Loading
+from vllm_kvweave.paged_cache import PagedLayer, PagedRows, WorkerPlace
 
 LAYERS = (0, 2, 3)  # the second reads another one's keys
 HEADS, KEY_DIM, VALUE_DIM = 4, 3, 2
@@ -165,7 +166,7 @@ class Cache:
 def worker(
     url: str, cache: Cache, *, rank: int = 0, ranks: int = 1, sizes: tuple[int, ...] = (4,)
 ) -> Iterator[Loading]:
-    place = WorkerPlace(rank, ranks, "float32", sizes, nullcontext)
+    place = WorkerPlace(rank, ranks, "float32", sizes, torch.device("cpu"), nullcontext)
     heads = max(1, HEADS // ranks)
     layers = [cache.layer(each, group=each % len(sizes), heads=heads) for each in reversed(LAYERS)]
     loading = Loading(Source(f"{url}/v1", KEY), layers, place=place)

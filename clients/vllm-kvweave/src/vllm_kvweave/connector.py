@@ -26,7 +26,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.version import __version__ as vllm_version
 
 from vllm_kvweave.load_jobs import StepJobs
-from vllm_kvweave.loading import Loading, PagedLayer, PagedRows, WorkerPlace
+from vllm_kvweave.loading import Loading
+from vllm_kvweave.paged_cache import PagedLayer, PagedRows, WorkerPlace
 from vllm_kvweave.scheduling import Scheduling
 from vllm_kvweave.source import Refused, Source
 from vllm_kvweave.support import Deployment, Unsupported
@@ -120,12 +121,14 @@ class KvweaveConnector(KVConnectorBase_V1, SupportsHMA):
             sizes.append(group.kv_cache_spec.block_size)
             named = [name for name in group.layer_names if name in kv_caches]
             layers += [found for name in named if (found := _layer(name, modules[name], group=number))]
+        device = next(iter(kv_caches.values())).device
         place = WorkerPlace(
             get_tensor_model_parallel_rank(),
             get_tensor_model_parallel_world_size(),
             str(self._vllm_config.model_config.dtype).removeprefix("torch."),
             tuple(sizes),
-            self._beside(next(iter(kv_caches.values())).device),
+            device,
+            self._beside(device),
         )
         self._loading = Loading(self._source, layers, place=place)
         log.info("kvweave: prompts come into %d layers in %d groups, as %s", len(layers), len(sizes), place.dtype)

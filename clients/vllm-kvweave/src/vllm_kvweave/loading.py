@@ -4,10 +4,10 @@ A load that fails, for whatever reason, is reported as such, and vLLM computes t
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import partial
 from mmap import mmap
 from threading import Condition, Event
 
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from vllm_kvweave.load_jobs import LoadJob, StepJobs
+from vllm_kvweave.paged_cache import PagedLayer, PagedRows, WorkerPlace
+from vllm_kvweave.pulled_parts import PulledParts
 from vllm_kvweave.shared_prompt import mapped_prompt
-from vllm_kvweave.source import LayerForm, Part, PromptForm, Pull, Refused, Source
+from vllm_kvweave.source import Part, PromptForm, Pull, Refused, Source
 
 log = logging.getLogger("vllm.kvweave")
 
@@ -24,43 +26,6 @@ PULLS = 4  # prompts at once
 NULL = 0  # vLLM's block for what a sliding window has left
 UNUSED_S = 1.0  # that kvweave may take to hear of a load that failed, before vLLM does
 IDLE_S = 0.005  # a step that computes nothing waits so long for a load: vLLM asks again at once
-
-
-@dataclass(frozen=True, slots=True)
-class PagedRows:
-    """Keys and values (T, H, D) of a layer, and the slots (T,) that they go into."""
-
-    keys: Tensor
-    values: Tensor
-    slots: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class PagedLayer:
-    """A layer of this worker: the decoder layer's `index`, its cache group, the heads that the worker has of it, and
-    what writes into its cache.
-    """
-
-    index: int
-    group: int
-    heads: int
-    key_dim: int
-    value_dim: int
-    write: Callable[[PagedRows], None]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """Where a worker stands: its rank among those that share the heads, what it computes in, and a group's block sizes.
-
-    `beside` is entered around what a load does on the device, so that it runs beside what the worker computes.
-    """
-
-    rank: int
-    ranks: int
-    dtype: str
-    block_sizes: tuple[int, ...]
-    beside: Callable[[], AbstractContextManager[object]]
 
 
 class Loading:
@@ -133,18 +98,21 @@ class Loading:
         form = pull.form()
         self._check(job, form)
         places = [_places(job, group, size=size) for group, size in enumerate(self._place.block_sizes)]
-        memory = mapped_prompt(form.shared, form.start(len(form.layers)) * self._dtype.itemsize)
+        part = Part(job.start, job.stop, self._place.rank, self._place.ranks)
+        parts = PulledParts(pull, part, place=self._place, packed=form.packed)
+        memory = mapped_prompt(form.shared, form.start(len(form.layers)) * self._place.torch_dtype.itemsize)
         for number, layer in enumerate(self._layers):
             if called_off.is_set():
                 raise Refused("it is wanted no more")
+            kept, slots = places[layer.group]
             if memory is None:
-                keys, values = self._pulled(pull, job, layer=layer, form=form.layers[number])
+                rows = parts.fetch(layer, form.layers[number])
             else:
                 is_last = number + 1 == len(self._layers)  # who asks for all says that he has all
                 form = pull.form(number + 1) if is_last or number >= form.final else form
-                keys, values = self._mapped(memory, job, form=form, number=number)
-            kept, slots = places[layer.group]
+                rows = partial(self._mapped, memory, job, form=form, number=number)
             with torch.inference_mode(), self._place.beside():
+                keys, values = rows()
                 layer.write(PagedRows(keys[kept], values[kept], slots))
 
     def _check(self, job: LoadJob, form: PromptForm) -> None:
@@ -160,21 +128,10 @@ class Loading:
             if shares != {layer.heads} or (other.key_dim, other.value_dim) != (layer.key_dim, layer.value_dim):
                 raise Refused(f"layer {layer.index} has another shape in vLLM: both serve one model")
 
-    def _pulled(self, pull: Pull, job: LoadJob, *, layer: PagedLayer, form: LayerForm) -> tuple[Tensor, Tensor]:
-        """Keys and values (T, H, D) of this worker's heads."""
-        dtype = self._dtype
-        tokens = job.stop - job.start
-        key_count, value_count = tokens * layer.heads * layer.key_dim, tokens * layer.heads * layer.value_dim
-        part = Part(job.start, job.stop, self._place.rank, self._place.ranks)
-        body = pull.layer(form, part=part, nbytes=(key_count + value_count) * dtype.itemsize)
-        both = torch.frombuffer(body, dtype=dtype)
-        keys = both[:key_count].reshape(tokens, layer.heads, layer.key_dim)
-        return keys, both[key_count:].reshape(tokens, layer.heads, layer.value_dim)
-
     def _mapped(self, memory: mmap, job: LoadJob, *, form: PromptForm, number: int) -> tuple[Tensor, Tensor]:
         """Keys and values (T, H, D) of this worker's heads, where they lie."""
         place, layer = self._place, form.layers[number]
-        whole = torch.frombuffer(memory, dtype=self._dtype)[form.start(number) : form.start(number + 1)]
+        whole = torch.frombuffer(memory, dtype=self._place.torch_dtype)[form.start(number) : form.start(number + 1)]
         keys = whole[: (form.tokens - 1) * layer.key_heads * layer.key_dim]
         cut: list[Tensor] = []
         for rows, heads in ((keys, layer.key_heads), (whole[len(keys) :], layer.value_heads)):
@@ -182,11 +139,6 @@ class Loading:
             mine = slice(first, first + _share(heads, place.ranks))
             cut.append(rows.reshape(form.tokens - 1, heads, -1)[job.start : job.stop, mine])
         return cut[0], cut[1]
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self._place.dtype)
-        return dtype
 
 
 def _share(heads: int, ranks: int) -> int:

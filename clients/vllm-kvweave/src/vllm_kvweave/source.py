@@ -15,6 +15,7 @@ from typing import cast
 from urllib.parse import quote, urlsplit
 
 CHECKSUM = "X-Crc32"
+PACKED_MEDIA = "application/vnd.kvweave.packed-layer.v"  # and the version
 MOST_REASON = 200  # bytes of a refusal that are told
 
 
@@ -42,7 +43,8 @@ class LayerForm:
 class PromptForm:
     """What kvweave says of a prompt: its tokens, the last one included, and the form of its numbers.
 
-    `final`: so many layers, the first ones, are there. `shared`: the name of this host's memory that has them, if any.
+    `final`: so many layers, the first ones, are there. `packed`: the version of packed layers that kvweave has.
+    `shared`: the name of this host's memory that has them, if any.
     """
 
     tokens: int
@@ -50,6 +52,7 @@ class PromptForm:
     dtype: str
     layers: tuple[LayerForm, ...]
     final: int
+    packed: int
     shared: str
 
     def start(self, layer: int) -> int:
@@ -63,8 +66,8 @@ class PromptForm:
             said = cast("dict[str, object]", json.loads(text))
             layers = cast("list[dict[str, int]]", said["layers"])
             forms = tuple(LayerForm(**{name: int(each[name]) for name in LayerForm.__slots__}) for each in layers)
-            tokens, final = (int(cast(int, said[name])) for name in ("tokens", "final"))
-            return cls(tokens, str(said["digest"]), str(said["dtype"]), forms, final, str(said["shared"]))
+            tokens, final, packed = (int(cast(int, said.get(name, 0))) for name in ("tokens", "final", "packed"))
+            return cls(tokens, str(said["digest"]), str(said["dtype"]), forms, final, packed, str(said["shared"]))
         except (ValueError, KeyError, TypeError) as error:
             raise Refused(f"kvweave describes the prompt in a way that this version does not know: {error!r}") from None
 
@@ -77,6 +80,14 @@ class Part:
     stop: int
     rank: int
     ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBody:
+    """A part of a layer, as numbers or packed."""
+
+    body: bytearray
+    is_packed: bool
 
 
 class Source:
@@ -126,12 +137,20 @@ class Pull:
         """What kvweave says of the prompt, as soon as so many of its layers are there."""
         return PromptForm.parse(self._ask("GET", f"?final={final}")[1])
 
-    def layer(self, form: LayerForm, *, part: Part, nbytes: int) -> bytearray:
-        """The bytes of a part of a layer, checked."""
+    def layer(self, form: LayerForm, *, part: Part, nbytes: int, packed: int) -> LayerBody:
+        """A part of a layer, checked: so many bytes, or packed by the version `packed`; 0: not packed."""
         wanted = f"/layers/{form.index}?start={part.start}&stop={part.stop}&rank={part.rank}&ranks={part.ranks}"
-        headers, body = self._ask("GET", wanted)
-        if len(body) != nbytes or str(zlib.crc32(body)) != headers.get(CHECKSUM):
+        headers, body = self._ask("GET", f"{wanted}&packed={packed}" if packed else wanted)
+        is_packed = packed > 0 and headers.get("Content-Type") == f"{PACKED_MEDIA}{packed}"
+        if (not is_packed and len(body) != nbytes) or str(zlib.crc32(body)) != headers.get(CHECKSUM):
             raise Refused(f"layer {form.index} came damaged")
+        return LayerBody(body, is_packed)
+
+    def angles(self, form: LayerForm, *, part: Part) -> bytearray:
+        """Cosines and then sines of the part's tokens, by which the layer's rows turn."""
+        headers, body = self._ask("GET", f"/layers/{form.index}/angles?start={part.start}&stop={part.stop}")
+        if str(zlib.crc32(body)) != headers.get(CHECKSUM):
+            raise Refused(f"the angles of layer {form.index} came damaged")
         return body
 
     def release(self, *, used: bool = True) -> None:
