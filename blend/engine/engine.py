@@ -15,7 +15,7 @@ from blend.model.decoder import Decoder
 from blend.model.fingerprint import Fingerprint
 from store.record import Record
 
-Finish = Literal["stop", "length", "cancelled"]
+Finish = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,14 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class MessagePiece:
+    """What an answer's message gets, in OpenAI's form, where whoever generates makes more than text of it."""
+
+    delta: Mapping[str, object]
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceEnded:
     """The end of one of several answers, while others go on. `text` is what was still held back of it."""
 
@@ -126,7 +134,7 @@ class Failed:
     error: Exception
 
 
-Event = Ready | Token | ChoiceEnded | Done | Failed
+Event = Ready | Token | MessagePiece | ChoiceEnded | Done | Failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,12 +44,21 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools that an answer may call. `fields` say so in OpenAI's form; `calls`: what each turn has of them."""
+
+    fields: Json
+    calls: tuple[Json, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """One request for an answer. The last turn is the user's.
+    """One request for an answer. The last turn is the user's, or a tool's.
 
     `asks`: the last turn is a question about the passages and is framed as one; else it stands as it is written.
     `inline`: chunks are recognised wherever their text stands in the turns, as they always are in `documents`.
     `within_s`: the answer is worth nothing later than so many seconds after it was asked for.
+    `tools`: those that the answer may call; vLLM then renders and computes the prompt.
     `session`: the conversation that it is part of, as its key names it. `receiver`: whoever goes on with the prompt;
     nothing is generated then. `as_of`: when it was asked, on the monotonic clock.
     """
@@ -69,7 +78,13 @@ class AnswerRequest:
     id: str = ""
     session: str = ""
     receiver: PromptReceiver | None = None
+    tools: ToolUse | None = None
     as_of: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def question(self) -> int:
+        """The turn that passages belong to: the user's last one, or the last one where there is none."""
+        return max((at for at, turn in enumerate(self.turns) if turn.role == "user"), default=len(self.turns) - 1)
 
     @property
     def session_of_key(self) -> str:

@@ -3,6 +3,7 @@
 Whatever goes wrong is raised by the stream instead of the next event: a `ServiceError`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blend.engine.engine import Finish
@@ -64,6 +65,14 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageAdded:
+    """What an answer's message gets, in OpenAI's form: where tools are offered, in the place of deltas."""
+
+    fields: Mapping[str, object]
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceFinished:
     """The end of one of several answers, while others go on. `text` is what was still held back of it."""
 
@@ -83,4 +92,4 @@ class Finished:
     choice: int = 0
 
 
-Event = Retrieved | Loaded | Fused | Delta | ChoiceFinished | Finished
+Event = Retrieved | Loaded | Fused | Delta | MessageAdded | ChoiceFinished | Finished

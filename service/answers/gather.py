@@ -86,12 +86,13 @@ class Gathered:
 
     def turns(self, *, without: frozenset[int] = frozenset()) -> list[TurnParts]:
         """The chat, with the passages in their places."""
-        *before, last = [self._turn_parts(number, turn) for number, turn in enumerate(self.ask.turns)]
-        parts = _framed(last.parts) if self.ask.asks else last.parts
+        turns = [self._turn_parts(number, turn) for number, turn in enumerate(self.ask.turns)]
+        asked = turns[self.ask.question]
+        parts = _framed(asked.parts) if self.ask.asks else asked.parts
         shown = {number: each.titled for number, each in enumerate(self.passages) if number not in without}
-        question = TurnParts(last.role, (*passage_parts(shown), *self._loose_parts(), *parts))
+        turns[self.ask.question] = TurnParts(asked.role, (*passage_parts(shown), *self._loose_parts(), *parts))
         system = [TurnParts("system", (TurnPart(self.system),))] if self.system else []
-        return [*system, *before, question]
+        return [*system, *turns]
 
     def _turn_parts(self, number: int, turn: Turn) -> TurnParts:
         """A turn cut where passages stand in it."""

@@ -16,7 +16,18 @@ from typing import TypeVar
 
 import torch
 
-from blend.engine.engine import ChoiceEnded, Done, Engine, EngineRequest, Failed, Finish, Ready, Ticket, Token
+from blend.engine.engine import (
+    ChoiceEnded,
+    Done,
+    Engine,
+    EngineRequest,
+    Failed,
+    Finish,
+    MessagePiece,
+    Ready,
+    Ticket,
+    Token,
+)
 from blend.engine.engine import Event as EngineEvent
 from blend.engine.sampling import LogitsProcessor
 from blend.fuse.fuse import FuseReport
@@ -24,19 +35,31 @@ from retriever.search import Hit
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.blend_decision import BlendInputs, decide, tries
-from service.answers.events import ChoiceFinished, Delta, Event, Finished, Fused, Loaded, Retrieved, TopToken, Usage
+from service.answers.events import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    Fused,
+    Loaded,
+    MessageAdded,
+    Retrieved,
+    TopToken,
+    Usage,
+)
 from service.answers.fair_turns import FairTurns
 from service.answers.foreign_documents import ForeignDocuments
 from service.answers.gather import Gathered, gather, look_up
 from service.answers.plan import EnginePlan, fit, usage_of
 from service.answers.prompt_costs import BegunBlobs, PromptCosts
 from service.answers.schema_memory import SchemaMemory
+from service.answers.tool_prompt import NOTE
 from service.corpus.ingest import Ingest
 from service.corpus.tenants import Tenants
 from service.errors import Exhausted, ServiceError, Unavailable
 from service.lower_priority import COMPUTES, lower_priority
 from service.model.grammar import Constraint, Grammars
-from service.model.logit_processors import chained
+from service.model.logit_processors import GeneratorRule, chained
 from service.settings import BUILTIN, Settings
 from service.telemetry.logs import note
 from service.telemetry.metrics import Metrics
@@ -198,6 +221,7 @@ class Pipeline:
         """The plan, and the blobs that it may use; None where it uses none."""
         fitted = fit(self._model.prompt_builder, gathered, window=self._model.window)
         notes = () if self.foreign_documents is None else self.foreign_documents.notes(gathered.texts)
+        notes = (*notes, NOTE) if gathered.ask.tools else notes
         plan = EnginePlan(gathered, fitted, inputs, {}, notes)
         passages = [each.passage for each in gathered.all]
         if decide(inputs).order.policy == "full" or not passages:
@@ -233,6 +257,9 @@ class Pipeline:
                         if generated == 1:
                             progress.timings.ms["first_token"] = progress.timings.since_start()
                         yield self._delta(event, wanted=progress.ask.sampling.logprobs is not None)
+                    case MessagePiece():
+                        progress.timings.ms.setdefault("first_token", progress.timings.since_start())
+                        yield MessageAdded(event.delta, event.choice)
                     case ChoiceEnded():
                         yield ChoiceFinished(event.choice, event.reason, event.text)
                     case Done(reason=reason, text=text, generated=count):
@@ -261,7 +288,9 @@ class Pipeline:
         self, ask: AnswerRequest, plan: EnginePlan, *, grammar: LogitsProcessor | None, left_s: float | None
     ) -> EngineRequest:
         prompt, principal = plan.prompt, ask.principal
-        sampling = replace(ask.sampling, processor=chained(ask.sampling.processor, grammar))
+        chat = plan.generator_fields
+        rules = (ask.sampling.processor, grammar, None if chat is None else GeneratorRule(chat))
+        sampling = replace(ask.sampling, processor=chained(*rules))
         sharing = repr(principal.bound) if self._settings.shared_prefixes else principal.key_id
         owner = f"{principal.tenant} {sharing}"
         asked = EngineRequest(prompt, sampling, plan.decision.order, owner=owner, payer=principal.tenant)

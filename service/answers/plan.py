@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from blend.fuse.fuse import FuseReport
 from blend.fuse.prompt import Prompt
 from retriever.contract.types import Passage
+from retriever.documents import Json
 from service.answers.blend_decision import BlendDecision, BlendInputs, decide
 from service.answers.gather import Gathered, GatheredPassage
 from service.answers.prompt_costs import PromptCost
+from service.answers.tool_prompt import ToolPrompt
 from service.corpus.chunk_caches import mends
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptBuilder, PromptTokens
@@ -29,8 +31,14 @@ class FittedPrompt:
 
 
 def fit(prompt_builder: PromptBuilder, gathered: Gathered, *, window: int) -> FittedPrompt:
-    """Drops what a search found, the lowest score first, until the prompt and its answer fit the model's window."""
+    """Drops what a search found, the lowest score first, until the prompt and its answer fit the model's window.
+
+    With tools, vLLM lays it out, and says where it is too long.
+    """
     ask = gathered.ask
+    if ask.tools is not None:
+        out = ToolPrompt(gathered, ask.tools).controlled(prompt_builder.tokenizer)
+        return FittedPrompt(prompt_builder.lay_plain(gathered.turns(without=out)), out)
     prompt_tokens = prompt_builder.lay(gathered.turns(), options=ask.template)
     over = prompt_tokens.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))
     if over <= 0:
@@ -97,6 +105,12 @@ class EnginePlan:
         late = Miss(MissReason.SOONER)
         opened = {at: late if at in unused and at in self.sources else each for at, each in self.opened.items()}
         return replace(self, inputs=inputs, opened=opened, cost=cost)
+
+    @property
+    def generator_fields(self) -> Json | None:
+        """The chat as vLLM takes it, where tools are offered."""
+        tools = self.gathered.ask.tools
+        return ToolPrompt(self.gathered, tools).fields(self.fitted.dropped) if tools else None
 
     def begin(self) -> None:
         """Begins to bring the records near while the prompt waits for its turn."""

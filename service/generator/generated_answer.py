@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import cast
 
 from blend.engine.answer_builder import AnswerText
-from blend.engine.engine import ChoiceEnded, Done, EngineRequest, Event
+from blend.engine.engine import ChoiceEnded, Done, EngineRequest, Event, Finish, MessagePiece
 from blend.engine.pending_request import PendingRequest
 from blend.model.tokenizer import Tokenizer
-from service.generator.vllm_client import GeneratedPiece, GeneratorAway
+from service.generator.vllm_client import ChatPiece, GeneratedPiece, GeneratorAway
+
+MESSAGE = ("content", "tool_calls")  # what of a message is told
 
 
 class GeneratedAnswer(PendingRequest):
@@ -28,6 +31,7 @@ class GeneratedAnswer(PendingRequest):
         self.generated = 0
         self.end: Done | None = None  # of the last answer, which is yet to be told
         self._texts: dict[int, AnswerText] = {}  # of the answers that are not over
+        self._counts: dict[int, int] = {}  # tokens by answer, of messages
 
     def tell(self, event: Event) -> None:
         """See `PendingRequest.tell`."""
@@ -56,6 +60,24 @@ class GeneratedAnswer(PendingRequest):
                 break
         if text.end is not None or piece.finish is not None:
             self._end(piece.choice, finish=piece.finish)
+
+    def take_message(self, piece: ChatPiece) -> None:
+        """Tells of the next part of an answer's message. Raises GeneratorAway where it ends as none should."""
+        delta = {name: each for name in MESSAGE if (each := piece.delta.get(name))}
+        if delta:
+            self.tell(MessagePiece(delta, piece.choice))
+        self._counts[piece.choice] = piece.generated
+        if piece.finish is None:
+            return
+        del self._texts[piece.choice]
+        self.generated = sum(self._counts.values())
+        if piece.finish not in ("stop", "length", "tool_calls"):
+            raise GeneratorAway(f"its answer ended by {piece.finish!r}")
+        reason = cast(Finish, piece.finish)
+        if self._texts:
+            self.tell(ChoiceEnded(piece.choice, reason, ""))
+        else:
+            self.end = Done(reason, "", self.generated, self.age_s, piece.choice)
 
     def _end(self, choice: int, *, finish: str | None) -> None:
         text = self._texts.pop(choice)

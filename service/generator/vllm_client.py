@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -75,6 +75,24 @@ class Completion:
             body["kv_transfer_params"] = dict(self.params)
         return body
 
+    def chat_body(self, most_tokens: int) -> Json:
+        """The body of a streamed chat, whose messages are among the rules: vLLM renders them, and parses the answer."""
+        body = self.body(most_tokens)
+        for name in ("prompt", "return_token_ids"):
+            del body[name]
+        return {**body, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPiece:
+    """A piece of an answer's message, and why it ended, with its last piece; the tokens of the prompt and so far."""
+
+    delta: Json
+    finish: str | None
+    choice: int
+    prompt_tokens: int
+    generated: int
+
 
 @dataclass(frozen=True, slots=True)
 class GeneratedPiece:
@@ -124,18 +142,38 @@ class VllmClient:
     async def stream(self, asked: Completion, *, most_tokens: int) -> AsyncGenerator[GeneratedPiece]:
         """All answers piece by piece; closing it ends them in vLLM. The last piece of each says why it ended."""
         ended = set[int]()
-        body = {**asked.body(most_tokens), "stream": True}
-        async with self._answered("POST", f"{self._url}/completions", body=body) as response:
-            async for event in events_in(response.aiter_bytes()):
-                if event.data == b"[DONE]":
-                    continue
-                for piece in _pieces(_parsed(event.data)):
+        async with aclosing(self._events("/completions", {**asked.body(most_tokens), "stream": True})) as events:
+            async for event in events:
+                for piece in _pieces(event):
                     yield piece
                     if piece.finish is not None:
                         ended.add(piece.choice)
                 if len(ended) == asked.sampling.choices:
                     return
         raise GeneratorAway("its answer broke off")
+
+    async def chat(self, asked: Completion, *, most_tokens: int) -> AsyncGenerator[ChatPiece]:
+        """The messages of all answers piece by piece, as `stream`."""
+        ended = set[int]()
+        async with aclosing(self._events("/chat/completions", asked.chat_body(most_tokens))) as events:
+            async for event in events:
+                usage = cast("Mapping[str, int]", event.get("usage") or {})
+                for each in cast(list[Json], event.get("choices") or []):
+                    finish, choice = cast("str | None", each.get("finish_reason")), cast(int, each.get("index") or 0)
+                    counts = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+                    yield ChatPiece(cast(Json, each.get("delta") or {}), finish, choice, *counts)
+                    if finish is not None:
+                        ended.add(choice)
+                if len(ended) == asked.sampling.choices:
+                    return
+        raise GeneratorAway("its answer broke off")
+
+    async def _events(self, path: str, body: Json) -> AsyncGenerator[Json]:
+        """What a streamed answer says, event by event."""
+        async with self._answered("POST", self._url + path, body=body) as response:
+            async for event in events_in(response.aiter_bytes()):
+                if event.data != b"[DONE]":
+                    yield _parsed(event.data)
 
     async def aclose(self) -> None:
         """Let go of the connections."""

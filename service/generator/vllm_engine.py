@@ -26,7 +26,7 @@ from service.errors import Invalid, ServiceError, Unavailable
 from service.generator.agreement import Agreement, Comparison
 from service.generator.generated_answer import GeneratedAnswer
 from service.generator.handed_prompt import HandedPrompt, handing_over
-from service.generator.vllm_client import Completion, GeneratedPiece, GeneratorAway, GeneratorRefusal
+from service.generator.vllm_client import ChatPiece, Completion, GeneratedPiece, GeneratorAway, GeneratorRefusal
 from service.handoffs.handoff_receiver import HandoffReceiver
 from service.handoffs.handoffs import HandoffReaders
 from service.model.logit_processors import needs_generator, openai_fields
@@ -230,8 +230,12 @@ class VllmEngine:
             asked = Completion(agreed.model, answer.ids, request.sampling, stop_ids, salt, rules=answer.rules)
             if handed is not None:
                 asked = replace(asked, salt=self._handoffs.salt(request.session_by_order), params=handed.params)
-            pieces = self._client.stream(asked, most_tokens=min(request.sampling.max_tokens, room))
-            await self._tell_all(answer, pieces, handed=handed)
+            most_tokens = min(request.sampling.max_tokens, room)
+            if "messages" in answer.rules:
+                await self._tell_messages(answer, self._client.chat(asked, most_tokens=most_tokens))
+            else:
+                pieces = self._client.stream(asked, most_tokens=most_tokens)
+                await self._tell_all(answer, pieces, handed=handed)
         assert answer.end is not None, "a stream ends with the last answer"
         answer.tell(answer.end)  # nothing is held for it any more
 
@@ -267,8 +271,19 @@ class VllmEngine:
             async for piece in pieces:
                 if not answer.is_ready:
                     ready = await handed.ready() if handed else None
-                    answer.tell(ready or self._computed_there(answer))
+                    answer.tell(ready or self._computed_there(answer, tokens=len(answer.ids)))
                 answer.take(piece)
+                if answer.end is not None:
+                    return
+
+    async def _tell_messages(self, answer: GeneratedAnswer, pieces: AsyncGenerator[ChatPiece]) -> None:
+        """Tells of messages as vLLM generates and parses them, until all have ended."""
+        answer.begin(self._model.prompt_builder.tokenizer)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if not answer.is_ready:
+                    answer.tell(self._computed_there(answer, tokens=piece.prompt_tokens))
+                answer.take_message(piece)
                 if answer.end is not None:
                     return
 
@@ -289,13 +304,13 @@ class VllmEngine:
         finally:
             ticket.cancel()
 
-    def _computed_there(self, answer: GeneratedAnswer) -> Ready:
+    def _computed_there(self, answer: GeneratedAnswer, *, tokens: int) -> Ready:
         """What is told of a prompt that vLLM computed."""
         segments = [each for each in answer.request.prompt.segments if isinstance(each, ChunkSegment)]
         missed = [at for at, each in enumerate(segments) if each.source is not None]
         misses = tuple((at, Miss(MissReason.NOT_FETCHED)) for at in missed)
         seconds = {"others": math.inf} if missed else {}  # it tells nothing of what prompts take
-        report = FuseReport(BlendOrder("full", 0.0), 0, 0, len(answer.ids), ((),), misses, 0, seconds)
+        report = FuseReport(BlendOrder("full", 0.0), 0, 0, tokens, ((),), misses, 0, seconds)
         return Ready(report, 0.0)
 
     def _rules(self, sampling: Sampling) -> Mapping[str, object] | None:

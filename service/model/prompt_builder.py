@@ -119,15 +119,11 @@ class PromptBuilder:
 
     def lay(self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None) -> PromptTokens:
         """The prompt of a chat, ready for the answer. Without a passage, the last turn's own text is in the suffix."""
-        rows = list(self.rows(turns, options=options))
-        places = [at for at, (_, part) in enumerate(rows) if part and part.passage is not None]
-        if not places:
-            last = max((at for at, (_, part) in enumerate(rows) if part), default=len(rows) - 1)  # all may be empty
-            return PromptTokens(_joined(ids for ids, _ in rows[:last]), (), _joined(ids for ids, _ in rows[last:]))
-        first, last = places[0], places[-1] + 1
-        runs = (TokenRun(ids, part.passage if part else None) for ids, part in rows[first:last])
-        prefix, suffix = (_joined(ids for ids, _ in each) for each in (rows[:first], rows[last:]))
-        return PromptTokens(prefix, tuple(run for run in runs if run.ids), suffix)
+        return _laid(list(self.rows(turns, options=options)))
+
+    def lay_plain(self, turns: Sequence[TurnParts]) -> PromptTokens:
+        """The same without the template, for prompts that somebody else renders: about as long."""
+        return _laid(list(self._plain(turns)))
 
     def rows(
         self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None
@@ -205,3 +201,14 @@ def _merged(turns: Sequence[TurnParts]) -> list[TurnParts]:
 
 def _joined(pieces: Iterable[Ids]) -> Ids:
     return tuple(token for piece in pieces for token in piece)
+
+
+def _laid(rows: Sequence[tuple[Ids, TurnPart | None]]) -> PromptTokens:
+    places = [at for at, (_, part) in enumerate(rows) if part and part.passage is not None]
+    if not places:
+        last = max((at for at, (_, part) in enumerate(rows) if part), default=len(rows) - 1)  # all may be empty
+        return PromptTokens(_joined(ids for ids, _ in rows[:last]), (), _joined(ids for ids, _ in rows[last:]))
+    first, last = places[0], places[-1] + 1
+    runs = (TokenRun(ids, part.passage if part else None) for ids, part in rows[first:last])
+    prefix, suffix = (_joined(ids for ids, _ in each) for each in (rows[:first], rows[last:]))
+    return PromptTokens(prefix, tuple(run for run in runs if run.ids), suffix)

@@ -52,11 +52,36 @@ class Extra(BaseModel):
     recomputed_tokens: int
 
 
+class AnsweredFunction(BaseModel):
+    """What is called, with its arguments as text of JSON; in chunks, parts of both."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class AnsweredCall(BaseModel):
+    """A tool that is to be called."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: AnsweredFunction
+
+
+class CallDelta(BaseModel):
+    """What a chunk adds to the call with this number."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: AnsweredFunction | None = None
+
+
 class AnswerMessage(BaseModel):
     """The answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: list[AnsweredCall] | None = None
     refusal: None = None
 
 
@@ -66,7 +91,7 @@ class Choice(BaseModel):
     index: int = 0
     message: AnswerMessage
     logprobs: Logprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(BaseModel):
@@ -87,6 +112,7 @@ class MessageDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(BaseModel):
@@ -95,7 +121,7 @@ class ChunkChoice(BaseModel):
     index: int = 0
     delta: MessageDelta
     logprobs: Logprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
 class ChatCompletionChunk(BaseModel):

@@ -7,10 +7,22 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from blend.engine.engine import Finish
-from service.answers.events import ChoiceFinished, Delta, Event, Finished, Retrieved, Source, TopToken, Usage
+from service.answers.events import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    MessageAdded,
+    Retrieved,
+    Source,
+    TopToken,
+    Usage,
+)
 from service.api.rendering import rendered_source
 from service.errors import Unavailable
 from service.openai.answer_bodies import (
+    AnsweredCall,
+    AnsweredFunction,
     AnswerMessage,
     CachedTokens,
     ChatCompletion,
@@ -32,7 +44,7 @@ LEAST: Final = -9999.0  # JSON has no infinity
 
 log = logging.getLogger(__name__)
 
-Reason = Literal["stop", "length"]
+Reason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +60,13 @@ class Envelope:
 async def completion(events: AsyncGenerator[Event], envelope: Envelope) -> ChatCompletion:
     """The whole answer."""
     sources: tuple[Source, ...] = ()
-    told: list[Delta | ChoiceFinished] = []
+    told: list[Delta | MessageAdded | ChoiceFinished] = []
     async with aclosing(events):
         async for event in events:
             match event:
                 case Retrieved():
                     sources = event.sources
-                case Delta() | ChoiceFinished():
+                case Delta() | MessageAdded() | ChoiceFinished():
                     told.append(event)
                 case Finished():
                     return _completion(envelope, told, finished=event, sources=sources)
@@ -75,7 +87,7 @@ async def stream(
     async with aclosing(events):
         try:
             async for event in events:
-                if not begun and isinstance(event, Delta | ChoiceFinished | Finished):
+                if not begun and isinstance(event, Delta | MessageAdded | ChoiceFinished | Finished):
                     begun = True
                     yield SURE
                     for choice in range(choices):
@@ -113,6 +125,8 @@ class Chunks:
             case Delta():
                 if event.text or event.token:
                     yield self._chunk(event.choice, MessageDelta(content=event.text), logprobs=_logprobs([event]))
+            case MessageAdded():
+                yield self._chunk(event.choice, MessageDelta.model_validate(event.fields))
             case ChoiceFinished():
                 yield from self._last(event)
             case Finished():
@@ -168,10 +182,14 @@ def usage_of(usage: Usage) -> CompletionUsage:
 
 
 def _completion(
-    envelope: Envelope, told: Sequence[Delta | ChoiceFinished], *, finished: Finished, sources: tuple[Source, ...]
+    envelope: Envelope,
+    told: Sequence[Delta | MessageAdded | ChoiceFinished],
+    *,
+    finished: Finished,
+    sources: tuple[Source, ...],
 ) -> ChatCompletion:
     ends = [*(each for each in told if isinstance(each, ChoiceFinished)), finished]
-    deltas = [each for each in told if isinstance(each, Delta)]
+    deltas = [each for each in told if isinstance(each, Delta | MessageAdded)]
     return ChatCompletion(
         id=envelope.id,
         created=envelope.created,
@@ -183,14 +201,30 @@ def _completion(
     )
 
 
-def _choice(ended: ChoiceFinished | Finished, deltas: Sequence[Delta]) -> Choice:
-    own = [delta for delta in deltas if delta.choice == ended.choice]
+def _choice(ended: ChoiceFinished | Finished, deltas: Sequence[Delta | MessageAdded]) -> Choice:
+    own = [delta for delta in deltas if isinstance(delta, Delta) and delta.choice == ended.choice]
+    added = [each for each in deltas if isinstance(each, MessageAdded) and each.choice == ended.choice]
+    text = "".join(delta.text for delta in own) + ended.text
     return Choice(
         index=ended.choice,
-        message=AnswerMessage(content="".join(delta.text for delta in own) + ended.text),
+        message=_message(added) if added else AnswerMessage(content=text),
         logprobs=_logprobs(own),
         finish_reason=_reason(ended.reason),
     )
+
+
+def _message(added: Sequence[MessageAdded]) -> AnswerMessage:
+    """A message out of its pieces, with its calls by their numbers."""
+    deltas = [MessageDelta.model_validate(each.fields) for each in added]
+    calls: dict[int, AnsweredCall] = {}
+    for delta in (call for each in deltas for call in each.tool_calls or ()):
+        called = calls.setdefault(delta.index, AnsweredCall(id="", function=AnsweredFunction(name="", arguments="")))
+        called.id += delta.id or ""
+        if delta.function:
+            called.function.name = (called.function.name or "") + (delta.function.name or "")
+            called.function.arguments = (called.function.arguments or "") + (delta.function.arguments or "")
+    text = "".join(each.content or "" for each in deltas)
+    return AnswerMessage(content=text or None, tool_calls=[calls[at] for at in sorted(calls)] or None)
 
 
 def _extra(finished: Finished, sources: tuple[Source, ...]) -> Extra:

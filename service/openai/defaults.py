@@ -7,7 +7,7 @@ from blend.engine.sampling import LogitsProcessor, Sampling
 from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.access.principal import Principal
-from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
+from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, ToolUse, Turn
 from service.bodies.query import ObjectFormat, SchemaFormat
 from service.errors import Invalid
 from service.model.logit_processors import GeneratorRule, LogitBias, Penalties, chained
@@ -15,6 +15,7 @@ from service.model.schema_check import ANY_OBJECT
 from service.openai.request import MOST_TOKENS, ChatRequest
 
 SMALLEST: Final = 1e-9  # the likeliest token alone
+EXACT: Final = BlendOrder("full", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,14 @@ def to_answer_request(request: ChatRequest, principal: Principal, *, id: str, de
         lookup=_lookup(request, top_k=defaults.top_k),
         chunk_ids=tuple(request.chunk_ids or ()),
         documents=tuple(RequestDocument(each.text, each.title, each.id) for each in request.documents or ()),
-        order=_order(request, defaults.order),
+        order=EXACT if request.has_tools else _order(request, defaults.order),
         sampling=_sampling(request),
         grammar=_grammar(request),
         asks=False,
         inline=True,
         template=request.chat_template_kwargs or {},
         session=request.session or "",
+        tools=_tools(request),
         id=id,
     )
 
@@ -50,8 +52,14 @@ def _check_generator(request: ChatRequest, defaults: Defaults) -> None:
     """Raises Invalid for what only a generator does, where there is none."""
     if request.structured_outputs and _is_formatted(request):
         raise Invalid("give either response_format or structured_outputs", field="structured_outputs")
+    if request.has_tools and request.logprobs:
+        raise Invalid("with tools there are no logprobs: leave one of both out", field="logprobs")
+    if request.tool_choice not in (None, "none") and not request.tools:
+        raise Invalid("there are no tools to choose of: give some, or leave it out", field="tool_choice")
     if defaults.has_generator:
         return
+    if request.has_tools:
+        raise Invalid("only vLLM serves tools, and none is set as the generator: leave them out", field="tools")
     if _choices(request) > 1:
         raise Invalid("kvweave gives one answer for a request: ask again for another", field="n")
     if request.structured_outputs:
@@ -68,12 +76,14 @@ def _is_formatted(request: ChatRequest) -> bool:
 
 
 def _lookup(request: ChatRequest, *, top_k: int) -> Lookup | None:
-    last = request.messages[-1]
-    if (request.collection or request.chunk_ids or request.documents) and last.role != "user":
-        raise Invalid(f"the last message is the user's, where documents are read; got {last.role!r}", field="messages")
+    asks = [each for each in request.messages if each.role == "user"]
+    is_asked = bool(asks) and (request.has_tools or request.messages[-1].role == "user")
+    if (request.collection or request.chunk_ids or request.documents) and not is_asked:
+        last = request.messages[-1].role
+        raise Invalid(f"the last message is the user's, where documents are read; got {last!r}", field="messages")
     if request.collection is None:
         return None
-    return Lookup(last.text, collection=request.collection, top_k=top_k)
+    return Lookup(asks[-1].text, collection=request.collection, top_k=top_k)
 
 
 def _order(request: ChatRequest, default: BlendOrder) -> BlendOrder | None:
@@ -118,13 +128,21 @@ def _generator_rule(request: ChatRequest) -> GeneratorRule | None:
     if request.structured_outputs:
         said = request.structured_outputs.model_dump(by_alias=True, exclude_unset=True)
         return GeneratorRule({"structured_outputs": said})
-    if _choices(request) > 1 and _is_formatted(request):
+    if (_choices(request) > 1 or request.has_tools) and _is_formatted(request):
         return GeneratorRule({"structured_outputs": {"json": _schema(request) or ANY_OBJECT}})
     return None
 
 
 def _grammar(request: ChatRequest) -> Json | None:
-    return _schema(request) if _choices(request) == 1 else None
+    return _schema(request) if _choices(request) == 1 and not request.has_tools else None
+
+
+def _tools(request: ChatRequest) -> ToolUse | None:
+    if not request.has_tools:
+        return None
+    said = request.model_dump(include={"tools", "tool_choice", "parallel_tool_calls"}, exclude_unset=True)
+    fields = {name: each for name, each in said.items() if each is not None}
+    return ToolUse(fields, tuple(each.calls for each in request.messages))
 
 
 def _schema(request: ChatRequest) -> Json | None:

@@ -3,24 +3,49 @@
 What cannot change an answer is taken and ignored; what would be missed in it is refused with the reason.
 """
 
-from typing import Annotated, Final, Literal, cast
+from typing import Annotated, Final, Literal, Self, cast
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.config import JsonDict
 
 from blend.model.template import Option
 from service.bodies.fields import WHOLE, ChunkId, CollectionName, Name, OneOf, Strict
 from service.bodies.query import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
+from service.openai.tools import MOST_TOOLS, Tool, ToolCall, ToolChoice
 
 MOST_CHOICES: Final = 16
 MOST_RULE: Final = 100_000  # characters of a grammar
 MOST_TOKENS: Final = 2048  # of an answer whose request does not say: so much memory is set aside for it
-NO_TOOLS: Final = "kvweave serves no tools: leave it out"
+NO_FUNCTIONS: Final = "kvweave knows tools, no functions: give it as tools"
 _NOTHING: Final[list[object]] = [None, False, "", "none", [], {}]
 
 _ONLY_WITH_LOGPROBS: Final[JsonDict] = {
     "if": {"required": ["top_logprobs"], "properties": {"top_logprobs": {"type": "integer", "minimum": 1}}},
     "then": {"required": ["logprobs"], "properties": {"logprobs": {"const": True}}},
+}
+# A tool's message names its call, an assistant's may be calls alone; all others have a content.
+_CALLS: Final[JsonDict] = {"type": "array", "minItems": 1}
+_CONTENT: Final[JsonDict] = {
+    "allOf": [
+        {
+            "if": {"properties": {"role": {"const": "tool"}}, "required": ["role"]},
+            "then": {"required": ["tool_call_id"], "properties": {"tool_call_id": {"type": "string"}}},
+            "else": {"properties": {"tool_call_id": {"type": "null"}}},
+        },
+        {
+            "if": {"properties": {"tool_calls": _CALLS}, "required": ["tool_calls"]},
+            "then": {"properties": {"role": {"const": "assistant"}}},
+            "else": {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+        },
+    ]
 }
 
 
@@ -35,15 +60,9 @@ def _none(reason: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _role(given: object) -> object:
-    if given in ("tool", "function"):
-        raise ValueError(f"kvweave serves no tools: leave out messages of the role {given!r}")
-    return given
-
-
 def _content(given: object) -> object:
     """Checks a content as pydantic would, but that other kinds of parts get a sentence of their own."""
-    if not isinstance(given, str | list):
+    if given is not None and not isinstance(given, str | list):
         raise ValueError("the content is a string, or a list of parts such as {type: text, text: ...}")
     for part in cast(list[object], given) if isinstance(given, list) else []:
         kind = cast(dict[str, object], part).get("type") if isinstance(part, dict) else part
@@ -53,7 +72,7 @@ def _content(given: object) -> object:
 
 
 Unused = Annotated[object, WithJsonSchema({"description": "Accepted and not used"})]
-Tools = Annotated[object, _none(NO_TOOLS), WithJsonSchema({"enum": _NOTHING, "description": "No tools are served"})]
+Functions = Annotated[object, _none(NO_FUNCTIONS), WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
 Refused = Annotated[object, WithJsonSchema({"enum": _NOTHING, "description": "Not served"})]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
@@ -76,20 +95,41 @@ class Part(Strict):
 class Message(Strict):
     """One turn of a chat."""
 
-    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_role)]
-    content: Annotated[str | list[Part], BeforeValidator(_content)] = Field(examples=["Where does Mira live?"])
+    model_config = ConfigDict(json_schema_extra=_CONTENT)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | list[Part] | None, BeforeValidator(_content)] = Field(
+        None, examples=["Where does Mira live?"], validate_default=False
+    )
     name: Unused = None
     refusal: Annotated[Refused, _none("kvweave writes no refusals: send what was said as content")] = None
     annotations: Unused = None
     audio: Annotated[Refused, _none("kvweave reads text only: leave it out")] = None
-    tool_calls: Tools = None
-    tool_call_id: Tools = None
-    function_call: Tools = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MOST_TOOLS)
+    tool_call_id: str | None = Field(None, max_length=200)
+    function_call: Functions = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("the content is a string, or a list of parts; without tool_calls it is required")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls are the assistant's, got some of the role {self.role!r}")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("a message of the role 'tool' has a tool_call_id, and no other has one")
+        return self
 
     @property
     def text(self) -> str:
         """The text of all parts, a line for each."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        given = self.content or ""
+        return given if isinstance(given, str) else "\n".join(part.text for part in given)
+
+    @property
+    def calls(self) -> dict[str, object]:
+        """What the message has of tools, as it was given."""
+        found: dict[str, object] = {"tool_call_id": self.tool_call_id} if self.tool_call_id else {}
+        return {**found, "tool_calls": [each.model_dump() for each in self.tool_calls]} if self.tool_calls else found
 
 
 class StreamOptions(Strict):
@@ -139,17 +179,14 @@ class Neutral(Strict):
     prediction: Unused = None
     reasoning_effort: Unused = None
     verbosity: Unused = None
-    parallel_tool_calls: Unused = None
     modalities: list[Literal["text"]] | None = None
 
 
 class Unserved(Strict):
     """What is refused, but for the ways to say that it is not wanted."""
 
-    tools: Tools = None
-    tool_choice: Tools = None
-    functions: Tools = None
-    function_call: Tools = None
+    functions: Functions = None
+    function_call: Functions = None
     audio: Annotated[Refused, _none("kvweave writes text only: leave it out")] = None
     web_search_options: Annotated[Refused, _none("kvweave searches no web: leave it out")] = None
     moderation: Annotated[Refused, _none("kvweave moderates nothing: leave it out")] = None
@@ -183,3 +220,11 @@ class ChatRequest(Extras, Neutral, Unserved):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: Biases | None = None
+    tools: list[Tool] | None = Field(None, description="With a generator alone", max_length=MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether tools may be called, or were."""
+        return bool(self.tools) or any(each.calls for each in self.messages)

@@ -34,6 +34,9 @@ UNSAYABLE: tuple[Rule, ...] = (
     # A schema knows of no generator.
     (RejectedPositiveData, "POST /v1/chat/completions", "one answer for a request"),
     (RejectedPositiveData, "POST /v1/chat/completions", "only vLLM obeys these"),
+    (RejectedPositiveData, "POST /v1/chat/completions", "only vLLM serves tools"),
+    (RejectedPositiveData, "POST /v1/chat/completions", "with tools there are no logprobs"),
+    (RejectedPositiveData, "POST /v1/chat/completions", "there are no tools to choose of"),
     (RejectedPositiveData, "POST /v1/chat/completions", "either response_format or structured_outputs"),
     # A schema knows of no vocabulary.
     (RejectedPositiveData, "POST /v1/chat/completions", "leave it out of logit_bias"),

@@ -101,7 +101,7 @@ class VllmHandler(BaseHTTPRequestHandler):
         self.vllm.script.bodies.append(body)
         self.vllm.script.open += 1
         try:
-            return self.complete(body)
+            return self.chat(body) if self.path.endswith("/chat/completions") else self.complete(body)
         except (BrokenPipeError, ConnectionResetError):
             return None
         finally:
@@ -112,6 +112,31 @@ class VllmHandler(BaseHTTPRequestHandler):
             return self.vllm.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)["input_ids"]
         ids = self.vllm.tokenizer.encode(body["prompt"] + self.vllm.script.renders, add_special_tokens=False)
         return [each + 1 for each in ids] if self.vllm.script.shifts_ids else ids
+
+    def chat(self, body: Json) -> None:
+        """Calls the first tool, or says what the last message does, as a parser of vLLM's tells of both."""
+        last = body["messages"][-1]
+        if last["content"] == "nonsense":
+            return self.say({"error": {"message": "no such tool", "type": "BadRequestError"}}, 400)
+        named = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "look_up", "arguments": ""}}
+        parts = ({"index": 0, "function": {"arguments": each}} for each in ('{"who": ', '"Halio"}'))
+        calls: list[Json] = [{"tool_calls": [each]} for each in (named, *parts)]
+        said: list[Json] = [{"content": "It says: "}, {"content": last["content"], "reasoning": "hm"}]
+        deltas = [{"role": "assistant", "content": ""}, *(said if last["role"] == "tool" else calls), {}]
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for count, delta in enumerate(deltas):
+            is_last = count + 1 == len(deltas)
+            finish = ("stop" if last["role"] == "tool" else "tool_calls") if is_last else None
+            usage = {"prompt_tokens": 77, "completion_tokens": count}
+            for choice in range(body["n"]):
+                piece = {"index": choice, "delta": delta, "finish_reason": finish}
+                self.wfile.write(f"data: {json.dumps({'choices': [piece], 'usage': usage})}\n\n".encode())
+            if count + 1 == self.vllm.script.breaks_at:
+                return None
+        self.wfile.write(b"data: [DONE]\n\n")
+        return None
 
     def complete(self, body: Json) -> None:
         if "(" in body.get("structured_outputs", {}).get("regex", ""):

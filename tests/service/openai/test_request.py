@@ -157,21 +157,24 @@ def test_what_changes_no_answer_is_taken(neutral: dict[str, object]) -> None:
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize(
     ("more", "param", "told"),
     [
-        ({"tools": [TOOL]}, "tools", "no tools"),
-        ({"tool_choice": "auto"}, "tool_choice", "no tools"),
-        ({"functions": [{"name": "f"}]}, "functions", "no tools"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role", "no tools"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "no tools"),
-        ({"messages": [{**USER, "tool_calls": [TOOL]}]}, "messages[0].tool_calls", "no tools"),
+        ({"tools": [TOOL]}, "tools", "only vLLM serves tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
+        ({"tools": [TOOL], "logprobs": True}, "logprobs", "no logprobs"),
+        ({"tool_choice": "auto"}, "tool_choice", "no tools to choose of"),
+        ({"functions": [{"name": "f"}]}, "functions", "no functions"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "tools", "only vLLM serves tools"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "has a tool_call_id"),
+        ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0]", "the assistant's"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'system', 'developer'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "text only"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "is a string"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "Missing required parameter"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0]", "is a string"),
+        ({"messages": [{"role": "user"}]}, "messages[0]", "is required"),
         ({"messages": []}, "messages", "at least 1"),
         ({"n": 2}, "n", "one answer"),
         ({"store": True}, "store", "keeps no answers"),
