@@ -118,6 +118,27 @@ def test_an_encoder_decoder_is_refused() -> None:
         adopt(model, words())
 
 
+def test_who_is_no_one_stack_of_layers_is_refused() -> None:
+    """A model of several stacks, the later half of an encoder-decoder, and one whose layers keep states."""
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    half = {**small, "vocab_size": 260, "hidden_size_global": 32}
+    blt = hf.BltConfig(
+        vocab_size=260,
+        patcher_config={**small, "vocab_size": 260},
+        encoder_config=half,
+        decoder_config=half,
+        global_config=small,
+    )
+    bart = hf.BartConfig(vocab_size=128, d_model=32, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=64)
+    for model, reason in (
+        (hf.BltForCausalLM(blt), "states no number of layers"),
+        (hf.BartForCausalLM(bart), "has no list of 1 decoder layers that text runs through once"),
+        (hf.AutoModelForCausalLM.from_config(hf.MiniMaxConfig(**BASE, num_local_experts=2)), STATE),
+    ):
+        with pytest.raises(UnsupportedModel, match=reason):
+            adopt(model, words())
+
+
 def test_weights_that_are_not_finite_are_refused() -> None:
     model = copy.deepcopy(native("llama"))
     with torch.no_grad():
