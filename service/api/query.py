@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from service.answers.answer_request import AnswerRequest
-from service.answers.events import ChoiceFinished, Delta, Event, Finished, Fused, Loaded, Retrieved
+from service.answers.events import ChoiceFinished, Delta, Event, Finished, Fused, Loaded, MessageAdded, Retrieved
 from service.api.answer_request import SecondsGiven, to_answer_request
 from service.api.caller import By
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
@@ -88,6 +88,7 @@ class _PartialAnswer:
 
     def answer(self) -> QueryAnswer:
         assert self._end is not None, "the pipeline ended without an end"
+        assert self._end.reason != "tool_calls", "tools are not asked for here"
         return QueryAnswer(
             id=self._ask.id,
             answer="".join(self._texts),
@@ -130,7 +131,7 @@ def _rendered(ask: AnswerRequest, event: Event) -> Sequence[tuple[str, BaseModel
             return [("loaded", LoadedEvent(chunks=event.chunks))]
         case Fused():
             return [("fused", FusedEvent(usage=rendered_usage(event.usage), report=event.report))]
-        case ChoiceFinished():  # of several answers, which are not asked for here
+        case ChoiceFinished() | MessageAdded():  # of several answers and of tools, which are not asked for here
             return []
         case Delta() | Finished():
             return [("token", TokenEvent(text=event.text))] if event.text else []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from random import Random
+from typing import ClassVar
 
 import httpx
 import numpy as np
@@ -26,9 +27,10 @@ from store.codec.spec import KVBits
 from store.record import Dtype, LayerKV, PackedLayer, narrow
 from tests.service.played_decoder import PlayedDecoder
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
+from vllm_kvweave import source
 from vllm_kvweave.packed_layer import VERSION, RowsForm, unpacked
 from vllm_kvweave.paged_cache import PagedLayer, WorkerPlace
-from vllm_kvweave.pulled_parts import PulledParts
+from vllm_kvweave.pulled_parts import SLOW, PulledParts
 from vllm_kvweave.source import Part, Pull, Source
 
 NAMES = ("Halio", "Belio", "Corina", "Dorano", "Elmar", "Fenja")
@@ -60,11 +62,14 @@ def fuse(client: httpx.Client, policy: str) -> str:
 
 
 class Counted(Pull):
-    """A pull that counts what comes, and spoils what it is told to."""
+    """A pull that counts what comes, spoils what it is told to, and finds the way as fast as it is told."""
 
     nbytes = 0
     packed = 0
     spoil = ""
+    rate = property(lambda self: Counted.pace, lambda self, rate: Counted.rated.append(rate))  # type: ignore[assignment]
+    pace = 0.0
+    rated: ClassVar[list[float]] = []
 
     def layer(self, *args: object, **more: object) -> object:
         found = super().layer(*args, **more)  # type: ignore[arg-type]
@@ -81,9 +86,9 @@ class Counted(Pull):
 
 def fetched(inside: Inside, handle: str, *, packed: int, part: Part | None = None) -> Rows:
     """All layers as a worker of vLLM gets them."""
-    source = Source(inside.base_url, inside.key)
+    service = Source(inside.base_url, inside.key)
     Counted.nbytes = Counted.packed = 0
-    with source.pull(handle, timeout_s=60) as pull:
+    with service.pull(handle, timeout_s=60) as pull:
         pull.__class__ = Counted
         form = pull.form()
         assert form.packed == VERSION
@@ -115,6 +120,22 @@ def test_codes_come_out_as_the_numbers_do_and_take_less(inside: Inside, client: 
         assert (Counted.packed, Counted.nbytes) == (0, as_numbers)
     else:
         assert Counted.packed > 0 and Counted.nbytes < as_numbers
+
+
+def test_codes_come_only_where_the_way_was_slow(
+    inside: Inside, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = fuse(client, "reuse")
+    monkeypatch.setattr(source, "LEAST_RATED", 1)
+    monkeypatch.setattr(Counted, "pace", SLOW)
+    Counted.rated.clear()
+    layers = fetched(inside, handle, packed=VERSION)
+    assert Counted.packed == 0 and len(Counted.rated) >= len(layers) and min(Counted.rated) > 0
+    monkeypatch.setattr(Counted, "pace", SLOW - 1)
+    Counted.rated.clear()
+    fetched(inside, handle, packed=VERSION)
+    assert Counted.packed == len(layers)
+    assert len(Counted.rated) < len(layers)  # codes, which are waited for, say nothing of the way
 
 
 @pytest.mark.parametrize("tokens", [(0, 1), (63, 64), (100, 180), (129, 300)])

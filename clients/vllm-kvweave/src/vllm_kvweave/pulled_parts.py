@@ -11,6 +11,8 @@ from vllm_kvweave.packed_layer import VERSION, RowsForm, unpacked
 from vllm_kvweave.paged_cache import PagedLayer, WorkerPlace
 from vllm_kvweave.source import LayerForm, Part, Pull
 
+SLOW = 125e6  # bytes a second, below which it takes longer to send numbers than to make and to unpack codes
+
 log = logging.getLogger("vllm.kvweave")
 
 
@@ -31,7 +33,7 @@ class PulledParts:
         wanted = RowsForm(part.start, part.stop, layer.heads, layer.key_dim, layer.value_dim)
         numbers = (part.stop - part.start) * layer.heads * (layer.key_dim + layer.value_dim)
         plain = partial(self._pull.layer, form, part=part, nbytes=numbers * size)
-        found = plain(packed=self._packed)
+        found = plain(packed=self._packed if self._pull.rate < SLOW else 0)
         if not found.is_packed:
             return lambda: self._plain(found.body, wanted)
 

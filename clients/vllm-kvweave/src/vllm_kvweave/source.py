@@ -5,6 +5,7 @@ A layer's body is its keys and then its values, token by token, each token's hea
 
 import http.client
 import json
+import math
 import ssl
 import time
 import zlib
@@ -16,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 CHECKSUM = "X-Crc32"
 PACKED_MEDIA = "application/vnd.kvweave.packed-layer.v"  # and the version
+LEAST_RATED = 64 << 10  # bytes, from which on a body tells how fast the way is
 MOST_REASON = 200  # bytes of a refusal that are told
 
 
@@ -131,6 +133,7 @@ class Pull:
         self._connection = connection
         self._path = path
         self._headers = headers
+        self.rate = math.inf  # bytes a second of the last numbers that came, from their first byte on
         self._end = time.monotonic() + timeout_s
 
     def form(self, final: int = 0) -> PromptForm:
@@ -185,13 +188,15 @@ class Pull:
         if length is None:
             return bytearray(answer.read())
         body, at = bytearray(length), 0
-        view = memoryview(body)
+        view, began = memoryview(body), time.monotonic()
         while at < length:
             self._set_patience()
             count = answer.readinto(view[at : at + (1 << 20)])
             if not count:
                 raise http.client.IncompleteRead(b"", length - at)
             at += count
+        if length >= LEAST_RATED and not answer.headers.get("Content-Type", "").startswith(PACKED_MEDIA):
+            self.rate = length / max(time.monotonic() - began, 1e-9)
         answer.read()  # the connection is free for the next request then
         return body
 
