@@ -1,12 +1,13 @@
 """Keys and catalogs in one PostgreSQL database, of which any number of processes on any machines are the service."""
 
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from zlib import crc32
 
 from retriever.catalog.check import CatalogReport, check_tables
 from retriever.catalog.connection import CatalogConnection
+from retriever.errors import CatalogError
 from retriever.postgres.catalog import CHANGE, VIEW, PostgresCatalog
 from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.postgres_tables import PostgresTables, open_tables
@@ -57,7 +58,11 @@ class PostgresTruth:
             number = crc32(tenant.encode()) - (1 << 31)
             if self._database.watched(raw).execute(take, (number,)).fetchone() != (True,):
                 raise AccessError(f"another precompute works for tenant {tenant!r}: wait for its end")
-            yield
+            try:
+                yield
+            finally:  # with the session it would go a little later, and the next run be refused
+                with suppress(CatalogError):
+                    self._database.watched(raw).execute("SELECT pg_advisory_unlock_all()")
 
     def control(self) -> Control:
         return Control(self._control)

@@ -34,7 +34,7 @@ def nginx(urls: Sequence[str]) -> Iterator[str | None]:
         user = "nobody" if os.geteuid() == 0 else None
         if user:
             entry = pwd.getpwnam(user)
-            for each in (folder, folder / "log"):  # which nginx opens once more
+            for each in (folder, *folder.iterdir()):
                 os.chown(each, entry.pw_uid, entry.pw_gid)
         command = [program, "-p", folder, "-c", folder / "nginx.conf", "-g", "daemon off;"]
         with (folder / "log").open("wb") as log:

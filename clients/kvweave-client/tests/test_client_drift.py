@@ -109,7 +109,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "Model": {"object", "created", "owned_by"},
     "ChatCompletion": {"object", "created", "system_fingerprint"},
     "Choice": {"index"},
-    "AnswerMessage": {"role", "refusal"},
+    "AnswerMessage": {"role", "refusal", "tool_calls"},  # tools are for OpenAI's own client
     "CompletionUsage": {"total_tokens"},
     "Logprobs": {"refusal"},
     "TokenLogprob": {"bytes"},

@@ -31,7 +31,7 @@ def answer(raw: bytes) -> ChatAnswer:
     return ChatAnswer(
         said.id,
         said.model,
-        choice.message.content,
+        choice.message.content or "",
         choice.finish_reason,
         said.usage.counted(said.kvweave.recomputed_tokens),
         said.kvweave.sources,
@@ -117,7 +117,7 @@ def _listed(logprobs: _Logprobs | None) -> tuple[TokenLogprob, ...]:
 
 
 class _Message(msgspec.Struct, frozen=True):
-    content: str
+    content: str | None
 
 
 class _Choice(msgspec.Struct, frozen=True):
