@@ -6,6 +6,7 @@ finds too little, as behind a narrow filter, no word is left out.
 """
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ FROM passages p JOIN chunks c ON c.row = p.chunk JOIN documents d ON d.row = p.d
 """
 
 Numbers = NDArray[np.float64]
+
+_scoring = threading.Lock()  # all of it is Python: threads at once would but take the interpreter from each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +143,11 @@ class LexicalSearch:
         for rows in _best_first(*promising, step=max(SCORED, 2 * limit)):
             part = listed(rows.tolist())
             found = self.connection.execute(f"{_SCORED} p.row IN {LISTED} AND d.serving = 1", (part,)).fetchall()
-            for row, chunk, title, text in found:
-                score, share = self._score(body(title, text.decode(errors="replace")), wanted)
-                if score > 0:
-                    best[chunk] = max(best.get(chunk, (0.0, 0, 0.0)), (score, -row, share))
+            with _scoring:
+                for row, chunk, title, text in found:
+                    score, share = self._score(body(title, text.decode(errors="replace")), wanted)
+                    if score > 0:
+                        best[chunk] = max(best.get(chunk, (0.0, 0, 0.0)), (score, -row, share))
             if 2 * len(found) < len(rows):
                 self.postings.clear()
             if len(best) >= limit:

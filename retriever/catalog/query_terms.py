@@ -27,8 +27,9 @@ _UNSPACED = (
 # Vowel signs and the like belong to the word that they stand in, but Python's \w does not know them.
 _MARKS = "".join(re.escape(chr(code)) for code in range(0x300, 0x10000) if unicodedata.category(chr(code))[0] == "M")
 _WORDS = re.compile(rf"(?P<unspaced>[{_UNSPACED}]+)|(?:(?![{_UNSPACED}])[^\W_])(?:(?![{_UNSPACED}])[^\W_]|[{_MARKS}])*")
-_ASCII_WORDS = re.compile(r"[a-z0-9]+")
+_ASCII_WORDS = re.compile(r"[a-zA-Z0-9]+")
 _ACCENTS = re.compile("[\u0300-\u036f]+")
+_PUNCTUATION = re.compile("[\u2000-\u206f]+")  # dashes, quotes and spaces of print, which stand in no word
 
 _stemmer = Stemmer.Stemmer("porter")
 _one_at_a_time = threading.Lock()
@@ -36,22 +37,23 @@ _one_at_a_time = threading.Lock()
 
 def terms(text: str) -> list[str]:
     """The terms of a chunk, in the order of the text, one for each time that a word stands there."""
-    text = text[:SEARCHED]
-    return _ascii_terms(text) if text.isascii() else list(_terms(text, asked=False))
+    return _of(text[:SEARCHED], asked=False)
 
 
 def query_terms(text: str) -> list[str]:
     """The terms of a query. One that ends in * stands for all that begin so: a character of a script without spaces."""
-    text = text[:SEARCHED]
-    return _ascii_terms(text) if text.isascii() else list(_terms(text, asked=True))
+    return _of(text[:SEARCHED], asked=True)
 
 
-def _ascii_terms(text: str) -> list[str]:
-    return list(map(_stemmed, _ASCII_WORDS.findall(text.lower())))
+def _of(text: str, *, asked: bool) -> list[str]:
+    normal = text.lower() if text.isascii() else _normal(text)
+    if normal.isascii():  # accents were all that was not, as in most Latin scripts
+        return list(map(_stemmed, _ASCII_WORDS.findall(normal)))
+    return list(_terms(normal, asked=asked))
 
 
-def _terms(text: str, *, asked: bool) -> Iterator[str]:
-    for found in _WORDS.finditer(_normal(text)):
+def _terms(normal: str, *, asked: bool) -> Iterator[str]:
+    for found in _WORDS.finditer(normal):
         word = found.group()
         if found["unspaced"]:
             yield from map(_spelled, _pairs(word))
@@ -66,8 +68,9 @@ def _pairs(run: str) -> Iterator[str]:
 
 
 def _normal(text: str) -> str:
-    """The text with compatible forms made one, and without case and accents."""
-    return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text.casefold())))
+    """The text with compatible forms made one, and without case, accents and punctuation of print."""
+    bare = _ACCENTS.sub("", unicodedata.normalize("NFKD", text.casefold()))
+    return unicodedata.normalize("NFC", _PUNCTUATION.sub(" ", bare))
 
 
 @lru_cache(maxsize=1 << 18)
