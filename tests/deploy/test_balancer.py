@@ -1,22 +1,27 @@
 """The balancer's delivered configuration, by a real nginx before servers that refuse and break off."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import httpx
 import pytest
 
 from tests.conftest import WITHOUT_NGINX
+from tests.servers.listening import listening
 from tests.servers.nginx import nginx
 
 
 class _Replica(BaseHTTPRequestHandler):
-    """Answers with what it was sent."""
+    """Answers with what it was sent, or refuses, as a replica does whose model is loading."""
+
+    is_ready = True
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if not self.is_ready:
+            self.send_error(503)
+            return
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -27,11 +32,7 @@ class _Replica(BaseHTTPRequestHandler):
 
 
 class _NotReady(_Replica):
-    """Refuses, as a replica does whose model is loading."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_error(503)
+    is_ready = False
 
 
 class _Dying(_Replica):
@@ -41,27 +42,36 @@ class _Dying(_Replica):
         self.close_connection = True
 
 
-@contextmanager
-def served(kind: type[_Replica]) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        running = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        running.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            running.join()
-
-
 @pytest.mark.parametrize("kind", [_NotReady, _Dying])
 def test_who_cannot_answer_is_passed_over_with_what_was_sent(kind: type[_Replica]) -> None:
     """Questions and uploads are POSTs, which nginx sends on only where it is told to."""
-    with ExitStack() as stack:
-        urls = [stack.enter_context(served(each)) for each in (kind, _Replica)]
-        balanced = stack.enter_context(nginx(urls))
-        if balanced is None:
-            pytest.skip(WITHOUT_NGINX)
-        client = stack.enter_context(httpx.Client(base_url=balanced, trust_env=False))
+    with behind_nginx(kind, _Replica) as client:
         for number in range(4):
             answer = client.post("/v1/query", content=b"x" * number)
             assert (answer.status_code, len(answer.content)) == (200, number)
+
+
+def test_one_that_is_back_answers_as_soon_as_the_other_is_away() -> None:
+    """As in an upgrade, which stops the next one when the one before is ready."""
+
+    class One(_NotReady):
+        pass
+
+    class Other(_Replica):
+        pass
+
+    with behind_nginx(One, Other) as client:
+        for _ in range(2):
+            for _ in range(4):
+                assert client.post("/v1/query", content=b"x").status_code == 200
+            One.is_ready, Other.is_ready = Other.is_ready, One.is_ready
+
+
+@contextmanager
+def behind_nginx(*kinds: type[_Replica]) -> Iterator[httpx.Client]:
+    """A client of the balancer before one of each kind."""
+    with ExitStack() as stack:
+        balanced = stack.enter_context(nginx([stack.enter_context(listening(each)) for each in kinds]))
+        if balanced is None:
+            pytest.skip(WITHOUT_NGINX)
+        yield stack.enter_context(httpx.Client(base_url=balanced, trust_env=False))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from tests.retriever.fakes import Longest, WordEmbedder
+from tests.servers.listening import listening
 
 Json = dict[str, Any]
 
@@ -34,14 +34,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def model_server() -> Iterator[str]:
     """Its URL; a model's name is up to whoever asks."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(_Handler) as url:
+        yield url
 
 
 def _embedded(asked: Json) -> Json:

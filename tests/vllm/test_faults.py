@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from tests.servers.listening import listening
 from tests.service.serving import Json, wait_for
 from tests.vllm.conftest import COUNT, Pair, loaded, text_of
 from tests.vllm.vllm_server import MODEL
@@ -77,16 +78,8 @@ def through() -> Callable[[str], AbstractContextManager[str]]:
     def wired(address: str) -> Iterator[str]:
         WIRE.gate.set()
         handler = type("Handler", (WireHandler,), {"target": address})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        with listening(handler) as url:
+            yield url
 
     return wired
 

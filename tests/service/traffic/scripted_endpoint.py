@@ -4,9 +4,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from http.server import BaseHTTPRequestHandler
+from threading import Lock
 from typing import Any
+
+from tests.servers.listening import listening
 
 Json = dict[str, Any]
 
@@ -113,14 +115,5 @@ def endpoint(
     """Answers by body and number of a chat, the first is 0; `other`: what else it answers, by method and path."""
     found = ScriptedEndpoint("")
     handler = _handler(found, answer=answer, models=models, other=other)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    found.url = f"http://127.0.0.1:{server.server_port}"
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with listening(handler) as found.url:
         yield found
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
