@@ -1,12 +1,14 @@
 """How the built-in model is trained: what its examples are, how it grows, and that it goes on where it stopped."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from blend.model.tokenizer import Tokenizer
 from service.model.prompt_builder import PromptBuilder, PromptPassage, TurnParts
@@ -16,12 +18,24 @@ from tests.training.examples import IGNORED, PLAIN, Batch, ExampleRow, Examples,
 from tests.training.tokenizer import make_tokenizer
 from tests.training.train import PLAINLY, SEED, STAGES, Training
 
+FEW = replace(STAGES[0], tokens=1)  # a row in each step
 EVERYTHING = Mixture(forms=1.0, reversed=0.5, history=0.5, babble=0.5, unknown=0.5)
 
 
 @cache
+def source() -> PreTrainedTokenizerFast:
+    return make_tokenizer(seed=SEED, scenes=500)
+
+
+@cache
 def tokenizer() -> Tokenizer:
-    return Tokenizer(make_tokenizer(seed=SEED, scenes=500))
+    return Tokenizer(source())
+
+
+def begun(folder: Path) -> Training:
+    """A training that has its tokenizer already."""
+    source().save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
+    return Training(folder, "cpu")
 
 
 def drawn(seed: int, stage: int = -1) -> Scene:
@@ -114,33 +128,33 @@ def test_what_counts_in_training_are_answers_and_restated_names() -> None:
 
 
 def test_a_grown_model_says_what_it_said_and_learns(tmp_path: Path) -> None:
-    training = Training(tmp_path, "cpu")
+    training = begun(tmp_path)
     examples = batch(drawn(0, stage=0), questions=3)
     with torch.no_grad():
         before, _ = training.loss(examples)
         training.deepen(STAGES[-1].layers)
         assert float(training.loss(examples)[0]) == pytest.approx(float(before), rel=1e-3)
     assert training.model.config.num_hidden_layers == 12
-    training.learn(STAGES[0])
-    training.learn(STAGES[0])
+    training.learn(FEW)
+    training.learn(FEW)
     assert training.model.state_dict()["model.layers.11.mlp.down_proj.weight"].abs().max() > 0
 
 
 def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Two steps, a save and two steps are four steps, behind the stage in which the model grew too."""
     grows = next(number for number, stage in enumerate(STAGES) if stage.layers > STAGES[0].layers)
-    whole, part = Training(tmp_path / "whole", "cpu"), Training(tmp_path / "part", "cpu")
+    whole, part = begun(tmp_path / "whole"), begun(tmp_path / "part")
     for training in (whole, part):
         training.stage = grows
         training.deepen(STAGES[grows].layers)
     for training, steps in ((whole, 4), (part, 2)):
         for _ in range(steps):
-            training.learn(STAGES[0])
+            training.learn(FEW)
     part.save()
     resumed = Training(tmp_path / "part", "cpu")
     resumed.resume()
     for _ in range(2):
-        resumed.learn(STAGES[0])
+        resumed.learn(FEW)
     for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert (resumed.total, resumed.tokens) == (whole.total, whole.tokens)
