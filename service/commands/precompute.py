@@ -118,6 +118,8 @@ def precompute(
       kvweave precompute ./docs --model Qwen/Qwen3-8B
     """
     from service.precompute.corpus_listing import arguments
+
+    named = arguments(paths)  # before what takes seconds to load
     from service.precompute.workspace import open_workspace
 
     settings = settings_with(model)
@@ -125,7 +127,6 @@ def precompute(
     wanted = replace(_plan(budget, queries, shard=shard), top_k=settings.top_k)
     if executor is Executor.RAY and not dry_run:
         wanted = replace(wanted, capture=_remote(settings, actors))
-    named = arguments(paths)
     start = time.perf_counter()
     opening = open_workspace(settings, tenant, collection=collection, chunk_tokens=chunk_tokens, shard=bool(shard))
     with ExitStack() as stack:
