@@ -117,9 +117,7 @@ def precompute(
       kvweave precompute docs --budget 9GB --queries log.jsonl
       kvweave precompute ./docs --model Qwen/Qwen3-8B
     """
-    from service.precompute.corpus_listing import arguments
-
-    named = arguments(paths)  # before what takes seconds to load
+    named = _named(paths)  # before what takes seconds to load
     from service.precompute.workspace import open_workspace
 
     settings = settings_with(model)
@@ -214,6 +212,12 @@ def _refuse_mixed(*, budget: str, queries: Path | None, shard: str, prune: bool,
         raise Invalid("--budget is counted in one process: leave --shard and --executor ray out")
     if shard and (prune or executor is Executor.RAY):
         raise Invalid("--shard computes a share and changes no catalog: leave --prune and --executor ray out")
+
+
+def _named(paths: Sequence[str]) -> "list[CorpusArgument]":
+    from service.precompute.corpus_listing import arguments
+
+    return arguments(paths)
 
 
 def _plan(budget: str, queries: Path | None, *, shard: str) -> "CapturePlan":
