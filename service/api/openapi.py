@@ -6,6 +6,7 @@ from typing import Final, cast
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from retriever.filter_condition import BROADEST, MOST
 from service.api.problems import MEDIA
 from service.api.streams import MEDIA as STREAM
 from service.bodies.documents import FileUpload, OneDocument, Upload
@@ -36,8 +37,8 @@ NUMBERS: Final = "application/octet-stream"
 _REF: Final = "#/components/schemas/"
 _SCALAR: Final[Schema] = {"type": ["string", "number", "boolean", "null"]}
 _ORDERED: Final[Schema] = {"type": ["string", "number"]}
-_SCALARS: Final[Schema] = {"type": "array", "items": _SCALAR, "maxItems": 1000}
-_FILTERS: Final[Schema] = {"type": "array", "items": {"$ref": f"{_REF}Filter"}, "minItems": 1, "maxItems": 200}
+_SCALARS: Final[Schema] = {"type": "array", "items": _SCALAR, "maxItems": MOST - 1}
+_FILTERS: Final[Schema] = {"type": "array", "items": {"$ref": f"{_REF}Filter"}, "minItems": 1, "maxItems": BROADEST}
 
 FILTER: Final[Schema] = {
     "title": "Filter",

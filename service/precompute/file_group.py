@@ -109,6 +109,11 @@ class FileGroup:
     worked: int = 0
 
     @property
+    def documents(self) -> list[str]:
+        """The ids of those that were read."""
+        return [document.id for fresh in self.fresh for document in fresh.documents]
+
+    @property
     def is_full(self) -> bool:
         return self.tokens >= GROUP_TOKENS or self.progress.files >= GROUP_FILES
 

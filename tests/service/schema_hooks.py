@@ -31,6 +31,13 @@ UNSAYABLE: tuple[Rule, ...] = (
     # A schema knows the first items of an array, and not the last.
     (RejectedPositiveData, "POST /v1/(query|fuse)", "the last message is the user's question"),
     (RejectedPositiveData, "POST /v1/chat/completions", "the last message is the user's, where documents are read"),
+    # Nor one of them in the light of a field.
+    (RejectedPositiveData, "POST /v1/(query|fuse)", "the messages have a system prompt already"),
+    # A schema knows of no rules of a collection.
+    (RejectedPositiveData, "POST /v1/(search|query|fuse|chat/completions)", "is kept without search"),
+    # A schema counts each list alone, and not how long an address becomes.
+    (RejectedPositiveData, ".*", "the filter compares with more than"),
+    (RejectedPositiveData, ".*", "the address and the headers have at most"),
     # A schema knows of no generator.
     (RejectedPositiveData, "POST /v1/chat/completions", "one answer for a request"),
     (RejectedPositiveData, "POST /v1/chat/completions", "only vLLM obeys these"),

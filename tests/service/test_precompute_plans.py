@@ -24,6 +24,7 @@ from service.settings import Settings
 from store.blob import Blob
 from store.blob_store import Put
 from store.lmdb.lmdb_store import LmdbStore
+from store.reader import BlobReader
 from store.url import open_store
 from tests.service.serving import Inside, Json, ask, good, in_process, settings_in
 from tests.service.test_precompute import Place
@@ -91,6 +92,12 @@ class Near(Place):
         """Bytes of the stored chunks, as the store accounts for them."""
         with open_store(self.settings["KVWEAVE_STORE"]) as store:
             return {entry.key.chunk: entry.nbytes for entry in store.entries()}
+
+    def texts(self) -> dict[str, str]:
+        """Digests of the token ids of the stored chunks, without the titles that stand behind them."""
+        with open_store(self.settings["KVWEAVE_STORE"]) as store:
+            readers = {entry.key.chunk: store.open(entry.key) for entry in store.entries()}
+            return {chunk: found.head.ids_digest for chunk, found in readers.items() if isinstance(found, BlobReader)}
 
     def documents(self) -> dict[str, list[str]]:
         """The ids of their chunks."""
