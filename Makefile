@@ -44,7 +44,7 @@ $(INSTALLED): $(RUNS) $(wildcard clients/*/pyproject.toml)
 check: $(INSTALLED) ## format, lint, types and architecture, without changing a file
 	$(PY) -m ruff format --check
 	$(PY) -m ruff check
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --threads 2 --pythonpath $(PY)
 	$(PY) -m pytest tests/test_architecture.py
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
@@ -52,7 +52,7 @@ test test-clients test-vllm test-long test-rgw test-postgres test-oldest fuzz ki
 
 # One file's tests run in one process, which computes with one thread: two of both fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: $(INSTALLED) ## the long tests
 	$(PY) -m pytest -m long $(ARGS)

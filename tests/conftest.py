@@ -18,6 +18,24 @@ WITHOUT = "PostgreSQL is not installed: Debian's package is `postgresql`"
 WITHOUT_NGINX = "nginx is not installed: Debian's package is `nginx-light`"
 
 
+LONGEST = (  # a minute or two each
+    "tests/service/test_builtin.py",
+    "tests/service/postgres/test_serving_postgres.py",
+    "tests/service/postgres/test_replicas.py",
+    "tests/blend/test_memory.py",
+    "tests/service/test_precompute_edits.py",
+    "tests/service/test_kill.py",
+    "tests/service/test_precompute_ray.py",
+    "tests/service/test_openapi.py",
+    "tests/training/test_train.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first: at the end no process goes on alone with one."""
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in LONGEST)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says which files' tests were left out, as nobody would look for dots that are an s."""
     for reason in (WITHOUT, WITHOUT_NGINX):

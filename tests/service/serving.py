@@ -31,11 +31,13 @@ from service.application import observed
 from service.commands.serve import server_over
 from service.settings import PREFIX, Settings
 from store.blob_store import BlobStore
+from tests.nursery import Nursery, nursing
 from tests.servers.postgres import PostgresServer, postgres_server
 
 WAIT_S = 120  # for what a working service does at once
 TICK_S = 0.02
 KVWEAVE = (sys.executable, "-c", "from service.cli import main; main()")
+FORKS = "tests.service.forks"
 
 STEADY = {"reuse": "always"}  # what is chosen is not to depend on how quick this machine is
 
@@ -44,6 +46,7 @@ DATA = "TEST_DATA"
 _servers = ExitStack()
 _postgres: list[PostgresServer] = []
 _databases: dict[Path, str] = {}
+_nurseries: list[Nursery] = []
 
 Json = dict[str, Any]
 Kind = TypeVar("Kind")
@@ -91,9 +94,7 @@ class Service:
         """Run it on what the folder holds; returns when it is ready."""
         assert self.process is None, "it runs"
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*KVWEAVE, "serve"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment()
-            )
+            self.process = kvweave("serve", stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment())
         if ready:
             self.wait_ready()
 
@@ -230,6 +231,29 @@ def for_models(kinds: Sequence[Kind]) -> Sequence[Kind]:
     """The parameters of tests that ask several models. Where they run again on another database, the first is enough:
     catalogs hold the same whatever the model."""
     return kinds[:1] if os.environ.get(DATA) == "postgres" else kinds
+
+
+def kvweave(*words: str, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:  # noqa: ANN401
+    """The command in a process of its own: a fork of one that has all loaded, where its environment allows that."""
+    if not _nurseries:
+        _nurseries.append(_servers.enter_context(nursing(FORKS)))
+        atexit.register(_servers.close)
+    if _nurseries[0].fits(env):
+        return _nurseries[0].start(words, env=env, **options)
+    return subprocess.Popen([*KVWEAVE, *words], env=env, **options)
+
+
+def kvweave_ended(*words: str, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command at its end, with what it wrote; `environment` is what differs from this process'."""
+    pipe = subprocess.PIPE
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **environment}
+    with kvweave(*words, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == status, err
+    return subprocess.CompletedProcess(words, status, out, err)
 
 
 def client_of(base_url: str, key: str) -> httpx.Client:

@@ -1,7 +1,6 @@
 """`kvweave ask` and `kvweave search` against a running service, and against none."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from service import cli
 from service.commands import ask
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
-from tests.service.serving import KVWEAVE, Inside, in_process, settings_in
+from tests.service.serving import Inside, in_process, kvweave_ended, settings_in
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +23,8 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 
 def run(inside: Inside, *arguments: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
     data = str(inside.core.settings.data)
-    environment = {**os.environ, "KVWEAVE_DATA": data, "KVWEAVE_STORE": "mem://", "COLUMNS": "120"}
-    command = [*KVWEAVE, *arguments, "--url", inside.base_url]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == status, done.stderr
-    return done
+    more = {"KVWEAVE_DATA": data, "KVWEAVE_STORE": "mem://", "COLUMNS": "120"}
+    return kvweave_ended(*arguments, "--url", inside.base_url, status=status, **more)
 
 
 def test_an_answer_is_shown_with_its_sources(inside: Inside) -> None:
@@ -105,7 +101,6 @@ def test_the_key_of_this_machine_goes_to_no_other(
 
 
 def test_where_no_service_answers_the_remedy_is_told(tmp_path: Path) -> None:
-    environment = {**os.environ, "KVWEAVE_DATA": str(tmp_path), "KVWEAVE_STORE": "mem://"}
-    command = [*KVWEAVE, "search", "badger", "--url", "http://127.0.0.1:9"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2 and "kvweave serve" in done.stderr
+    more = {"KVWEAVE_DATA": str(tmp_path), "KVWEAVE_STORE": "mem://"}
+    done = kvweave_ended("search", "badger", "--url", "http://127.0.0.1:9", status=2, **more)
+    assert "kvweave serve" in done.stderr

@@ -25,7 +25,7 @@ from service.commands.console import address, lasting, size
 from service.settings import PREFIX
 from store.scrub import GRACE_S
 from store.url import open_store
-from tests.service.serving import KVWEAVE, free_port
+from tests.service.serving import free_port, kvweave
 from tests.store.samples import blob
 
 NARROW = 60  # columns of the narrowest terminal that the help pages are made for
@@ -290,12 +290,9 @@ def test_people_get_sentences(stored: str, capfd: pytest.CaptureFixture[str]) ->
     assert re.fullmatch(r"Removed 3 blobs \(3 of the named fingerprint\), [\d.]+ kB\.\n", removed)
 
 
-def piped(words: Sequence[str], **more: str) -> subprocess.Popen[str]:
+def piped(words: Sequence[str]) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
-    command = [*KVWEAVE, *words]
-    return subprocess.Popen(
-        command, env={**environment, **more}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return kvweave(*words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture
@@ -330,9 +327,7 @@ def on_terminal(words: Sequence[str], **more: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
     ours, theirs = pty.openpty()
     with closing(os.fdopen(ours, "rb", buffering=0)) as screen:
-        process = subprocess.Popen(
-            [*KVWEAVE, *words], env={**environment, "TERM": "xterm", **more}, stdout=theirs, stderr=theirs
-        )
+        process = kvweave(*words, env={**environment, "TERM": "xterm", **more}, stdout=theirs, stderr=theirs)
         os.close(theirs)
         shown = b"".join(_read(screen.fileno()))
         assert process.wait(60) == 0

@@ -1,16 +1,14 @@
 """What is left after everything is lost but a backup, and what an older release left: the same answers."""
 
-import os
 import shutil
 import sqlite3
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from retriever.catalog import schema
 from tests.service.passages import PASSAGES, QUESTIONS
-from tests.service.serving import KVWEAVE, Json, Service, ask, good, put_in
+from tests.service.serving import Json, Service, ask, good, kvweave_ended, put_in
 
 
 def documents() -> list[Json]:
@@ -21,9 +19,7 @@ def documents() -> list[Json]:
 
 
 def command(service: Service, *arguments: str) -> None:
-    environment = {**os.environ, "KVWEAVE_DATA": str(service.data), "KVWEAVE_STORE": store_of(service)}
-    done = subprocess.run([*KVWEAVE, *arguments], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    kvweave_ended(*arguments, KVWEAVE_DATA=str(service.data), KVWEAVE_STORE=store_of(service))
 
 
 def store_of(service: Service) -> str:

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from signal import SIGTERM
 
 import httpx
 import pytest
 
+from tests.nursery import Fork
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Json, Service, ask, events_of, finished, good, put_in, sampled, wait_for
 
@@ -46,6 +48,14 @@ def letter(animal: str) -> Json:
 
 def animal(client: httpx.Client) -> str:
     return ask(client, QUESTIONS[0])["answer"]
+
+
+def test_it_starts_where_nothing_is_loaded_yet(tmp_path: Path) -> None:
+    own = {"PYTHONHASHSEED": "7"}  # which no fork would heed
+    with Service(tmp_path, environment=own) as service, service.client() as client:
+        assert not isinstance(service.process, Fork)
+        put_in(client, REGISTER)
+        assert animal(client) == "badger"
 
 
 def test_questions_are_answered_from_stored_chunks(client: httpx.Client) -> None:

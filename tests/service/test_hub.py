@@ -1,7 +1,5 @@
 """Hub names where no hub answers: one line within seconds, before anything listens, or what was fetched before."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,7 @@ from huggingface_hub import constants
 
 from service.model.hub import hub_checkpoint
 from service.settings import SettingsError
-from tests.service.serving import KVWEAVE, free_port
+from tests.service.serving import free_port, kvweave_ended
 
 NAME = "somebody/some-model"
 
@@ -25,11 +23,8 @@ def unreached(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_service_ends_with_one_line_before_it_listens(setting: str, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
     settings = {"KVWEAVE_DATA": str(tmp_path / "data"), f"KVWEAVE_{setting.upper()}": NAME, "KVWEAVE_PORT": "0"}
-    environment = {**os.environ, **settings, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run(
-        [*KVWEAVE, "serve"], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 2 and done.stdout == ""
+    done = kvweave_ended("serve", status=2, **settings, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
+    assert done.stdout == ""
     [line] = done.stderr.splitlines()
     assert line.startswith(f"kvweave: {setting} (KVWEAVE_{setting.upper()}): '{NAME}'")
     assert endpoint in line and "HF_HUB_OFFLINE" not in line

@@ -22,9 +22,8 @@ from service.access.control import Control
 from store.key import Scope
 from store.scrub import verify
 from store.url import open_store
-from tests.nursery import Nursery, nursing
 from tests.service.acknowledged import REMEDIES, Acknowledged, change, marked
-from tests.service.forked import Forked
+from tests.service.killed import Killed
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import WAIT_S, Json, Service, events_of, good, put_in, wait_for
 from tests.service.small_disk import SmallDisk, small_disk
@@ -39,14 +38,8 @@ LONG: Json = {"type": "object", "properties": {"a": {"type": "string", "minLengt
 MARK = re.compile(rb"(\d{4})mark")  # its end: an index writes what is alike at the beginning of two words once
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with nursing("tests.service.kill_child") as nursery:
-        yield nursery
-
-
 @contextmanager
-def ending(service: Forked) -> Generator[Forked]:
+def ending(service: Killed) -> Generator[Killed]:
     try:
         yield service
     finally:
@@ -55,8 +48,8 @@ def ending(service: Forked) -> Generator[Forked]:
 
 
 @pytest.fixture
-def service(nursery: Nursery, tmp_path: Path) -> Iterator[Forked]:
-    with ending(Forked(tmp_path, nursery, log=tmp_path / "service.log")) as service:
+def service(tmp_path: Path) -> Iterator[Killed]:
+    with ending(Killed(tmp_path, log=tmp_path / "service.log")) as service:
         yield service
 
 
@@ -73,7 +66,7 @@ def recognised(client: httpx.Client, text: str) -> set[str]:
 
 
 @contextmanager
-def asking(service: Forked, state: Acknowledged, chunks: Sequence[str], *, chance: Random) -> Generator[None]:
+def asking(service: Killed, state: Acknowledged, chunks: Sequence[str], *, chance: Random) -> Generator[None]:
     """Somebody asks all the time, with chunks, with texts that come along, and in chats, until the service is gone."""
     answers: list[tuple[str, str]] = []
 
@@ -111,7 +104,7 @@ def is_done(client: httpx.Client, job: str) -> bool:
     return status == "done"
 
 
-def check(service: Forked, state: Acknowledged) -> None:
+def check(service: Killed, state: Acknowledged) -> None:
     """Every document that was acknowledged is ready, stored whole, and answers as its text does; no other is found."""
     with service.client() as client:
         put_in(client, [{"id": "last", "text": "Nothing else was noted."}])  # what comes after it sweeps
@@ -161,7 +154,7 @@ def marks_of(texts: set[str]) -> set[bytes]:
     return {mark for text in texts for mark in MARK.findall(text.encode())}
 
 
-def marks_in(service: Forked) -> set[bytes]:
+def marks_in(service: Killed) -> set[bytes]:
     """What any file that it owns has, whatever the file is."""
     files = [service.log, *(file for name in ("data", "store", "spool") for file in (service.folder / name).rglob("*"))]
     marks: set[bytes] = set()
@@ -171,13 +164,13 @@ def marks_in(service: Forked) -> set[bytes]:
     return marks
 
 
-def waiting(service: Forked) -> list[int]:
+def waiting(service: Killed) -> list[int]:
     """Numbers of uploads that are accepted, and not done."""
     with closing(sqlite3.connect(service.data / "tenants/default/catalog.sqlite")) as catalog:
         return [number for (number,) in catalog.execute("SELECT upload FROM contents")]
 
 
-def check_files(service: Forked) -> None:
+def check_files(service: Killed) -> None:
     """Nothing waits, nothing is staged for nobody, and every blob is sound and some document's."""
     assert waiting(service) == []
     with closing(sqlite3.connect(service.data / "tenants/default/catalog.sqlite")) as catalog:
@@ -191,7 +184,7 @@ def check_files(service: Forked) -> None:
 
 
 def run_and_kill(
-    service: Forked, state: Acknowledged, chunks: Sequence[str], *, chance: Random, disk: SmallDisk | None
+    service: Killed, state: Acknowledged, chunks: Sequence[str], *, chance: Random, disk: SmallDisk | None
 ) -> bool:
     """Changes and questions until it is killed, on a disk that may fill up or break; whether it had work to do."""
     fault = chance.choice([None, "full", "full", "read-only", "read-only"]) if disk else None
@@ -215,7 +208,7 @@ def run_and_kill(
     return len(waiting(service)) > 0
 
 
-def start_on(disk: SmallDisk, fault: str, service: Forked) -> None:
+def start_on(disk: SmallDisk, fault: str, service: Killed) -> None:
     """A start on a full disk, or on one that may not be written, serves or says what to do; then the disk is mended."""
     if fault == "read-only":
         disk.unmount()
@@ -235,7 +228,7 @@ def start_on(disk: SmallDisk, fault: str, service: Forked) -> None:
     disk.free()
 
 
-def kill_often(service: Forked, times: int, *, disk: SmallDisk | None = None) -> None:
+def kill_often(service: Killed, times: int, *, disk: SmallDisk | None = None) -> None:
     """Each start goes on where the one before was killed; some are killed before they are ready."""
     chance, state, interrupted = Random(SEED), Acknowledged(), 0
     while service.kills < 1 + times // 6:
@@ -258,17 +251,17 @@ def kill_often(service: Forked, times: int, *, disk: SmallDisk | None = None) ->
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(100, marks=pytest.mark.long)])
-def test_a_service_that_is_killed_loses_nothing_that_it_acknowledged(times: int, service: Forked) -> None:
+def test_a_service_that_is_killed_loses_nothing_that_it_acknowledged(times: int, service: Killed) -> None:
     kill_often(service, times)
 
 
 @pytest.mark.parametrize("times", [4, pytest.param(100, marks=pytest.mark.long)])
-def test_a_service_on_a_disk_that_fills_and_breaks_loses_nothing(times: int, nursery: Nursery, tmp_path: Path) -> None:
-    with small_disk(tmp_path) as disk, ending(Forked(disk.path, nursery, log=tmp_path / "service.log")) as service:
+def test_a_service_on_a_disk_that_fills_and_breaks_loses_nothing(times: int, tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk, ending(Killed(disk.path, log=tmp_path / "service.log")) as service:
         kill_often(service, times, disk=disk)
 
 
-def test_a_first_start_that_is_killed_leaves_a_key_that_works(service: Forked) -> None:
+def test_a_first_start_that_is_killed_leaves_a_key_that_works(service: Killed) -> None:
     def has_key() -> bool:
         return (service.data / "admin.key").exists() or (service.data / "admin.key.tmp").exists()
 
@@ -303,7 +296,7 @@ def hear(client: httpx.Client, body: Json, begun: threading.Event) -> Heard:
     return Heard(last.get("answer", ""), name)
 
 
-def test_a_service_that_is_told_to_stop_finishes_what_runs_and_goes_on_later(service: Forked) -> None:
+def test_a_service_that_is_told_to_stop_finishes_what_runs_and_goes_on_later(service: Killed) -> None:
     service.start()
     sampling = {"max_tokens": 400, "response_format": {"type": "json_schema", "json_schema": {"schema": LONG}}}
     with service.client() as client, ThreadPoolExecutor() as pool:

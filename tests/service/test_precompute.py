@@ -19,7 +19,7 @@ from store.errors import Miss
 from store.reader import BlobReader
 from store.url import open_store
 from tests.service.passages import PASSAGES, QUESTIONS
-from tests.service.serving import KVWEAVE, Json, Service, ask, good
+from tests.service.serving import Json, Service, ask, good, kvweave, kvweave_ended
 
 KILLS = 3
 
@@ -47,16 +47,13 @@ class Place:
         self.settings = {"KVWEAVE_DATA": f"{folder}/data", "KVWEAVE_STORE": f"lmdb://{folder}/store"}
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.settings}
-        command = [*KVWEAVE, "precompute", *arguments, "--json"]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        environment, pipe = {**os.environ, **self.settings}, subprocess.PIPE
+        return kvweave("precompute", *arguments, "--json", env=environment, stdout=pipe, stderr=pipe)
 
     def run(self, *arguments: str, status: int = 0) -> Json:
         """The last event."""
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == status, err.decode()
-        return json.loads(out.splitlines()[-1]) if out else {"error": err.decode()}
+        done = kvweave_ended("precompute", *arguments, "--json", status=status, **self.settings)
+        return json.loads(done.stdout.splitlines()[-1]) if done.stdout else {"error": done.stderr}
 
     def holds(self) -> tuple[dict[str, bytes], dict[str, list[str]]]:
         return held(self.folder / "data", self.settings["KVWEAVE_STORE"])
@@ -111,9 +108,9 @@ def test_a_rerun_does_what_changed_and_prunes_what_is_gone(tmp_path: Path) -> No
 def test_what_was_killed_goes_on_to_the_same_end(tmp_path: Path, undisturbed: tuple[Path, Place, Json]) -> None:
     root, whole, _ = undisturbed
     place, chance = Place(tmp_path), random.Random(int(time.time()))
-    for _ in range(KILLS):  # 2 to 8 s: while it starts, reads, computes or serves
+    for _ in range(KILLS):  # while it starts, reads, computes or serves
         process = place.start(str(root))
-        time.sleep(chance.uniform(2.0, 8.0))
+        time.sleep(chance.uniform(0.0, 2.0))
         process.send_signal(signal.SIGKILL)
         process.communicate()
     place.run(str(root))

@@ -1,9 +1,7 @@
 """Keys and catalogs that move from a folder into PostgreSQL and back: nothing is lost, and nothing comes by halves."""
 
 import json
-import os
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import astuple, replace
@@ -32,7 +30,7 @@ from tests.retriever.catalogs import document, put
 from tests.retriever.test_postgres import change_alike, drawn, shown
 from tests.servers.postgres import SECRET, PostgresServer
 from tests.service.access.folders import catalog_file
-from tests.service.serving import KVWEAVE, Json, ask, good, in_process, put_in, settings_in
+from tests.service.serving import Json, ask, good, in_process, kvweave_ended, put_in, settings_in
 
 TENANTS = ("default", "a-" + "b" * 60)
 _MADE_ANEW = ("terms", "sqlite_")  # tables whose pages are no rows of ours
@@ -268,13 +266,10 @@ def test_damage_in_the_source_is_not_moved(postgres: PostgresServer, tmp_path: P
     assert tenants_and_keys(there) == ([], [])
 
 
-def command(data: object, to: object, *more: str) -> tuple[int, str]:
-    run = subprocess.run(
-        [*KVWEAVE, "migrate", str(to), *more],
-        env={**os.environ, "KVWEAVE_DATA": str(data)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def command(data: object, to: object, *more: str, status: int = 0) -> str:
+    run = kvweave_ended("migrate", str(to), *more, status=status, KVWEAVE_DATA=str(data))
     assert SECRET not in run.stdout + run.stderr
-    return run.returncode, run.stdout + run.stderr
+    return run.stdout + run.stderr
 
 
 def test_a_place_that_is_none_is_one_line(tmp_path: Path) -> None:
@@ -283,8 +278,8 @@ def test_a_place_that_is_none_is_one_line(tmp_path: Path) -> None:
         (tmp_path, "postgresql://[::1/x", "kvweave: the address of the database is none: "),
         (tmp_path, tmp_path, f"kvweave: {tmp_path} is in use by another service: "),
     ):
-        code, line = command(data, to)
-        assert code == 2 and line.startswith(said) and line.count("\n") == 1
+        line = command(data, to, status=2)
+        assert line.startswith(said) and line.count("\n") == 1
 
 
 def test_a_service_over_what_moved_answers_the_same(postgres: PostgresServer, tmp_path: Path) -> None:
@@ -307,14 +302,11 @@ def test_a_service_over_what_moved_answers_the_same(postgres: PostgresServer, tm
                 break
             for data, to in ((place, tmp_path / "no"), (tmp_path / "elsewhere", place)):
                 (tmp_path / "elsewhere").mkdir(exist_ok=True)
-                code, said = command(data, to)
-                assert code == 2 and ("in use by another service" in said or "served by another process" in said)
+                said = command(data, to, status=2)
+                assert "in use by another service" in said or "served by another process" in said
         if place == one:
-            code, said = command(one, url)
-            assert code == 0 and said.startswith("Moved 1 catalog with 9 documents, and all keys: ")
-            code, said = command(one, url)
-            assert code == 2 and "the database holds something already" in said
+            assert command(one, url).startswith("Moved 1 catalog with 9 documents, and all keys: ")
+            assert "the database holds something already" in command(one, url, status=2)
         else:
-            code, said = command(url, back, "--json")
-            assert code == 0 and json.loads(said)["documents"] == 9
+            assert json.loads(command(url, back, "--json"))["documents"] == 9
     assert found[0] == found[1] == found[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from service.postgres.server_lock import Still
 from tests.conftest import WITHOUT_NGINX
 from tests.servers.nginx import nginx
 from tests.servers.postgres import SECRET, PostgresServer
-from tests.service.serving import KVWEAVE, Json, Service, ask, client_of, finished, good, put_in, wait_for
+from tests.service.serving import Json, Service, ask, client_of, finished, good, kvweave_ended, put_in, wait_for
 
 COUNT = 3
 TEXT = "The cedar lamps of {0} burn until the tide has turned {1} times."
@@ -57,10 +56,7 @@ class Replicas:
             return connection.execute(sql).fetchall()  # pyright: ignore
 
     def command(self, *words: str) -> str:
-        more = {"KVWEAVE_DATA": f"{self.url}#{self.services[0].data}"}
-        ran = subprocess.run([*KVWEAVE, *words], env={**os.environ, **more}, capture_output=True, check=False)
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout.decode().strip()
+        return kvweave_ended(*words, KVWEAVE_DATA=f"{self.url}#{self.services[0].data}").stdout.strip()
 
     def close(self) -> None:
         self._starts.close()

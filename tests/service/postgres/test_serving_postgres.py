@@ -1,9 +1,7 @@
 """A service whose keys and catalogs are in PostgreSQL, on any machine."""
 
 import json
-import os
 import signal
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -14,13 +12,13 @@ from service.access.move import ADMIN_KEY
 from tests.servers.hanging import hanging_way
 from tests.servers.postgres import SECRET, PostgresServer
 from tests.service.serving import (
-    KVWEAVE,
     Service,
     ask,
     client_of,
     finished,
     good,
     in_process,
+    kvweave_ended,
     put_in,
     settings_in,
     wait_for,
@@ -66,7 +64,10 @@ def test_another_machine_goes_on_where_a_killed_one_was(postgres: PostgresServer
     assert SECRET not in first.text() + second.text()
 
 
-def test_it_goes_on_by_itself_when_the_server_was_away(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_it_goes_on_by_itself_when_the_server_was_away(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "CONNECT_S", 1)
     settings = settings_in(tmp_path, data=f"{postgres.database()}#{tmp_path}/data")
     with in_process(settings) as served, served.client() as client:
         put_in(client, [DOCUMENT])
@@ -125,10 +126,8 @@ def test_keys_and_a_corpus_are_made_beside_the_service(postgres: PostgresServer,
     (tmp_path / "tide.txt").write_text("Another tide has come.")
 
     def command(*words: str) -> str:
-        more = {"KVWEAVE_DATA": f"{settings.database}#{settings.data}", "KVWEAVE_STORE": settings.store}
-        ran = subprocess.run([*KVWEAVE, *words], env={**os.environ, **more}, capture_output=True, check=False)
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout.decode().strip()
+        data = f"{settings.database}#{settings.data}"
+        return kvweave_ended(*words, KVWEAVE_DATA=data, KVWEAVE_STORE=settings.store).stdout.strip()
 
     def keys(*words: str) -> str:
         return command("keys", *words)

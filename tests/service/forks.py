@@ -1,7 +1,4 @@
-"""Runs `kvweave` in forks of a process that has libraries and model loaded: `python -m tests.service.kill_child`.
-
-Their clock jumps, and they tidy up whenever they have nothing else to do.
-"""
+"""Runs `kvweave` in forks of a process that has libraries and model loaded: `python -m tests.service.forks`."""
 
 import os
 import sys
@@ -13,13 +10,15 @@ from service.settings import Settings
 from tests.jumping_clock import let_clock_jump
 from tests.nursery import serve
 
+JUMPING = "TEST_CLOCK_JUMPS"  # in the environment of a command whose clock jumps, and which tidies up whenever it can
+
 
 def main(*arguments: str) -> None:
     """As the command would, in this process."""
     sys.argv = ["kvweave", *arguments]
-    os.dup2(1, 2)
-    let_clock_jump()
-    ingest.IDLE_S, ingest.PAUSE_S = 0.05, 0.1
+    if JUMPING in os.environ:
+        let_clock_jump()
+        ingest.IDLE_S, ingest.PAUSE_S = 0.05, 0.1
     cli.main()
 
 

@@ -1,0 +1,33 @@
+"""A service that is killed often: its clock jumps, and it tidies up whenever it has nothing else to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.service.forks import JUMPING
+from tests.service.serving import Json, Service, kvweave_ended
+
+
+class Killed(Service):
+    """Whatever it writes but its log stands in one folder."""
+
+    def __init__(self, folder: Path, *, log: Path) -> None:
+        (folder / "spool").mkdir()
+        more = {"TMPDIR": str(folder / "spool"), JUMPING: "1"}
+        super().__init__(folder, environment=more, dtype="float32", device="cpu", codec="lossless", chunk_tokens=16)
+        self.folder, self.log = folder, log
+        self.store = f"lmdb://{folder}/store"
+        self.kills = 0
+
+    def kill(self) -> None:
+        """Raises where it ended by itself before."""
+        assert self.process is not None
+        process = self.process
+        super().kill()
+        assert process.returncode == -9, f"it ended by itself with {process.returncode}\n{self.text()}"
+        self.kills += 1
+
+    def verify(self) -> Json:
+        """What the command `kvweave verify` says."""
+        return json.loads(kvweave_ended("verify", "--json", status=0, **self._environment()).stdout)
