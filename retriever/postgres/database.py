@@ -36,7 +36,6 @@ CONNECTIONS: Final = 16
 CONNECT_S: Final = 5
 ANSWER_S = 30.0  # for one statement
 SLOW_S: Final = 1800.0  # for one that looks at everything
-LOCK_S: Final = 60  # for another process's change
 
 _DEFAULTS: Final = {
     "connect_timeout": CONNECT_S,
