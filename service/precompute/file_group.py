@@ -109,9 +109,9 @@ class FileGroup:
     worked: int = 0
 
     @property
-    def documents(self) -> list[str]:
-        """The ids of those that were read."""
-        return [document.id for fresh in self.fresh for document in fresh.documents]
+    def documents(self) -> list[Document]:
+        """Those that were read."""
+        return [document for fresh in self.fresh for document in fresh.documents]
 
     @property
     def is_full(self) -> bool:

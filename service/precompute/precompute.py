@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -134,7 +133,6 @@ class _Run:
         self._tally = progress
         self._on_progress = on_progress
         self._owner: dict[DomainChunk, FileGroup] = {}
-        self._coming: Counter[str] = Counter()  # documents of groups that do not serve yet
         self._is_full = False
         with target.tenant.catalog.view() as view:
             self._known = view.sources(target.collection)  # nobody else changes them meanwhile
@@ -260,8 +258,7 @@ class _Run:
         if self._plan.shard is not None:
             return
         with self._timed("index"):
-            self._coming.update(group.documents)
-            self._stage(group, [document for fresh in group.fresh for document in fresh.documents])
+            self._stage(group, group.documents)
         self._on_progress(self._tally)
 
     def _stage(self, group: FileGroup, documents: Iterable[Document]) -> None:
@@ -278,9 +275,8 @@ class _Run:
         if self._plan.shard is not None or not group.fresh:
             return
         with self._timed("index"):
-            fresh = [document for fresh in group.fresh for document in fresh.documents]
+            fresh = group.documents
             self._stage(group, [each for each in fresh if each.id not in group.staged])  # that another file let go
-            self._coming.subtract(group.documents)
             sources, dropped = self._sources(group)
             names = [each.id for each in fresh]
             before = target.tenant.domains(names)
@@ -315,7 +311,9 @@ class _Run:
         self._known |= sources
         if not left:
             return sources, []
-        held = {document for source in self._known.values() for document in source.documents} | (+self._coming).keys()
+        held = {document for source in self._known.values() for document in source.documents}
+        waiting = {id(group): group for group in self._owner.values()}.values()
+        held |= {document.id for group in waiting for document in group.documents}
         return sources, _in_collection(self._target, [each for each in dict.fromkeys(left) if each not in held])
 
     @contextmanager

@@ -31,7 +31,7 @@ from service.application import observed
 from service.commands.serve import server_over
 from service.settings import PREFIX, Settings
 from store.blob_store import BlobStore
-from tests.nursery import Nursery, nursing
+from tests.nursery import FEW, Nursery, nursing
 from tests.servers.postgres import PostgresServer, postgres_server
 
 WAIT_S = 120  # for what a working service does at once
@@ -138,7 +138,7 @@ class Service:
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         named = {PREFIX + name.upper(): str(value) for name, value in self._settings.items()}
-        return {**inherited, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **named, **self._more}
+        return {**inherited, **named, **self._more}
 
     def __enter__(self) -> Service:
         with ExitStack() as undo:
@@ -234,7 +234,9 @@ def for_models(kinds: Sequence[Kind]) -> Sequence[Kind]:
 
 
 def kvweave(*words: str, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:  # noqa: ANN401
-    """The command in a process of its own: a fork of one that has all loaded, where its environment allows that."""
+    """The command in a process of its own, with one thread: a fork of one that has all loaded, where its environment
+    allows that."""
+    env = {**env, **FEW}
     if not _nurseries:
         _nurseries.append(_servers.enter_context(nursing(FORKS)))
         atexit.register(_servers.close)
@@ -245,8 +247,7 @@ def kvweave(*words: str, env: Mapping[str, str], **options: Any) -> subprocess.P
 
 def kvweave_ended(*words: str, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command at its end, with what it wrote; `environment` is what differs from this process'."""
-    pipe = subprocess.PIPE
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **environment}
+    env, pipe = {**os.environ, **environment}, subprocess.PIPE
     with kvweave(*words, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             out, err = process.communicate(timeout=WAIT_S)

@@ -21,7 +21,7 @@ from service.commands import shown_progress
 from service.corpus import chunk_capture
 from service.model.served_model import Ids
 from service.settings import Settings
-from store.blob import Blob
+from store.blob import Blob, Head
 from store.blob_store import Put
 from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
@@ -93,11 +93,11 @@ class Near(Place):
         with open_store(self.settings["KVWEAVE_STORE"]) as store:
             return {entry.key.chunk: entry.nbytes for entry in store.entries()}
 
-    def texts(self) -> dict[str, str]:
-        """Digests of the token ids of the stored chunks, without the titles that stand behind them."""
+    def heads(self) -> dict[str, Head]:
+        """Those of the stored chunks."""
         with open_store(self.settings["KVWEAVE_STORE"]) as store:
             readers = {entry.key.chunk: store.open(entry.key) for entry in store.entries()}
-            return {chunk: found.head.ids_digest for chunk, found in readers.items() if isinstance(found, BlobReader)}
+            return {chunk: found.head for chunk, found in readers.items() if isinstance(found, BlobReader)}
 
     def documents(self) -> dict[str, list[str]]:
         """The ids of their chunks."""
