@@ -99,6 +99,7 @@ EXCUSED: dict[str, dict[str, str]] = {
     },
     "broad_handlers": {
         "service/api/query.py:_streamed": "a stream that has begun ends in an error event; what is unforeseen goes on",
+        "service/corpus/chunk_caches.py:_do": "whoever waits gets the exception",
         "service/corpus/ingest.py:Ingest._work": "an outermost loop: it goes on, and its log says why",
         "service/corpus/ingest.py:Ingest._run": "an outermost loop: the upload fails, its log says why",
         "service/openai/completion.py:stream": "a stream that has begun ends in an error; what is unforeseen goes on",

@@ -6,6 +6,7 @@ The template never sees a user's text: it renders random placeholders, and the r
 import inspect
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -126,9 +127,9 @@ def _cut(
 def _check_all_there(
     pieces: Sequence[TemplatePiece], places: Sequence[PartPlace], *, messages: Sequence[ChatMessage]
 ) -> None:
-    found = [piece.place for piece in pieces if piece.place is not None]
+    found = Counter(piece.place for piece in pieces)
     for place in places:
-        if found.count(place) != 1:
+        if found[place] != 1:
             role, what = messages[place.message].role, "repeats" if place in found else "leaves out or alters"
             raise TokenizerError(
                 f"the model's chat template {what} the content of message {place.message}, role {role!r}: "

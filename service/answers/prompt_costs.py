@@ -59,7 +59,7 @@ class BegunBlobs:
     async def opened(self) -> dict[int, BlobSource | Miss]:
         """What came in time. What comes later goes on being opened, and may be nearer the next time."""
         if self.opening:
-            await asyncio.wait([asyncio.wrap_future(each) for each in self.opening], timeout=self.patience_s)
+            await asyncio.wait([asyncio.wrap_future(_all(self.opening))], timeout=self.patience_s)
         late = Miss(MissReason.SOONER)
         return {at: each.result() if each.done() else late for at, each in enumerate(self.opening)}
 
@@ -175,6 +175,19 @@ class PromptCosts:
                 self._open_s += (min(most_s, perf_counter() - since) - self._open_s) * NEWS
 
         return learn
+
+
+def _all(opening: Sequence[Opening]) -> Future[None]:
+    """Done when all are: whoever waits is woken once."""
+    every, left = Future[None](), [*range(len(opening))]
+
+    def done(_: object) -> None:
+        if left.pop() == 0:
+            every.set_result(None)
+
+    for each in opening:
+        each.add_done_callback(done)
+    return every
 
 
 def _kept(way: str, size: int, *, tier: str) -> tuple[str, int, str]:

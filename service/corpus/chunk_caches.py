@@ -1,12 +1,14 @@
 """The stored keys and values of one tenant's chunks: which are there, which are not and why. Computes none."""
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
-from threading import Lock
+from functools import lru_cache, partial
+from threading import Event, Lock
+from typing import TypeVar
 
 from blend.model.fingerprint import Fingerprint
 from retriever.contract.catalog import Catalog
@@ -22,6 +24,10 @@ from store.errors import Miss, MissReason, StoreError
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from store.upkeep import StoredBlob
+
+_Result = TypeVar("_Result")
+
+HELD_UP_S = 1e-3  # by one blob, behind which the others are opened side by side
 
 _SEEN = 100_000  # blobs that are remembered to have been there
 _PREFIXES = 1024  # capture prefixes whose digests are remembered
@@ -134,7 +140,9 @@ class ChunkCaches:
     def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[BlobSource | Miss]]":
         """Begins to open the passages' blobs, in their order. A store that does not answer makes them missing, too."""
         wanted = zip(passages, self._keys(passages), strict=True)
-        return [pool.submit(self._open, passage, key, capture_prefix=behind) for passage, (key, behind) in wanted]
+        return _begun(
+            pool, [partial(self._open, passage, key, capture_prefix=behind) for passage, (key, behind) in wanted]
+        )
 
     def _keys(self, passages: Sequence[Passage]) -> list[tuple[CacheKey, CapturePrefix]]:
         """The key of each passage's blob, and what it was captured behind: what both take is read once for all."""
@@ -264,3 +272,43 @@ class ChunkCaches:
 def mends(miss: Miss) -> bool:
     """Would computing the chunk anew help?"""
     return miss.reason not in _IN_VAIN
+
+
+def _begun(pool: Executor, works: Iterable[Callable[[], _Result]]) -> list[Future[_Result]]:
+    """Begins the works in their order. One thread does them one after another, which is quickest where none waits for
+    a medium; once one has held up the others for `HELD_UP_S`, all that are left are done side by side.
+    """
+    left = deque((Future[_Result](), work) for work in works)
+    begun = [future for future, _ in left]
+    ended = Event()
+
+    def run() -> None:
+        with suppress(IndexError):  # nothing is left
+            while True:
+                _do(*left.popleft())
+        ended.set()
+
+    def watch() -> None:
+        while count := len(left):
+            if not ended.wait(HELD_UP_S) and len(left) == count:
+                submit(run, times=count)
+                return
+
+    def submit(work: Callable[[], None], *, times: int = 1) -> None:
+        for _ in range(times):
+            pool.submit(work).add_done_callback(lambda called: called.cancelled() and [each.cancel() for each in begun])
+
+    submit(run)
+    submit(watch)
+    return begun
+
+
+def _do(future: Future[_Result], work: Callable[[], _Result]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        found = work()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(found)

@@ -50,8 +50,9 @@ def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
     parts: list[list[_Part]] = [[] for _ in forms]
     for number in numbers:
         frame = head.frames[number]
-        different = {id(form): _layer_bytes(head, form, tokens=frame.tokens) for form in forms if form}
-        sizes = [different[id(form)] if form else 0 for form in forms]
+        different = {id(form): form for form in forms if form}
+        bytes_of = {name: _layer_bytes(head, form, tokens=frame.tokens) for name, form in different.items()}
+        sizes = [bytes_of.get(id(form), 0) for form in forms]
         with fetch(number) as data:
             raw, place = memoryview(_decompress(data, sum(sizes), number=number)), 0
         for form, size, found in zip(forms, sizes, parts, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
+from service.corpus import chunk_caches
 from store.errors import StoreFull, StoreUnavailable
 from store.key import CacheKey, Scope
 from store.scrub import verify
@@ -105,6 +107,28 @@ class TestAStoreOutOfReach:
         assert (asked.text, blended.text) == (lmdb.without(lost, blend), lmdb.wanted)
         told = [UNAVAILABLE if each.startswith(UNAVAILABLE) else each for each in asked.chunks]
         assert told == [UNAVAILABLE if chunk in lost else "lmdb" for chunk in lmdb.chunks]
+
+    def test_all_blobs_are_waited_for_at_once(self, lmdb: Demo) -> None:
+        all_there = threading.Barrier(len(lmdb.chunks))
+
+        def fault(name: str, what: object) -> None:
+            if name == "open":
+                all_there.wait(serving.WAIT_S)
+
+        with lmdb.store.failing(fault):
+            assert {*lmdb.ask(REUSED).chunks} == {"lmdb"}
+        assert not all_there.broken
+
+    def test_blobs_that_are_near_are_opened_by_one_thread(self, lmdb: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(chunk_caches, "HELD_UP_S", serving.WAIT_S)  # however slow the machine is
+        threads = set[int]()
+
+        def note(name: str, what: object) -> None:
+            threads.add(threading.get_ident() if name == "open" else 0)
+
+        with lmdb.store.failing(note):
+            assert {*lmdb.ask(REUSED).chunks} == {"lmdb"}
+        assert len(threads - {0}) == 1
 
     def test_every_endpoint_says_so_or_does_without(self, lmdb: Demo) -> None:
         lookup = {"chunk_ids": lmdb.chunks}
