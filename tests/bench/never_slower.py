@@ -9,6 +9,7 @@ by more than 1.3. The last line counts the rows that are not.
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import random
@@ -146,6 +147,8 @@ def serving(settings: Settings, link: Link) -> Generator[Core]:
     try:
         core.wait()
         assert not core.failed.is_set(), core.not_ready()
+        gc.collect()
+        gc.freeze()  # as `kvweave serve` does
         yield core
     finally:
         core.close()
