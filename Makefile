@@ -3,7 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 ARGS ?=
-PROCESSES ?= 2
+PROCESSES ?= 3
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -c constraints.txt
@@ -50,7 +50,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
 test test-clients test-vllm test-long test-rgw test-postgres test-oldest fuzz kills replicas bench eval model: export OMP_WAIT_POLICY = PASSIVE
 
-# One file's tests run in one process, which computes with one thread: two of both fill two cores.
+# One file's tests run in one process, which computes with one thread. A quarter of its time it waits, so three fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -21,7 +21,8 @@ from store.key import CacheKey
 from store.record import Dtype
 
 MAGIC = b"KVWB"
-FORMAT = 2
+FORMAT = 3  # of blobs with codes of a trellis
+PLAIN_FORMAT = 2  # of all others, which releases before read as well
 MAX_HEAD_BYTES = 4 << 20
 MAX_ROWS = 1 << 20  # layers, counted once for every frame that names them: what a reader walks through
 DIGEST_BYTES = 16

@@ -124,7 +124,8 @@ class PackedTile:
 class FrameLayout(NamedTuple):
     """Where in a layer's bytes of one frame what lies that `store.codec.frame` tells of; the keys' steps come first.
 
-    `step` tokens share the keys' steps, and what is left at the end. `is_turned`: codes lie as (H, P, D).
+    `step` tokens share the keys' steps, and what is left at the end. `is_turned`: codes lie as (H, P, D). Codes of a
+    trellis tell levels by those before them, from each span's first token on.
     """
 
     tokens: int
@@ -138,6 +139,8 @@ class FrameLayout(NamedTuple):
     key_codes: int
     value_steps: int
     value_codes: int
+    key_trellis: int  # whether the codes are of one
+    value_trellis: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ Cut = tuple[int, int, np.float32]  # tokens that are placed, the slot of the fir
 Turning = tuple[bool, int, Floats, Floats]  # whether halves are paired, the first number that turns, cosines and sines
 Bounds = tuple[np.float32, np.float32]  # the middle between codes, the largest number
 
-_LOW, _HIGH = np.uint8(15), np.uint8(4)
+_LOW, _HIGH, _SEVEN, _BIT = np.uint8(15), np.uint8(4), np.uint8(7), np.uint8(1)
 _LARGEST = largest("float32")
 _ROWS = 16  # that are made at a time
 
@@ -62,6 +62,20 @@ def _unpack(codes: Codes, data: Codes, room: Codes, width: int, is_turned: bool)
     else:
         _transpose(room, data)
         _split(codes, room, width)
+
+
+@compiled_apart
+def _to_levels(codes: Codes) -> None:
+    """Levels in place of a trellis' codes (T, D), as `trellis_levels` has them."""
+    first, last = np.zeros(codes.shape[1], np.uint8), np.zeros(codes.shape[1], np.uint8)
+    for token in range(len(codes)):
+        code = codes[token]
+        for d in range(len(code)):
+            half = np.uint8(np.uint8(code[d] ^ np.uint8(last[d] * _SEVEN)) & _SEVEN)
+            code[d] = np.uint8(np.uint8(half + half) + last[d])
+            bit = np.uint8(first[d] ^ np.uint8(half & _BIT))
+            first[d] = last[d]
+            last[d] = bit
 
 
 @compiled
@@ -181,6 +195,8 @@ def _place_keys(  # noqa: PLR0917
                 middles[d] = min(max(middle, -_LARGEST), _LARGEST)
                 number += 1
             _unpack(codes[:kept], data[at : at + packed * dim], room, layout.key_width, layout.is_turned != 0)
+            if layout.key_trellis != 0:
+                _to_levels(codes[:kept])
             at += packed * dim
             for first in range(0, kept, _ROWS):
                 stop, slot = min(first + _ROWS, kept), cut[1] + start + first
@@ -210,6 +226,8 @@ def _place_values(  # noqa: PLR0917
             for token in range(kept):
                 scales[token] = _size(planes, sizes, head * layout.tokens + start + token)
             _unpack(codes[:kept], data[at : at + packed * dim], room, layout.value_width, layout.is_turned != 0)
+            if layout.value_trellis != 0:
+                _to_levels(codes[:kept])
             at += packed * dim
             for first in range(0, kept, _ROWS):
                 stop, slot = min(first + _ROWS, kept), cut[1] + start + first
@@ -232,8 +250,9 @@ def _place(  # numba knows no keywords
         data = bytes_at(part[0], part[1])
         cut = part[2], part[3], limit
         layout = FrameLayout(
-            part[4], part[5], part[6], part[7], part[8], part[9], part[10], part[11], part[12], part[13], part[14]
-        )
+            part[4], part[5], part[6], part[7], part[8], part[9], part[10], part[11], part[12], part[13], part[14],
+            part[15], part[16],
+        )  # fmt: skip
         _place_keys(data, sizes, layout, cut, turning[0], out[0])
         _place_values(data, sizes, layout, cut, turning[1], out[1])
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import zstandard
 
-from store.blob import Blob, Buffer, Frame, Head
+from store.blob import PLAIN_FORMAT, Blob, Buffer, Frame, Head
 from store.codec.frame import MAX_FRAME_BYTES, LayerForm, framed_layer, framed_part, read_plain
 from store.codec.frame_v1 import frame_v1_bytes, read_frame_v1
 from store.codec.quantize import dequantize
@@ -76,7 +76,7 @@ def _forms(head: Head, frame: Frame) -> list[LayerForm | None]:
     for number in range(frame.layer, frame.layer + frame.layers):
         bits, shape = spec.bits(number), head.shapes[number]
         if shape and (last is None or (last.bits, last.shape) != (bits, shape)):
-            last = LayerForm(bits, shape, head.dtype)
+            last = LayerForm(bits, shape, head.dtype, has_trellis=head.format > PLAIN_FORMAT)
         forms.append(last if shape else None)
     return forms
 

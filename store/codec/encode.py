@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 import zstandard
 
-from store.blob import FORMAT, Blob, Frame, Head, StoredShape, Terms, digest, write_head
+from store.blob import FORMAT, PLAIN_FORMAT, Blob, Frame, Head, StoredShape, Terms, digest, write_head
 from store.codec.frame import MAX_FRAME_BYTES, LayerForm, cut_evenly, write_layers
 from store.codec.spec import Spec
 from store.errors import RecordError
@@ -39,7 +39,7 @@ def encode(record: Record, key: CacheKey, *, terms: Terms) -> Blob:
         frames.append(data)
     head = Head(
         key.tenant, key.chunk, key.fingerprint, key.codec, terms, record.dtype, record.tokens, shapes, tuple(rows),
-        FORMAT, record.ids_digest, b"", record.tail.tokens, record.tail.digest,
+        FORMAT if spec.has_trellis else PLAIN_FORMAT, record.ids_digest, b"", record.tail.tokens, record.tail.digest,
     )  # fmt: skip
     return Blob(head, write_head(head), tuple(frames))
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from store.blob import StoredShape
 from store.codec.quantize import KEYS, STEP_SIZES, VALUES, Quantized, centers, quantize, step_sizes
-from store.codec.spec import KVBits, code_bits
+from store.codec.spec import KVBits, code_bits, is_between
+from store.codec.trellis import trellis_levels
 from store.record import (
     STORAGE,
     Array,
@@ -43,11 +44,15 @@ Unsigned = NDArray[np.uint16 | np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class LayerForm:
-    """How the tensors of a layer are laid out in a frame: bits of its codes (None: lossless), shape and dtype."""
+    """How the tensors of a layer are laid out in a frame: bits of its codes (None: lossless), shape and dtype.
+
+    `has_trellis`: codes between whole bits are those of a trellis; releases before wrote levels.
+    """
 
     bits: KVBits | None
     shape: StoredShape
     dtype: Dtype
+    has_trellis: bool = True
 
     @property
     def shortest(self) -> int:
@@ -182,6 +187,8 @@ def _layout(form: LayerForm, tokens: int) -> FrameLayout:
         key_codes=keys_at,
         value_steps=steps_at,
         value_codes=steps_at + _STEP_PLANES * shape.value_heads * tokens,
+        key_trellis=int(form.has_trellis and is_between(form.bits.keys)),
+        value_trellis=int(form.has_trellis and is_between(form.bits.values)),
     )
 
 
@@ -243,6 +250,10 @@ def _tiles(part: FramedPart, shape: StoredShape) -> Iterator[PackedTile]:
         _numbers(data[layout.value_steps :], np.dtype("<u2"), shape=(shape.value_heads, layout.tokens, 1))
     )
     codes = [_codes(data, block, is_turned=layout.is_turned > 0) for block in _code_blocks(layout, shape)]
+    if layout.key_trellis:
+        codes[: len(starts)] = _levels(codes[: len(starts)])
+    if layout.value_trellis:
+        codes[len(starts) :] = _levels(codes[len(starts) :])
     for number, start in enumerate(starts):
         stop = min(start + layout.step, layout.tokens)
         yield PackedTile(
@@ -257,6 +268,17 @@ def _codes(data: Codes, block: tuple[int, int, int, int], *, is_turned: bool) ->
     heads, dim, packed, at = block
     found = data[at : at + heads * dim * packed]
     return found.reshape(heads, packed, dim).transpose(0, 2, 1) if is_turned else found.reshape(heads, dim, packed)
+
+
+def _levels(spans: Sequence[Codes]) -> list[Codes]:
+    """Levels in place of a trellis' codes, two of which share a byte. Spans go side by side: each begins a path."""
+    heads, dim, longest = spans[0].shape
+    packed = np.zeros((longest, len(spans), heads, dim), np.uint8)
+    for number, span in enumerate(spans):
+        packed[: span.shape[2], number] = span.transpose(2, 0, 1)
+    found = trellis_levels(np.stack([packed, packed >> np.uint8(4)], axis=1).reshape(2 * longest, -1))
+    packed = (found[::2] | found[1::2] << np.uint8(4)).reshape(packed.shape)
+    return [packed[: span.shape[2], number].transpose(1, 2, 0) for number, span in enumerate(spans)]
 
 
 def _numbers(data: Codes, dtype: "np.dtype[np.uint16] | np.dtype[np.uint32]", *, shape: tuple[int, ...]) -> Unsigned:

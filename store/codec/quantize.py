@@ -1,8 +1,10 @@
 """Uniform quantization with logarithmic step sizes. Arrays in, codes out: no blobs, no layers.
 
 A code c stands for `middle + (c - (2**bits - 1) / 2) * step`: the cells fill what lies between the least and the
-largest number, so no error exceeds half a step. Keys have a middle for every channel, as channels lie far from zero in
-many models. Values share a step across channels, whose middle is zero: another one costs more than it gives.
+largest number, so no error exceeds half a step. Between whole bits codes are those of a trellis (`trellis.py`), which
+stand for levels in that sense, up to one and a half steps away. Keys have a middle for every channel, as channels
+lie far from zero in many models. Values share a step across channels, whose middle is zero: another one costs more than
+it gives.
 """
 
 from collections.abc import Sequence
@@ -11,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from store.codec.spec import code_bits
+from store.codec.spec import code_bits, is_between
+from store.codec.trellis import LEVELS, trellis_codes
 from store.record import (
     STORAGE,
     Array,
@@ -91,37 +94,51 @@ def centers(middles: Middles, steps: Scales, *, bits: int) -> Scales:
 def quantize(x: Floats, bits: float, *, axis: int) -> Quantized:
     """Codes and steps of x (H, T, D). `axis` shares a step: KEYS a channel's tokens, VALUES a token's channels.
 
-    Where `bits` lie between whole numbers, steps of a head are evened: what is loud is kept finer, and what is quiet
-    coarser. An error counts as much in one place as in another, and zstd takes back what the more or fewer codes cost.
+    Where `bits` lie between whole numbers, codes are those of a trellis, whose steps are half as wide, and the steps of
+    a head are evened: what is loud is kept finer, and what is quiet coarser. An error counts as much in one place as in
+    another, and zstd takes back what the more or fewer codes cost.
     """
-    held, is_evened = code_bits(bits), bits != int(bits)
+    held, is_chained = code_bits(bits), is_between(bits)
+    if is_chained:
+        bits += 1
+    finer = min(2.0, LEVELS * 2.0**-bits)  # than by its own width
     if axis == VALUES:
         turned = np.ascontiguousarray(np.abs(x).transpose(0, 2, 1))  # numpy is slow along the last axis
         loudest = turned.max(axis=1)[:, :, None]
-        widths = _evened(loudest, axis=1) if is_evened else loudest
+        widths = _evened(loudest, axis=1, finer=finer) if is_chained else loudest
         places = _places_of(widths * np.float32(2.0 ** (1 - bits)), loudest)
         middles, edges = None, step_sizes(places) * np.float64(-(2 ** (held - 1)))
     else:
         low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
         loudest = np.maximum(np.abs(low), np.abs(high))
         halves = high / 2 - low / 2
-        halves = np.maximum(_evened(halves, axis=2) if is_evened else halves, loudest * np.float32(_FINEST))
-        places = _places_of(halves * np.float32(32 / 15 * 2.0**-bits), loudest)
+        widths = _evened(halves, axis=2, finer=finer) if is_chained else halves
+        widths = np.maximum(widths, loudest * np.float32(_FINEST))
+        places = _places_of(widths * np.float32(32 / 15 * 2.0**-bits), loudest)
         sixteenths = np.maximum(step_sizes(places), STEP_SIZES[1]) * np.float64(2.0 ** (held - 4))
         middles = np.rint((low / 2 + high / 2) / sixteenths).astype(np.int32)
         edges = (middles - 8) * sixteenths
     scaled = x - edges.astype(np.float64 if loudest.max() > _LOUD else np.float32)
     scaled *= _INVERSES.take(places)
-    np.clip(scaled, 0, 2**held - 1, out=scaled)  # the cut to whole numbers is one to zero
-    return Quantized(pack(scaled.astype(np.uint8), codes_per_byte(held)), places, middles)
+    np.clip(scaled, 0, 2**held - (not is_chained), out=scaled)  # the cut to whole numbers is one to zero
+    codes = trellis_codes(scaled, _weights(places)) if is_chained else scaled.astype(np.uint8)
+    return Quantized(pack(codes, codes_per_byte(held)), places, middles)
 
 
-def _evened(widths: Floats, *, axis: int) -> Floats:
-    """The geometric mean of each width and its head's median, which lies along `axis`; half to twice the width."""
+def _weights(places: Places) -> Floats:
+    """What an error of one step counts, squared, against those in the tokens that share a path."""
+    sizes = step_sizes(places)
+    return np.maximum(sizes / np.maximum(sizes.max(axis=1, keepdims=True), STEP_SIZES[1]), np.float32(0.01)) ** 2
+
+
+def _evened(widths: Floats, *, axis: int, finer: float) -> Floats:
+    """The geometric mean of each width and its head's median, which lies along `axis`; at most twice the width, and at
+    least so many times finer.
+    """
     exact, last = widths.astype(np.float64), widths.shape[axis] - 1
     ordered = np.sort(exact, axis=axis)  # numpy's own median takes four times as long for so few
     typical = (ordered.take([last // 2], axis) + ordered.take([-(-last // 2)], axis)) / 2
-    return np.clip(np.sqrt(exact * typical), exact / 2, exact * 2).astype(np.float32)
+    return np.clip(np.sqrt(exact * typical), exact / finer, exact * 2).astype(np.float32)
 
 
 def _places_of(wanted: Floats, loudest: Floats) -> Places:

@@ -1,7 +1,8 @@
 """The spec string that names a codec: `lossless`, `q4` for keys and values, `k4v2` for each, `q6@4-k4v2` by layer.
 
 A part that ends in `@N` holds up to layer N, which is not counted in; the last part holds for all layers behind.
-Bits may lie between whole numbers where sizes are small: `q2.3` makes steps of 2**-2.3 of what they reach over.
+Bits may lie between whole numbers where sizes are small: `q2.3` has levels 2**-3.3 of what they reach over apart, of
+which each state of a trellis has every other one.
 """
 
 import re
@@ -13,12 +14,12 @@ from store.errors import SpecError
 _BITS = r"([2-8]|1\.[5-9]|2\.[1-9])"
 _PART = re.compile(f"lossless|q{_BITS}|k{_BITS}v{_BITS}")
 _LAYER = re.compile(r"[1-9][0-9]{0,4}")
-_BETWEEN_CODE_BITS = 4  # below three bits no channel or token reaches over more than 16 steps, however they are evened
+_BETWEEN_CODE_BITS = 4  # of the levels that a trellis has
 
 
 @dataclass(frozen=True, slots=True)
 class KVBits:
-    """The bits of keys and of values: their steps are `2**-bits` of what they reach over."""
+    """The bits of keys and of values: steps of codes are `2**-bits` of what they reach over."""
 
     keys: float
     values: float
@@ -59,6 +60,11 @@ class Spec:
         return next(bits for first, bits in reversed(self.parts) if first <= layer)
 
     @property
+    def has_trellis(self) -> bool:
+        """Whether some codes are those of a trellis."""
+        return any(bits and (is_between(bits.keys) or is_between(bits.values)) for _, bits in self.parts)
+
+    @property
     def text(self) -> str:
         """The canonical spelling."""
         stops = [f"@{first}-" for first, _ in self.parts[1:]] + [""]
@@ -66,9 +72,14 @@ class Spec:
         return "".join(f"{name}{stop}" for name, stop in zip(names, stops, strict=True))
 
 
+def is_between(bits: float) -> bool:
+    """Whether they lie between whole numbers."""
+    return bits != int(bits)
+
+
 def code_bits(bits: float) -> int:
-    """Bits that a code takes before zstd, where a spec's bits may lie between whole numbers."""
-    return int(bits) if bits == int(bits) else _BETWEEN_CODE_BITS
+    """Bits that a code takes before zstd."""
+    return _BETWEEN_CODE_BITS if is_between(bits) else int(bits)
 
 
 def _bits(part: str, text: str) -> KVBits | None:

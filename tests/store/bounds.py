@@ -16,27 +16,33 @@ def rounding(wide: np.ndarray, dtype: Dtype) -> np.ndarray:
     return np.maximum(np.abs(wide) * 2.0**-digits, smallest / 2) + np.abs(wide) * 2.0**-23
 
 
-def half_step(bits: float, width: np.ndarray) -> np.ndarray:
-    """The largest error where the codes of one step reach over `width`."""
-    return np.maximum(width * OVERSHOOT * 2.0 ** -(bits + 1), FLOOR)
+def largest_error(bits: float, width: np.ndarray) -> np.ndarray:
+    """Half a step where the codes of one step reach over `width`, or one and a half of a trellis', half as wide."""
+    in_trellis = bits != int(bits)
+    return np.maximum(
+        width * OVERSHOOT * 2.0 ** -(bits + 1) * (1.5 if in_trellis else 1), FLOOR * (3 if in_trellis else 1)
+    )
 
 
 def evened(bits: float, width: np.ndarray, *, axis: int) -> np.ndarray:
-    """Between whole bits the geometric mean with the head's median, but at least half and at most twice the width."""
+    """Between whole bits the geometric mean with the head's median, at most twice the width, and at least half of it,
+    or what makes 16 levels of it.
+    """
     if bits == int(bits):
         return width
-    return np.clip(np.sqrt(width * np.median(width, axis=axis, keepdims=True)), width / 2, 2 * width)
+    finest = width / min(2, 8 / 2**bits)
+    return np.clip(np.sqrt(width * np.median(width, axis=axis, keepdims=True)), finest, 2 * width)
 
 
 def key_bound(bits: float, keys: np.ndarray) -> np.ndarray:
     """For 64 to 127 tokens of a channel: the distance from least to most, or what float32 tells apart at that size."""
     width = evened(bits, np.ptp(keys, axis=1, keepdims=True) * 16 / 15, axis=2)
-    return half_step(bits, np.maximum(width, np.abs(keys).max(axis=1, keepdims=True) * 2.0**-25))
+    return largest_error(bits, np.maximum(width, np.abs(keys).max(axis=1, keepdims=True) * 2.0**-25))
 
 
 def value_bound(bits: float, values: np.ndarray) -> np.ndarray:
     """For the channels of one token and head: twice the largest magnitude."""
-    return half_step(bits, evened(bits, 2 * np.abs(values).max(axis=2, keepdims=True), axis=1))
+    return largest_error(bits, evened(bits, 2 * np.abs(values).max(axis=2, keepdims=True), axis=1))
 
 
 def excess(before: np.ndarray, after: np.ndarray, dtype: Dtype, bound: Callable[[np.ndarray], np.ndarray]) -> float:
