@@ -154,12 +154,14 @@ class PromptCosts:
         passages = [len(run.ids) for run in prompt.runs if run.passage is not None]
         full_s, size = self._speeds.full_s(prompt.tokens), prompt.tokens.bit_length()
         sizes = PromptSizes(prompt.tokens, min(sum(passages), prompt.tokens), len(passages))
+        exact = PromptSizes(prompt.tokens, sum(passages[:1]), len(passages[:1]))  # prompts begin with a passage
         with self._lock:
             full_s *= self._drift("full", size)
             blend_s = self._speeds.blend_s(sizes) * self._drift("blend", size)
-            gained_s = GAIN * full_s - blend_s
+            reused_s = min(blend_s, self._speeds.prefix_s(exact) * self._drift("prefix", size))
+            gained_s = GAIN * full_s - reused_s
             if gained_s <= 0:
-                return full_s + turn_s if tried and blend_s < NEAR * full_s else 0.0
+                return full_s + turn_s if tried and reused_s < NEAR * full_s else 0.0
             patience_s = gained_s + turn_s
             if self._late >= IN_A_ROW:
                 self._late += 1

@@ -41,7 +41,7 @@ SPEEDS = ModelSpeeds(
     recomputed=0.05,
     byte_s=1e-8,
 )
-READS = replace(SPEEDS, fuse_s=1000.0)  # where blending takes a quarter of an hour
+READS = replace(SPEEDS, fuse_s=1000.0, chunk_s=1000.0)  # where blending, and each record, takes a quarter of an hour
 
 
 class FakeSource(BlobSource):
@@ -96,6 +96,14 @@ def test_one_long_chunk_at_the_beginning_is_an_exact_prefix() -> None:
     assert chosen(costs, prompt_of(500, 40, 40), opened) == "prefix"
 
 
+def test_blobs_are_opened_where_an_exact_beginning_alone_pays() -> None:
+    costs = PromptCosts(replace(SPEEDS, fuse_s=1000.0))
+    prompt, sources = prompt_of(500, 40), [FakeSource(500), FakeSource(40)]
+    opened = opened_by(costs, prompt, lambda: [done(each) for each in sources])
+    assert chosen(costs, prompt, opened) == "prefix"
+    assert opened_by(costs, prompt_of(40, 500), lambda: pytest.fail("opened")) == {}
+
+
 def test_a_chunk_that_is_too_short_or_comes_too_late_is_read_as_text() -> None:
     costs = PromptCosts(SPEEDS)
     short = costs.cost(prompt_of(500, 500, 1), {at: FakeSource(each) for at, each in enumerate((500, 500, 1))})
@@ -135,14 +143,14 @@ def test_expectations_that_are_off_by_more_than_a_third_correct_themselves(facto
 @pytest.mark.parametrize(("blends", "reads"), [(1.2, 1.0), (1.6, 1.0), (4.2, 3.0)])
 def test_a_service_that_measured_wrongly_learns_that_blending_is_sooner(blends: float, reads: float) -> None:
     """It takes half of reading, and was thought to take so many times as long as reading takes, as was reading."""
-    prompt, drawn = prompt_of(300, 300), random.Random(3)
+    prompt, drawn = prompt_of(40, 280, 280), random.Random(3)  # the exact beginning alone does not pay
     full_s = SPEEDS.full_s(prompt.tokens)
     thought = replace(SPEEDS, prefill_s=reads * 0.01, row_s=reads * 0.001, fresh=1.0, chunk_s=0.0, cached_s=0.0)
     costs = PromptCosts(replace(thought, fuse_s=blends * full_s - reads * 0.001 * (prompt.tokens - 600)))
     taken = Counter[str]()
     for number in range(2000):
         inputs = BlendInputs(BlendOrder("reuse", 0.0), True, 1.0, drawn.random())
-        begin = [done(FakeSource(300)), done(FakeSource(300))]
+        begin = [done(FakeSource(40)), done(FakeSource(280)), done(FakeSource(280))]
         opened = opened_by(costs, prompt, begin.copy, tried=tries(inputs))
         cost = costs.cost(prompt, opened)
         policy = decide(replace(inputs, expected=cost.expected)).order.policy
