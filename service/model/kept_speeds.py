@@ -26,7 +26,8 @@ from store.key import CacheKey
 from store.reader import BlobReader, read
 
 SHORTEST, LONGEST = 64, 4096  # tokens of the prompts that are measured
-ENOUGH_S = 0.15  # a prompt that takes as long is the last, the second at the earliest: longer ones follow from them
+ENOUGH_S = 0.5  # a prompt that takes as long is the last, the second at the earliest: longer ones follow from them
+BLENDED_S = 0.15  # a prompt that takes as long is the longest that is blended, several times and several ways
 ROUNDS, ROUNDS_S = 4, 0.2  # of each, as long as they take no longer; the shortest counts: what disturbs only adds
 BLENDED = 1024  # tokens of the prompts that are blended at most: their costs grow with the tokens alone
 CHUNK, PARTS = 256, 8  # tokens of a long chunk at most, and so many short ones have as many together
@@ -86,7 +87,8 @@ def measured(model: ServedModel) -> ModelSpeeds | None:
     plain = _plain(model, ids)
     if not plain:
         return None
-    longest = min(BLENDED, plain[-1].sizes.tokens)
+    longest = next((each.sizes.tokens for each in plain[1:] if each.seconds > BLENDED_S), plain[-1].sizes.tokens)
+    longest = min(BLENDED, longest)
     tokens = min(CHUNK, longest // 2)
     long, short = _chunks(model, (ids[:tokens], ids[: max(1, tokens // PARTS)]))
     half = longest // 2 // tokens
