@@ -75,7 +75,7 @@ def conditions(model: ServedModel, device: torch.device) -> str:
     fingerprint, order = model.fingerprint, model.order
     is_cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_cuda else f"{device} {torch.backends.cpu.get_cpu_capability()}"
-    point = f"{order.policy} {order.ratio:g} {model.codec}"
+    point = f"{order.policy} {order.ratio:g} {model.codec} to={ENOUGH_S:g}"
     return f"{fingerprint.digest} {point} {name} threads={torch.get_num_threads()} torch={torch.__version__}"
 
 

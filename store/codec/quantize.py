@@ -98,21 +98,21 @@ def quantize(x: Floats, bits: float, *, axis: int) -> Quantized:
     a head are evened: what is loud is kept finer, and what is quiet coarser. An error counts as much in one place as in
     another, and zstd takes back what the more or fewer codes cost.
     """
-    held, is_chained = code_bits(bits), is_between(bits)
-    if is_chained:
+    held, in_trellis = code_bits(bits), is_between(bits)
+    if in_trellis:
         bits += 1
     finer = min(2.0, LEVELS * 2.0**-bits)  # than by its own width
     if axis == VALUES:
         turned = np.ascontiguousarray(np.abs(x).transpose(0, 2, 1))  # numpy is slow along the last axis
         loudest = turned.max(axis=1)[:, :, None]
-        widths = _evened(loudest, axis=1, finer=finer) if is_chained else loudest
+        widths = _evened(loudest, axis=1, finer=finer) if in_trellis else loudest
         places = _places_of(widths * np.float32(2.0 ** (1 - bits)), loudest)
         middles, edges = None, step_sizes(places) * np.float64(-(2 ** (held - 1)))
     else:
         low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
         loudest = np.maximum(np.abs(low), np.abs(high))
         halves = high / 2 - low / 2
-        widths = _evened(halves, axis=2, finer=finer) if is_chained else halves
+        widths = _evened(halves, axis=2, finer=finer) if in_trellis else halves
         widths = np.maximum(widths, loudest * np.float32(_FINEST))
         places = _places_of(widths * np.float32(32 / 15 * 2.0**-bits), loudest)
         sixteenths = np.maximum(step_sizes(places), STEP_SIZES[1]) * np.float64(2.0 ** (held - 4))
@@ -120,8 +120,8 @@ def quantize(x: Floats, bits: float, *, axis: int) -> Quantized:
         edges = (middles - 8) * sixteenths
     scaled = x - edges.astype(np.float64 if loudest.max() > _LOUD else np.float32)
     scaled *= _INVERSES.take(places)
-    np.clip(scaled, 0, 2**held - (not is_chained), out=scaled)  # the cut to whole numbers is one to zero
-    codes = trellis_codes(scaled, _weights(places)) if is_chained else scaled.astype(np.uint8)
+    np.clip(scaled, 0, 2**held - (not in_trellis), out=scaled)  # the cut to whole numbers is one to zero
+    codes = trellis_codes(scaled, _weights(places)) if in_trellis else scaled.astype(np.uint8)
     return Quantized(pack(codes, codes_per_byte(held)), places, middles)
 
 

@@ -22,7 +22,7 @@ FURTHEST = 1.5  # steps between a number and the middle of its level, at most
 _NEVER = np.float32(1e30)
 _KINDS = np.arange(4, dtype=np.int8)[:, None, None]
 _TOGETHER = 1 << 14  # numbers whose costs stay in a near cache
-THRIFT = np.float32(0.03)  # of a squared step: what a level's distance from the middle, squared, costs in bits
+THRIFT = np.float32(0.03)  # of a squared error: what it costs to lie one step from the middle, by the square
 
 Floats = NDArray[np.float32]
 

@@ -38,7 +38,7 @@ from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache
 
 SPECS = ("lossless", "q8", "q7", "q6", "q5", "q4", "q3", "q2")
-SMALL = ("k3v2", "k2v3", "q2.7", "q2.5", "q2.4", "q2.3", "q2.2", "q2.1", "q1.9", "q1.7", "q1.5")
+SMALL = ("k3v2", "k2v3", "q2.7", "q2.5", "q2.4", "q2.3", "q2.2", "q2.1", "q1.9", "q1.8", "q1.7", "q1.5")
 TOKENS = (64, 256, 512)
 LAYERS, HEADS, DIM = 32, 8, 128
 TERMS = Terms(0, precomputed=True)
