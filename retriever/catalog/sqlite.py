@@ -5,7 +5,6 @@ WAL: readers see one committed state and never wait for the writer. A change is 
 
 import sqlite3
 import threading
-import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from retriever.catalog import schema
 from retriever.catalog.change import RowsChange
 from retriever.catalog.fts5_words import Fts5Words
+from retriever.catalog.open_ahead import open_ahead
 from retriever.catalog.postings import Postings
 from retriever.catalog.renew import renew
 from retriever.catalog.sqlite_errors import foreign_sqlite_errors_explained, sqlite_errors_explained
@@ -115,25 +115,6 @@ class SqliteCatalog:
 
     def _open(self) -> sqlite3.Connection:
         with sqlite_errors_explained(f"the catalog {self._path}"):
-            connection = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
-            try:
-                _log_ahead(connection)
-                for pragma in ("synchronous = FULL", "secure_delete = ON", f"cache_size = -{CACHE_KIB}"):
-                    connection.execute(f"PRAGMA {pragma}")
-            except sqlite3.DatabaseError:
-                connection.close()
-                raise
+            connection = open_ahead(self._path, wait_s=WAIT_S)
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             return connection
-
-
-def _log_ahead(connection: sqlite3.Connection) -> None:
-    """SQLite does not wait here for a process that opens the same new file, as it does for every other lock."""
-    until = time.monotonic() + WAIT_S
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                raise
-            time.sleep(0.01)

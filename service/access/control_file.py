@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from retriever.catalog.connection import CatalogConnection
+from retriever.catalog.open_ahead import open_ahead
 from retriever.catalog.schema import transaction
 from retriever.catalog.sqlite_errors import sqlite_errors_explained
 from service.access.errors import AccessError
@@ -29,10 +30,10 @@ class ControlFile:
         private_folder(path.parent)
         with self._explained(), _alone(path.parent):
             private_file(path)
-            self._writer = _connect(path)
+            self._writer = open_ahead(path, wait_s=WAIT_S)
             try:
                 prepare(self._writer)
-                self._reader = _connect(path)
+                self._reader = open_ahead(path, wait_s=WAIT_S)
             except (sqlite3.DatabaseError, AccessError):
                 self._writer.close()
                 raise
@@ -67,17 +68,6 @@ class ControlFile:
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable(f"the control database {self._path} is closed: the service is stopping")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
-    try:
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
-            connection.execute(f"PRAGMA {pragma}")
-    except sqlite3.DatabaseError:
-        connection.close()
-        raise
-    return connection
 
 
 @contextmanager

@@ -18,13 +18,14 @@ COMMANDS = ("mkfs.ext4", "mount", "umount")
 class SmallDisk:
     """A file system in a file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, block_bytes: int) -> None:
         self.path = folder / "disk"
         self._image, self._ballast = folder / "image", self.path / "ballast"
         self.path.mkdir()
         with self._image.open("wb") as image:
             image.truncate(SIZE)
-        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", self._image], check=True)
+        blocks = ["-b", str(block_bytes)]
+        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", *blocks, self._image], check=True)
 
     def mount(self) -> None:
         """Brings back what was on the disk for certain, as after a power cut where it broke before."""
@@ -38,13 +39,14 @@ class SmallDisk:
         """Needs that nobody has a file open."""
         _once_idle("umount", self.path)
 
-    def fill(self) -> None:
-        """Leaves no room at all."""
+    def fill(self, *, but: int = 0) -> None:
+        """Leaves no room at all, or so many bytes."""
         with self._ballast.open("ab", buffering=0) as ballast:
             for nbytes in (1 << 20, 1 << 10):
                 with suppress(OSError):
                     while True:
                         ballast.write(bytes(nbytes))
+            ballast.truncate(max(0, ballast.tell() - but))
             with suppress(OSError):
                 os.fsync(ballast.fileno())
 
@@ -63,12 +65,12 @@ def _once_idle(*command: str | Path) -> None:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Generator[SmallDisk]:
+def small_disk(folder: Path, *, block_bytes: int) -> Generator[SmallDisk]:
     """A disk that is gone with the block. Skips the test where none can be mounted."""
     missing = [each for each in COMMANDS if shutil.which(each) is None]
     if missing or os.geteuid():
         pytest.skip(f"a small disk needs root and the commands {', '.join(COMMANDS)}")
-    disk = SmallDisk(folder)
+    disk = SmallDisk(folder, block_bytes)
     try:
         disk.mount()
     except subprocess.CalledProcessError as error:

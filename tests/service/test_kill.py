@@ -255,9 +255,12 @@ def test_a_service_that_is_killed_loses_nothing_that_it_acknowledged(times: int,
     kill_often(service, times)
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(100, marks=pytest.mark.long)])
-def test_a_service_on_a_disk_that_fills_and_breaks_loses_nothing(times: int, tmp_path: Path) -> None:
-    with small_disk(tmp_path) as disk, ending(Killed(disk.path, log=tmp_path / "service.log")) as service:
+@pytest.mark.parametrize(("times", "block_bytes"), [(4, 4096), pytest.param(100, 1024, marks=pytest.mark.long)])
+def test_a_service_on_a_disk_that_fills_and_breaks_loses_nothing(times: int, block_bytes: int, tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path, block_bytes=block_bytes) as disk,
+        ending(Killed(disk.path, log=tmp_path / "service.log")) as service,
+    ):
         kill_often(service, times, disk=disk)
 
 
