@@ -67,8 +67,10 @@ _OF_NUMBA = (
     *(f"place_kernel.py:{name}" for name in ("_size", "_split", "_unpack", "_key_rows", "_value_rows")),
     *(f"place_kernel.py:{name}" for name in ("_turn_halves", "_turn_neighbours", "_turn_rows_by_halves")),
     *(f"place_kernel.py:{name}" for name in ("_turn_rows_by_neighbours", "_turn_rows", "_place_keys")),
-    *("place_kernel.py:_place_values", "place_kernel.py:_place"),
+    *(f"place_kernel.py:{name}" for name in ("_channel_steps", "_is_bounded", "_value_tables", "_look_up_rows")),
+    *("place_kernel.py:_turn_key_rows", "place_kernel.py:_place_values", "place_kernel.py:_place"),
     *("compiled.py:cast", "compiled.py:_chosen_cast", "compiled.py:_pointer.converted"),
+    *("compiled.py:multiply_add", "compiled.py:multiply_add.made", "compiled.py:look_up", "compiled.py:look_up.made"),
 )
 _OF_LANGCHAIN = (
     "chat_models.py:ChatKVWeave._agenerate",

@@ -1,17 +1,31 @@
 # numba and llvmlite have few types:
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false, reportCallIssue=false, reportReturnType=false, reportUnknownLambdaType=false
-"""What numba does not offer by itself: functions whose arrays lie apart, casts chosen by types, memory by address.
+# pyright: reportAttributeAccessIssue=false
+"""What numba does not offer by itself: functions whose arrays lie apart, casts chosen by types, memory by address, and
+instructions that no loop becomes.
 
 Numba keeps what `place_kernel.py` became until that file changes: touch it where this one changes alone.
 """
 
+import platform
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from llvmlite.ir import IRBuilder, Value  # pyright: ignore[reportMissingTypeStubs]
+from llvmlite import binding  # pyright: ignore[reportMissingTypeStubs]
+from llvmlite.ir import (  # pyright: ignore[reportMissingTypeStubs]
+    Constant,
+    FunctionType,
+    IntType,
+    IRBuilder,
+    Type,
+    Undefined,
+    Value,
+    VectorType,
+)
 from numba import (
     carray,  # pyright: ignore[reportPrivateImportUsage]
+    config,
     int64,
     njit,
     types,
@@ -28,6 +42,10 @@ from numpy.typing import NDArray
 
 Word = np.uint16 | np.uint32  # the bits of bfloat16 or float32
 
+_LANES = 16
+_BYTE, _PLACE = IntType(8), IntType(32)
+_LOOKING_UP = {"x86_64": "llvm.x86.ssse3.pshuf.b.128", "aarch64": "llvm.aarch64.neon.tbl1.v16i8"}
+_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
 _HALF, _ODD, _ONE, _UPPER = np.uint32(16), np.uint32(0x7FFF), np.uint32(1), np.uint32(0xFFFF0000)
 
 
@@ -79,3 +97,65 @@ def _pointer(typing: object, address: types.Type) -> tuple[Signature, Callable[.
 def bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
     """The memory at an address, as an array that counts no references."""
     return carray(_pointer(address), nbytes)
+
+
+@intrinsic
+def multiply_add(typing: object, a: types.Type, b: types.Type, c: types.Type) -> tuple[Signature, Callable[..., Value]]:
+    """a * b + c, in one step where that takes less time. Nothing is rounded otherwise where a * b is exact."""
+
+    def made(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Value]) -> Value:
+        kind = args[0].type
+        function = builder.module.declare_intrinsic("llvm.fmuladd", (kind,), FunctionType(kind, (kind,) * 3))
+        return builder.call(function, args)
+
+    return a(a, b, c), made
+
+
+@intrinsic
+def look_up(
+    typing: object, to: types.Type, codes: types.Type, start: types.Type, table: types.Type
+) -> tuple[Signature, Callable[..., Value]]:
+    """Puts 16 words of the `table` where 16 codes from the start on say so; codes and words lie side by side."""
+
+    def made(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Value]) -> Value:
+        def at(number: int, start: Value, *, kind: Type) -> Value:
+            array = context.make_array(signature.args[number])(context, builder, args[number])
+            return builder.bitcast(builder.gep(array.data, [start]), kind.as_pointer())
+
+        width = signature.args[0].dtype.bitwidth // 8
+        places = builder.load(at(1, args[2], kind=VectorType(_BYTE, _LANES)), align=1)
+        words = builder.load(at(3, args[2].type(0), kind=VectorType(_BYTE, _LANES * width)), align=1)
+        lanes = [range(byte, _LANES * width, width) for byte in range(width)]
+        tables = [_shuffled(builder, (words, words), lanes=each) for each in lanes]
+        planes = [_looked_up(builder, each, places=places) for each in tables]
+        while len(planes) > 1:  # the first half of the bytes of each word, then the second, side by side
+            half = len(planes) // 2
+            planes = [_interleaved(builder, (planes[number], planes[number + half])) for number in range(half)]
+        builder.store(planes[0], at(0, args[2], kind=planes[0].type), align=1)
+        return context.get_dummy_value()
+
+    return types.void(to, codes, int64, table), made
+
+
+def _looked_up(builder: IRBuilder, table: Value, *, places: Value) -> Value:
+    """The bytes of a table at 16 places: one instruction where it is known by name."""
+    machine = platform.machine().lower()
+    name = _LOOKING_UP.get(_NAMES.get(machine, machine))
+    is_there = machine not in ("x86_64", "amd64") or binding.get_host_cpu_features().get("ssse3", False)
+    if name and is_there and not config.CPU_NAME:
+        kind = FunctionType(table.type, (table.type, places.type))
+        return builder.call(builder.module.declare_intrinsic(name, (), kind), [table, places])
+    found = Constant(table.type, Undefined)
+    for lane in range(_LANES):
+        byte = builder.extract_element(table, builder.extract_element(places, _PLACE(lane)))
+        found = builder.insert_element(found, byte, _PLACE(lane))
+    return found
+
+
+def _interleaved(builder: IRBuilder, both: tuple[Value, Value]) -> Value:
+    count = both[0].type.count
+    return _shuffled(builder, both, lanes=[place + count * side for place in range(count) for side in (0, 1)])
+
+
+def _shuffled(builder: IRBuilder, both: tuple[Value, Value], *, lanes: Sequence[int]) -> Value:
+    return builder.shuffle_vector(*both, Constant(VectorType(_PLACE, len(lanes)), [_PLACE(lane) for lane in lanes]))

@@ -1,5 +1,5 @@
 # numba's decorators have no types:
-# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false
+# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportCallIssue=false
 """What numba compiles to place packed codes in a context, some rows at a time, which stay in the nearest cache.
 
 Needs numba, which not every installation has. Whole numbers are told to stay narrow, for numba widens them.
@@ -11,7 +11,7 @@ import numpy as np
 from numba import boolean, float32, int64, njit, types, uint16, uint32, void
 from numpy.typing import NDArray
 
-from blend.model.compiled import Word, bytes_at, cast, compiled, compiled_apart
+from blend.model.compiled import Word, bytes_at, cast, compiled, compiled_apart, look_up, multiply_add
 from store.record import Codes, FrameLayout, Scales, largest
 
 Floats = NDArray[np.float32]
@@ -23,7 +23,8 @@ Turning = tuple[bool, int, Floats, Floats]  # whether halves are paired, the fir
 Bounds = tuple[np.float32, np.float32]  # the middle between codes, the largest number
 
 _LOW, _HIGH, _SEVEN, _BIT = np.uint8(15), np.uint8(4), np.uint8(7), np.uint8(1)
-_LARGEST = largest("float32")
+_LARGEST, _SIGNLESS = largest("float32"), np.uint32(0x7FFFFFFF)
+_TABLE = 16  # codes of four bits, and the levels of a trellis
 _ROWS = 16  # that are made at a time
 
 
@@ -85,14 +86,35 @@ def _size(planes: Codes, sizes: Scales, number: int) -> np.float32:
     return sizes[min(place, len(sizes) - 1)]
 
 
-@compiled
-def _middle(planes: Codes, number: int) -> float:
-    """One of the middles that lie in these four planes."""
-    count = len(planes) // 4
-    signed = np.int64(0)
-    for plane in range(4):
-        signed |= np.int64(planes[plane * count + number]) << 8 * plane
-    return float(-(signed >> 1) - 1 if signed & 1 else signed >> 1)
+@compiled_apart
+def _channel_steps(  # noqa: PLR0917
+    steps: Floats, middles: Floats, planes: Codes, more: Codes, sizes: Scales, unit: float
+) -> None:
+    """A head's steps, whose places lie in two planes (2, D), and its middles, of four planes (4, D)."""
+    last = np.uint32(len(sizes) - 1)
+    low, high = planes[0], planes[1]
+    for d in range(len(steps)):
+        place = np.uint32(np.uint32(low[d]) | np.uint32(np.uint32(high[d]) << np.uint32(8)))
+        steps[d] = sizes[min(place, last)]
+    first, second, third, fourth = more[0], more[1], more[2], more[3]
+    for d in range(len(steps)):
+        lower = np.uint32(np.uint32(first[d]) | np.uint32(np.uint32(second[d]) << np.uint32(8)))
+        upper = np.uint32(np.uint32(third[d]) | np.uint32(np.uint32(fourth[d]) << np.uint32(8)))
+        told = np.uint32(lower | np.uint32(upper << np.uint32(16)))
+        sign = np.uint32(np.uint32(0) - np.uint32(told & np.uint32(1)))
+        middle = float(np.int32(np.uint32(told >> np.uint32(1)) ^ sign)) * float(steps[d]) * unit
+        middles[d] = np.float32(min(max(middle, -_LARGEST), _LARGEST))
+
+
+@compiled_apart
+def _is_bounded(steps: Floats, middles: Floats, bounds: Bounds) -> bool:
+    """Whether no key of these channels exceeds the largest number. Bits of numbers above zero lie in their order."""
+    step = middle = np.uint32(0)
+    for d in range(len(steps)):
+        step = max(step, np.float32(steps[d]).view(np.uint32))
+        middle = max(middle, np.uint32(np.float32(middles[d]).view(np.uint32) & _SIGNLESS))
+    reach = float(bounds[0]) * float(np.uint32(step).view(np.float32)) + float(np.uint32(middle).view(np.float32))
+    return reach < float(bounds[1])
 
 
 @compiled_apart
@@ -115,6 +137,48 @@ def _value_rows(rows: Rows, codes: Codes, scales: Floats, bounds: Bounds, like: 
         for d in range(len(code)):
             x = np.float32(np.float32(np.float32(np.int32(code[d])) - half) * scale)
             row[d] = cast(min(max(x, -limit), limit), to, like)
+
+
+@compiled_apart
+def _value_tables(tables: Words, levels: Floats, scales: Floats, limit: np.float32) -> None:
+    """What each code stands for in each token (T, 16)."""
+    like = tables.dtype.type(0)
+    for token in range(len(tables)):
+        table, scale = tables[token], scales[token]
+        for code in range(len(levels)):
+            table[code] = cast(min(max(np.float32(levels[code] * scale), -limit), limit), like, like)
+
+
+@compiled_apart
+def _look_up_rows(out: Words, codes: Codes, tables: Words) -> None:
+    whole = codes.shape[1] // 16 * 16
+    for token in range(len(codes)):
+        row, code, table = out[token], codes[token], tables[token]
+        for d in range(0, whole, 16):
+            look_up(row, code, d, table)
+        for d in range(whole, len(code)):
+            row[d] = table[code[d]]
+
+
+@compiled_apart
+def _turn_key_rows(  # noqa: PLR0917
+    out: Words, codes: Codes, scales: Floats, middles: Floats, bounds: Bounds, turning: Turning, slot: int
+) -> None:
+    """Writes rows whose halves turn whole, without a stop between. No key exceeds the bounds."""
+    half, like = bounds[0], out.dtype.type(0)
+    _, _, cosines, sines = turning
+    pairs = cosines.shape[1]
+    scale_a, scale_b, middle_a, middle_b = scales[:pairs], scales[pairs:], middles[:pairs], middles[pairs:]
+    for token in range(len(codes)):
+        low, high = out[token, :pairs], out[token, pairs:]
+        code_a, code_b = codes[token, :pairs], codes[token, pairs:]
+        cos, sin = cosines[slot + token], sines[slot + token]
+        for d in range(pairs):
+            a = multiply_add(np.float32(np.float32(np.int32(code_a[d])) - half), scale_a[d], middle_a[d])
+            b = multiply_add(np.float32(np.float32(np.int32(code_b[d])) - half), scale_b[d], middle_b[d])
+            a, b = cast(a, half, like), cast(b, half, like)
+            low[d] = cast(np.float32(a * cos[d] - b * sin[d]), like, like)
+            high[d] = cast(np.float32(b * cos[d] + a * sin[d]), like, like)
 
 
 @compiled_apart
@@ -180,8 +244,9 @@ def _place_keys(  # noqa: PLR0917
 ) -> None:
     heads, _, dim = out.shape
     like = out.dtype.type(0)
-    planes, more = data[: layout.middles], data[layout.middles : layout.key_codes]
-    bounds = np.float32((2**layout.key_bits - 1) / 2), cut[2]
+    planes = data[: layout.middles].reshape(2, layout.middles // 2)
+    more = data[layout.middles : layout.key_codes].reshape(4, layout.middles // 2)
+    unit, bounds = 2.0 ** (layout.key_bits - 4), (np.float32((2**layout.key_bits - 1) / 2), cut[2])
     codes, wide = np.empty((layout.step, dim), np.uint8), np.empty((_ROWS, dim), np.float32)
     scales, middles = np.empty(dim, np.float32), np.empty(dim, np.float32)
     at, number = layout.key_codes, 0
@@ -189,19 +254,20 @@ def _place_keys(  # noqa: PLR0917
         packed = (min(layout.step, layout.tokens - start) * layout.key_width + 7) // 8
         kept, room = min(layout.step, cut[0] - start), np.empty((packed, dim), np.uint8)
         for head in range(heads):
-            for d in range(dim):
-                scales[d] = _size(planes, sizes, number)
-                middle = _middle(more, number) * float(scales[d]) * 2.0 ** (layout.key_bits - 4)
-                middles[d] = min(max(middle, -_LARGEST), _LARGEST)
-                number += 1
+            channels = slice(number, number + dim)
+            _channel_steps(scales, middles, planes[:, channels], more[:, channels], sizes, unit)
+            number += dim
             _unpack(codes[:kept], data[at : at + packed * dim], room, layout.key_width, layout.is_turned != 0)
             if layout.key_trellis != 0:
                 _to_levels(codes[:kept])
             at += packed * dim
+            is_quick = turning[0] and 2 * turning[2].shape[1] == dim and _is_bounded(scales, middles, bounds)
             for first in range(0, kept, _ROWS):
                 stop, slot = min(first + _ROWS, kept), cut[1] + start + first
                 rows = out[head, slot : slot + stop - first]
-                if turning[2].shape[1] == 0:
+                if is_quick:
+                    _turn_key_rows(rows, codes[first:stop], scales, middles, bounds, turning, slot)
+                elif turning[2].shape[1] == 0:
                     _key_rows(rows, codes[first:stop], scales, middles, bounds, like)
                 else:
                     _key_rows(wide[: stop - first], codes[first:stop], scales, middles, bounds, like)
@@ -217,7 +283,9 @@ def _place_values(  # noqa: PLR0917
     planes = data[layout.value_steps : layout.value_codes]
     bounds = np.float32((2**layout.value_bits - 1) / 2), cut[2]
     codes, wide = np.empty((layout.step, dim), np.uint8), np.empty((_ROWS, dim), np.float32)
-    scales = np.empty(layout.step, np.float32)
+    scales, tables = np.empty(layout.step, np.float32), np.empty((layout.step, _TABLE), out.dtype)
+    levels = np.arange(_TABLE).astype(np.float32) - bounds[0]
+    is_quick = turning[2].shape[1] == 0 and layout.value_width <= 4
     at = layout.value_codes
     for start in range(0, min(layout.tokens, cut[0]), layout.step):
         packed = (min(layout.step, layout.tokens - start) * layout.value_width + 7) // 8
@@ -229,14 +297,19 @@ def _place_values(  # noqa: PLR0917
             if layout.value_trellis != 0:
                 _to_levels(codes[:kept])
             at += packed * dim
+            slot = cut[1] + start
+            if is_quick:
+                _value_tables(tables[:kept], levels, scales, bounds[1])
+                _look_up_rows(out[head, slot : slot + kept], codes[:kept], tables)
+                continue
             for first in range(0, kept, _ROWS):
-                stop, slot = min(first + _ROWS, kept), cut[1] + start + first
-                rows = out[head, slot : slot + stop - first]
+                stop = min(first + _ROWS, kept)
+                rows = out[head, slot + first : slot + stop]
                 if turning[2].shape[1] == 0:
                     _value_rows(rows, codes[first:stop], scales[first:stop], bounds, like)
                 else:
                     _value_rows(wide[: stop - first], codes[first:stop], scales[first:stop], bounds, like)
-                    _turn_rows(rows, wide[: stop - first], turning, slot)
+                    _turn_rows(rows, wide[: stop - first], turning, slot + first)
 
 
 def _place(  # numba knows no keywords

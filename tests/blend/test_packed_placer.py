@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blend.fuse.unpack import DTYPES, unpack
 from blend.model.packed_placer import PackedPlacer, PlacedPart, packed_placer, turn
-from blend.model.rotation import Angles, Pairing, Rotation
+from blend.model.rotation import Angles, Pairing, Rotation, rotate_into
 from store.codec.decode import read_group
 from store.codec.unpacked import unpacked
 from store.reader import BlobReader
@@ -98,6 +98,28 @@ def test_what_turns_is_off_by_its_rounding_alone(
     wanted = turned(keys, rotation, angles)
     room = torch.finfo(DTYPES[dtype]).eps * wanted.abs() / 2 + 4 * torch.finfo(torch.float32).eps * keys.abs().max()
     assert ((out.double() - wanted).abs() <= room).all()
+
+
+@pytest.mark.parametrize("draw", DATA)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spec", LOSSY)
+def test_what_turns_whole_is_what_torch_makes_of_it(spec: str, dtype: Dtype, draw: str) -> None:
+    """To the bit, where nothing goes beyond the dtype by turning: in one step, and by way of float32 where keys are so
+    large that a step may lift them."""
+    for pairs in (9, 32):
+        reader = stored(plain(draw, (2, 131, 2 * pairs), (1, 131, 40), dtype=dtype), spec)
+        several = torch.rand(131, pairs, generator=torch.Generator().manual_seed(pairs)) * 6
+        angles, rotation = Angles(several.cos(), several.sin()), Rotation("halves", 0, pairs)
+        for layer in both_forms(reader):
+            out, values = filled(layer, 131, dtype=dtype)
+            turns = turn(rotation, angles), UNTURNED
+            placer(dtype).place((out, values), [PlacedPart(layer.framed[0], 131, 0)], turns=turns)
+            keys, unturned = unpack(layer, dtype=DTYPES[dtype], device=CPU)
+            wanted = torch.empty_like(keys)
+            rotate_into(wanted, keys, rotation=rotation, angles=angles)
+            held = wanted.isfinite()
+            assert torch.equal(out[held], wanted[held]) and not out[~held].isfinite().any()
+            assert torch.equal(values, unturned)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
