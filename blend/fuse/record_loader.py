@@ -19,6 +19,7 @@ from blend.model.decoder import Decoder
 from store.record import LayerKV, PackedLayer
 
 JOINED = 1 << 18  # numbers of short records that are unpacked together
+PLACED = 1 << 21  # and of packed ones that are placed at once, where that leaves each thread two such units of a layer
 THREADS = min(8, max(2, (os.cpu_count() or 1) // 2))  # more would take the interpreter's lock from the model's thread
 
 
@@ -78,7 +79,8 @@ class RecordLoader:
         self._began = time.perf_counter()
         self._stopped = Event()
         self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
-        units = [(layer, spans) for layer in decoder.model_layers.keeping for spans in self._together(layer)]
+        layers = decoder.model_layers.keeping
+        units = [(layer, spans) for layer in layers for spans in self._together(layer, threads=readers.threads)]
         self._units = iter(units)
         self._missing = Counter(layer for layer, _ in units)  # units of a layer that do not stand in the context yet
         self._layers: dict[int, Future[torch.Event | None]] = {layer: Future() for layer in self._missing}
@@ -134,17 +136,21 @@ class RecordLoader:
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def _together(self, layer: int) -> Iterator[list[ChunkSpan]]:
+    def _together(self, layer: int, *, threads: int) -> Iterator[list[ChunkSpan]]:
         """Yields the spans that a layer needs, short neighbours in one list: calls cost them more than numbers do."""
-        shape = self._shape(layer)
-        group, numbers = list[ChunkSpan](), 0
-        for span in self._wanted(layer):
-            more = span.recorded * shape.numbers
-            if group and numbers + more > JOINED:
+        spans, each = self._wanted(layer), self._shape(layer).numbers
+        numbers = sum(span.recorded for span in spans) * each
+        yield from self._joined(spans, most=max(JOINED, min(PLACED, numbers // (2 * threads))) // each)
+
+    def _joined(self, spans: Sequence[ChunkSpan], *, most: int) -> Iterator[list[ChunkSpan]]:
+        """Yields them in lists of so many tokens at most, or of one."""
+        group, tokens = list[ChunkSpan](), 0
+        for span in spans:
+            if group and tokens + span.recorded > most:
                 yield group
-                group, numbers = [], 0
+                group, tokens = [], 0
             group.append(span)
-            numbers += more
+            tokens += span.recorded
         if group:
             yield group
 
@@ -155,9 +161,10 @@ class RecordLoader:
         packed = [(slice(span.start, span.stop), each) for span, each in stored if decoder.takes_packed(each)]
         if packed:
             decoder.place_packed(self._context, layer, stored=packed)
-        left = [(span, each) for span, each in stored if not decoder.takes_packed(each)]
-        if left:
-            self._place_joined(layer, [span for span, _ in left], stored=[each for _, each in left])
+        left = {span.chunk: each for span, each in stored if not decoder.takes_packed(each)}
+        plain = [span for span in spans if span.chunk in left]
+        for some in self._joined(plain, most=JOINED // self._shape(layer).numbers):
+            self._place_joined(layer, some, stored=[left[span.chunk] for span in some])
         for span, each in stored:
             if isinstance(each, PackedLayer):
                 self._tell(PlacedCodes(layer, span.start, span.stop, each))
