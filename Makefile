@@ -121,7 +121,7 @@ lock: ## what the image installs, with hashes: requirements.lock and torch.lock,
 bench: $(INSTALLED) ## the benchmarks, as JSON; `make bench ARGS="--trace FILE"` replays a block trace too
 	@$(PY) -m tests.bench $(ARGS)
 
-# By its steps an hour and a half on two quiet cores with bfloat16 instructions, minutes on a GPU; run again, it goes on where it stopped.
+# Some two and a half hours on two cores with bfloat16 instructions, minutes on a GPU; run again, it goes on where it stopped.
 model: $(INSTALLED) ## train the built-in model again, into build/model
 	$(PY) -m tests.training.train build/model $(ARGS)
 

@@ -42,10 +42,10 @@ from numpy.typing import NDArray
 
 Word = np.uint16 | np.uint32  # the bits of bfloat16 or float32
 
-_LANES = 16
+LANES = 16  # that one look-up takes
 _BYTE, _PLACE = IntType(8), IntType(32)
-_LOOKING_UP = {"x86_64": "llvm.x86.ssse3.pshuf.b.128", "aarch64": "llvm.aarch64.neon.tbl1.v16i8"}
-_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
+_X86, _ARM = "llvm.x86.ssse3.pshuf.b.128", "llvm.aarch64.neon.tbl1.v16i8"
+_LOOKING_UP = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 _HALF, _ODD, _ONE, _UPPER = np.uint32(16), np.uint32(0x7FFF), np.uint32(1), np.uint32(0xFFFF0000)
 
 
@@ -123,9 +123,9 @@ def look_up(
             return builder.bitcast(builder.gep(array.data, [start]), kind.as_pointer())
 
         width = signature.args[0].dtype.bitwidth // 8
-        places = builder.load(at(1, args[2], kind=VectorType(_BYTE, _LANES)), align=1)
-        words = builder.load(at(3, args[2].type(0), kind=VectorType(_BYTE, _LANES * width)), align=1)
-        lanes = [range(byte, _LANES * width, width) for byte in range(width)]
+        places = builder.load(at(1, args[2], kind=VectorType(_BYTE, LANES)), align=1)
+        words = builder.load(at(3, args[2].type(0), kind=VectorType(_BYTE, LANES * width)), align=1)
+        lanes = [range(byte, LANES * width, width) for byte in range(width)]
         tables = [_shuffled(builder, (words, words), lanes=each) for each in lanes]
         planes = [_looked_up(builder, each, places=places) for each in tables]
         while len(planes) > 1:  # the first half of the bytes of each word, then the second, side by side
@@ -139,14 +139,13 @@ def look_up(
 
 def _looked_up(builder: IRBuilder, table: Value, *, places: Value) -> Value:
     """The bytes of a table at 16 places: one instruction where it is known by name."""
-    machine = platform.machine().lower()
-    name = _LOOKING_UP.get(_NAMES.get(machine, machine))
-    is_there = machine not in ("x86_64", "amd64") or binding.get_host_cpu_features().get("ssse3", False)
-    if name and is_there and not config.CPU_NAME:
+    name = _LOOKING_UP.get(platform.machine().lower())
+    is_there = name == _ARM or binding.get_host_cpu_features().get("ssse3", False)
+    if name and is_there and not (config.CPU_NAME or config.CPU_FEATURES):
         kind = FunctionType(table.type, (table.type, places.type))
         return builder.call(builder.module.declare_intrinsic(name, (), kind), [table, places])
     found = Constant(table.type, Undefined)
-    for lane in range(_LANES):
+    for lane in range(LANES):
         byte = builder.extract_element(table, builder.extract_element(places, _PLACE(lane)))
         found = builder.insert_element(found, byte, _PLACE(lane))
     return found

@@ -11,7 +11,7 @@ import numpy as np
 from numba import boolean, float32, int64, njit, types, uint16, uint32, void
 from numpy.typing import NDArray
 
-from blend.model.compiled import Word, bytes_at, cast, compiled, compiled_apart, look_up, multiply_add
+from blend.model.compiled import LANES, Word, bytes_at, cast, compiled, compiled_apart, look_up, multiply_add
 from store.record import Codes, FrameLayout, Scales, largest
 
 Floats = NDArray[np.float32]
@@ -151,10 +151,10 @@ def _value_tables(tables: Words, levels: Floats, scales: Floats, limit: np.float
 
 @compiled_apart
 def _look_up_rows(out: Words, codes: Codes, tables: Words) -> None:
-    whole = codes.shape[1] // 16 * 16
+    whole = codes.shape[1] // LANES * LANES
     for token in range(len(codes)):
         row, code, table = out[token], codes[token], tables[token]
-        for d in range(0, whole, 16):
+        for d in range(0, whole, LANES):
             look_up(row, code, d, table)
         for d in range(whole, len(code)):
             row[d] = table[code[d]]

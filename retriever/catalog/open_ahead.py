@@ -31,10 +31,10 @@ def open_ahead(path: Path, *, wait_s: int) -> sqlite3.Connection:
         _log_ahead(connection, wait_s)
         for pragma in ("synchronous = FULL", "secure_delete = ON"):
             connection.execute(f"PRAGMA {pragma}")
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()  # what is not read has no index yet
         if _has_holes(index):
-            taken = subprocess.run([sys.executable, "-IS", "-c", _TAKE, index, str(_INDEX_BYTES)], check=False)
-            if taken.returncode:
+            connection.execute("SELECT 1 FROM sqlite_master").fetchone()  # what is not read has no index yet
+            command = [sys.executable, "-IS", "-c", _TAKE, index, str(_INDEX_BYTES)]
+            if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
                 raise _full()
     except sqlite3.DatabaseError:
         connection.close()
