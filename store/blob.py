@@ -10,7 +10,7 @@ Nothing is allocated on the word of a byte that no digest has vouched for: a hea
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 from typing import Self
 
 import msgspec
@@ -100,9 +100,9 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     @property
     def groups(self) -> tuple[range, ...]:
         """Frame numbers of each layer group, in layer order; a group can be decoded without the others."""
-        numbered = groupby(enumerate(self.frames), key=lambda item: item[1].layer)
-        numbers = [[number for number, _ in members] for _, members in numbered]
-        return tuple(range(group[0], group[-1] + 1) for group in numbers)
+        layers = [frame.layer for frame in self.frames]
+        starts = [number for number, layer in enumerate(layers) if not number or layer != layers[number - 1]]
+        return tuple(range(start, stop) for start, stop in pairwise([*starts, len(layers)]))
 
     @property
     def body_bytes(self) -> int:

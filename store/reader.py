@@ -14,7 +14,7 @@ class BlobReader:
     """An open blob. Threads may share it; nothing needs to be closed.
 
     `source` names the medium that answered, for reports: ram, lmdb or object. `groups` are the layers where the
-    medium has them unpacked: they were verified when they came.
+    medium has them unpacked: they were verified when they came. `numbers`: of the frames of each group.
     """
 
     def __init__(
@@ -24,6 +24,7 @@ class BlobReader:
         self.raw_head = raw_head
         self.source = source
         self.groups = groups
+        self.numbers = head.groups
         self._fetch = fetch
 
     def begin(self) -> None:

@@ -59,19 +59,13 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "ray": ("service.precompute.ray_capture", "tests"),
 }
 
+# What numba compiles, which knows no keywords.
+COMPILED = ("blend.model.compiled", "blend.model.lanes", "blend.model.place_kernel")
+
 # What frameworks decide in the clients, by file and function.
 _SDK = "clients/kvweave-client/src/kvweave_client"
 _OF_HTTPCORE = ("Wired.start_tls", "Wiring.connect_tcp", "Wiring.connect_unix_socket")
 _LANGCHAIN = "clients/langchain-kvweave/src/langchain_kvweave"
-_OF_NUMBA = (
-    *(f"place_kernel.py:{name}" for name in ("_size", "_split", "_unpack", "_key_rows", "_value_rows")),
-    *(f"place_kernel.py:{name}" for name in ("_turn_halves", "_turn_neighbours", "_turn_rows_by_halves")),
-    *(f"place_kernel.py:{name}" for name in ("_turn_rows_by_neighbours", "_turn_rows", "_place_keys")),
-    *(f"place_kernel.py:{name}" for name in ("_channel_steps", "_is_bounded", "_value_tables", "_look_up_rows")),
-    *("place_kernel.py:_turn_key_rows", "place_kernel.py:_place_values", "place_kernel.py:_place"),
-    *("compiled.py:cast", "compiled.py:_chosen_cast", "compiled.py:_pointer.converted"),
-    *("compiled.py:multiply_add", "compiled.py:multiply_add.made", "compiled.py:look_up", "compiled.py:look_up.made"),
-)
 _OF_LANGCHAIN = (
     "chat_models.py:ChatKVWeave._agenerate",
     "chat_models.py:ChatKVWeave._astream",
@@ -130,7 +124,6 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/model/flex_attention.py:_blocks.sees": "torch decides",
         "blend/model/flex_attention.py:_capped.score": "torch decides",
         "blend/model/step.py:Step.update": "transformers decides",
-        **dict.fromkeys((f"blend/model/{name}" for name in _OF_NUMBA), "numba knows no keywords"),
         "service/commands/ask.py:ask": "typer makes an option of every parameter",
         "service/commands/ask.py:search": "typer makes an option of every parameter",
         "service/commands/bench.py:bench": "typer makes an option of every parameter",
@@ -312,8 +305,8 @@ def deferred_imports(source: Source) -> Iterator[Finding]:
 
 
 def long_signatures(source: Source) -> Iterator[Finding]:
-    """Others decide about double-underscore methods, and about the number of a command's options."""
-    for function in source.functions():
+    """Others decide about double-underscore methods, the number of a command's options, and what numba compiles."""
+    for function in source.functions() if source.module not in COMPILED else ():
         count = len(function.positional) + len(function.others)
         command = any(".command" in ast.unparse(each) for each in function.node.decorator_list)
         if re.fullmatch(r"__(?!init__)\w+__", function.node.name):

@@ -42,7 +42,7 @@ class BlendOrder:
     between: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     final: Callable[[int], None] = field(default=lambda layer: None, repr=False, compare=False)
     again: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
-    placed: Callable[[PlacedCodes], None] = field(default=lambda codes: None, repr=False, compare=False)
+    placed: Callable[[PlacedCodes], None] | None = field(default=None, repr=False, compare=False)
 
     def check(self) -> None:
         """Raise PromptError for a policy or a ratio that does not exist."""

@@ -146,7 +146,7 @@ class PromptLayout:
 
 def check_ids(ids: Sequence[int], *, vocabulary: int) -> None:
     """Raise PromptError for an id that the model has no row for; on an accelerator it would end the process."""
-    strange = next((each for each in ids if not 0 <= each < vocabulary), None)
+    strange = next((each for each in (min(ids, default=0), max(ids, default=0)) if not 0 <= each < vocabulary), None)
     if strange is not None:
         raise PromptError(
             f"token id {strange} is not in the model's vocabulary of {vocabulary}: another tokenizer made it"

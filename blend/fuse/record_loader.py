@@ -64,7 +64,7 @@ class RecordLoader:
         *,
         wanted: Callable[[int], Sequence[ChunkSpan]],
         readers: Readers,
-        placed: Callable[[PlacedCodes], None] = lambda codes: None,
+        placed: Callable[[PlacedCodes], None] | None = None,
     ) -> None:
         """Begins to read. `wanted`: the spans that a layer needs, for each layer that keeps keys. `placed` is called by
         the threads that read, before `wait` for that layer returns.
@@ -165,9 +165,10 @@ class RecordLoader:
         plain = [span for span in spans if span.chunk in left]
         for some in self._joined(plain, most=JOINED // self._shape(layer).numbers):
             self._place_joined(layer, some, stored=[left[span.chunk] for span in some])
-        for span, each in stored:
-            if isinstance(each, PackedLayer):
-                self._tell(PlacedCodes(layer, span.start, span.stop, each))
+        if self._tell is not None:
+            for span, each in stored:
+                if isinstance(each, PackedLayer):
+                    self._tell(PlacedCodes(layer, span.start, span.stop, each))
         return numbers * decoder.dtype.itemsize
 
     def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:

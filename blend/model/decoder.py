@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from blend.model.context import Context, Slots, token_bytes
 from blend.model.layer_gate import text_config
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
-from blend.model.packed_placer import PlacedPart, packed_placer, turn
+from blend.model.packed_placer import PlacedPart, Turn, packed_placer, turn
 from blend.model.rotation import Angles, rotate_into, unrotate
 from blend.model.step import LayerHooks, LayerRange, Segment, Step
 from store.record import LayerKV, PackedLayer
@@ -33,6 +33,7 @@ class Decoder:
         self.token_bytes = token_bytes(model_layers.shapes, model.dtype)  # that one token keeps in a context
         self._placer = packed_placer(self.dtype, self.device)
         self._tables: dict[int, Angles] = {}
+        self._turns: dict[LayerRule, tuple[Tensor, tuple[Turn, Turn]]] = {}  # and the cosines they are of
         self._known = 0  # positions in each table
         self._growing = Lock()
 
@@ -88,16 +89,24 @@ class Decoder:
     def place_packed(self, context: Context, layer: int, *, stored: Sequence[tuple[slice, PackedLayer]]) -> None:
         """The same as `place` of the first tokens of stored layers, at these slots, several times quicker."""
         assert self._placer is not None
-        rule, parts = self.rule(layer), list[PlacedPart]()
+        parts = list[PlacedPart]()
         for slots, each in stored:
             slot = slots.start
             for part in each.framed:
                 if rows := min(part.layout.tokens, slots.stop - slot):
                     parts.append(PlacedPart(part, rows, slot))
                     slot += rows
-        turned = self.angles_at(rule, slice(None), stop=max(slots.stop for slots, _ in stored))
-        turns = turn(rule.keys, turned), turn(rule.values, turned)
+        turns = self._turns_of(self.rule(layer), stop=max(slots.stop for slots, _ in stored))
         self._placer.place((context.keys(layer), context.values(layer)), parts, turns=turns)
+
+    def _turns_of(self, rule: LayerRule, *, stop: int) -> tuple[Turn, Turn]:
+        """How rows below `stop` turn, as the placer takes it; kept while the tables stay."""
+        turned = self.angles_at(rule, slice(None), stop=stop)
+        known, turns = self._turns.get(rule, (None, None))
+        if known is not turned.cos or turns is None:
+            turns = turn(rule.keys, turned), turn(rule.values, turned)
+            self._turns[rule] = (turned.cos, turns)
+        return turns
 
     def turned(self, layer: int, *, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Position-free keys and values (H, T, D) of a layer as they would stand from the slot `start` on."""

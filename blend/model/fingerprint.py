@@ -34,8 +34,10 @@ class Fingerprint:
 
     def differs(self, other: Self) -> str | None:
         """The first field that is not the same in both."""
+        if self == other:
+            return None
         theirs = other.to_dict()
-        return next((name for name, value in self.to_dict().items() if theirs[name] != value), None)
+        return next(name for name, value in self.to_dict().items() if theirs[name] != value)
 
     def to_dict(self) -> dict[str, str]:
         return asdict(self)

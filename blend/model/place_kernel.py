@@ -11,21 +11,47 @@ import numpy as np
 from numba import boolean, float32, int64, njit, types, uint16, uint32, void
 from numpy.typing import NDArray
 
-from blend.model.compiled import LANES, Word, bytes_at, cast, compiled, compiled_apart, look_up, multiply_add
+from blend.model.compiled import Word, bytes_at, cast, compiled, compiled_apart
+from blend.model.lanes import (
+    LANES,
+    Lanes,
+    all_written,
+    codes_at,
+    even_codes,
+    even_numbers,
+    filled,
+    minus,
+    multiply_add,
+    numbers_at,
+    odd_codes,
+    odd_numbers,
+    plus,
+    put,
+    put_found,
+    put_in_turn,
+    rounded,
+    times,
+    transpose_at,
+    within,
+)
 from store.record import Codes, FrameLayout, Scales, largest
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint16 | np.uint32]
-Rows = Floats | Words
 Numbers = NDArray[np.int64]
 Cut = tuple[int, int, np.float32]  # tokens that are placed, the slot of the first, the largest number of the dtype
 Turning = tuple[bool, int, Floats, Floats]  # whether halves are paired, the first number that turns, cosines and sines
-Bounds = tuple[np.float32, np.float32]  # the middle between codes, the largest number
+Form = tuple[int, bool, bool]  # bits of a code in a byte, whether codes lie as rows, whether they are of a trellis
+Packed = tuple[Codes, int, np.float32, np.float32]  # rows (P, D), bits of a code, the middle between codes, the largest
+Bits = tuple[np.uint32, np.uint32, np.float32]  # where a byte has a code: the shift, the mask; the middle between codes
+Channels = tuple[Floats, Floats]  # steps and middles of a head's keys
+Span = tuple[int, int, int, int]  # head, slot of the first token, that token, the token behind the last
 
 _LOW, _HIGH, _SEVEN, _BIT = np.uint8(15), np.uint8(4), np.uint8(7), np.uint8(1)
 _LARGEST, _SIGNLESS = largest("float32"), np.uint32(0x7FFFFFFF)
 _TABLE = 16  # codes of four bits, and the levels of a trellis
 _ROWS = 16  # that are made at a time
+_LEAST_STEP, _MOST = 2.0**-40, 2.0**100
 
 
 @compiled_apart
@@ -49,23 +75,18 @@ def _split(codes: Codes, rows: Codes, width: int) -> None:
 def _transpose(rows: Codes, codes: Codes) -> None:
     """Packed rows (P, D) of channels' codes."""
     packed, dim = rows.shape
+    flat, whole = rows.reshape(packed * dim), dim // LANES * LANES if packed >= LANES else 0
+    for d in range(0, whole, LANES):
+        for byte in range(0, packed, LANES):
+            first = min(byte, packed - LANES)
+            transpose_at(flat, first * dim + d, dim, codes, d * packed + first, packed)
     for byte in range(packed):
         row = rows[byte]
-        for d in range(dim):
+        for d in range(whole, dim):
             row[d] = codes[d * packed + byte]
 
 
 @compiled
-def _unpack(codes: Codes, data: Codes, room: Codes, width: int, is_turned: bool) -> None:  # noqa: FBT001
-    """Codes (T, D) of one head, which lie channel by channel or, turned, as rows (P, D) like `room`."""
-    if is_turned:
-        _split(codes, data.reshape(room.shape), width)
-    else:
-        _transpose(room, data)
-        _split(codes, room, width)
-
-
-@compiled_apart
 def _to_levels(codes: Codes) -> None:
     """Levels in place of a trellis' codes (T, D), as `trellis_levels` has them."""
     first, last = np.zeros(codes.shape[1], np.uint8), np.zeros(codes.shape[1], np.uint8)
@@ -80,23 +101,33 @@ def _to_levels(codes: Codes) -> None:
 
 
 @compiled
-def _size(planes: Codes, sizes: Scales, number: int) -> np.float32:
-    """One of the steps whose places lie in these two planes."""
-    place = np.int64(planes[number]) | np.int64(planes[len(planes) // 2 + number]) << 8
-    return sizes[min(place, len(sizes) - 1)]
+def _unpacked(rows: Codes, data: Codes, codes: Codes, form: Form) -> Codes:
+    """Codes of one head, which lie channel by channel or, turned, as rows: those rows (P, D), or levels (T, D)."""
+    width, is_turned, has_trellis = form
+    if is_turned:
+        rows = data.reshape(rows.shape)
+    else:
+        _transpose(rows, data)
+    if not has_trellis:
+        return rows
+    _split(codes, rows, width)
+    _to_levels(codes)
+    return codes
 
 
 @compiled_apart
-def _channel_steps(  # noqa: PLR0917
-    steps: Floats, middles: Floats, planes: Codes, more: Codes, sizes: Scales, unit: float
-) -> None:
-    """A head's steps, whose places lie in two planes (2, D), and its middles, of four planes (4, D)."""
+def _tell_steps(steps: Floats, low: Codes, high: Codes, sizes: Scales) -> None:
+    """Steps whose places lie in two planes."""
     last = np.uint32(len(sizes) - 1)
-    low, high = planes[0], planes[1]
-    for d in range(len(steps)):
-        place = np.uint32(np.uint32(low[d]) | np.uint32(np.uint32(high[d]) << np.uint32(8)))
-        steps[d] = sizes[min(place, last)]
-    first, second, third, fourth = more[0], more[1], more[2], more[3]
+    for number in range(len(steps)):
+        place = np.uint32(np.uint32(low[number]) | np.uint32(np.uint32(high[number]) << np.uint32(8)))
+        steps[number] = sizes[min(place, last)]
+
+
+@compiled_apart
+def _tell_middles(middles: Floats, steps: Floats, planes: Codes, unit: float) -> None:
+    """A head's middles, of four planes (4, D)."""
+    first, second, third, fourth = planes[0], planes[1], planes[2], planes[3]
     for d in range(len(steps)):
         lower = np.uint32(np.uint32(first[d]) | np.uint32(np.uint32(second[d]) << np.uint32(8)))
         upper = np.uint32(np.uint32(third[d]) | np.uint32(np.uint32(fourth[d]) << np.uint32(8)))
@@ -107,135 +138,136 @@ def _channel_steps(  # noqa: PLR0917
 
 
 @compiled_apart
-def _is_bounded(steps: Floats, middles: Floats, bounds: Bounds) -> bool:
-    """Whether no key of these channels exceeds the largest number. Bits of numbers above zero lie in their order."""
+def _is_usual(steps: Floats, middles: Floats, half: np.float32) -> bool:
+    """Whether no number of these steps and middles is so large or, but zero, so small that float32 lacks room for what
+    `rounded`, turning or a CPU's own rounding makes of it. Bits of numbers above zero lie in their order.
+    """
     step = middle = np.uint32(0)
-    for d in range(len(steps)):
-        step = max(step, np.float32(steps[d]).view(np.uint32))
+    least = _SIGNLESS
+    for number in range(len(steps)):
+        bits = np.float32(steps[number]).view(np.uint32)
+        step, least = max(step, bits), min(least, bits)
+    for d in range(len(middles)):
         middle = max(middle, np.uint32(np.float32(middles[d]).view(np.uint32) & _SIGNLESS))
-    reach = float(bounds[0]) * float(np.uint32(step).view(np.float32)) + float(np.uint32(middle).view(np.float32))
-    return reach < float(bounds[1])
+    reach = float(half) * float(np.uint32(step).view(np.float32)) + float(np.uint32(middle).view(np.float32))
+    return reach < _MOST and float(np.uint32(least).view(np.float32)) >= _LEAST_STEP
+
+
+def _keys_of(codes: Callable[..., Lanes], numbers: Callable[..., Lanes]) -> Callable[..., Lanes]:
+    @compiled_apart
+    def keys(row: Codes, start: int, bits: Bits, channels: Channels, like: Words) -> Lanes:
+        (shift, mask, half), (steps, middles) = bits, channels
+        code = minus(codes(row, start, shift, mask), filled(half))
+        return rounded(multiply_add(code, numbers(steps, start), numbers(middles, start)), like)
+
+    return keys
+
+
+_keys_at, _even_keys, _odd_keys = (
+    _keys_of(codes_at, numbers_at), _keys_of(even_codes, even_numbers), _keys_of(odd_codes, odd_numbers),
+)  # fmt: skip
 
 
 @compiled_apart
-def _key_rows(  # noqa: PLR0917
-    rows: Rows, codes: Codes, scales: Floats, middles: Floats, bounds: Bounds, like: Word
-) -> None:
-    to, (half, limit) = rows.dtype.type(0), bounds
-    for token in range(len(codes)):
-        row, code = rows[token], codes[token]
-        for d in range(len(code)):
-            x = np.float32(np.float32(np.float32(np.int32(code[d])) - half) * scales[d] + middles[d])
-            row[d] = cast(min(max(x, -limit), limit), to, like)
+def _stream_keys(out: Words, packed: Packed, channels: Channels, turning: Turning, span: Span) -> None:
+    """Writes keys that are usual, 16 at a time."""
+    (rows, width, half, _), (head, slot, _, count) = packed, span
+    is_halved, first, cosines, sines = turning
+    pairs, dim = cosines.shape[1], out.shape[2]
+    stop, mask = first + 2 * pairs, np.uint32(2**width - 1)
+    for token in range(count):
+        row, codes = out[head, slot + token], rows[token * width >> 3]
+        bits = np.uint32(token * width & 7), mask, half
+        for d in range(0, first, LANES):
+            put(row, d, _keys_at(codes, d, bits, channels, row))
+        for pair in range(0, pairs, LANES):
+            cos, sin = numbers_at(cosines[slot + token], pair), numbers_at(sines[slot + token], pair)
+            at, other = first + pair, first + pairs + pair
+            if is_halved:
+                a = _keys_at(codes, at, bits, channels, row)
+                b = _keys_at(codes, other, bits, channels, row)
+                put(row, at, minus(times(a, cos), times(b, sin)))
+                put(row, other, plus(times(b, cos), times(a, sin)))
+            else:
+                a = _even_keys(codes, at + pair, bits, channels, row)
+                b = _odd_keys(codes, at + pair, bits, channels, row)
+                put_in_turn(row, at + pair, minus(times(a, cos), times(b, sin)), plus(times(b, cos), times(a, sin)))
+        for d in range(stop, dim, LANES):
+            put(row, d, _keys_at(codes, d, bits, channels, row))
 
 
 @compiled_apart
-def _value_rows(rows: Rows, codes: Codes, scales: Floats, bounds: Bounds, like: Word) -> None:
-    to, (half, limit) = rows.dtype.type(0), bounds
-    for token in range(len(codes)):
-        row, code, scale = rows[token], codes[token], scales[token]
-        for d in range(len(code)):
-            x = np.float32(np.float32(np.float32(np.int32(code[d])) - half) * scale)
-            row[d] = cast(min(max(x, -limit), limit), to, like)
+def _stream_values(out: Words, packed: Packed, scales: Floats, levels: Floats, span: Span) -> None:
+    """Writes values that do not turn, 16 at a time. A code of up to four bits is one of 16 numbers of its token."""
+    (rows, width, half, limit), (head, slot, first, stop) = packed, span
+    mask = np.uint32(2**width - 1)
+    for token in range(first, stop):
+        row, codes, shift = out[head, slot + token], rows[token * width >> 3], np.uint32(token * width & 7)
+        scale = filled(scales[token])
+        table = within(times(numbers_at(levels, 0), scale), limit)
+        for d in range(0, len(row), LANES):
+            if len(levels) > _TABLE:
+                put(row, d, within(times(minus(codes_at(codes, d, shift, mask), filled(half)), scale), limit))
+            else:
+                put_found(row, d, codes, shift, mask, table)
 
 
 @compiled_apart
-def _value_tables(tables: Words, levels: Floats, scales: Floats, limit: np.float32) -> None:
-    """What each code stands for in each token (T, 16)."""
-    like = tables.dtype.type(0)
-    for token in range(len(tables)):
-        table, scale = tables[token], scales[token]
-        for code in range(len(levels)):
-            table[code] = cast(min(max(np.float32(levels[code] * scale), -limit), limit), like, like)
+def _fill_keys(wide: Floats, packed: Packed, channels: Channels, span: Span, like: Word) -> None:
+    """Keys in the dtype, as float32."""
+    (rows, width, half, limit), (steps, middles), (_, _, first, stop) = packed, channels, span
+    mask = np.uint32(2**width - 1)
+    for token in range(first, stop):
+        row, shift, x = rows[token * width >> 3], np.uint32(token * width & 7), wide[token - first]
+        for d in range(len(row)):
+            code = np.int32(np.uint32(np.uint32(row[d]) >> shift) & mask)
+            y = np.float32(np.float32(np.float32(code) - half) * steps[d] + middles[d])
+            x[d] = cast(min(max(y, -limit), limit), half, like)
 
 
 @compiled_apart
-def _look_up_rows(out: Words, codes: Codes, tables: Words) -> None:
-    whole = codes.shape[1] // LANES * LANES
-    for token in range(len(codes)):
-        row, code, table = out[token], codes[token], tables[token]
-        for d in range(0, whole, LANES):
-            look_up(row, code, d, table)
-        for d in range(whole, len(code)):
-            row[d] = table[code[d]]
+def _fill_values(wide: Floats, packed: Packed, scales: Floats, span: Span, like: Word) -> None:
+    (rows, width, half, limit), (_, _, first, stop) = packed, span
+    mask = np.uint32(2**width - 1)
+    for token in range(first, stop):
+        row, shift, x = rows[token * width >> 3], np.uint32(token * width & 7), wide[token - first]
+        for d in range(len(row)):
+            code = np.int32(np.uint32(np.uint32(row[d]) >> shift) & mask)
+            y = np.float32(np.float32(np.float32(code) - half) * scales[token])
+            x[d] = cast(min(max(y, -limit), limit), half, like)
 
 
 @compiled_apart
-def _turn_key_rows(  # noqa: PLR0917
-    out: Words, codes: Codes, scales: Floats, middles: Floats, bounds: Bounds, turning: Turning, slot: int
-) -> None:
-    """Writes rows whose halves turn whole, without a stop between. No key exceeds the bounds."""
-    half, like = bounds[0], out.dtype.type(0)
-    _, _, cosines, sines = turning
-    pairs = cosines.shape[1]
-    scale_a, scale_b, middle_a, middle_b = scales[:pairs], scales[pairs:], middles[:pairs], middles[pairs:]
-    for token in range(len(codes)):
-        low, high = out[token, :pairs], out[token, pairs:]
-        code_a, code_b = codes[token, :pairs], codes[token, pairs:]
-        cos, sin = cosines[slot + token], sines[slot + token]
-        for d in range(pairs):
-            a = multiply_add(np.float32(np.float32(np.int32(code_a[d])) - half), scale_a[d], middle_a[d])
-            b = multiply_add(np.float32(np.float32(np.int32(code_b[d])) - half), scale_b[d], middle_b[d])
-            a, b = cast(a, half, like), cast(b, half, like)
-            low[d] = cast(np.float32(a * cos[d] - b * sin[d]), like, like)
-            high[d] = cast(np.float32(b * cos[d] + a * sin[d]), like, like)
-
-
-@compiled_apart
-def _turn_halves(  # noqa: PLR0917
-    low: Words, high: Words, a: Floats, b: Floats, cos: Floats, sin: Floats
-) -> None:
-    like = low.dtype.type(0)
-    for d in range(len(cos)):
-        low[d] = cast(np.float32(a[d] * cos[d] - b[d] * sin[d]), like, like)
-        high[d] = cast(np.float32(b[d] * cos[d] + a[d] * sin[d]), like, like)
-
-
-@compiled_apart
-def _turn_neighbours(out: Words, x: Floats, cos: Floats, sin: Floats) -> None:
-    like = out.dtype.type(0)
-    for d in range(len(cos)):
-        a, b = x[2 * d], x[2 * d + 1]
-        out[2 * d] = cast(np.float32(a * cos[d] - b * sin[d]), like, like)
-        out[2 * d + 1] = cast(np.float32(b * cos[d] + a * sin[d]), like, like)
-
-
-@compiled_apart
-def _turn_rows_by_halves(out: Words, wide: Floats, turning: Turning, slot: int) -> None:
-    _, first, cos, sin = turning
-    pairs = cos.shape[1]
-    stop = first + 2 * pairs
-    for token in range(len(wide)):
-        row, x = out[token, first:stop], wide[token, first:stop]
-        _turn_halves(row[:pairs], row[pairs:], x[:pairs], x[pairs:], cos[slot + token], sin[slot + token])
-
-
-@compiled_apart
-def _turn_rows_by_neighbours(out: Words, wide: Floats, turning: Turning, slot: int) -> None:
-    _, first, cos, sin = turning
-    stop = first + 2 * cos.shape[1]
-    for token in range(len(wide)):
-        _turn_neighbours(out[token, first:stop], wide[token, first:stop], cos[slot + token], sin[slot + token])
-
-
-@compiled_apart
-def _write_rows(out: Words, wide: Floats) -> None:
-    like = out.dtype.type(0)
-    for token in range(len(wide)):
-        row, x = out[token], wide[token]
+def _write(out: Words, wide: Floats, turning: Turning, span: Span) -> None:
+    """Writes rows, turned as those from the slot on are."""
+    (head, slot, begin, end), (is_halved, first, cosines, sines) = span, turning
+    like, pairs = out.dtype.type(0), cosines.shape[1]
+    middle, stop = first + pairs, first + 2 * pairs
+    for token in range(end - begin):
+        x, row = wide[token], out[head, slot + token]
         for d in range(len(x)):
             row[d] = cast(x[d], like, like)
+        if not pairs:
+            continue
+        cos, sin, both, turned = cosines[slot + token], sines[slot + token], x[first:stop], row[first:stop]
+        if is_halved:
+            low, high, a, b = row[first:middle], row[middle:stop], x[first:middle], x[middle:stop]
+            for d in range(pairs):
+                low[d] = cast(np.float32(a[d] * cos[d] - b[d] * sin[d]), like, like)
+            for d in range(pairs):
+                high[d] = cast(np.float32(b[d] * cos[d] + a[d] * sin[d]), like, like)
+            continue
+        for d in range(pairs):
+            even, odd = both[2 * d], both[2 * d + 1]
+            turned[2 * d] = cast(np.float32(even * cos[d] - odd * sin[d]), like, like)
+            turned[2 * d + 1] = cast(np.float32(odd * cos[d] + even * sin[d]), like, like)
 
 
 @compiled
-def _turn_rows(out: Words, wide: Floats, turning: Turning, slot: int) -> None:
-    """Write rows (T, D), turned as those from the slot on are."""
-    if 2 * turning[2].shape[1] < wide.shape[1]:
-        _write_rows(out, wide)
-    if turning[0]:
-        _turn_rows_by_halves(out, wide, turning, slot)
-    else:
-        _turn_rows_by_neighbours(out, wide, turning, slot)
+def _fits(out: Words, turning: Turning) -> bool:
+    """Whether rows and what turns of them are whole lanes, and so aligned."""
+    numbers = out.shape[2] | turning[1] | turning[2].shape[1]
+    return numbers % LANES == 0 and out.ctypes.data % (LANES * out.itemsize) == 0
 
 
 @compiled
@@ -246,32 +278,28 @@ def _place_keys(  # noqa: PLR0917
     like = out.dtype.type(0)
     planes = data[: layout.middles].reshape(2, layout.middles // 2)
     more = data[layout.middles : layout.key_codes].reshape(4, layout.middles // 2)
-    unit, bounds = 2.0 ** (layout.key_bits - 4), (np.float32((2**layout.key_bits - 1) / 2), cut[2])
+    unit, half = 2.0 ** (layout.key_bits - 4), np.float32((2**layout.key_bits - 1) / 2)
     codes, wide = np.empty((layout.step, dim), np.uint8), np.empty((_ROWS, dim), np.float32)
-    scales, middles = np.empty(dim, np.float32), np.empty(dim, np.float32)
-    at, number = layout.key_codes, 0
+    steps, middles = np.empty(dim, np.float32), np.empty(dim, np.float32)
+    at, number, fits = layout.key_codes, 0, _fits(out, turning)
+    form = layout.key_width, layout.is_turned != 0, layout.key_trellis != 0
+    width = 8 if form[2] else form[0]  # levels have a byte each
     for start in range(0, min(layout.tokens, cut[0]), layout.step):
-        packed = (min(layout.step, layout.tokens - start) * layout.key_width + 7) // 8
-        kept, room = min(layout.step, cut[0] - start), np.empty((packed, dim), np.uint8)
+        count = (min(layout.step, layout.tokens - start) * layout.key_width + 7) // 8
+        kept, room = min(layout.step, cut[0] - start), np.empty((count, dim), np.uint8)
         for head in range(heads):
             channels = slice(number, number + dim)
-            _channel_steps(scales, middles, planes[:, channels], more[:, channels], sizes, unit)
-            number += dim
-            _unpack(codes[:kept], data[at : at + packed * dim], room, layout.key_width, layout.is_turned != 0)
-            if layout.key_trellis != 0:
-                _to_levels(codes[:kept])
-            at += packed * dim
-            is_quick = turning[0] and 2 * turning[2].shape[1] == dim and _is_bounded(scales, middles, bounds)
+            _tell_steps(steps, planes[0, channels], planes[1, channels], sizes)
+            _tell_middles(middles, steps, more[:, channels], unit)
+            rows = _unpacked(room, data[at : at + count * dim], codes[:kept], form)
+            number, at, packed = number + dim, at + count * dim, (rows, width, half, cut[2])
+            if fits and _is_usual(steps, middles, half):
+                _stream_keys(out, packed, (steps, middles), turning, (head, cut[1] + start, 0, kept))
+                continue
             for first in range(0, kept, _ROWS):
-                stop, slot = min(first + _ROWS, kept), cut[1] + start + first
-                rows = out[head, slot : slot + stop - first]
-                if is_quick:
-                    _turn_key_rows(rows, codes[first:stop], scales, middles, bounds, turning, slot)
-                elif turning[2].shape[1] == 0:
-                    _key_rows(rows, codes[first:stop], scales, middles, bounds, like)
-                else:
-                    _key_rows(wide[: stop - first], codes[first:stop], scales, middles, bounds, like)
-                    _turn_rows(rows, wide[: stop - first], turning, slot)
+                span = head, cut[1] + start + first, first, min(first + _ROWS, kept)
+                _fill_keys(wide, packed, (steps, middles), span, like)
+                _write(out, wide, turning, span)
 
 
 @compiled
@@ -280,36 +308,31 @@ def _place_values(  # noqa: PLR0917
 ) -> None:
     heads, _, dim = out.shape
     like = out.dtype.type(0)
-    planes = data[layout.value_steps : layout.value_codes]
-    bounds = np.float32((2**layout.value_bits - 1) / 2), cut[2]
+    planes = data[layout.value_steps : layout.value_codes].reshape(2, heads * layout.tokens)
+    half = np.float32((2**layout.value_bits - 1) / 2)
     codes, wide = np.empty((layout.step, dim), np.uint8), np.empty((_ROWS, dim), np.float32)
-    scales, tables = np.empty(layout.step, np.float32), np.empty((layout.step, _TABLE), out.dtype)
-    levels = np.arange(_TABLE).astype(np.float32) - bounds[0]
-    is_quick = turning[2].shape[1] == 0 and layout.value_width <= 4
-    at = layout.value_codes
+    scales, levels = (
+        np.empty(layout.step, np.float32),
+        np.arange(max(_TABLE, 2**layout.value_width)).astype(np.float32) - half,
+    )
+    at, fits = layout.value_codes, turning[2].shape[1] == 0 and _fits(out, turning)
+    form = layout.value_width, layout.is_turned != 0, layout.value_trellis != 0
+    width = 8 if form[2] else form[0]  # levels have a byte each
     for start in range(0, min(layout.tokens, cut[0]), layout.step):
-        packed = (min(layout.step, layout.tokens - start) * layout.value_width + 7) // 8
-        kept, room = min(layout.step, cut[0] - start), np.empty((packed, dim), np.uint8)
+        count = (min(layout.step, layout.tokens - start) * layout.value_width + 7) // 8
+        kept, room = min(layout.step, cut[0] - start), np.empty((count, dim), np.uint8)
         for head in range(heads):
-            for token in range(kept):
-                scales[token] = _size(planes, sizes, head * layout.tokens + start + token)
-            _unpack(codes[:kept], data[at : at + packed * dim], room, layout.value_width, layout.is_turned != 0)
-            if layout.value_trellis != 0:
-                _to_levels(codes[:kept])
-            at += packed * dim
-            slot = cut[1] + start
-            if is_quick:
-                _value_tables(tables[:kept], levels, scales, bounds[1])
-                _look_up_rows(out[head, slot : slot + kept], codes[:kept], tables)
+            tokens = slice(head * layout.tokens + start, head * layout.tokens + start + kept)
+            _tell_steps(scales[:kept], planes[0, tokens], planes[1, tokens], sizes)
+            rows = _unpacked(room, data[at : at + count * dim], codes[:kept], form)
+            at, packed = at + count * dim, (rows, width, half, cut[2])
+            if fits and _is_usual(scales[:kept], scales[:0], half):
+                _stream_values(out, packed, scales, levels, (head, cut[1] + start, 0, kept))
                 continue
             for first in range(0, kept, _ROWS):
-                stop = min(first + _ROWS, kept)
-                rows = out[head, slot + first : slot + stop]
-                if turning[2].shape[1] == 0:
-                    _value_rows(rows, codes[first:stop], scales[first:stop], bounds, like)
-                else:
-                    _value_rows(wide[: stop - first], codes[first:stop], scales[first:stop], bounds, like)
-                    _turn_rows(rows, wide[: stop - first], turning, slot + first)
+                span = head, cut[1] + start + first, first, min(first + _ROWS, kept)
+                _fill_values(wide, packed, scales, span, like)
+                _write(out, wide, turning, span)
 
 
 def _place(  # numba knows no keywords
@@ -328,6 +351,7 @@ def _place(  # numba knows no keywords
         )  # fmt: skip
         _place_keys(data, sizes, layout, cut, turning[0], out[0])
         _place_values(data, sizes, layout, cut, turning[1], out[1])
+    all_written()
 
 
 def place_kernel(*, is_short: bool) -> Callable[..., None]:

@@ -36,7 +36,9 @@ class Angles:
     sin: Tensor
 
     def at(self, positions: Tensor | slice) -> "Angles":
-        """The cosines and sines of some positions."""
+        """The cosines and sines of some positions; of all, these."""
+        if isinstance(positions, slice) and positions == slice(None):
+            return self
         return Angles(self.cos[positions], self.sin[positions])
 
 

@@ -32,7 +32,7 @@ class BlobSource:
         self.read_s = 0.0
         self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
         self._reader: BlobReader | None = reader
-        self._groups = reader.head.groups
+        self._groups = reader.numbers
         first = [reader.head.frames[numbers.start] for numbers in self._groups]
         self._group_of = {
             layer: group

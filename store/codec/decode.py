@@ -35,7 +35,7 @@ def read_group(reader: BlobReader, group: int) -> Layers:
     """The layers of one group as they are kept, in layer order: plain where lossless, else codes. Raises `BadBlob`."""
     if reader.groups is not None:
         return reader.groups[group]
-    return _read(reader.head, reader.head.groups[group], fetch=reader.frame)
+    return _read(reader.head, reader.numbers[group], fetch=reader.frame)
 
 
 def layers_of(blob: Blob) -> list[Layers]:

@@ -1,5 +1,8 @@
 """Codes placed by the compiled kernel against the store's decoding and a rotation in float64."""
 
+import os
+import subprocess
+import sys
 from itertools import product
 
 import numpy as np
@@ -15,10 +18,20 @@ from blend.model.rotation import Angles, Pairing, Rotation, rotate_into
 from store.codec.decode import read_group
 from store.codec.unpacked import unpacked
 from store.reader import BlobReader
-from store.record import Dtype, LayerKV, PackedLayer, Record
+from store.record import Array, Dtype, LayerKV, PackedLayer, Record, narrow, widen
 from tests.blend.test_unpack import CPU, layers, plain, same, stored
 from tests.store.test_codec import DATA, LOSSY
 
+FORMS: list[tuple[Pairing, int, int, int, int]] = [  # what turns, beside what does not; numbers before the context
+    ("halves", 0, 9, 0, 0),
+    ("halves", 0, 32, 0, 0),
+    ("halves", 0, 32, 0, 3),
+    ("halves", 16, 16, 32, 0),
+    ("halves", 0, 16, 5, 0),
+    ("neighbours", 0, 32, 0, 0),
+    ("neighbours", 16, 16, 16, 0),
+]
+FAINT = {"partly_faint": 2.0**-118, "partly_fainter": 2.0**-126, "partly_empty": 0.0}
 UNTURNED = turn(None, Angles(torch.empty(0, 0), torch.empty(0, 0)))
 FILLED = 7.0
 
@@ -33,6 +46,33 @@ def filled(layer: LayerKV | PackedLayer, room: int, *, dtype: Dtype) -> tuple[Te
     """Keys and values of a context that hold nothing yet."""
     keys, values = (torch.full((heads, room, dim), FILLED, dtype=DTYPES[dtype]) for heads, _, dim in layer.shapes)
     return keys, values
+
+
+def tensors(
+    draw: str, keys: tuple[int, int, int], values: tuple[int, int, int], *, dtype: Dtype
+) -> tuple[Array, Array]:
+    layer = plain(draw if draw in DATA else "normal", keys, values, dtype=dtype).layers[0]
+    assert layer is not None
+    if draw in DATA:
+        return layer.keys, layer.values
+    faint = np.float32(FAINT[draw])
+    loud_channels, loud_tokens = np.ones(keys[2], np.float32), np.ones((values[1], 1), np.float32)
+    loud_channels[::3] = loud_tokens[::3] = faint
+    return (
+        narrow(widen(layer.keys, dtype) * loud_channels, dtype),
+        narrow(widen(layer.values, dtype) * loud_tokens, dtype),
+    )
+
+
+def moved(x: Tensor, apart: int) -> Tensor:
+    """The same numbers, so many behind the beginning of their memory."""
+    room = torch.empty(apart + x.numel(), dtype=x.dtype)
+    return room[apart:].view(x.shape).copy_(x)
+
+
+def bits(x: Tensor) -> Tensor:
+    """So that -0.0 is not 0.0."""
+    return x.contiguous().view(torch.int16 if x.dtype == torch.bfloat16 else torch.int32)
 
 
 def both_forms(reader: BlobReader) -> list[PackedLayer]:
@@ -100,26 +140,27 @@ def test_what_turns_is_off_by_its_rounding_alone(
     assert ((out.double() - wanted).abs() <= room).all()
 
 
-@pytest.mark.parametrize("draw", DATA)
+@pytest.mark.parametrize("draw", [*DATA, *FAINT])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("spec", LOSSY)
-def test_what_turns_whole_is_what_torch_makes_of_it(spec: str, dtype: Dtype, draw: str) -> None:
-    """To the bit, where nothing goes beyond the dtype by turning: in one step, and by way of float32 where keys are so
-    large that a step may lift them."""
-    for pairs in (9, 32):
-        reader = stored(plain(draw, (2, 131, 2 * pairs), (1, 131, 40), dtype=dtype), spec)
+def test_it_is_what_torch_makes_of_it(spec: str, dtype: Dtype, draw: str) -> None:
+    """To the bit, where nothing goes beyond the dtype by turning: sixteen numbers at a time, and one by one where heads
+    are of other widths, a context lies across, or keys so large or small that a step may lose something of them."""
+    for pairing, start, pairs, rest, apart in FORMS:
+        keys, values = tensors(draw, (2, 131, start + 2 * pairs + rest), (1, 131, 48), dtype=dtype)
+        reader = stored(Record(dtype, (LayerKV(keys, values),)), spec)
         several = torch.rand(131, pairs, generator=torch.Generator().manual_seed(pairs)) * 6
-        angles, rotation = Angles(several.cos(), several.sin()), Rotation("halves", 0, pairs)
+        angles, rotation = Angles(several.cos(), several.sin()), Rotation(pairing, start, pairs)
         for layer in both_forms(reader):
-            out, values = filled(layer, 131, dtype=dtype)
+            out, beside = (moved(each, apart) for each in filled(layer, 131, dtype=dtype))
             turns = turn(rotation, angles), UNTURNED
-            placer(dtype).place((out, values), [PlacedPart(layer.framed[0], 131, 0)], turns=turns)
-            keys, unturned = unpack(layer, dtype=DTYPES[dtype], device=CPU)
-            wanted = torch.empty_like(keys)
-            rotate_into(wanted, keys, rotation=rotation, angles=angles)
+            placer(dtype).place((out, beside), [PlacedPart(layer.framed[0], 131, 0)], turns=turns)
+            unturned, wanted_values = unpack(layer, dtype=DTYPES[dtype], device=CPU)
+            wanted = torch.empty_like(unturned)
+            rotate_into(wanted, unturned, rotation=rotation, angles=angles)
             held = wanted.isfinite()
-            assert torch.equal(out[held], wanted[held]) and not out[~held].isfinite().any()
-            assert torch.equal(values, unturned)
+            assert torch.equal(bits(out)[held], bits(wanted)[held]) and not out[~held].isfinite().any()
+            assert torch.equal(bits(beside), bits(wanted_values))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -136,3 +177,9 @@ def test_what_a_step_lifts_beyond_the_dtype_becomes_its_largest_number(dtype: Dt
 def test_other_devices_and_dtypes_are_left_to_torch() -> None:
     assert packed_placer(torch.float16, CPU) is None
     assert packed_placer(torch.bfloat16, torch.device("cuda")) is None
+
+
+def test_a_cpu_with_no_instructions_of_its_own_does_the_same() -> None:
+    some = "torch_makes_of_it and bfloat16 and (q4 or q2.9)"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__, "-k", some]
+    subprocess.run(command, env={**os.environ, "NUMBA_CPU_NAME": "generic"}, check=True, timeout=300)
