@@ -130,9 +130,9 @@ class RowsChange:
     def purge(self) -> None:
         if not is_current(self._connection, self._words):
             index_anew(self._connection, self._words)
-        if fact(self._connection, "dropped"):
+        if fact(self._connection, "dropped") > 0:
             self._words.purge(self._connection)
-            self._run("UPDATE facts SET value = 0 WHERE name = 'dropped'")
+            self._run("UPDATE facts SET value = -1 WHERE name = 'dropped'")
 
     def add_embedder(self, name: str, *, dim: int) -> None:
         found = "EXISTS (SELECT 1 FROM embedders) OR EXISTS (SELECT 1 FROM chunks)"
@@ -284,7 +284,7 @@ class RowsChange:
             bodies = self._bodies(version, title)
             self._words.remove(self._connection, bodies)
             self._count(-len(bodies), words=-sum(len(found) for _, found in bodies))
-            self._run("UPDATE facts SET value = value + ? WHERE name = 'dropped'", (len(bodies),))
+        self._run("UPDATE facts SET value = 1 WHERE name = 'dropped'")
         used = self._run(
             "SELECT chunk, count(*) FROM passages WHERE document = ? GROUP BY chunk", (version,)
         ).fetchall()

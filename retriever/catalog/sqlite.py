@@ -3,8 +3,10 @@
 WAL: readers see one committed state and never wait for the writer. A change is on the disk when it returns.
 """
 
+import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +21,9 @@ from retriever.catalog.sqlite_errors import foreign_sqlite_errors_explained, sql
 from retriever.catalog.view import RowsView
 from retriever.errors import CatalogError
 
+log = logging.getLogger(__name__)
+
+_IS_PURGED = "SELECT 1 FROM facts WHERE name = 'dropped' AND value < 0"
 WAIT_S = 60  # for another process's change
 CACHE_KIB = 65_536  # of pages, for each connection
 
@@ -34,6 +39,7 @@ class SqliteCatalog:
         self._words = Fts5Words()
         self._postings = Postings(self._words)
         self._closed = False
+        self._anew_from = 0.0  # when it may be written anew, by the monotonic clock
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._open()
         try:
@@ -80,11 +86,28 @@ class SqliteCatalog:
             try:
                 with sqlite_errors_explained(f"the catalog {self._path}"):
                     connection.execute("PRAGMA busy_timeout = 0")
+                    self._write_anew(connection)
                     [busy, _, _] = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                     return not busy
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {1000 * WAIT_S}")
                 self._give(connection)
+
+    def _write_anew(self, connection: sqlite3.Connection) -> None:
+        """Writes the file anew where something was deleted, but for a twentieth of the time at most.
+
+        SQLite overwrites what it deletes; where it moved a row before, a copy is left between the rows of a page.
+        """
+        began = time.monotonic()
+        if began < self._anew_from or not connection.execute(_IS_PURGED).fetchone():
+            return
+        try:
+            connection.execute("VACUUM")
+            connection.execute("UPDATE facts SET value = 0 WHERE name = 'dropped' AND value < 0")
+        except sqlite3.OperationalError as error:  # another process changes it, or the disk is too full for a copy
+            log.info("what was deleted stays in a catalog's file for a while", extra={"reason": str(error)})
+        now = time.monotonic()
+        self._anew_from = now + 20 * (now - began)
 
     def close(self) -> None:
         """Closes the catalog and waits for nobody: what is open ends by itself."""

@@ -1,5 +1,6 @@
 """A library from the outside: what is put is found by words, by vectors and inside a text, or not there at all."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -255,3 +256,29 @@ def test_an_older_view_finds_its_words_whatever_a_later_one_has_read(
             "and a heron",
         }
         assert view.state() == before
+
+
+def test_what_a_moved_row_left_in_a_page_goes_with_what_was_deleted(tmp_path: Path) -> None:
+    """SQLite overwrites what it deletes, but not always what it moves: a copy may stay where no row is any more."""
+    path = tmp_path / "catalog.sqlite"
+
+    def changed(*deleted: str, documents: Sequence[Document] = ()) -> bytes:
+        catalog = SqliteCatalog(path)
+        library = Library(catalog, tmp_path / "index")
+        library.put(documents, collection="c")
+        with catalog.change() as change:
+            change.delete(deleted)
+        library.maintain()
+        assert catalog.empty_log()
+        catalog.close()
+        return path.read_bytes()
+
+    content = bytearray(changed(documents=some(20)))
+    pages = range(0, len(content), 4096)
+    leaf = next(page for page in pages if content[page] == 13 and content[page + 200 : page + 800] == bytes(600))
+    content[leaf + 500 : leaf + 508] = b"4711mark"
+    path.write_bytes(content)
+    assert b"4711mark" in changed()
+    assert b"4711mark" not in changed("d3")
+    library = Library(SqliteCatalog(path), tmp_path / "index")
+    assert found(library, "heron amber") and not [text for text in found(library, "heron amber") if " 3 " in text]
