@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 
 from store.blob import Blob, Buffer, Head, verified
 from store.record import LayerKV, PackedLayer
@@ -14,7 +15,7 @@ class BlobReader:
     """An open blob. Threads may share it; nothing needs to be closed.
 
     `source` names the medium that answered, for reports: ram, lmdb or object. `groups` are the layers where the
-    medium has them unpacked: they were verified when they came. `numbers`: of the frames of each group.
+    medium has them unpacked: they were verified when they came.
     """
 
     def __init__(
@@ -24,8 +25,12 @@ class BlobReader:
         self.raw_head = raw_head
         self.source = source
         self.groups = groups
-        self.numbers = head.groups
         self._fetch = fetch
+
+    @cached_property
+    def numbers(self) -> tuple[range, ...]:
+        """Those of the frames of each group."""
+        return self.head.groups
 
     def begin(self) -> None:
         """Begin to bring the frames near, where they are far and there is memory for them. Promises nothing."""

@@ -59,8 +59,8 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "ray": ("service.precompute.ray_capture", "tests"),
 }
 
-# What numba compiles, which knows no keywords.
-COMPILED = ("blend.model.compiled", "blend.model.lanes", "blend.model.place_kernel")
+# Decorators of what numba compiles, or calls while it does; what stands inside is compiled or called with it.
+OF_NUMBA = r"compiled|compiled_apart|intrinsic|overload\(.+"
 
 # What frameworks decide in the clients, by file and function.
 _SDK = "clients/kvweave-client/src/kvweave_client"
@@ -124,6 +124,10 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/model/flex_attention.py:_blocks.sees": "torch decides",
         "blend/model/flex_attention.py:_capped.score": "torch decides",
         "blend/model/step.py:Step.update": "transformers decides",
+        "blend/model/compiled.py:cast": "numba knows no keywords",
+        "blend/model/lanes.py:_emitted.emitted": "numba decides",
+        "blend/model/lanes.py:_reading.found": "called as what `_emitted` takes",
+        "blend/model/place_kernel.py:_place": "numba knows no keywords",
         "service/commands/ask.py:ask": "typer makes an option of every parameter",
         "service/commands/ask.py:search": "typer makes an option of every parameter",
         "service/commands/bench.py:bench": "typer makes an option of every parameter",
@@ -306,7 +310,12 @@ def deferred_imports(source: Source) -> Iterator[Finding]:
 
 def long_signatures(source: Source) -> Iterator[Finding]:
     """Others decide about double-underscore methods, the number of a command's options, and what numba compiles."""
-    for function in source.functions() if source.module not in COMPILED else ():
+    inside: list[str] = []
+    for function in source.functions():
+        if any(re.fullmatch(OF_NUMBA, ast.unparse(each)) for each in function.node.decorator_list):
+            inside.append(function.name)
+        if any(f"{function.name}.".startswith(f"{name}.") for name in inside):
+            continue
         count = len(function.positional) + len(function.others)
         command = any(".command" in ast.unparse(each) for each in function.node.decorator_list)
         if re.fullmatch(r"__(?!init__)\w+__", function.node.name):

@@ -33,7 +33,7 @@ class Decoder:
         self.token_bytes = token_bytes(model_layers.shapes, model.dtype)  # that one token keeps in a context
         self._placer = packed_placer(self.dtype, self.device)
         self._tables: dict[int, Angles] = {}
-        self._turns: dict[LayerRule, tuple[Tensor, tuple[Turn, Turn]]] = {}  # and the cosines they are of
+        self._turns: dict[LayerRule, tuple[Angles, tuple[Turn, Turn]]] = {}  # by which angles
         self._known = 0  # positions in each table
         self._growing = Lock()
 
@@ -102,11 +102,10 @@ class Decoder:
     def _turns_of(self, rule: LayerRule, *, stop: int) -> tuple[Turn, Turn]:
         """How rows below `stop` turn, as the placer takes it; kept while the tables stay."""
         turned = self.angles_at(rule, slice(None), stop=stop)
-        known, turns = self._turns.get(rule, (None, None))
-        if known is not turned.cos or turns is None:
-            turns = turn(rule.keys, turned), turn(rule.values, turned)
-            self._turns[rule] = (turned.cos, turns)
-        return turns
+        kept = self._turns.get(rule)
+        if kept is None or kept[0] is not turned:
+            kept = self._turns[rule] = turned, (turn(rule.keys, turned), turn(rule.values, turned))
+        return kept[1]
 
     def turned(self, layer: int, *, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Position-free keys and values (H, T, D) of a layer as they would stand from the slot `start` on."""

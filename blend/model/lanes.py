@@ -79,25 +79,25 @@ _LOOKS_UP = _NAMED if _NAMED == _ARM or _knows("ssse3") else None
 
 
 def _emitted(make: Callable[..., Value | None]) -> Callable[..., Value]:
-    """What numba asks for, of a function that takes a builder, the arguments' types and the arguments."""
+    """What numba asks for, of a function that takes a builder and the arguments, of arrays the addresses."""
 
     def emitted(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Value]) -> Value:
         arrays = [
             context.make_array(kind)(context, builder, arg).data if isinstance(kind, types.Array) else arg
             for kind, arg in zip(signature.args, args, strict=True)
-        ]  # of an array the address
+        ]
         made = make(builder, *arrays)
         return context.get_dummy_value() if made is None else made
 
     return emitted
 
 
-def _loaded(builder: IRBuilder, data: Value, at: Value, *, count: int = LANES) -> Value:
+def _loaded(builder: IRBuilder, data: Value, *, at: Value, count: int = LANES) -> Value:
     kind = VectorType(data.type.pointee, count)
     return builder.load(builder.bitcast(builder.gep(data, [at]), kind.as_pointer()), align=1)
 
 
-def _streamed(builder: IRBuilder, words: Value, data: Value, at: Value) -> None:
+def _streamed(builder: IRBuilder, words: Value, *, data: Value, at: Value) -> None:
     """Writes words past the caches, to memory aligned to as many."""
     if _ROUNDS:  # LLVM knows no such way for its bfloat16, and remembers where words came from
         words = builder.asm(FunctionType(words.type, (words.type,)), "", "=v,0", [words], side_effect=False)
@@ -106,7 +106,7 @@ def _streamed(builder: IRBuilder, words: Value, data: Value, at: Value) -> None:
     stored.set_metadata("nontemporal", builder.module.add_metadata([_LONG(1)]))
 
 
-def _filled(builder: IRBuilder, x: Value, count: int = LANES) -> Value:
+def _filled(builder: IRBuilder, x: Value, *, count: int = LANES) -> Value:
     one = builder.insert_element(Constant(VectorType(x.type, count), Undefined), x, _LONG(0))
     return _shuffled(builder, (one, one), lanes=[0] * count)
 
@@ -125,10 +125,10 @@ def _halves(builder: IRBuilder, x: Value) -> tuple[Value, Value]:
     return tuple(_shuffled(builder, (x, x), lanes=range(first, first + half)) for first in (0, half))
 
 
-def _words(builder: IRBuilder, x: Value, data: Value) -> Value:
+def _words(builder: IRBuilder, x: Value, *, row: Value) -> Value:
     """What memory holds of numbers: their bits, or those of the nearest bfloat16, the even one of two."""
     bits = builder.bitcast(x, _WORDS)
-    if data.type.pointee.width == _LONG.width:
+    if row.type.pointee.width == _LONG.width:
         return bits
     short = VectorType(_SHORT, LANES)
     if _ROUNDS:
@@ -143,7 +143,7 @@ def _reading(apart: int, first: int) -> tuple[Callable[..., Lanes], Callable[...
     lanes = range(first, apart * LANES, apart)
 
     def found(builder: IRBuilder, data: Value, start: Value) -> Value:
-        every = _loaded(builder, data, start, count=apart * LANES)
+        every = _loaded(builder, data, at=start, count=apart * LANES)
         return _shuffled(builder, (every, every), lanes=lanes)
 
     @intrinsic
@@ -229,7 +229,7 @@ def put(typing: object, row: types.Type, start: types.Type, x: types.Type) -> Em
     """Writes numbers as words of a row from the start on."""
 
     def made(builder: IRBuilder, row: Value, start: Value, x: Value) -> None:
-        _streamed(builder, _words(builder, x, row), row, start)
+        _streamed(builder, _words(builder, x, row=row), data=row, at=start)
 
     return types.void(row, int64, x), _emitted(made)
 
@@ -239,9 +239,9 @@ def put_in_turn(typing: object, row: types.Type, start: types.Type, a: types.Typ
     """Writes numbers of two kinds alternately."""
 
     def made(builder: IRBuilder, row: Value, start: Value, a: Value, b: Value) -> None:
-        both = _interleaved(builder, (_words(builder, a, row), _words(builder, b, row)))
+        both = _interleaved(builder, (_words(builder, a, row=row), _words(builder, b, row=row)))
         for words, first in zip(_halves(builder, both), (0, LANES), strict=True):
-            _streamed(builder, words, row, builder.add(start, start.type(first)))
+            _streamed(builder, words, data=row, at=builder.add(start, start.type(first)))
 
     return types.void(row, int64, a, b), _emitted(made)
 
@@ -261,10 +261,10 @@ def put_found(  # noqa: PLR0917
     def made(  # noqa: PLR0917
         builder: IRBuilder, row: Value, start: Value, codes: Value, shift: Value, mask: Value, table: Value
     ) -> None:
-        pairs = builder.bitcast(_loaded(builder, codes, start), VectorType(_SHORT, LANES // 2))
-        shifted = builder.lshr(pairs, _filled(builder, builder.trunc(shift, _SHORT), LANES // 2))
+        pairs = builder.bitcast(_loaded(builder, codes, at=start), VectorType(_SHORT, LANES // 2))
+        shifted = builder.lshr(pairs, _filled(builder, builder.trunc(shift, _SHORT), count=LANES // 2))
         places = builder.and_(builder.bitcast(shifted, _BYTES), _filled(builder, builder.trunc(mask, _BYTE)))
-        words = _words(builder, table, row)
+        words = _words(builder, table, row=row)
         width = words.type.element.width // 8
         flat = builder.bitcast(words, VectorType(_BYTE, LANES * width))
         tables = [_shuffled(builder, (flat, flat), lanes=range(byte, LANES * width, width)) for byte in range(width)]
@@ -272,7 +272,7 @@ def put_found(  # noqa: PLR0917
         while len(planes) > 1:  # the first half of the bytes of each word, then the second, side by side
             half = len(planes) // 2
             planes = [_interleaved(builder, (planes[number], planes[number + half])) for number in range(half)]
-        _streamed(builder, builder.bitcast(planes[0], words.type), row, start)
+        _streamed(builder, builder.bitcast(planes[0], words.type), data=row, at=start)
 
     return types.void(row, int64, codes, uint32, uint32, table), _emitted(made)
 
@@ -307,8 +307,8 @@ def transpose_at(  # noqa: PLR0917
         def at(start: Value, step: Value, number: int) -> Value:
             return builder.add(start, builder.mul(step, step.type(number)))
 
-        lines = [_loaded(builder, of, at(begin, length, number)) for number in range(LANES)]
-        for _ in range(LANES.bit_length() - 1):  # each time bytes that were two apart come side by side
+        lines = [_loaded(builder, of, at=at(begin, length, number)) for number in range(LANES)]
+        for _ in range(LANES.bit_length() - 1):  # each time bytes of lines that are eight apart come side by side
             pairs = [_interleaved(builder, (lines[number], lines[number + LANES // 2])) for number in range(LANES // 2)]
             lines = [half for pair in pairs for half in _halves(builder, pair)]
         for number, line in enumerate(lines):

@@ -199,9 +199,9 @@ def _stream_keys(out: Words, packed: Packed, channels: Channels, turning: Turnin
 @compiled_apart
 def _stream_values(out: Words, packed: Packed, scales: Floats, levels: Floats, span: Span) -> None:
     """Writes values that do not turn, 16 at a time. A code of up to four bits is one of 16 numbers of its token."""
-    (rows, width, half, limit), (head, slot, first, stop) = packed, span
+    (rows, width, half, limit), (head, slot, _, count) = packed, span
     mask = np.uint32(2**width - 1)
-    for token in range(first, stop):
+    for token in range(count):
         row, codes, shift = out[head, slot + token], rows[token * width >> 3], np.uint32(token * width & 7)
         scale = filled(scales[token])
         table = within(times(numbers_at(levels, 0), scale), limit)
@@ -245,8 +245,11 @@ def _write(out: Words, wide: Floats, turning: Turning, span: Span) -> None:
     middle, stop = first + pairs, first + 2 * pairs
     for token in range(end - begin):
         x, row = wide[token], out[head, slot + token]
-        for d in range(len(x)):
+        of, to = x[stop:], row[stop:]
+        for d in range(first):
             row[d] = cast(x[d], like, like)
+        for d in range(len(of)):
+            to[d] = cast(of[d], like, like)
         if not pairs:
             continue
         cos, sin, both, turned = cosines[slot + token], sines[slot + token], x[first:stop], row[first:stop]
@@ -311,10 +314,8 @@ def _place_values(  # noqa: PLR0917
     planes = data[layout.value_steps : layout.value_codes].reshape(2, heads * layout.tokens)
     half = np.float32((2**layout.value_bits - 1) / 2)
     codes, wide = np.empty((layout.step, dim), np.uint8), np.empty((_ROWS, dim), np.float32)
-    scales, levels = (
-        np.empty(layout.step, np.float32),
-        np.arange(max(_TABLE, 2**layout.value_width)).astype(np.float32) - half,
-    )
+    levels = np.arange(max(_TABLE, 2**layout.value_width)).astype(np.float32) - half
+    scales = np.empty(layout.step, np.float32)
     at, fits = layout.value_codes, turning[2].shape[1] == 0 and _fits(out, turning)
     form = layout.value_width, layout.is_turned != 0, layout.value_trellis != 0
     width = 8 if form[2] else form[0]  # levels have a byte each

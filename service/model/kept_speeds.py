@@ -189,6 +189,6 @@ def _curve(points: Sequence[tuple[int, float]]) -> tuple[float, float, float]:
 
 def _byte_s(reader: BlobReader) -> float:
     start = time.perf_counter()
-    for group in range(len(reader.head.groups)):
+    for group in range(len(reader.numbers)):
         read_group(reader, group)
     return (time.perf_counter() - start) / reader.head.body_bytes

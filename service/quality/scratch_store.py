@@ -111,7 +111,7 @@ def _read(tier: BlobAccess, items: Sequence[CaptureItem]) -> float:
     for item in items:
         reader = tier.open(item.key)
         if isinstance(reader, BlobReader):
-            for group in range(len(reader.head.groups)):
+            for group in range(len(reader.numbers)):
                 read_group(reader, group)
             nbytes += reader.head.body_bytes
     return nbytes / (time.perf_counter() - start)

@@ -1,6 +1,7 @@
 """A library from the outside: what is put is found by words, by vectors and inside a text, or not there at all."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -280,5 +281,6 @@ def test_what_a_moved_row_left_in_a_page_goes_with_what_was_deleted(tmp_path: Pa
     path.write_bytes(content)
     assert b"4711mark" in changed()
     assert b"4711mark" not in changed("d3")
-    library = Library(SqliteCatalog(path), tmp_path / "index")
-    assert found(library, "heron amber") and not [text for text in found(library, "heron amber") if " 3 " in text]
+    with closing(SqliteCatalog(path)) as catalog:
+        left = found(Library(catalog, tmp_path / "index"), "heron amber")
+    assert left and not [text for text in left if " 3 " in text]
