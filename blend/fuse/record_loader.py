@@ -14,13 +14,20 @@ from torch import Tensor
 
 from blend.fuse.prompt import ChunkSpan
 from blend.fuse.unpack import first_rows, unpack_joined
+from blend.fuse.unpack_frames import FrameUnpacker
 from blend.model.context import Context, LayerShape, Slots, scattered
 from blend.model.decoder import Decoder
 from store.record import LayerKV, PackedLayer
 
 JOINED = 1 << 18  # numbers of short records that are unpacked together
 PLACED = 1 << 21  # and of packed ones that are placed at once, where that leaves each thread two such units of a layer
+ON_DEVICE = 1 << 23  # and of any, on a GPU: its calls cost more than its work, and what stands between takes memory
 THREADS = min(8, max(2, (os.cpu_count() or 1) // 2))  # more would take the interpreter's lock from the model's thread
+
+
+def is_apart(device: torch.device) -> bool:
+    """Whether the device has memory of its own, and calls that cost more than most work."""
+    return device.type == "cuda"
 
 
 class DamagedRecord(Exception):
@@ -79,6 +86,7 @@ class RecordLoader:
         self._began = time.perf_counter()
         self._stopped = Event()
         self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
+        self._frames = FrameUnpacker(decoder.dtype, decoder.device) if is_apart(decoder.device) else None
         layers = decoder.model_layers.keeping
         units = [(layer, spans) for layer in layers for spans in self._together(layer, threads=readers.threads)]
         self._units = iter(units)
@@ -139,6 +147,9 @@ class RecordLoader:
     def _together(self, layer: int, *, threads: int) -> Iterator[list[ChunkSpan]]:
         """Yields the spans that a layer needs, short neighbours in one list: calls cost them more than numbers do."""
         spans, each = self._wanted(layer), self._shape(layer).numbers
+        if self._frames is not None:
+            yield from self._joined(spans, most=ON_DEVICE // each)
+            return
         numbers = sum(span.recorded for span in spans) * each
         yield from self._joined(spans, most=max(JOINED, min(PLACED, numbers // (2 * threads))) // each)
 
@@ -163,7 +174,7 @@ class RecordLoader:
             decoder.place_packed(self._context, layer, stored=packed)
         left = {span.chunk: each for span, each in stored if not decoder.takes_packed(each)}
         plain = [span for span in spans if span.chunk in left]
-        for some in self._joined(plain, most=JOINED // self._shape(layer).numbers):
+        for some in self._joined(plain, most=(ON_DEVICE if self._frames else JOINED) // self._shape(layer).numbers):
             self._place_joined(layer, some, stored=[left[span.chunk] for span in some])
         if self._tell is not None:
             for span, each in stored:
@@ -173,7 +184,11 @@ class RecordLoader:
 
     def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:
         decoder = self._decoder
-        keys, values = unpack_joined(stored, dtype=decoder.dtype, device=decoder.device)
+        framed = [each for each in stored if isinstance(each, PackedLayer) and each.framed]
+        if self._frames is not None and len(framed) == len(stored):
+            keys, values = self._frames.unpack(framed)
+        else:
+            keys, values = unpack_joined(stored, dtype=decoder.dtype, device=decoder.device)
         slots, kept = self._slots_of(spans)
         if kept is not None:
             keys, values = keys.index_select(1, kept), values.index_select(1, kept)

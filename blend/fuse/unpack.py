@@ -21,7 +21,7 @@ DTYPES: dict[Dtype, torch.dtype] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-_LARGEST = {DTYPES[name]: largest(name) for name in DTYPES}
+LARGEST = {DTYPES[name]: largest(name) for name in DTYPES}
 _TOGETHER = 1 << 18  # numbers at a time on a CPU: 1 MiB in float32 stays in its cache, fewer cost more calls than work
 _ALONE = 1 << 15  # numbers of a tile, or of tiles of one form, that are worth calls of their own
 
@@ -52,12 +52,11 @@ _scratch = _Scratch()
 def unpack(layer: LayerKV | PackedLayer, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Keys (H, T, D) and values (H, T, D) in `dtype`, which must be the record's.
 
-    On a CPU the tensors of a plain layer are its arrays, not copies: they are for reading. Copies to another device
-    are not waited for where the layer lies in pinned memory: leave it as it is until the device is done.
+    On a CPU the tensors of a plain layer are its arrays, not copies: they are for reading.
     """
     if isinstance(layer, LayerKV):
         keys, values = _plain(layer.keys, dtype), _plain(layer.values, dtype)
-        return keys.to(device, non_blocking=True), values.to(device, non_blocking=True)
+        return _sent(keys, device), _sent(values, device)
     keys, values = (torch.empty(shape, dtype=dtype, device=device) for shape in layer.shapes)
     unpack_into(layer, keys=keys, values=values)
     return keys, values
@@ -101,7 +100,7 @@ def _plain(array: Array, dtype: torch.dtype) -> Tensor:
 
 def _fill(out: Tensor, plain: Tensor) -> None:
     assert out.shape == plain.shape, f"{tuple(plain.shape)} for {tuple(out.shape)}"
-    out.copy_(plain, non_blocking=True)
+    out.copy_(_sent(plain, out.device), non_blocking=True)
 
 
 def _decoded(name: str, tensors: Sequence[PackedTensor], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -196,7 +195,7 @@ def _scale(wide: Tensor, scales: Scales, *, centers: Scales | None, bits: int, d
     wide *= _send(scales, wide.device)
     if centers is not None:
         wide += _send(centers, wide.device)
-    limit = _LARGEST[dtype]
+    limit = LARGEST[dtype]
     if reach(scales, centers, bits=bits) > limit:
         wide.clamp_(-limit, limit)
 
@@ -238,4 +237,21 @@ def _spread(codes: Sequence[Codes], *, bits: int, device: torch.device) -> Tenso
 
 def _send(array: Array | Codes, device: torch.device) -> Tensor:
     """An array's memory as a tensor. By DLPack, for most arrays are views of bytes that `from_numpy` warns of."""
-    return torch.from_dlpack(array).to(device, non_blocking=True)
+    return _sent(torch.from_dlpack(array), device)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device. A GPU gets it out of pinned memory, whose copies nobody waits for: torch's own memory,
+    which it takes back when they are done.
+    """
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def send_joined(arrays: Sequence[Codes], device: torch.device) -> Tensor:
+    """Bytes one behind the other, in one copy."""
+    starts = [0, *accumulate(each.nbytes for each in arrays)]
+    joined = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    memory = joined.numpy()
+    for start, each in zip(starts, arrays, strict=False):
+        memory[start : start + each.nbytes] = each
+    return joined.to(device, non_blocking=True)

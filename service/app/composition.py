@@ -6,10 +6,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from huggingface_hub.utils import disable_progress_bars
-from numpy.typing import NDArray
 from transformers.utils import logging as transformers_logging
 
 from blend.engine.local_engine import EngineLimits, LocalEngine
@@ -54,15 +52,9 @@ REMOTE = ("http://", "https://")
 
 
 def compose_store(settings: Settings) -> BlobStore:
-    """The store that the settings name. What it keeps in memory is pinned where the model is on a GPU."""
-    if torch.cuda.is_available() and settings.device.startswith(("auto", "cuda")):
-        return open_store(settings.store, _pinned)
-    return open_store(settings.store, None if IS_COMPILED else allocate)
-
-
-def _pinned(nbytes: int) -> NDArray[np.uint8]:
-    """Memory whose copies to a GPU nobody waits for. The length is the power of two that torch takes in any case."""
-    return torch.empty(1 << (nbytes - 1).bit_length(), dtype=torch.uint8, pin_memory=True).numpy()
+    """The store that the settings name. Memory has frames, or arrays where torch unpacks them on a CPU."""
+    on_gpu = torch.cuda.is_available() and settings.device.startswith(("auto", "cuda"))
+    return open_store(settings.store, None if on_gpu or IS_COMPILED else allocate)
 
 
 def compose_model(settings: Settings) -> LoadedModel:

@@ -11,9 +11,14 @@ import torch
 from blend import load
 from blend.fuse import record_loader
 from blend.fuse.fuse import BlendOrder, fuse
-from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt
+from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment
 from blend.load import adopt
 from blend.model.attention import DENSE, FLEX, NAME
+from service.model.blob_source import BlobSource
+from store.blob import Terms
+from store.codec.encode import encode
+from store.key import CacheKey
+from store.reader import read
 from store.record import LayerKV
 from tests.blend import dense
 from tests.blend.families import draw, native, ours, put, words
@@ -98,6 +103,32 @@ def test_records_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = fused(model, prompt(held), policy="reuse")
     assert torch.equal(found.logits, alone.logits)
     assert found.report.bytes == alone.report.bytes
+
+
+def packed(held: HeldRecord, spec: str) -> BlobSource:
+    """The record as a store keeps it."""
+    key = CacheKey("t", "c", "f", spec)
+    blob = encode(held._record, key, terms=Terms(0, precomputed=True))  # pyright: ignore[reportPrivateUsage]
+    return BlobSource(read(blob), held.fingerprint)
+
+
+@pytest.mark.parametrize("most", [1 << 23, 1])
+def test_a_device_that_unpacks_frames_itself_gets_the_same_numbers(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ours("llama")
+    specs, texts = ("q4", "q4", "lossless", "q2.9", "q8"), [A, B, C, A[:50], B[:7]]
+    held = [source(model, PREFIX, ids) for ids in texts]
+    monkeypatch.setattr(model.decoder, "_placer", None)
+
+    def logits() -> torch.Tensor:
+        chunks = [packed(each, spec) for each, spec in zip(held, specs, strict=True)]
+        segments = [ChunkSegment(ids, each) for ids, each in zip(texts, chunks, strict=True)]
+        prompt = Prompt(PREFIX, (*segments[:2], TextSegment(GAP), *segments[2:]), SUFFIX)
+        return fused(model, prompt, policy="reuse").logits
+
+    by_tiles = logits()
+    monkeypatch.setattr(record_loader, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(record_loader, "ON_DEVICE", most)
+    assert torch.equal(logits(), by_tiles)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
