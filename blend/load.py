@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.fuse.capture import VERSION
 from blend.fuse.unpack import DTYPES
-from blend.model.attention import kernels
+from blend.model.attention import FLEX, kernels
 from blend.model.decoder import Decoder
 from blend.model.digests import architecture_digest, rope_digest, stored_digest, weights_digest
 from blend.model.fingerprint import Fingerprint
@@ -178,9 +178,16 @@ def _agreeing(model: PreTrainedModel, plain: Tensor, *, ids: Sequence[int]) -> D
     reasons: list[str] = []
     for kernel in kernels(model):
         _attend_by(model, kernel)
-        decoder = Decoder(model, examine(model, window=window), window=window)
-        refuse_moving_angles(model, decoder)
-        reason = disagreement(decoder, plain, ids=ids)
+        try:
+            decoder = Decoder(model, examine(model, window=window), window=window)
+            refuse_moving_angles(model, decoder)
+            reason = disagreement(decoder, plain, ids=ids)
+        except RuntimeError as error:
+            if kernel != FLEX:
+                raise
+            log.info("FlexAttention does not compile for %s", type(model).__name__, exc_info=error)
+            reasons.append(f"nothing, for it does not compile, with {kernel}")
+            continue
         if reason is None:
             return decoder
         reasons.append(f"{reason} with {kernel}")

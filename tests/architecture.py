@@ -121,7 +121,7 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/model/model_layers.py:LayerProbe.update": "transformers decides",
         "blend/model/attention.py:attention_by.attend": "transformers decides",
         "blend/model/attention.py:see": "transformers decides",
-        "blend/model/flex_attention.py:_blocks.sees": "torch decides",
+        "blend/model/flex_attention.py:_at_slots.sees": "torch decides",
         "blend/model/flex_attention.py:_capped.score": "torch decides",
         "blend/model/step.py:Step.update": "transformers decides",
         "blend/model/compiled.py:cast": "numba knows no keywords",

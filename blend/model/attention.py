@@ -6,7 +6,7 @@ Registered under one name in both of transformers' registries. The model's own m
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from transformers.masking_utils import (
 )
 
 from blend.errors import UnsupportedModel
-from blend.model.flex_attention import attend_with_flex
+from blend.model.flex_attention import BlockMask, attend_with_flex, causal_blocks, ruled_blocks
 from blend.model.step import ACTIVE, Segment
 
 NAME = "kvweave"
@@ -39,6 +39,7 @@ class Visibility:
     rule: Rule
     by_vmap: bool
     masks: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    blocks: dict[tuple[int, int], BlockMask] = field(default_factory=dict[tuple[int, int], BlockMask])
 
     @property
     def is_causal(self) -> bool:
@@ -64,6 +65,15 @@ class Visibility:
             mask = torch.zeros(allowed.shape[2:], dtype=dtype, device=allowed.device)
             self.masks[key] = mask.masked_fill_(~allowed[0, 0], torch.finfo(dtype).min)
         return self.masks[key]
+
+    def block_mask(self, segment: Segment, start: int, *, stop: int) -> BlockMask:
+        """The same for FlexAttention, which asks the rule as it goes: no mask is made, nor read."""
+        key = (segment.start + start, segment.start + stop)
+        if key not in self.blocks:
+            rows = segment.slots.part(start, stop)
+            make = causal_blocks if self.is_causal else ruled_blocks
+            self.blocks[key] = make(rows.index, rows.last + 1, rule=self.rule)
+        return self.blocks[key]
 
 
 def see(  # noqa: PLR0917  # as transformers calls it
@@ -94,12 +104,13 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """Query (1, Hq, T, D), keys and values (1, H, S, D), mask (T, S); without one every row sees every key."""
+    """Query (1, Hq, T, D), keys and values (1, H, S, D), mask (T, S) or blocks; with neither each row sees all keys."""
 
     query: Tensor
     keys: Tensor
     values: Tensor
-    mask: Tensor | None
+    mask: Tensor | None = None
+    blocks: BlockMask | None = None
 
 
 Kernel = Callable[[AttentionCall, AttentionBlock], Tensor]  # to (1, T, Hq, D)
@@ -139,15 +150,17 @@ def _attend(
             step.look(_looked_at(kernel, call, block=AttentionBlock(query[:, :, -1:], keys, values, mask)))
         rows = query[:, :, segment.start : segment.stop]
         if kernel is _fused and visibility.is_causal and segment.slots.first == 0 and segment.slots.adjoining:
-            parts.append(_fused_causal(call, AttentionBlock(rows, keys, values, None)))
+            parts.append(_fused_causal(call, AttentionBlock(rows, keys, values)))
             continue
         size = _rows_of_a_block(kernel, query, segment=segment)
         for start in range(0, len(segment.slots), size):
             stop = min(start + size, len(segment.slots))
             seen_by_last = segment.slots.part(start, stop).last + 1
-            lone = visibility.is_causal and stop - start == 1
-            mask = None if lone else visibility.mask(segment, start, stop=stop, dtype=query.dtype)
-            block = AttentionBlock(rows[:, :, start:stop], keys[:, :, :seen_by_last], values[:, :, :seen_by_last], mask)
+            block = AttentionBlock(rows[:, :, start:stop], keys[:, :, :seen_by_last], values[:, :, :seen_by_last])
+            if kernel is _flexible and stop - start > 1:
+                block = replace(block, blocks=visibility.block_mask(segment, start, stop=stop))
+            elif stop - start > 1 or not visibility.is_causal:
+                block = replace(block, mask=visibility.mask(segment, start, stop=stop, dtype=query.dtype))
             parts.append(kernel(call, block))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -226,8 +239,10 @@ def _looked_at(kernel: Kernel, call: AttentionCall, *, block: AttentionBlock) ->
 
 
 def _flexible(call: AttentionCall, block: AttentionBlock) -> Tensor:
+    if block.blocks is None:  # a single row, for which its kernels would be compiled once more
+        return _plain(call, block)
     seen = (block.keys, block.values)
-    return attend_with_flex(block.query, seen, mask=block.mask, scaling=call.scaling, more=call.more)
+    return attend_with_flex(block.query, seen, blocks=block.blocks, scaling=call.scaling, more=call.more)
 
 
 KERNELS: dict[str, Kernel] = {NAME: _fused, DENSE: _plain, FLEX: _flexible}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
+BLOCK = 128  # rows, and keys
+
+Sight = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # whether a row sees a key: of batch, head, row and key
+Rule = Callable[..., Any]  # the same of a row's slot; transformers types it by numbers, and it gets tensors
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Attention = Callable[..., tuple[Tensor, AuxOutput]]
 
@@ -25,9 +29,9 @@ def _compiled() -> Attention:
 
 
 def attend_with_flex(
-    query: Tensor, seen: tuple[Tensor, Tensor], *, mask: Tensor | None, scaling: float | None, more: dict[str, object]
+    query: Tensor, seen: tuple[Tensor, Tensor], *, blocks: BlockMask, scaling: float | None, more: dict[str, object]
 ) -> Tensor:
-    """Query (1, Hq, T, D) over keys and values (1, H, S, D) with an additive mask (T, S), to (1, T, Hq, D)."""
+    """Query (1, Hq, T, D) over keys and values (1, H, S, D), as the blocks let it see them, to (1, T, Hq, D)."""
     keys, values = seen
     heads, groups = query.shape[1], query.shape[1] // keys.shape[1]
     if heads & (heads - 1):  # grouped heads must be a power of two for its kernels
@@ -38,7 +42,7 @@ def attend_with_flex(
         keys,
         values,
         score_mod=_capped(cast("float | None", more.get("softcap"))),
-        block_mask=None if mask is None else _blocks(mask),
+        block_mask=blocks,
         scale=scaling,
         enable_gqa=query.shape[1] != keys.shape[1],
         return_aux=AuxRequest(lse=True),
@@ -64,10 +68,32 @@ def _capped(cap: float | None) -> Score | None:
     return score
 
 
-def _blocks(mask: Tensor) -> BlockMask:
-    allowed = mask == 0
+def ruled_blocks(index: Tensor, visible: int, *, rule: Rule) -> BlockMask:
+    """What rows at these slots (T,) see of the first `visible`, by any rule."""
+    return create_block_mask(_at_slots(index, rule), None, None, len(index), visible, device=str(index.device))
 
+
+def causal_blocks(index: Tensor, visible: int, *, rule: Rule) -> BlockMask:
+    """The same by the rule that rows see all before them and themselves, from where blocks begin and end alone."""
+    starts = torch.arange(0, len(index), BLOCK, device=index.device)
+    ends = (starts + BLOCK - 1).clamp_(max=len(index) - 1)
+    whole = (index[starts] + 1) // BLOCK  # blocks of keys that all rows of a block see
+    some = index[ends] // BLOCK + 1 - whole
+    blocks = torch.arange(-(-visible // BLOCK), device=index.device)
+    behind = (whole[:, None] + blocks).clamp_(max=len(blocks) - 1)
+    return BlockMask.from_kv_blocks(
+        some[None, None].int(),
+        behind[None, None].int(),
+        whole[None, None].int(),
+        blocks.expand(1, 1, len(starts), -1).int(),
+        BLOCK,
+        _at_slots(index, rule),
+        (len(index), visible),
+    )
+
+
+def _at_slots(index: Tensor, rule: Rule) -> Sight:
     def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return allowed[row, key]
+        return rule(batch, head, index[row], key)
 
-    return create_block_mask(sees, None, None, *mask.shape, device=str(mask.device))
+    return sees

@@ -13,6 +13,7 @@ from blend.fuse import record_loader
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment
 from blend.load import adopt
+from blend.model import attention
 from blend.model.attention import DENSE, FLEX, NAME
 from service.model.blob_source import BlobSource
 from store.blob import Terms
@@ -157,4 +158,14 @@ def test_a_kernel_that_computes_something_else_is_not_taken(name: str, monkeypat
 
     module = adopt(put(copy.deepcopy(native(name))), words()).decoder.model
 
+    assert module.config._attn_implementation == DENSE  # pyright: ignore[reportPrivateUsage]
+
+
+def test_where_flex_attention_does_not_compile_the_models_own_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object, **kwargs: object) -> torch.Tensor:
+        raise RuntimeError("no kernel of this shape")
+
+    monkeypatch.setattr(load, "kernels", lambda model: [FLEX, DENSE])  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(attention, "attend_with_flex", fails)
+    module = adopt(put(copy.deepcopy(native("gemma2"))), words()).decoder.model
     assert module.config._attn_implementation == DENSE  # pyright: ignore[reportPrivateUsage]
