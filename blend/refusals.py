@@ -11,12 +11,11 @@ from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, lay_out
 from blend.fuse.record_loader import Readers
-from blend.model.context import scattered, span
+from blend.model.context import Segment, scattered, span
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import Fingerprint
 from blend.model.layer_gate import text_config
 from blend.model.model_layers import angles
-from blend.model.step import Segment
 
 TOKENS = 48
 PARTS = (12, 24, 12)  # prefix, chunk, question

@@ -24,10 +24,8 @@ from blend.fuse.fuse import fuse
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
-from blend.model.context import Slots
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import Fingerprint
-from blend.model.step import Segment
 from blend.model.tokenizer import Tokenizer
 from store.record import Record
 
@@ -73,6 +71,7 @@ class LocalEngine:
         self._fingerprint = fingerprint
         self._prefixes = Prefixes(self.limits.prefix_bytes)
         self._capture_prefixes = Prefixes(self.limits.prefix_bytes)
+        self._slabs = decoder.slabs(self.limits.kv_bytes // decoder.token_bytes)
         self._readers = Readers()
         self._changed = Condition()
         self._waiting = FairQueue(self.limits.weights)
@@ -265,7 +264,8 @@ class LocalEngine:
 
     def _fuse(self, queued: QueuedRequest) -> AnswerBuilder:
         request, prefix, queued_s = queued.request, queued.request.prompt.prefix, queued.age_s
-        context = self._decoder.context(queued.capacity)
+        beside = None if request.receiver else self._slabs  # who receives a prompt may read longer than we know of it
+        context = (beside or self._decoder).context(queued.capacity)
         if request.order.policy != "full":
             self._prefixes.restore(prefix, context, owner=request.owner)
         order = queued.begin(context, self._decoder)
@@ -335,17 +335,10 @@ class LocalEngine:
         self._running = [answer for answer in self._running if not answer.queued.over]
 
     def _advance(self, batch: Sequence[AnswerBuilder]) -> None:
-        device = self._decoder.device
-        places = torch.tensor([answer.slot for answer in batch], device=device)
-        segments = [
-            Segment(answer.context, Slots(places[row : row + 1], answer.slot, answer.slot), row)
-            for row, answer in enumerate(batch)
-        ]
-        logits = self._decoder.advance(segments, torch.tensor([answer.last for answer in batch], device=device))
-        assert logits is not None
-        for row, answer in enumerate(batch):
+        found = self._decoder.decode([(answer.context, answer.slot, answer.last) for answer in batch])
+        for answer, logits in zip(batch, found, strict=True):
             try:
-                answer.take(logits[row])
+                answer.take(logits)
             except Exception as error:
                 log.info("request failed", exc_info=error)
                 answer.queued.tell(Failed(error))

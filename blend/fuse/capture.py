@@ -16,10 +16,10 @@ from torch import Tensor
 from blend.errors import NotFinite, PromptError
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import check_ids
-from blend.model.context import Branch, Context, span
+from blend.model.context import Branch, Context, Segment, span
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import digest_ids
-from blend.model.step import LayerHooks, LayerRange, Segment
+from blend.model.step import LayerHooks, LayerRange
 from store.record import Dtype, LayerKV, Record
 
 VERSION = "2"  # of what a record means

@@ -18,8 +18,10 @@ from transformers.masking_utils import (
 )
 
 from blend.errors import UnsupportedModel
+from blend.model.context import Segment
 from blend.model.flex_attention import BlockMask, attend_with_flex, causal_blocks, ruled_blocks
-from blend.model.step import ACTIVE, Segment
+from blend.model.joint_rows import JointRows, attend_jointly
+from blend.model.step import ACTIVE, Step
 
 NAME = "kvweave"
 DENSE = f"{NAME}_dense"  # the same, by the model's own plain attention: it knows soft caps and sinks
@@ -40,6 +42,7 @@ class Visibility:
     by_vmap: bool
     masks: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     blocks: dict[tuple[int, int], BlockMask] = field(default_factory=dict[tuple[int, int], BlockMask])
+    groups: dict[int, JointRows | None] = field(default_factory=dict[int, JointRows | None])
 
     @property
     def is_causal(self) -> bool:
@@ -51,20 +54,34 @@ class Visibility:
         key = (segment.start + start, segment.start + stop)
         if key not in self.masks:
             rows = segment.slots.part(start, stop)
-            allowed = sdpa_mask(
-                1,
-                len(rows),
-                rows.last + 1,
-                q_offset=rows.index - torch.arange(len(rows), device=rows.index.device),  # pyright: ignore[reportArgumentType]
-                mask_function=self.rule,
-                allow_is_causal_skip=False,
-                use_vmap=self.by_vmap,
-                device=rows.index.device,
-            )
-            assert allowed is not None
-            mask = torch.zeros(allowed.shape[2:], dtype=dtype, device=allowed.device)
-            self.masks[key] = mask.masked_fill_(~allowed[0, 0], torch.finfo(dtype).min)
+            allowed = self._allowed(rows.index, rows.last + 1)
+            mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+            self.masks[key] = mask.masked_fill_(~allowed, torch.finfo(dtype).min)
         return self.masks[key]
+
+    def joint(self, group: JointRows) -> JointRows | None:
+        """The rows with what they see by the rule; None where some see keys with holes between."""
+        if self.is_causal:
+            return group
+        if group.start not in self.groups:
+            allowed = self._allowed(group.seen - 1, group.most)
+            self.groups[group.start] = group.seeing(allowed.int().argmax(1), allowed.sum(1))
+        return self.groups[group.start]
+
+    def _allowed(self, index: Tensor, visible: int) -> Tensor:
+        """Which of the first slots (S,) rows at these slots (T,) see."""
+        allowed = sdpa_mask(
+            1,
+            len(index),
+            visible,
+            q_offset=index - torch.arange(len(index), device=index.device),  # pyright: ignore[reportArgumentType]
+            mask_function=self.rule,
+            allow_is_causal_skip=False,
+            use_vmap=self.by_vmap,
+            device=index.device,
+        )
+        assert allowed is not None
+        return allowed[0, 0]
 
     def block_mask(self, segment: Segment, start: int, *, stop: int) -> BlockMask:
         """The same for FlexAttention, which asks the rule as it goes: no mask is made, nor read."""
@@ -142,8 +159,8 @@ def _attend(
     step = ACTIVE.get()
     if step is None or not isinstance(visibility, Visibility):
         raise UnsupportedModel(f"the attention {NAME!r} runs inside a step and with the masks that it made")
-    parts: list[Tensor] = []
-    for segment, keys, values in step.sources(*seen):
+    parts = _jointly(step, query, keys=seen[0], call=call, visibility=visibility) if kernel is _fused else []
+    for segment, keys, values in () if parts else step.sources(*seen):
         if step.asked:
             last = len(segment.slots) - 1
             mask = None if visibility.is_causal else visibility.mask(segment, last, stop=last + 1, dtype=query.dtype)
@@ -163,6 +180,15 @@ def _attend(
                 block = replace(block, mask=visibility.mask(segment, start, stop=stop, dtype=query.dtype))
             parts.append(kernel(call, block))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _jointly(step: Step, query: Tensor, *, keys: Tensor, call: AttentionCall, visibility: Visibility) -> list[Tensor]:
+    """The parts of a decoding step whose requests share buffers; none where some do not, or see keys with holes."""
+    groups = [(visibility.joint(group), seen) for group, seen in step.joint(keys)]
+    told = [(group, seen) for group, seen in groups if group is not None]
+    if len(told) < len(groups):
+        return []
+    return [attend_jointly(group, query, seen=seen, scaling=call.scaling) for group, seen in told]
 
 
 def _rows_of_a_block(kernel: Kernel, query: Tensor, *, segment: Segment) -> int:

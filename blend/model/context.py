@@ -100,10 +100,12 @@ def _by_layer(shapes: Sequence[LayerShape | None], buffers: Sequence[Tensor]) ->
 class Context:
     """Buffers (H, C, D) for each layer that keeps keys and values. What was never written is never read."""
 
+    place = 0, 0  # which slab has its buffers, and from which slot on; none
+
     def __init__(
         self, shapes: Sequence[LayerShape | None], *, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._shapes = shapes
+        self.shapes = shapes
         self.token_bytes = token_bytes(shapes, dtype)
         self.capacity = capacity
         self.exact = 0  # first slots that hold a full prefill's keys and values already
@@ -147,7 +149,7 @@ class Context:
     def first(self, tokens: int) -> "Context":
         """A copy of the first slots, with room for no more."""
         some = self.keys(self.layers[0])
-        copy = Context(self._shapes, capacity=tokens, dtype=some.dtype, device=some.device)
+        copy = Context(self.shapes, capacity=tokens, dtype=some.dtype, device=some.device)
         copy.copy_first(tokens, self)
         return copy
 
@@ -155,6 +157,25 @@ class Context:
     def layers(self) -> list[int]:
         """The layers that keep something."""
         return [index for index, keys in enumerate(self._keys) if keys is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows `start` to `stop` of a pass, which belong to one context."""
+
+    context: Context
+    slots: Slots
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The number of the row behind the last."""
+        return self.start + len(self.slots)
+
+    @property
+    def visible(self) -> int:
+        """How many slots its last row may see."""
+        return self.slots.last + 1
 
 
 class Branch(Context):
@@ -165,7 +186,7 @@ class Branch(Context):
 
     def __init__(self, trunk: Context, shared: int, *, capacity: int) -> None:
         some = trunk.keys(trunk.layers[0])
-        super().__init__(trunk._shapes, capacity=capacity - shared, dtype=some.dtype, device=some.device)
+        super().__init__(trunk.shapes, capacity=capacity - shared, dtype=some.dtype, device=some.device)
         self._trunk = trunk
         self._shared = shared
 

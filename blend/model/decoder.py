@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from blend.model.context import Context, Slots, token_bytes
+from blend.model.attention import NAME
+from blend.model.context import Context, Segment, Slots, token_bytes
+from blend.model.joint_rows import attends_jointly, joint_rows
 from blend.model.layer_gate import text_config
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
 from blend.model.packed_placer import PlacedPart, Turn, packed_placer, turn
 from blend.model.rotation import Angles, rotate_into, unrotate
-from blend.model.step import LayerHooks, LayerRange, Segment, Step
+from blend.model.slabs import Slabs
+from blend.model.step import LayerHooks, LayerRange, Step
 from store.record import LayerKV, PackedLayer
 
 TABLE_ROWS = 1024  # positions asked for at once
@@ -64,9 +67,32 @@ class Decoder:
         hooks: LayerHooks | None = None,
     ) -> Tensor | None:
         """One pass for several contexts; logits (rows, V) of all rows, or None where the course stops before them."""
-        step = Step(segments, layer_range=layer_range, hooks=hooks, direct=self.model_layers.direct)
+        direct, joint = self.model_layers.direct, joint_rows(segments)
+        step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct, joint=joint)
         wanted = torch.arange(step.rows, device=self.device)
         return run(self.model, step, ids=ids, wanted=wanted)
+
+    def decode(self, rows: Sequence[tuple[Context, int, int]]) -> list[Tensor]:
+        """One pass for a row of each context, at this slot and of this id: the logits (V,) of each."""
+        order = sorted(range(len(rows)), key=lambda row: rows[row][0].place)
+        slots, ids = torch.tensor([rows[row][1:] for row in order], device=self.device).T
+        segments = [
+            Segment(rows[row][0], Slots(slots[place : place + 1], rows[row][1], rows[row][1]), place)
+            for place, row in enumerate(order)
+        ]
+        logits = self.advance(segments, ids)
+        assert logits is not None
+        return [logits[order.index(row)] for row in range(len(rows))]
+
+    def slabs(self, most: int) -> Slabs | None:
+        """What gives contexts that `decode` reads by one call, so many tokens at most; None where it cannot."""
+        config, shapes = text_config(self.model), self.model_layers.shapes
+        if config._attn_implementation != NAME:  # pyright: ignore[reportPrivateUsage]
+            return None
+        heads: int = config.num_attention_heads
+        if not attends_jointly(shapes, heads=heads, dtype=self.dtype, device=self.device):
+            return None
+        return Slabs(self.context, most=most)
 
     def place(self, context: Context, layer: int, *, slots: Slots, keys: Tensor, values: Tensor) -> None:
         """Write position-free keys and values (H, T, D) of a layer to their slots, turned as the layer would."""

@@ -13,32 +13,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from blend.model.context import Context, Slots
+from blend.model.context import Segment
+from blend.model.joint_rows import JointRows
 
 ACTIVE: ContextVar["Step | None"] = ContextVar("active step", default=None)
 
 
 class PassHalted(Exception):
     """Leaves a forward pass at the layer behind which nobody needs its rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Rows `start` to `stop` of a pass, which belong to one context."""
-
-    context: Context
-    slots: Slots
-    start: int
-
-    @property
-    def stop(self) -> int:
-        """The number of the row behind the last."""
-        return self.start + len(self.slots)
-
-    @property
-    def visible(self) -> int:
-        """How many slots its last row may see."""
-        return self.slots.last + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +61,18 @@ class Step(Cache):
         layer_range: LayerRange | None = None,
         hooks: LayerHooks | None = None,
         direct: frozenset[int] = frozenset(),
+        joint: Sequence[JointRows] = (),
     ) -> None:
-        """`direct`: layers whose attention takes the returned keys as they are, and may look them up instead."""
+        """`direct`: layers whose attention takes the returned keys as they are, and may look them up instead. `joint`:
+        the rows of all segments by the buffers that they share.
+        """
         super().__init__(layers=[])
         self.segments = tuple(segments)
         self.layer_range = layer_range or LayerRange()
         self.kept: Tensor | None = None
         self._watch = hooks or LayerHooks()
         self._direct = direct
+        self._joint = joint
         self._returned: dict[int, tuple[int, Tensor]] = {}
         self._at = -1  # the layer that runs
 
@@ -133,7 +119,9 @@ class Step(Cache):
         stopping = layer_idx == self.layer_range.stop
         if stopping and self._watch.compare:
             self._watch.compare(key_states[0], value_states[0])
-        for each in self.segments:
+        for group in self._joint:
+            group.write(layer_idx, key_states[0], values=value_states[0])
+        for each in () if self._joint else self.segments:
             rows = slice(each.start, each.stop)
             each.context.write(layer_idx, each.slots, keys=key_states[0, :, rows], values=value_states[0, :, rows])
         if stopping:
@@ -155,6 +143,13 @@ class Step(Cache):
         """The layer whose `update` returned exactly this object; None where the model made keys out of it."""
         found = self._returned.get(id(keys))
         return None if found is None else found[0]
+
+    def joint(self, keys: Tensor) -> Iterator[tuple[JointRows, tuple[Tensor, Tensor]]]:
+        """Yields rows that share buffers, with the layer's keys and values (H, S, D) there; none if not all rows do."""
+        layer = self.layer_of(keys)
+        if layer is not None:
+            for group in self._joint:
+                yield group, (group.whole.keys(layer), group.whole.values(layer))
 
     def sources(self, keys: Tensor, values: Tensor) -> Iterator[tuple[Segment, Tensor, Tensor]]:
         """Yields for each segment the keys and values (1, H, T, D) that its rows may see."""

@@ -24,8 +24,7 @@ from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt, TextSegment
 from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
-from blend.model.context import Context, span
-from blend.model.step import Segment
+from blend.model.context import Context, Segment, span
 from tests.bench.model import Corpus, Shape, adopted, captured, fused, random_model
 from tests.bench.prefill_memory import RESET, limit_bytes, peak_bytes
 from tests.blend.asking import Asked, engine
