@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 MOST = 7 / 8  # of memory and places for one payer, for as long as others were here lately
 LATELY_S = 300.0
+PIECE_ROWS = {"cuda": 4096}  # calls cost a GPU more than few rows do, and it has computed these before others notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,15 @@ class EngineLimits:
     """`kv_bytes` holds the contexts of all running requests and of a capture; prefixes are kept besides.
 
     `capture_share`: of the engine's time that captures have where requests never end. `weights`: how much of what
-    requests have a payer gets, where one has 1.
+    requests have a payer gets, where one has 1. `piece_rows`: rows that a fuse computes at a time, 0 for what suits the
+    device.
     """
 
     kv_bytes: int = 4 << 30
     prefix_bytes: int = 256 << 20
     waiting: int = 64
     running: int = 64
-    piece_rows: int = 1024
+    piece_rows: int = 0
     capture_share: float = 0.4
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -269,7 +271,8 @@ class LocalEngine:
         if request.order.policy != "full":
             self._prefixes.restore(prefix, context, owner=request.owner)
         order = queued.begin(context, self._decoder)
-        order = replace(order, piece_rows=self.limits.piece_rows, between=lambda: self._let_others(queued))
+        rows = self.limits.piece_rows or PIECE_ROWS.get(self._decoder.device.type, order.piece_rows)
+        order = replace(order, piece_rows=rows, between=lambda: self._let_others(queued))
         fused = fuse(self._decoder, queued.layout, context=context, order=order, readers=self._readers)
         if not context.exact:
             self._prefixes.keep(prefix, context, owner=request.owner)

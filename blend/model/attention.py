@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right  # pyright: ignore[reportUnknownVariableType]
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import (
     AttentionMaskInterface,
@@ -166,7 +167,7 @@ def _attend(
             mask = None if visibility.is_causal else visibility.mask(segment, last, stop=last + 1, dtype=query.dtype)
             step.look(_looked_at(kernel, call, block=AttentionBlock(query[:, :, -1:], keys, values, mask)))
         rows = query[:, :, segment.start : segment.stop]
-        if kernel is _fused and visibility.is_causal and segment.slots.first == 0 and segment.slots.adjoining:
+        if kernel is _fused and visibility.is_causal and _is_one_call(segment, query):
             parts.append(_fused_causal(call, AttentionBlock(rows, keys, values)))
             continue
         size = _rows_of_a_block(kernel, query, segment=segment)
@@ -210,8 +211,25 @@ def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
     return out.reshape(1, 1, heads, -1)
 
 
+def _is_one_call(segment: Segment, query: Tensor) -> bool:
+    """Whether its rows adjoin so that a kernel knows what they see: from the first slot on, or anywhere on a GPU."""
+    return segment.slots.adjoining and (segment.slots.first == 0 or (query.is_cuda and len(segment.slots) > 1))
+
+
 def _fused_causal(call: AttentionCall, block: AttentionBlock) -> Tensor:
-    return _grouped(call, block, is_causal=True)
+    """Rows that adjoin, the last of which sees all keys."""
+    rows, keys = block.query.shape[2], block.keys.shape[2]
+    if rows == keys:
+        return _grouped(call, block, is_causal=True)
+    out = nn.functional.scaled_dot_product_attention(
+        block.query,
+        block.keys,
+        block.values,
+        attn_mask=causal_lower_right(rows, keys),
+        scale=call.scaling,
+        enable_gqa=block.query.shape[1] != block.keys.shape[1],
+    )
+    return out.transpose(1, 2)
 
 
 def _grouped(call: AttentionCall, block: AttentionBlock, *, is_causal: bool) -> Tensor:

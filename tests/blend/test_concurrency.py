@@ -7,6 +7,7 @@ from threading import Barrier, Event
 
 import pytest
 import torch
+from torch.nn.attention.bias import causal_lower_right  # pyright: ignore[reportUnknownVariableType]
 
 from blend import load
 from blend.fuse import record_loader
@@ -169,3 +170,21 @@ def test_where_flex_attention_does_not_compile_the_models_own_is_taken(monkeypat
     monkeypatch.setattr(attention, "attend_with_flex", fails)
     module = adopt(put(copy.deepcopy(native("gemma2"))), words()).decoder.model
     assert module.config._attn_implementation == DENSE  # pyright: ignore[reportPrivateUsage]
+
+
+def test_rows_that_adjoin_behind_others_are_one_call_where_a_kernel_knows_what_they_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = adopt(put(copy.deepcopy(native("qwen2"))), words())
+    case = Case(PREFIX, PREFIX, "hm", (A, B), SUFFIX)
+    in_blocks = fused(model, case.prompt(model), policy="reuse", piece_rows=50)
+    called: list[tuple[int, int]] = []
+
+    def bias(rows: int, keys: int) -> object:
+        called.append((rows, keys))
+        return causal_lower_right(rows, keys)
+
+    monkeypatch.setattr(attention, "causal_lower_right", bias)
+    monkeypatch.setattr(attention, "_is_one_call", lambda segment, query: segment.slots.adjoining)  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType]
+    assert close(fused(model, case.prompt(model), policy="reuse", piece_rows=50).logits, in_blocks.logits)
+    assert any(1 < rows < keys for rows, keys in called)
