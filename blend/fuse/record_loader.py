@@ -21,6 +21,7 @@ from store.record import LayerKV, PackedLayer
 
 JOINED = 1 << 18  # numbers of short records that are unpacked together
 PLACED = 1 << 21  # and of packed ones that are placed at once, where that leaves each thread two such units of a layer
+UNIT = 1 << 19  # or of as many: fewer take less time than threads need to pass the interpreter's lock on
 ON_DEVICE = 1 << 23  # and of any, on a GPU: its calls cost more than its work, and what stands between takes memory
 THREADS = min(8, max(2, (os.cpu_count() or 1) // 2))  # more would take the interpreter's lock from the model's thread
 
@@ -151,7 +152,7 @@ class RecordLoader:
             yield from self._joined(spans, most=ON_DEVICE // each)
             return
         numbers = sum(span.recorded for span in spans) * each
-        yield from self._joined(spans, most=max(JOINED, min(PLACED, numbers // (2 * threads))) // each)
+        yield from self._joined(spans, most=max(UNIT, min(PLACED, numbers // (2 * threads))) // each)
 
     def _joined(self, spans: Sequence[ChunkSpan], *, most: int) -> Iterator[list[ChunkSpan]]:
         """Yields them in lists of so many tokens at most, or of one."""

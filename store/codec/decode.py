@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import zstandard
 
-from store.blob import PLAIN_FORMAT, Blob, Buffer, Frame, Head
+from store.blob import PLAIN_FORMAT, Blob, Buffer, Frame, Head, StoredShape
 from store.codec.frame import MAX_FRAME_BYTES, LayerForm, framed_layer, framed_part, read_plain
 from store.codec.frame_v1 import frame_v1_bytes, read_frame_v1
 from store.codec.quantize import dequantize
@@ -46,13 +46,12 @@ def layers_of(blob: Blob) -> list[Layers]:
 
 def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
     """The layers of the frames of one group."""
-    forms = _forms(head, head.frames[numbers.start])
+    frame = head.frames[numbers.start]
+    forms = _forms_of(head, frame)
     parts: list[list[_Part]] = [[] for _ in forms]
     for number in numbers:
         frame = head.frames[number]
-        different = {id(form): form for form in forms if form}
-        bytes_of = {name: _layer_bytes(head, form, tokens=frame.tokens) for name, form in different.items()}
-        sizes = [bytes_of.get(id(form), 0) for form in forms]
+        sizes = [_layer_bytes(form, frame.tokens, version=head.format) for form in forms]
         with fetch(number) as data:
             raw, place = memoryview(_decompress(data, sum(sizes), number=number)), 0
         for form, size, found in zip(forms, sizes, parts, strict=True):
@@ -62,27 +61,32 @@ def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
     return [form and _join(found, form) for form, found in zip(forms, parts, strict=True)]
 
 
-def _forms(head: Head, frame: Frame) -> list[LayerForm | None]:
-    """How each layer of a frame is laid out, neighbours that are alike by one form; None for one without a cache.
-
-    Raises `BadBlob`.
-    """
+def _forms_of(head: Head, frame: Frame) -> tuple[LayerForm | None, ...]:
+    """How each layer of a frame is laid out; None for one without a cache. Raises `BadBlob`."""
+    shapes = head.shapes[frame.layer : frame.layer + frame.layers]
     try:
-        spec = _spec(head.codec)
+        return _forms(head.codec, shapes, first=frame.layer, dtype=head.dtype, has_trellis=head.format > PLAIN_FORMAT)
     except SpecError as error:
         raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
-    forms = list[LayerForm | None]()
-    last: LayerForm | None = None
-    for number in range(frame.layer, frame.layer + frame.layers):
-        bits, shape = spec.bits(number), head.shapes[number]
-        if shape and (last is None or (last.bits, last.shape) != (bits, shape)):
-            last = LayerForm(bits, shape, head.dtype, has_trellis=head.format > PLAIN_FORMAT)
-        forms.append(last if shape else None)
-    return forms
 
 
-def _layer_bytes(head: Head, form: LayerForm, *, tokens: int) -> int:
-    return form.nbytes(tokens) if head.format > 1 else frame_v1_bytes(form, tokens)
+@lru_cache(1024)  # each frame of each chunk asks, and most lie alike
+def _forms(
+    codec: str, shapes: Sequence[StoredShape | None], *, first: int, dtype: Dtype, has_trellis: bool
+) -> tuple[LayerForm | None, ...]:
+    spec = _spec(codec)
+    bits = [spec.bits(number) for number in range(first, first + len(shapes))]
+    return tuple(
+        shape and LayerForm(each, shape, dtype, has_trellis=has_trellis)
+        for each, shape in zip(bits, shapes, strict=True)
+    )
+
+
+@lru_cache(1024)
+def _layer_bytes(form: LayerForm | None, tokens: int, *, version: int) -> int:
+    if form is None:
+        return 0
+    return form.nbytes(tokens) if version > 1 else frame_v1_bytes(form, tokens)
 
 
 def _read_layer(raw: memoryview, form: LayerForm, *, head: Head, frame: Frame) -> _Part:

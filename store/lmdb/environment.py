@@ -226,15 +226,17 @@ class Environment:
     @contextmanager
     def read(self) -> Generator[lmdb.Transaction]:
         """A snapshot. Values are views into the map and die with the block."""
-        with self._entered():
-            with _typed(self.path):
-                txn = self._begin(write=False)
+        self._enter()
+        try:
+            txn = self._begin(write=False)
             try:
                 yield txn
-            except lmdb.Error as error:
-                raise _by_errno(self.path, error) from error
             finally:
                 txn.abort()
+        except lmdb.Error as error:
+            raise _by_errno(self.path, error) from error
+        finally:
+            self._leave()
 
     def write(self, change: Callable[[lmdb.Transaction], T]) -> T:
         """Run a change in one durable transaction. Raises `MapFull` where there is no room: then nothing happened."""
@@ -317,7 +319,7 @@ class Environment:
             raise StoreClosed(f"{self.path} was opened before a fork: open it again in the child")
         depth = getattr(self._mine, "depth", 0)
         with self._gate:
-            if depth == 0:  # a thread that is inside already must not wait for whoever waits for it
+            if self._alone and depth == 0:  # a thread that is inside must not wait for whoever waits for it
                 self._gate.wait_for(lambda: not self._alone)
             if self.users < 1:
                 raise StoreClosed(f"{self.path} is closed")
@@ -328,7 +330,8 @@ class Environment:
         self._mine.depth -= 1
         with self._gate:
             self._active -= 1
-            self._gate.notify_all()
+            if not self._active:
+                self._gate.notify_all()
 
     @contextmanager
     def _exclusively(self) -> Generator[None]:

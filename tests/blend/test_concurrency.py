@@ -92,7 +92,7 @@ class Paired(HeldRecord):
 
 
 def test_records_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_loader, "JOINED", 1)
+    monkeypatch.setattr(record_loader, "UNIT", 1)
     model, pair = ours("llama"), Barrier(2)
     held = [source(model, PREFIX, ids) for ids in (A, B)]
 
