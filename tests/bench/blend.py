@@ -1,14 +1,14 @@
 """Measures the blending: time to the first token, how a fuse grows, decoding, and stalls. A random model, no store.
 
-`python -m tests.bench.blend` prints one JSON object. The model has Qwen2.5-0.5B's shape; chunks have 256 tokens, their
-records lie in memory (with `--stored q4` in LMDB, in that codec), and none stands behind the prefix it was captured
-behind. `first_token` is timed from the layout, with `--stored` from the opening of the blobs, to the logits; each round
-times `plain` (transformers' own prefill) and every case once, and the ratios compare times of one round.
-`ratio_to_plain` is how many times faster than plain a case is: median, smallest, largest. `scaling`
-recomputes the same number of tokens in prompts of growing length; `beyond_reuse` is what that costs on top of
-computing only prefix and question. `--only fetch` brings records of q4 into a context without a model's work, in
-gigabytes of 16-bit keys and values a second, beside what memcpy, the digests and zstd alone take in the same rounds.
-`decode` and `stall` are explained in tests/bench/decode.py. One round before those counted warms up.
+`python -m tests.bench.blend` prints one JSON object. The model has Qwen2.5-0.5B's shape, or Llama-3-8B's; chunks have
+256 tokens, their records lie in memory (with `--stored q4` in LMDB, in that codec), and none stands behind the prefix
+it was captured behind. `first_token` is timed from the layout, with `--stored` from the opening of the blobs, to the
+logits; each round times `plain` (transformers' own prefill) and every case once, and the ratios compare times of one
+round. `ratio_to_plain` is how many times faster than plain a case is: median, smallest, largest. `scaling` recomputes
+the same number of tokens in prompts of growing length; `beyond_reuse` is what that costs on top of computing only
+prefix and question. `--only fetch` brings records of q4 into a context without a model's work, in gigabytes of 16-bit
+keys and values a second, beside what memcpy, the digests and zstd alone take in the same rounds. `decode` and `stall`
+are explained in tests/bench/decode.py. One round before those counted warms up.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,8 +35,8 @@ from tests.bench.decode import decode, stall
 from tests.bench.fetch import fetch
 from tests.bench.model import (
     CHUNK,
+    SHAPES,
     Corpus,
-    Shape,
     StoredCorpus,
     StoredPlan,
     adopted,
@@ -80,7 +81,7 @@ def first_token(
     """All cases in turn, round by round. A prompt is made anew for each: a stored one opens its blobs."""
     seconds: dict[str, list[float]] = {"plain": [], **{name: [] for name in cases}}
     reports: dict[str, list[FuseReport]] = {name: [] for name in cases}
-    with Readers(2) as readers:
+    with Readers() as readers:
         for number in range(runs + 1):
             spent = {"plain": plain_prefill(plain, made())}
             for name, order in cases.items():
@@ -123,7 +124,7 @@ def scaling(model: LoadedModel, corpus: Corpus, *, lengths: Sequence[int], runs:
         name: {tokens: [] for tokens in lengths} for name in (*GROWING, SHARED)
     }
     recomputed: set[int] = set()
-    with Readers(2) as readers:
+    with Readers() as readers:
         for number in range(runs + 1):
             for tokens in lengths:
                 for name in seconds:
@@ -153,15 +154,15 @@ def _growth(rows: Mapping[int, float], floor: Mapping[int, float]) -> dict[str, 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
     if options.only == "fetch":
-        found = fetch(tokens=options.tokens, chunk=options.chunk, runs=options.runs)
+        found = fetch(tokens=options.tokens, chunk=options.chunk, runs=options.runs, device=options.device)
         return {"gb_s_of_16_bit": found, "threads": torch.get_num_threads()}
-    shape = Shape(layers=options.layers)
+    shape = replace(SHAPES[options.shape], layers=options.layers or SHAPES[options.shape].layers)
     source = random_model(shape, dtype=options.dtype, device=options.device)
     plain = copy.deepcopy(source) if options.only in (None, "first") else None
     model = adopted(source)
     corpus = captured(model)
     report: dict[str, object] = {
-        "model": "Qwen2.5-0.5B's shape, random",
+        "model": f"{options.shape}, random",
         "layers": shape.layers,
         "dtype": options.dtype,
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
@@ -201,7 +202,8 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="titles are not stored with their chunks")
     parser.add_argument("--cases", default=CASES, help="of the first token, with commas: a policy and its ratio")
     parser.add_argument("--runs", type=int, default=5, help="rounds that count (default 5)")
-    parser.add_argument("--layers", type=int, default=24, help="fewer make a quick try (default 24)")
+    parser.add_argument("--shape", choices=SHAPES, default="0.5B", help="of the model (default 0.5B)")
+    parser.add_argument("--layers", type=int, default=0, help="fewer than the shape's make a quick try")
     parser.add_argument("--longest", type=int, default=8192, help="prompt of scaling and stall (default 8192)")
     parser.add_argument("--only", choices=("first", "fetch", "scaling", "decode", "stall"), help="one part")
     print(json.dumps(measure(parser.parse_args()), indent=1))

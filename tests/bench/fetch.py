@@ -34,13 +34,13 @@ THREADS = (1, 2)
 Row = dict[str, float]
 
 
-def fetch(*, tokens: int, chunk: int, runs: int) -> dict[str, object]:
+def fetch(*, tokens: int, chunk: int, runs: int, device: str) -> dict[str, object]:
     """Each shape: gigabytes of 16-bit keys and values a second, out of each medium and with so many threads."""
-    return {name: _shape(shape, tokens=tokens, chunk=chunk, runs=runs) for name, shape in SHAPES.items()}
+    return {name: _shape(shape, device, tokens=tokens, chunk=chunk, runs=runs) for name, shape in SHAPES.items()}
 
 
-def _shape(shape: Shape, *, tokens: int, chunk: int, runs: int) -> dict[str, Row]:
-    model = adopted(random_model(shape, dtype="bfloat16"))
+def _shape(shape: Shape, device: str, *, tokens: int, chunk: int, runs: int) -> dict[str, Row]:
+    model = adopted(random_model(shape, dtype="bfloat16", device=device))
     blobs = _blobs(shape, chunk, tokens // chunk)
     nbytes = tokens // chunk * chunk * model.decoder.token_bytes
     with (

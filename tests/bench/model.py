@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
 
+from blend.engine.local_engine import PIECE_ROWS
 from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
@@ -42,6 +43,9 @@ class Shape:
     vocabulary: int = 151936
 
 
+SHAPES = {"0.5B": Shape(), "8B": Shape(32, 4096, 14336, heads=32, kv_heads=8, vocabulary=128256)}
+
+
 def best_device() -> str:
     """The accelerator, where there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -62,8 +66,8 @@ def random_model(shape: Shape, *, dtype: str, device: str = "cpu") -> PreTrained
         bos_token_id=1,
         eos_token_id=2,
     )
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()  # pyright: ignore[reportArgumentType]
-    torch.nn.Module.to(model, device)
+    with torch.device(device):  # numbers of billions of weights are drawn where they are wanted
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()  # pyright: ignore[reportArgumentType]
     return model
 
 
@@ -160,6 +164,7 @@ def fused(model: LoadedModel, prompt: Prompt, *, order: BlendOrder, readers: Rea
     """A prompt from its layout to its logits, in a context of its own, and the seconds of all that."""
     start = time.perf_counter()
     decoder = model.decoder
+    order = replace(order, piece_rows=PIECE_ROWS.get(decoder.device.type, order.piece_rows))
     layout = lay_out(prompt, fingerprint=model.fingerprint, window=decoder.window, vocabulary=decoder.vocabulary)
     result = fuse(decoder, layout, context=decoder.context(len(layout.ids)), order=order, readers=readers)
     return result, time.perf_counter() - start
