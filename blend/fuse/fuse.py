@@ -20,7 +20,7 @@ from blend.errors import NotFinite
 from blend.fuse.policy import DeviationFilter, QuestionProbe, Selection, select
 from blend.fuse.prompt import PromptLayout
 from blend.fuse.record_loader import DamagedRecord, PlacedCodes, Readers, RecordLoader
-from blend.model.context import Context, Slots, scattered
+from blend.model.context import Context, Slots, numbers, scattered
 from blend.model.decoder import Decoder
 from blend.model.step import LayerHooks, LayerRange
 from store.errors import Miss, MissReason
@@ -137,7 +137,7 @@ class _Fuse:
         self._clock = clock
         self._selection = selection
         layout = selection.layout
-        self._ids = torch.tensor(layout.ids, device=decoder.device)
+        self._ids = numbers(layout.ids, device=decoder.device)
         self._cached = torch.zeros(len(layout.ids), dtype=torch.bool)
         self._exact = torch.zeros(len(layout.ids), dtype=torch.bool)
         self._exact[: context.exact] = True

@@ -15,7 +15,7 @@ from torch import Tensor
 from blend.fuse.prompt import ChunkSpan
 from blend.fuse.unpack import first_rows, unpack_joined
 from blend.fuse.unpack_frames import FrameUnpacker
-from blend.model.context import Context, LayerShape, Slots, scattered
+from blend.model.context import Context, LayerShape, Slots, numbers, scattered
 from blend.model.decoder import Decoder
 from store.record import LayerKV, PackedLayer
 
@@ -221,6 +221,6 @@ class RecordLoader:
             places = [place for span in spans for place in range(span.start, span.stop)]
             kept = first_rows([span.recorded for span in spans], [span.stop - span.start for span in spans])
             device = self._decoder.device
-            rows = None if kept is None else torch.tensor(kept, device=device)
+            rows = None if kept is None else numbers(kept, device=device)
             found = self._slots[chunks] = (scattered(places, device=device), rows)
         return found

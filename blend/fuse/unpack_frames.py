@@ -85,7 +85,7 @@ class FrameUnpacker:
         if plan is None:
             plan = self._plans[form] = _plan(parts, shapes, device=self._device)
         if self._sizes is None:
-            self._sizes = torch.tensor(parts[0].sizes, device=self._device)
+            self._sizes = send_joined([parts[0].sizes], self._device).view(torch.float32)
         data = send_joined([part.data for part in parts], self._device)
         keys = _keys(data, plan, sizes=self._sizes, shape=shapes[0])
         values = _levels(data, plan.values, shape=shapes[1])
@@ -164,64 +164,57 @@ def _followed(codes: Tensor, *, place: Tensor, first: Tensor) -> Tensor:
 
 
 def _plan(parts: Sequence[FramedPart], shapes: tuple[Heads, Heads], *, device: torch.device) -> _Plan:
-    """Tables for parts that lie one behind the other."""
-    found = list[_Rows]()
+    """Tables for parts that lie one behind the other; they go to the device in one copy."""
+    found = list[dict[str, tuple[Rows, ...]]]()
     base = first = span = 0
     for part in parts:
         found.append(_rows(part.layout, shapes, base=base, first=first, span=span))
-        base, first, span = base + part.data.nbytes, first + part.layout.tokens, span + len(found[-1].middles[0])
-
-    def tables(name: str) -> list[Tensor]:
-        columns = zip(*(getattr(rows, name) for rows in found), strict=True)
-        return [torch.tensor(np.concatenate(each), dtype=torch.int32, device=device) for each in columns]
-
-    layout, (place, start, spans) = parts[0].layout, tables("token")
+        base, first, span = base + part.data.nbytes, first + part.layout.tokens, span + len(found[-1]["middles"][0])
+    columns = {
+        name: [np.concatenate(column).astype(np.int32) for column in zip(*(rows[name] for rows in found), strict=True)]
+        for name in found[0]
+    }
+    flat = [column for some in columns.values() for column in some]
+    sent = iter(send_joined(flat, device).view(torch.int32).split_with_sizes([len(column) for column in flat]))
+    tables = {name: [next(sent) for _ in some] for name, some in columns.items()}
+    layout, (place, start, spans) = parts[0].layout, tables["tokens"]
 
     def codes(name: str, *, bits: int, width: int, trellis: int) -> _Codes:
-        first, by_head, by_channel, shift = tables(name)
+        first, by_head, by_channel, shift = tables[name]
         path = (place, start) if trellis else None
         return _Codes(first, by_head, by_channel, shift.to(torch.uint8), bits, 2**width - 1, path)
 
     return _Plan(
         keys=codes("keys", bits=layout.key_bits, width=layout.key_width, trellis=layout.key_trellis),
         values=codes("values", bits=layout.value_bits, width=layout.value_width, trellis=layout.value_trellis),
-        key_steps=_Steps(*tables("key_steps")),
-        middles=_Steps(*tables("middles")),
-        value_steps=_Steps(*tables("value_steps")),
+        key_steps=_Steps(*tables["key steps"]),
+        middles=_Steps(*tables["middles"]),
+        value_steps=_Steps(*tables["value steps"]),
         span=spans,
     )
 
 
-class _Rows(NamedTuple):
-    """What the tables have of one part, column by column."""
-
-    token: tuple[Rows, ...]  # its place in its span, the span's first token, the span's number
-    keys: tuple[Rows, ...]  # as `_Codes` has them
-    values: tuple[Rows, ...]
-    key_steps: tuple[Rows, ...]  # as `_Steps` has them
-    middles: tuple[Rows, ...]
-    value_steps: tuple[Rows, ...]
-
-
-def _rows(layout: FrameLayout, shapes: tuple[Heads, Heads], *, base: int, first: int, span: int) -> _Rows:
-    """The rows of a part whose bytes, tokens and spans begin there among all."""
+def _rows(
+    layout: FrameLayout, shapes: tuple[Heads, Heads], *, base: int, first: int, span: int
+) -> dict[str, tuple[Rows, ...]]:
+    """What the tables have of a part whose bytes, tokens and spans begin there among all, column by column."""
     (heads, dim), (value_heads, _) = shapes
     token = np.arange(layout.tokens)
     number, place = token // layout.step, token % layout.step
     spans = np.arange(-(-layout.tokens // layout.step))
     apart = np.full_like(spans, dim), np.full_like(spans, layout.middles // 2)
-    return _Rows(
-        token=(place, first + token - place, span + number),
-        keys=_code_rows(layout, layout.key_width, at=base + layout.key_codes, shape=shapes[0]),
-        values=_code_rows(layout, layout.value_width, at=base + layout.value_codes, shape=shapes[1]),
-        key_steps=(base + spans * heads * dim, *apart),
-        middles=(base + layout.middles + spans * heads * dim, *apart),
-        value_steps=(
+    return {
+        "tokens": (place, first + token - place, span + number),
+        "keys": _code_rows(layout, layout.key_width, at=base + layout.key_codes, shape=shapes[0]),
+        "values": _code_rows(layout, layout.value_width, at=base + layout.value_codes, shape=shapes[1]),
+        "key steps": (base + spans * heads * dim, *apart),
+        "middles": (base + layout.middles + spans * heads * dim, *apart),
+        "value steps": (
             base + layout.value_steps + token,
             np.full_like(token, layout.tokens),
             np.full_like(token, layout.tokens * value_heads),
         ),
-    )
+    }
 
 
 def _code_rows(layout: FrameLayout, width: int, *, at: int, shape: Heads) -> tuple[Rows, ...]:

@@ -63,6 +63,12 @@ class Slots:
         return Slots(part, int(part[0]), int(part[-1]))
 
 
+def numbers(values: Sequence[int] | Sequence[Sequence[int]], *, device: torch.device) -> Tensor:
+    """Whole numbers (int64) on the device; a GPU's stream is not waited for."""
+    held = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return held.to(device, non_blocking=True)
+
+
 def span(start: int, stop: int, *, device: torch.device) -> Slots:
     """The slots from `start` up to but without `stop`, all of them."""
     return Slots(torch.arange(start, stop, device=device), start, stop - 1)
@@ -70,7 +76,7 @@ def span(start: int, stop: int, *, device: torch.device) -> Slots:
 
 def scattered(places: Sequence[int], *, device: torch.device) -> Slots:
     """Any ascending slots, one for each place."""
-    return Slots(torch.tensor(places, dtype=torch.int64, device=device), places[0], places[-1])
+    return Slots(numbers(places, device=device), places[0], places[-1])
 
 
 def token_bytes(shapes: Sequence[LayerShape | None], dtype: torch.dtype) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from blend.model.attention import NAME
-from blend.model.context import Context, Segment, Slots, token_bytes
+from blend.model.context import Context, Segment, Slots, numbers, token_bytes
 from blend.model.joint_rows import attends_jointly, joint_rows
 from blend.model.layer_gate import text_config
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
@@ -75,10 +75,11 @@ class Decoder:
     def decode(self, rows: Sequence[tuple[Context, int, int]]) -> list[Tensor]:
         """One pass for a row of each context, at this slot and of this id: the logits (V,) of each."""
         order = sorted(range(len(rows)), key=lambda row: rows[row][0].place)
-        slots, ids = torch.tensor([rows[row][1:] for row in order], device=self.device).T
+        ordered = [rows[row] for row in order]
+        slots, ids = numbers([[slot for _, slot, _ in ordered], [each for _, _, each in ordered]], device=self.device)
         segments = [
-            Segment(rows[row][0], Slots(slots[place : place + 1], rows[row][1], rows[row][1]), place)
-            for place, row in enumerate(order)
+            Segment(context, Slots(slots[row : row + 1], slot, slot), row)
+            for row, (context, slot, _) in enumerate(ordered)
         ]
         logits = self.advance(segments, ids)
         assert logits is not None
@@ -87,12 +88,11 @@ class Decoder:
     def slabs(self, most: int) -> Slabs | None:
         """What gives contexts that `decode` reads by one call, so many tokens at most; None where it cannot."""
         config, shapes = text_config(self.model), self.model_layers.shapes
-        if config._attn_implementation != NAME:  # pyright: ignore[reportPrivateUsage]
+        heads = getattr(config, "num_attention_heads", None)
+        if config._attn_implementation != NAME or not isinstance(heads, int):  # pyright: ignore[reportPrivateUsage]
             return None
-        heads: int = config.num_attention_heads
-        if not attends_jointly(shapes, heads=heads, dtype=self.dtype, device=self.device):
-            return None
-        return Slabs(self.context, most=most)
+        is_one_call = attends_jointly(shapes, heads=heads, dtype=self.dtype, device=self.device)
+        return Slabs(self.context, most=most) if is_one_call else None
 
     def place(self, context: Context, layer: int, *, slots: Slots, keys: Tensor, values: Tensor) -> None:
         """Write position-free keys and values (H, T, D) of a layer to their slots, turned as the layer would."""

@@ -129,7 +129,7 @@ class AnglesProbe(Step):
 
 def run(model: PreTrainedModel, step: Step, *, ids: Tensor, wanted: Tensor | None = None) -> Tensor | None:
     """Runs one pass; the logits (W, V) of the wanted rows, or None where the step halted."""
-    rows = torch.tensor([step.rows - 1], device=ids.device) if wanted is None else wanted
+    rows = torch.arange(step.rows - 1, step.rows, device=ids.device) if wanted is None else wanted
     with active(step), torch.inference_mode():
         try:
             out = model(

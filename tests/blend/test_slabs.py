@@ -70,7 +70,7 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, *more: Any, **named: Any) 
     seqused_k = named.pop("seqused_k")
     assert cu_seq_q.dtype == cu_seq_k.dtype == seqused_k.dtype == torch.int32
     assert len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1 and query.shape[0] == int(cu_seq_q[-1])
-    assert max_q == 1 and max_k >= int(seqused_k.max()) and query.stride(2) == key.stride(2) == value.stride(2) == 1
+    assert max_q == 1 and max_k + 1 >= int(seqused_k.max()) and query.stride(2) == key.stride(2) == value.stride(2) == 1
     assert bool((seqused_k <= cu_seq_k.diff()).all())
     calls.append(len(seqused_k))
     out: list[Tensor] = []
@@ -149,6 +149,25 @@ def test_rows_that_lie_lie_elsewhere_go_one_by_one() -> None:
 def test_a_cpu_attends_one_by_one() -> None:
     assert not attends_jointly(SHAPES, heads=4, dtype=torch.bfloat16, device=CPU)
     assert ours("llama").decoder.slabs(1 << 20) is None
+
+
+@pytest.mark.usefixtures("joint")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_call_that_sees_a_key_too_many_or_too_few_is_not_taken(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def agrees() -> list[bool]:
+        shapes = LayerShape(2, 64, 2, 64), LayerShape(2, 128, 2, 128), LayerShape(1, 256, 1, 256)
+        return [joint_module._agrees(each, heads=8, dtype=dtype, device=CPU) for each in shapes]  # pyright: ignore[reportPrivateUsage]
+
+    assert agrees() == [True] * 3
+    for off in (-1, 1):
+
+        def wrong(*tensors: Any, seqused_k: Tensor, off: int = off, **named: Any) -> Tensor:  # noqa: ANN401
+            return varlen(*tensors, seqused_k=seqused_k + off, **named)
+
+        monkeypatch.setattr(joint_module, "varlen_attn", wrong)
+        assert agrees() == [False] * 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
