@@ -20,6 +20,7 @@ from store.record import FramedPart, FrameLayout, PackedLayer, largest
 
 _PERIOD = 3  # of what a code does to those behind it in a trellis
 _MOST = largest("float32")
+_SHORT, _SIGNLESS = 0xFFFF, 0x7FFFFFFF
 
 Rows = NDArray[np.int64]
 Heads = tuple[int, int]  # how many, and the dim of each
@@ -37,25 +38,15 @@ class _Codes(NamedTuple):
     path: tuple[Tensor, Tensor] | None  # of a trellis: the token's place in its span, and the span's first token
 
 
-class _Steps(NamedTuple):
-    """Where steps or middles lie, for each span or token: the first of them, and how far the next head's and the next
-    byte are.
-    """
-
-    first: Tensor  # all (S,) or (T,) int32
-    by_head: Tensor
-    by_byte: Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where everything lies in the bytes of some parts, one behind the other."""
+    """Where everything lies in the bytes of some parts, one behind the other; each byte of steps and middles."""
 
     keys: _Codes
     values: _Codes
-    key_steps: _Steps
-    middles: _Steps
-    value_steps: _Steps
+    key_steps: Tensor  # (S, H, D, 2) int32
+    middles: Tensor  # (S, H, D, 4)
+    value_steps: Tensor  # (T, H, 1, 2)
     span: Tensor  # (T,) each token's
 
 
@@ -89,7 +80,7 @@ class FrameUnpacker:
         data = send_joined([part.data for part in parts], self._device)
         keys = _keys(data, plan, sizes=self._sizes, shape=shapes[0])
         values = _levels(data, plan.values, shape=shapes[1])
-        values *= _steps(data, plan.value_steps, sizes=self._sizes, shape=(shapes[1][0], 1)).permute(1, 0, 2)
+        values *= _steps(data, plan.value_steps, sizes=self._sizes).permute(1, 0, 2)
         return self._narrow(keys), self._narrow(values)
 
     def _narrow(self, wide: Tensor) -> Tensor:
@@ -106,31 +97,25 @@ def _coding(layout: FrameLayout) -> tuple[int, ...]:
 
 
 def _keys(data: Tensor, plan: _Plan, *, sizes: Tensor, shape: Heads) -> Tensor:
-    steps = _steps(data, plan.key_steps, sizes=sizes, shape=shape)
-    told = _numbers(data, plan.middles, count=4, shape=shape)
-    signed = (told >> 1) ^ -(told & 1)
-    middles = (signed.double() * steps.double() * 2.0 ** (plan.keys.bits - 4)).clamp_(-_MOST, _MOST).float()
+    steps = _steps(data, plan.key_steps, sizes=sizes)
+    told = _bytes(data, plan.middles).view(torch.int32)[..., 0]
+    signed = (told >> 1 & _SIGNLESS) ^ -(told & 1)
+    middles = (signed * steps.double() * 2.0 ** (plan.keys.bits - 4)).clamp_(-_MOST, _MOST).float()
     keys = _levels(data, plan.keys, shape=shape)
     keys *= steps.index_select(0, plan.span).permute(1, 0, 2)
     keys += middles.index_select(0, plan.span).permute(1, 0, 2)
     return keys
 
 
-def _steps(data: Tensor, places: _Steps, *, sizes: Tensor, shape: Heads) -> Tensor:
+def _steps(data: Tensor, places: Tensor, *, sizes: Tensor) -> Tensor:
     """Steps (S, H, D)."""
-    found = _numbers(data, places, count=2, shape=shape).clamp_(max=len(sizes) - 1)
-    return sizes.index_select(0, found.flatten()).view(found.shape)
+    found = _bytes(data, places).view(torch.int16)[..., 0].int() & _SHORT
+    return sizes.index_select(0, found.clamp_(max=len(sizes) - 1).flatten()).view(found.shape)
 
 
-def _numbers(data: Tensor, places: _Steps, *, count: int, shape: Heads) -> Tensor:
-    """Unsigned numbers (S, H, D) of so many bytes."""
-    heads, dim = (torch.arange(each, device=data.device, dtype=torch.int32) for each in shape)
-    at = places.first[:, None, None] + heads[:, None] * places.by_head[:, None, None] + dim
-    found = torch.zeros(at.shape, dtype=torch.int64, device=data.device)
-    for byte in range(count):
-        found |= data.index_select(0, at.flatten()).view(at.shape).long() << 8 * byte
-        at = at + places.by_byte[:, None, None]
-    return found
+def _bytes(data: Tensor, places: Tensor) -> Tensor:
+    """The bytes at these places."""
+    return data.index_select(0, places.flatten()).view(places.shape)
 
 
 def _levels(data: Tensor, codes: _Codes, *, shape: Heads) -> Tensor:
@@ -138,7 +123,7 @@ def _levels(data: Tensor, codes: _Codes, *, shape: Heads) -> Tensor:
     heads, dim = (torch.arange(each, device=data.device, dtype=torch.int32) for each in shape)
     at = heads[:, None] * codes.by_head + codes.first
     at = at[:, :, None] + codes.by_channel[:, None] * dim
-    found = data.index_select(0, at.flatten()).view(at.shape)
+    found = _bytes(data, at)
     del at  # the largest of all tensors here
     found >>= codes.shift[:, None]
     found &= codes.mask
@@ -187,11 +172,21 @@ def _plan(parts: Sequence[FramedPart], shapes: tuple[Heads, Heads], *, device: t
     return _Plan(
         keys=codes("keys", bits=layout.key_bits, width=layout.key_width, trellis=layout.key_trellis),
         values=codes("values", bits=layout.value_bits, width=layout.value_width, trellis=layout.value_trellis),
-        key_steps=_Steps(*tables["key steps"]),
-        middles=_Steps(*tables["middles"]),
-        value_steps=_Steps(*tables["value steps"]),
+        key_steps=_places(tables["key steps"], shape=shapes[0], count=2),
+        middles=_places(tables["middles"], shape=shapes[0], count=4),
+        value_steps=_places(tables["value steps"], shape=(shapes[1][0], 1), count=2),
         span=spans,
     )
+
+
+def _places(table: Sequence[Tensor], *, shape: Heads, count: int) -> Tensor:
+    """The places of so many bytes of each number, the lowest first: (S, H, D, count).
+
+    The table has those of the first number's first one, and how far the next head's and the next byte are.
+    """
+    first, by_head, by_byte = (column[:, None, None, None] for column in table)
+    heads, dim, byte = (torch.arange(each, device=first.device, dtype=torch.int32) for each in (*shape, count))
+    return first + heads[:, None, None] * by_head + dim[:, None] + byte * by_byte
 
 
 def _rows(

@@ -1,6 +1,7 @@
 """Unpacking in torch against the store's own decoding, bit for bit."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from blend.fuse.unpack import DTYPES, unpack, unpack_into, unpack_joined
 from blend.fuse.unpack_frames import FrameUnpacker
@@ -129,6 +131,32 @@ def test_frames_that_are_unpacked_where_they_lie_are_what_the_store_decodes(
         keys, values = unpacker.unpack(framed)
         assert same(keys, np.concatenate([each.keys for _, each in found], axis=1))
         assert same(values, np.concatenate([each.values for _, each in found], axis=1))
+
+
+class Counted(TorchDispatchMode):
+    """Counts torch's calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("spec", "most"), [("q4", 100), ("k2.9v2.3", 200)])
+def test_many_frames_take_as_many_calls_as_few(spec: str, most: int) -> None:
+    def calls(lengths: list[int]) -> int:
+        framed = [layers(stored(plain("normal", (2, each, 8), (2, each, 8)), spec))[0] for each in lengths]
+        unpacker = FrameUnpacker(torch.bfloat16, CPU)
+        unpacker.unpack(framed)
+        with Counted() as counted:
+            unpacker.unpack(framed)
+        return counted.calls
+
+    few, many = calls([40, 50]), calls([30 + each for each in range(40)])
+    assert few == many < most
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
