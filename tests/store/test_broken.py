@@ -5,13 +5,18 @@ import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import lmdb
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from store.blob_store import Put
 from store.key import Scope
 from store.lmdb import broken, environment
 from store.lmdb.lmdb_store import LmdbStore
+from store.lmdb.pages import Pages
 from tests.store.crash_writer import TENANT, bulk
 from tests.store.samples import key
 from tests.store.test_disk_faults import in_another_process, served
@@ -74,6 +79,55 @@ def test_noise_in_any_tree_costs_what_was_stored_and_no_process(folder: Path, tm
         leave_in_disorder(copied)
     assert len(list(spoilt.iterdir())) > 10
     in_another_process(live_through, spoilt)
+
+
+def flip(folder: Path, start: int, *, seed: int) -> None:
+    """Damage a few bytes of a page."""
+    chance = random.Random(seed)
+    with (folder / "data.mdb").open("r+b") as file:
+        file.seek(start + chance.choice([0, 8, 10, 12, 14, chance.randrange(16, 64), chance.randrange(PAGE - 8)]))
+        file.write(chance.randbytes(chance.choice([1, 2, 8])))
+
+
+def test_a_few_wrong_bytes_in_any_tree_cost_no_process(folder: Path, tmp_path: Path) -> None:
+    spoilt = tmp_path / "spoilt"
+    for seed, start in enumerate([0, PAGE, *tree_pages(folder)] * 4):
+        copied = spoilt / f"{seed:04}"
+        shutil.copytree(folder, copied)
+        flip(copied, start, seed=seed)
+        leave_in_disorder(copied)
+    in_another_process(live_through, spoilt)
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 50, 1900, 5000, 70_000])), max_size=40)
+
+
+@settings(max_examples=30, deadline=None)
+@given(changes=CHANGES, more=st.sampled_from([0, 0, 0, 700]), end=st.sampled_from(["as it is", "compacted"]))
+def test_all_pages_of_a_sound_file_are_found_as_lmdb_finds_them(
+    changes: list[tuple[int, int]], more: int, end: str
+) -> None:
+    with TemporaryDirectory() as name:
+        with LmdbStore(Path(name)) as store:
+            store.put_all([bulk(f"more {number}", 50) for number in range(more)])
+            for number, nbytes in changes:
+                if nbytes:
+                    store.replace(bulk(number, nbytes))
+                else:
+                    store.delete(Scope(TENANT, key(number).chunk))
+            if end == "compacted":
+                store.compact()
+        pages = Pages(memoryview((Path(name) / "data.mdb").read_bytes()))
+        found = [(database, entry.key, bytes(entry.value)) for database, entry in pages.entries()]
+        assert found == as_lmdb_has_it(name)
+        assert pages._seen.count(0) == 2, "pages beside the metas that nothing leads to"  # pyright: ignore[reportPrivateUsage]
+
+
+def as_lmdb_has_it(folder: str) -> list[tuple[bytes, bytes, bytes]]:
+    """All databases' entries."""
+    with lmdb.open(folder, max_dbs=20, readonly=True, lock=False, create=False) as env, env.begin() as txn:
+        names = [key for key, _ in txn.cursor()]
+        return [(name, *each) for name in names for each in txn.cursor(db=env.open_db(name, txn, create=False))]
 
 
 def test_a_broken_file_is_kept_until_anything_is_deleted(folder: Path) -> None:
