@@ -1,8 +1,8 @@
 """Contexts side by side in large buffers, so that one call writes, and another reads, the rows of several requests."""
 
+from collections import deque
 from collections.abc import Callable
 from itertools import count
-from threading import Lock
 from weakref import WeakSet, finalize
 
 import torch
@@ -22,27 +22,30 @@ class Slab:
         self.number = next(self.numbers)
         self.whole = whole
         self._free = [(0, whole.capacity)]  # from where to where, in order; none touches another
-        self._lock = Lock()  # contexts end in any thread
+        self._given_back = deque[tuple[int, int]]()  # by contexts that ended, in any thread and inside any call
 
     def take(self, tokens: int) -> int | None:
         """Where so many tokens adjoin that are free, which they are no more; None where there are none."""
-        with self._lock:
-            for place, (start, stop) in enumerate(self._free):
-                if stop - start >= tokens:
-                    self._free[place : place + 1] = [(start + tokens, stop)] if stop - start > tokens else []
-                    return start
+        while self._given_back:
+            self._join(self._given_back.popleft())
+        for place, (start, stop) in enumerate(self._free):
+            if stop - start >= tokens:
+                self._free[place : place + 1] = [(start + tokens, stop)] if stop - start > tokens else []
+                return start
         return None
 
     def give_back(self, start: int, tokens: int) -> None:
         """Free them again."""
-        with self._lock:
-            spans = sorted([*self._free, (start, start + tokens)])
-            self._free = spans[:1]
-            for first, stop in spans[1:]:
-                if first == self._free[-1][1]:
-                    self._free[-1] = (self._free[-1][0], stop)
-                else:
-                    self._free.append((first, stop))
+        self._given_back.append((start, start + tokens))
+
+    def _join(self, span: tuple[int, int]) -> None:
+        spans = sorted([*self._free, span])
+        self._free = spans[:1]
+        for first, stop in spans[1:]:
+            if first == self._free[-1][1]:
+                self._free[-1] = (self._free[-1][0], stop)
+            else:
+                self._free.append((first, stop))
 
 
 class SlabContext(Context):
@@ -62,7 +65,7 @@ class SlabContext(Context):
 
 
 class Slabs:
-    """Gives contexts, in slabs of which each is there while one of its contexts is."""
+    """Gives contexts to one thread, in slabs of which each is there while one of its contexts is."""
 
     def __init__(self, fresh: Callable[[int], Context], *, most: int) -> None:
         """`fresh` makes a context for so many tokens; `most` are those of all contexts that are there at a time."""
