@@ -38,7 +38,8 @@ PIECE_ROWS = {"cuda": 4096}  # calls cost a GPU more than few rows do, and it ha
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`kv_bytes` holds the contexts of all running requests and of a capture; prefixes are kept besides.
+    """`kv_bytes` holds the contexts of all running requests and of a capture, and on a GPU the room in slabs beside
+    them; prefixes are kept besides.
 
     `capture_share`: of the engine's time that captures have where requests never end. `weights`: how much of what
     requests have a payer gets, where one has 1. `piece_rows`: rows that a fuse computes at a time, 0 for what suits the
@@ -73,7 +74,10 @@ class LocalEngine:
         self._fingerprint = fingerprint
         self._prefixes = Prefixes(self.limits.prefix_bytes)
         self._capture_prefixes = Prefixes(self.limits.prefix_bytes)
-        self._slabs = decoder.slabs(self.limits.kv_bytes // decoder.token_bytes)
+        self._kv_bytes = self.limits.kv_bytes
+        self._slabs = decoder.slabs(self._kv_bytes * 4 // 5 // decoder.token_bytes)
+        if self._slabs is not None:  # a last one, which may stand all but empty, is at most a quarter of what they hold
+            self._kv_bytes = self._kv_bytes * 4 // 5
         self._readers = Readers()
         self._changed = Condition()
         self._waiting = FairQueue(self.limits.weights)
@@ -103,10 +107,10 @@ class LocalEngine:
         request.order.check()
         capacity = min(len(layout.ids) + request.most_tokens, self._decoder.window + 1)
         needed = capacity * self._decoder.token_bytes
-        if needed > self.limits.kv_bytes:
+        if needed > self._kv_bytes:
             raise PromptError(
                 f"{len(layout.ids)} prompt tokens and up to {request.most_tokens} new ones need {needed} bytes "
-                f"of KV, the budget is {self.limits.kv_bytes}: shorten the prompt, lower max_tokens or raise the budget"
+                f"of KV, the budget is {self._kv_bytes}: shorten the prompt, lower max_tokens or raise the budget"
             )
         queued = QueuedRequest(request, layout, listen=listen, capacity=capacity)
         with self._changed:
@@ -236,7 +240,7 @@ class LocalEngine:
         tokens, count = Counter[str](), self._payers()
         for queued in (answer.queued for answer in self._running):
             tokens[queued.request.payer] += queued.capacity
-        limit = self.limits.kv_bytes - self._captured_bytes
+        limit = self._kv_bytes - self._captured_bytes
         places = self.limits.running
 
         def fits(queued: QueuedRequest) -> bool:
@@ -355,7 +359,7 @@ class LocalEngine:
                 self._decoder,
                 job.prefix,
                 chunks=job.chunks,
-                hooks=CaptureHooks(self._let_requests, self._hold, self.limits.kv_bytes // self._decoder.token_bytes),
+                hooks=CaptureHooks(self._let_requests, self._hold, self._kv_bytes // self._decoder.token_bytes),
                 prefixes=self._capture_prefixes,
             )
             job.result.set_result(records)
@@ -381,7 +385,7 @@ class LocalEngine:
         """Counts what a capture takes from now on. Returns when it fits beside the answers that still run."""
         self._captured_bytes = tokens * self._decoder.token_bytes
         self._end_slice()
-        most = (self.limits.kv_bytes - self._captured_bytes) // self._decoder.token_bytes
+        most = (self._kv_bytes - self._captured_bytes) // self._decoder.token_bytes
         while self._running and sum(answer.queued.capacity for answer in self._running) > most:
             self._step()
         self._slice_began = time.perf_counter()
