@@ -17,7 +17,7 @@ LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platfor
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-oldest fuzz kills replicas fmt lock bench eval model demo serve clean
+.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas fmt lock bench eval model demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,7 +48,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 	$(PY) -m pytest tests/test_architecture.py
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-clients test-vllm test-long test-rgw test-postgres test-oldest fuzz kills replicas bench eval model: export OMP_WAIT_POLICY = PASSIVE
+test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas bench eval model: export OMP_WAIT_POLICY = PASSIVE
 
 # One file's tests run in one process, which computes with one thread. A quarter of its time it waits, so three fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
@@ -82,6 +82,10 @@ test-rgw: $(INSTALLED) ## the S3 tests against a stricter server
 # Tests of services that reach into no file of the data folder.
 ON_BOTH := $(addprefix tests/service/test_,clients.py core.py deletes.py end_to_end.py fair_shares.py foreign_documents.py \
 	hostile_texts.py ingest.py request_documents.py tenants.py unsearched.py)
+
+# Nothing here is a card: its paths are taken, and what only a card has is played.
+test-as-gpu: $(INSTALLED) ## the tests of blend on the paths that a GPU takes
+	OMP_NUM_THREADS=1 $(PY) -m pytest -p tests.blend.as_on_gpu -n $(PROCESSES) --dist loadfile $(or $(ARGS),tests/blend)
 
 test-postgres: $(INSTALLED) ## the tests of services again, with keys and catalogs in PostgreSQL
 	TEST_DATA=postgres OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile $(ON_BOTH) $(ARGS)

@@ -107,10 +107,10 @@ class LocalEngine:
         request.order.check()
         capacity = min(len(layout.ids) + request.most_tokens, self._decoder.window + 1)
         needed = capacity * self._decoder.token_bytes
-        if needed > self._kv_bytes:
+        if needed > self.limits.kv_bytes:
             raise PromptError(
                 f"{len(layout.ids)} prompt tokens and up to {request.most_tokens} new ones need {needed} bytes "
-                f"of KV, the budget is {self._kv_bytes}: shorten the prompt, lower max_tokens or raise the budget"
+                f"of KV, the budget is {self.limits.kv_bytes}: shorten the prompt, lower max_tokens or raise the budget"
             )
         queued = QueuedRequest(request, layout, listen=listen, capacity=capacity)
         with self._changed:
@@ -240,7 +240,7 @@ class LocalEngine:
         tokens, count = Counter[str](), self._payers()
         for queued in (answer.queued for answer in self._running):
             tokens[queued.request.payer] += queued.capacity
-        limit = self._kv_bytes - self._captured_bytes
+        limit = (self._kv_bytes if self._running else self.limits.kv_bytes) - self._captured_bytes
         places = self.limits.running
 
         def fits(queued: QueuedRequest) -> bool:

@@ -23,6 +23,7 @@ from blend.model.attention import Visibility
 from blend.model.context import Context, LayerShape, Segment, span
 from blend.model.joint_rows import attends_jointly, joint_rows
 from blend.model.slabs import BESIDE, LEAST, SlabContext, Slabs
+from tests.blend.as_on_gpu import calls, varlen
 from tests.blend.asking import Asked, engine
 from tests.blend.families import draw, ours
 from tests.blend.fusing import Case
@@ -30,8 +31,6 @@ from tests.blend.fusing import Case
 CPU = torch.device("cpu")
 SHAPES = (LayerShape(2, 8, 2, 8), None, LayerShape(1, 8, 1, 8))
 PREFIX, SUFFIX, *CHUNKS = draw(5, 9, 11, 40, 75, 3, 120, 60, 33)
-
-calls: list[int] = []  # how many sequences each call of the stand-in had
 
 
 def fresh(tokens: int) -> Context:
@@ -62,24 +61,6 @@ def test_a_slab_of_which_all_was_given_back_has_room_for_its_like() -> None:
     assert len({each.place[0] for each in contexts}) == 1
     del contexts[2:4]
     assert slabs.context(2 * LEAST).place[0] == contexts[0].place[0] != slabs.context(2 * LEAST + 1).place[0]
-
-
-def varlen(query: Tensor, key: Tensor, value: Tensor, *more: Any, **named: Any) -> Tensor:  # noqa: ANN401
-    """What `torch.nn.attention.varlen.varlen_attn` does on a GPU, by its documentation: sequences one after another."""
-    cu_seq_q, cu_seq_k, max_q, max_k = more
-    seqused_k = named.pop("seqused_k")
-    assert cu_seq_q.dtype == cu_seq_k.dtype == seqused_k.dtype == torch.int32
-    assert len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1 and query.shape[0] == int(cu_seq_q[-1])
-    assert max_q == 1 and max_k + 1 >= int(seqused_k.max()) and query.stride(2) == key.stride(2) == value.stride(2) == 1
-    assert bool((seqused_k <= cu_seq_k.diff()).all())
-    calls.append(len(seqused_k))
-    out: list[Tensor] = []
-    for row, (start, used) in enumerate(zip(cu_seq_k.tolist(), seqused_k.tolist(), strict=False)):
-        seen = [each[start : start + used].transpose(0, 1) for each in (key, value)]
-        rows = query[row : row + 1].transpose(0, 1)
-        alone = torch.nn.functional.scaled_dot_product_attention(rows, seen[0], seen[1], **named)
-        out.append(alone.transpose(0, 1))
-    return torch.cat(out)
 
 
 @pytest.fixture
