@@ -7,6 +7,7 @@ Registered under one name in both of transformers' registries. The model's own m
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -213,7 +214,30 @@ def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
 
 def _is_one_call(segment: Segment, query: Tensor) -> bool:
     """Whether its rows adjoin so that a kernel knows what they see: from the first slot on, or anywhere on a GPU."""
-    return segment.slots.adjoining and (segment.slots.first == 0 or (query.is_cuda and len(segment.slots) > 1))
+    if not segment.slots.adjoining or segment.slots.first == 0:
+        return segment.slots.adjoining
+    return (
+        query.is_cuda
+        and len(segment.slots) > 1
+        and _knows_lower_right(query.shape[3], query.dtype, device=query.device)
+    )
+
+
+@cache
+def _knows_lower_right(dim: int, dtype: torch.dtype, *, device: torch.device) -> bool:
+    """Whether rows behind others come out as they do by a mask: tried once for each form."""
+    rows, seen = 3, 40
+    keys, values = torch.randn(2, 1, 2, seen, dim, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    wanted = keys + 2 * keys.roll(-1, 2)  # a row looks at its own key, and even more at the next, which it must not see
+    query = wanted[:, :, -rows:].repeat_interleave(2, 1)
+    hidden = torch.arange(seen, device=device) > torch.arange(seen - rows, seen, device=device)[:, None]
+    mask = torch.zeros(rows, seen, dtype=dtype, device=device).masked_fill_(hidden, torch.finfo(dtype).min)
+    call = AttentionCall(nn.Identity(), None, {})
+    try:
+        ours = _fused_causal(call, AttentionBlock(query, keys, values))
+    except RuntimeError:
+        return False
+    return torch.allclose(ours, _grouped(call, AttentionBlock(query, keys, values, mask), is_causal=False), atol=0.05)
 
 
 def _fused_causal(call: AttentionCall, block: AttentionBlock) -> Tensor:

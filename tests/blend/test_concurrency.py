@@ -7,7 +7,7 @@ from threading import Barrier, Event
 
 import pytest
 import torch
-from torch.nn.attention.bias import causal_lower_right  # pyright: ignore[reportUnknownVariableType]
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # pyright: ignore[reportUnknownVariableType]
 
 from blend import load
 from blend.fuse import record_loader
@@ -188,3 +188,20 @@ def test_rows_that_adjoin_behind_others_are_one_call_where_a_kernel_knows_what_t
     monkeypatch.setattr(attention, "_is_one_call", lambda segment, query: segment.slots.adjoining)  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType]
     assert close(fused(model, case.prompt(model), policy="reuse", piece_rows=50).logits, in_blocks.logits)
     assert any(1 < rows < keys for rows, keys in called)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_kernel_that_sees_too_much_or_too_little_of_what_is_before_is_not_taken(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def knows() -> bool:
+        attention._knows_lower_right.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        return attention._knows_lower_right(64, dtype, device=torch.device("cpu"))  # pyright: ignore[reportPrivateUsage]
+
+    assert knows()
+    monkeypatch.setattr(attention, "causal_lower_right", causal_upper_left)
+    assert not knows()
+    for wrong in (-1, 1, 40):
+        sight = torch.ones(3, 40, dtype=torch.bool).tril(37 + wrong)
+        monkeypatch.setattr(attention, "causal_lower_right", lambda rows, keys, sight=sight: sight)  # pyright: ignore[reportUnknownLambdaType]
+        assert not knows()
