@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 MOST = 7 / 8  # of memory and places for one payer, for as long as others were here lately
 LATELY_S = 300.0
-PIECE_ROWS = {"cuda": 4096}  # calls cost a GPU more than few rows do, and it has computed these before others notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,7 @@ class EngineLimits:
     them; prefixes are kept besides.
 
     `capture_share`: of the engine's time that captures have where requests never end. `weights`: how much of what
-    requests have a payer gets, where one has 1. `piece_rows`: rows that a fuse computes at a time, 0 for what suits the
-    device.
+    requests have a payer gets, where one has 1. `piece_rows`: as in `BlendOrder`.
     """
 
     kv_bytes: int = 4 << 30
@@ -74,10 +72,9 @@ class LocalEngine:
         self._fingerprint = fingerprint
         self._prefixes = Prefixes(self.limits.prefix_bytes)
         self._capture_prefixes = Prefixes(self.limits.prefix_bytes)
-        self._kv_bytes = self.limits.kv_bytes
-        self._slabs = decoder.slabs(self._kv_bytes * 4 // 5 // decoder.token_bytes)
-        if self._slabs is not None:  # a last one, which may stand all but empty, is at most a quarter of what they hold
-            self._kv_bytes = self._kv_bytes * 4 // 5
+        beside_slabs = self.limits.kv_bytes * 4 // 5  # the last slab, all but empty perhaps, is at most a quarter of it
+        self._slabs = decoder.slabs(beside_slabs // decoder.token_bytes)
+        self._kv_bytes = self.limits.kv_bytes if self._slabs is None else beside_slabs
         self._readers = Readers()
         self._changed = Condition()
         self._waiting = FairQueue(self.limits.weights)
@@ -275,8 +272,7 @@ class LocalEngine:
         if request.order.policy != "full":
             self._prefixes.restore(prefix, context, owner=request.owner)
         order = queued.begin(context, self._decoder)
-        rows = self.limits.piece_rows or PIECE_ROWS.get(self._decoder.device.type, order.piece_rows)
-        order = replace(order, piece_rows=rows, between=lambda: self._let_others(queued))
+        order = replace(order, piece_rows=self.limits.piece_rows, between=lambda: self._let_others(queued))
         fused = fuse(self._decoder, queued.layout, context=context, order=order, readers=self._readers)
         if not context.exact:
             self._prefixes.keep(prefix, context, owner=request.owner)

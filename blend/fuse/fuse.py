@@ -25,12 +25,16 @@ from blend.model.decoder import Decoder
 from blend.model.step import LayerHooks, LayerRange
 from store.errors import Miss, MissReason
 
+PIECE_ROWS = {"cuda": 4096}  # calls cost a GPU more than few rows do, and it has computed these before others notice
+FEW_ROWS = 1024  # on any other device
+
 
 @dataclass(frozen=True, slots=True)
 class BlendOrder:
     """How caches are reused. Orders of one policy and ratio are equal; the rest fits the fuse into an engine's work.
 
-    `between` is called before each layer of each piece of so many rows, so that others may compute meanwhile. `final`
+    `between` is called before each layer of each piece of `piece_rows`, 0 for as many as suit the device, so that
+    others may compute meanwhile. `final`
     is called once for each layer that keeps keys, in order, as soon as those of all tokens but the last stand for good;
     `again` where a damaged record makes the fuse begin anew: what was final is not any more. `placed` is called by the
     threads that read, with what came out of records for a layer, before that layer is final.
@@ -38,7 +42,7 @@ class BlendOrder:
 
     policy: str = "hybrid"
     ratio: float = 0.15
-    piece_rows: int = field(default=1024, repr=False, compare=False)
+    piece_rows: int = field(default=0, repr=False, compare=False)
     between: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     final: Callable[[int], None] = field(default=lambda layer: None, repr=False, compare=False)
     again: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
@@ -256,8 +260,9 @@ class _Fuse:
 
     def _pieces(self, rows: Tensor, hidden: Tensor | None) -> Iterator[tuple[Slots, Tensor | None]]:
         places = _numbers(rows)
-        for start in range(0, len(places), self._order.piece_rows):
-            part = places[start : start + self._order.piece_rows]
+        most = self._order.piece_rows or PIECE_ROWS.get(self._decoder.device.type, FEW_ROWS)
+        for start in range(0, len(places), most):
+            part = places[start : start + most]
             entering = None if hidden is None else hidden[:, start : start + len(part)]
             yield scattered(part, device=self._decoder.device), entering
 

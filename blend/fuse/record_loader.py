@@ -151,8 +151,8 @@ class RecordLoader:
         if self._frames is not None:
             yield from self._joined(spans, most=ON_DEVICE // each)
             return
-        numbers = sum(span.recorded for span in spans) * each
-        yield from self._joined(spans, most=max(UNIT, min(PLACED, numbers // (2 * threads))) // each)
+        wanted = sum(span.recorded for span in spans) * each
+        yield from self._joined(spans, most=max(UNIT, min(PLACED, wanted // (2 * threads))) // each)
 
     def _joined(self, spans: Sequence[ChunkSpan], *, most: int) -> Iterator[list[ChunkSpan]]:
         """Yields them in lists of so many tokens at most, or of one."""
@@ -168,7 +168,7 @@ class RecordLoader:
 
     def _place(self, layer: int, spans: Sequence[ChunkSpan]) -> int:
         """Returns how many bytes of keys and values came out of the spans' records."""
-        numbers = sum(span.recorded for span in spans) * self._shape(layer).numbers
+        placed = sum(span.recorded for span in spans) * self._shape(layer).numbers
         decoder, stored = self._decoder, [(span, self._stored(layer, span)) for span in spans]
         packed = [(slice(span.start, span.stop), each) for span, each in stored if decoder.takes_packed(each)]
         if packed:
@@ -181,7 +181,7 @@ class RecordLoader:
             for span, each in stored:
                 if isinstance(each, PackedLayer):
                     self._tell(PlacedCodes(layer, span.start, span.stop, each))
-        return numbers * decoder.dtype.itemsize
+        return placed * decoder.dtype.itemsize
 
     def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:
         decoder = self._decoder

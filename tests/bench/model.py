@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
 
-from blend.engine.local_engine import PIECE_ROWS
 from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
@@ -164,7 +163,6 @@ def fused(model: LoadedModel, prompt: Prompt, *, order: BlendOrder, readers: Rea
     """A prompt from its layout to its logits, in a context of its own, and the seconds of all that."""
     start = time.perf_counter()
     decoder = model.decoder
-    order = replace(order, piece_rows=PIECE_ROWS.get(decoder.device.type, order.piece_rows))
     layout = lay_out(prompt, fingerprint=model.fingerprint, window=decoder.window, vocabulary=decoder.vocabulary)
     result = fuse(decoder, layout, context=decoder.context(len(layout.ids)), order=order, readers=readers)
     return result, time.perf_counter() - start

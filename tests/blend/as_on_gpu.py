@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blend.engine import local_engine
-from blend.fuse import record_loader
+from blend.fuse import fuse, record_loader
 from blend.model import attention, decoder, joint_rows
 from blend.model.context import Segment
 
@@ -54,7 +53,7 @@ def pytest_configure() -> None:
     patch.setattr(decoder, "attends_jointly", lambda shapes, **more: True)  # pyright: ignore[reportUnknownLambdaType]
     patch.setattr(joint_rows, "varlen_attn", varlen)
     patch.setattr(attention, "_is_one_call", adjoins)
-    patch.setitem(local_engine.PIECE_ROWS, "cpu", local_engine.PIECE_ROWS["cuda"])
+    patch.setitem(fuse.PIECE_ROWS, "cpu", fuse.PIECE_ROWS["cuda"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

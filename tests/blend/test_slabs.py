@@ -113,7 +113,7 @@ def test_rows_that_see_keys_with_holes_go_one_by_one() -> None:
 
 
 @pytest.mark.usefixtures("joint")
-def test_rows_that_lie_lie_elsewhere_go_one_by_one() -> None:
+def test_rows_that_lie_elsewhere_go_one_by_one() -> None:
     slabs, own = Slabs(fresh, most=4 * BESIDE * LEAST), fresh(10)
     first, second = slabs.context(10), slabs.context(20)
 
