@@ -130,6 +130,7 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(description="the largest body of a request", ge=1024)] = 64 << 20
     max_documents: Annotated[int, Field(description="documents of one request", ge=1)] = 1000
     max_question_chars: Annotated[int, Field(description="characters of a question", ge=1)] = 20_000
+    stop_s: Annotated[int, Field(description="seconds to finish what runs when the service is told to stop", ge=0)] = 45
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="what is logged")] = "info"
     log_style: Annotated[Literal["text", "json"], Field(description="how it is logged")] = "text"
     traces: Annotated[str, Field(description="where OpenTelemetry traces go")] = ""

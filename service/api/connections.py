@@ -1,19 +1,23 @@
 """Connections to clients that keep the service waiting: for how long, and which one goes where there are too many.
 
-What waits is the head of a request that does not come, and a response that is not read. Knows no request's meaning.
+What waits is the head of a request that does not come, and a response that is not read. Who came before the service
+was told to stop is answered. Knows no request's meaning.
 """
 
 import asyncio
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 CONNECTIONS = 4096
+_CLOSE = (b"connection", b"close")
+LAST_S = 0.5  # for a request that is on its way to a service that stops: whoever sent it may have no other to ask
 UNSENT_BYTES = 1 << 17  # more of a response the system takes only as the client reads, so that its pace shows
 
 
@@ -59,6 +63,7 @@ class PatientConnection(H11Protocol):
     _waiting: asyncio.TimerHandle | None = None
     _since = 0.0
     _unread = 0
+    _is_last = False  # of this connection's requests, the one that comes next
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """See `asyncio.Protocol`; so are all that follow."""
@@ -78,6 +83,8 @@ class PatientConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
+        if self._is_last:
+            self._tell_last()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -90,6 +97,21 @@ class PatientConnection(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._watch()
+
+    def shutdown(self) -> None:
+        self._is_last = True
+        self._tell_last()
+        self.loop.call_later(LAST_S, self._close)
+
+    def _tell_last(self) -> None:
+        """Let the response say that none follows it, where it has not begun."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is not None and _CLOSE not in cycle.default_headers:
+            cycle.default_headers = [*cycle.default_headers, _CLOSE]
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            super().shutdown()
 
     def _watch(self) -> None:
         """Begin to count where the client's turn begins, and end where it ends. A part of a head is no end."""
@@ -137,3 +159,34 @@ def patient(patience: Patience, *, tell: Callable[[str], None]) -> type[PatientC
     Configured.patience = patience
     Configured.tell = staticmethod(tell)
     return Configured
+
+
+class OrderlyServer(uvicorn.Server):
+    """A server that answers those who came before it was told to stop, and whom it had not yet accepted.
+
+    A listener that closes resets them, and a balancer that was refused by another replica before has none left to ask.
+    """
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        late = (self._take_in(each) for listener in sockets or [] for each in _accepted(listener))
+        taken = asyncio.gather(*late, return_exceptions=True)
+        await super().shutdown(sockets)  # closes the listeners before anything else can run
+        await taken
+
+    async def _take_in(self, accepted: socket.socket) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        kind = cast("type[PatientConnection]", config.http_protocol_class)
+
+        def made() -> PatientConnection:
+            return kind(config, self.server_state, self.lifespan.state)
+
+        _, connection = await loop.connect_accepted_socket(made, accepted)
+        connection.shutdown()
+
+
+def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Whoever waits to be accepted."""
+    with suppress(OSError):  # nobody, or no more files
+        while True:
+            yield listener.accept()[0]

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 30  # for requests that run when the service is told to stop
 SWITCH_S = 0.0002  # until another thread computes: a loop that shares with many gets its turn 25 times as soon
 
 Host = Annotated[
@@ -74,7 +73,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
     with ExitStack() as stack:
         core = compose_core(settings)
         stack.callback(core.close)
-        server = server_over(observed(core), tell=core.refusals.add)
+        server = server_over(observed(core), tell=core.refusals.add, stop_s=settings.stop_s)
         core.is_stopping = lambda: server.should_exit
         open_more_files()
         sys.setswitchinterval(SWITCH_S)
@@ -131,14 +130,16 @@ def _socket(family: int, place: tuple[object, ...]) -> socket.socket:
     return found
 
 
-def server_over(app: "ASGIApp", *, tell: Callable[[str], None], patience: "Patience | None" = None) -> "uvicorn.Server":
+def server_over(
+    app: "ASGIApp", *, tell: Callable[[str], None], stop_s: int, patience: "Patience | None" = None
+) -> "uvicorn.Server":
     """The server of an application. `tell` gets the limit at which a connection was cut."""
     import uvicorn
 
-    from service.api.connections import Patience, patient
+    from service.api.connections import OrderlyServer, Patience, patient
     from service.api.limits import HEAD_BYTES
 
-    return uvicorn.Server(
+    return OrderlyServer(
         uvicorn.Config(
             app,
             log_config=None,
@@ -147,7 +148,7 @@ def server_over(app: "ASGIApp", *, tell: Callable[[str], None], patience: "Patie
             http=patient(patience or Patience(), tell=tell),
             ws="none",  # an upgraded connection would have no limits
             h11_max_incomplete_event_size=HEAD_BYTES,
-            timeout_graceful_shutdown=DRAIN_S,
+            timeout_graceful_shutdown=stop_s,
         )
     )
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.service.forks import JUMPING
-from tests.service.serving import Json, Service, kvweave_ended
+from tests.service.serving import WAIT_S, Json, Service, kvweave_ended
 
 
 class Killed(Service):
@@ -15,7 +15,8 @@ class Killed(Service):
     def __init__(self, folder: Path, *, log: Path) -> None:
         (folder / "spool").mkdir()
         more = {"TMPDIR": str(folder / "spool"), JUMPING: "1"}
-        super().__init__(folder, environment=more, dtype="float32", device="cpu", codec="lossless", chunk_tokens=16)
+        few: dict[str, object] = {"codec": "lossless", "chunk_tokens": 16, "stop_s": WAIT_S}
+        super().__init__(folder, environment=more, dtype="float32", device="cpu", **few)
         self.folder, self.log = folder, log
         self.store = f"lmdb://{folder}/store"
         self.kills = 0
