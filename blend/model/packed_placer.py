@@ -28,7 +28,9 @@ IS_COMPILED = place_kernel is not None  # so that codes are placed as they lie i
 
 Turn = tuple[bool, int, NDArray[np.float32], NDArray[np.float32]]  # see `turn`
 
+_NO_PARTS, _NO_SIZES = np.zeros((0, 0), np.int64), np.zeros(0, np.float32)
 _NO_ANGLES = np.zeros((0, 0), np.float32)
+_NO_TURN: Turn = (True, 0, _NO_ANGLES, _NO_ANGLES)
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
 
 
@@ -60,12 +62,18 @@ class PackedPlacer:
         self._words = _WORDS[dtype]
         self._limit = np.float32(torch.finfo(dtype).max)
         self._kernel = place_kernel(is_short=dtype == torch.bfloat16)
+        self._learn_types()
 
     def place(self, out: tuple[Tensor, Tensor], parts: Sequence[PlacedPart], *, turns: tuple[Turn, Turn]) -> None:
         """Write the first rows of a layer's parts to keys and values (H, C, D) of a context, all in one call."""
         keys, values = (each.view(self._words).numpy() for each in out)
         told = [(*_memory(each.part.data), each.rows, each.slot, *each.part.layout) for each in parts]
         self._kernel(np.array(told, np.int64), parts[0].part.sizes, self._limit, turns, (keys, values))
+
+    def _learn_types(self) -> None:
+        """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""
+        nowhere = torch.zeros((0, 0, 0), dtype=self._words).numpy()
+        self._kernel(_NO_PARTS, _NO_SIZES, self._limit, (_NO_TURN, _NO_TURN), (nowhere, nowhere))
 
 
 def _memory(data: Codes) -> tuple[int, int]:
@@ -77,6 +85,6 @@ def _memory(data: Codes) -> tuple[int, int]:
 def turn(rotation: Rotation | None, angles: Angles) -> Turn:
     """How rows turn, as the kernel takes it; `angles` (P, n) are those of all slots from the first on."""
     if rotation is None or not rotation.pairs:
-        return True, 0, _NO_ANGLES, _NO_ANGLES
+        return _NO_TURN
     sin = angles.sin if rotation.sign > 0 else -angles.sin
     return rotation.pairing == "halves", rotation.start, angles.cos.numpy(), sin.numpy()

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -73,6 +75,17 @@ def moved(x: Tensor, apart: int) -> Tensor:
 def bits(x: Tensor) -> Tensor:
     """So that -0.0 is not 0.0."""
     return x.contiguous().view(torch.int16 if x.dtype == torch.bfloat16 else torch.int32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_to_learn() -> Iterator[None]:
+    """A kernel that is made knows the types of all that comes: numba may learn them wrongly where two threads call."""
+    kernels = [placer(dtype)._kernel for dtype in ("float32", "bfloat16")]
+    asked = Mock(side_effect=AssertionError("numba looks for what fits these types"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(kernels[0]), "_search_new_conversions", asked)
+        yield
+        asked.assert_not_called()
 
 
 def both_forms(reader: BlobReader) -> list[PackedLayer]:
