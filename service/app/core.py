@@ -191,9 +191,9 @@ class Core:
             "fills_waiting", "Missing chunks that wait to be computed.", read=lambda: ingest.waiting_fills
         )
         self.metrics.watch_engine(tenants.model.engine.load)
-        self._working = _Working(tenants, ingest, pipeline)
         ingest.start()
         self.truth.peers.follow(Follower(tenants.learn, ingest.wake, ingest.resting))
+        self._working = _Working(tenants, ingest, pipeline)
         model = tenants.model
         log.info("ready", extra=fields(model=self.model_name, window=model.window, codec=model.codec))
         if pipeline.foreign_documents is not None:

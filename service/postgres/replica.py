@@ -80,12 +80,12 @@ class Replica(PostgresPeers):
 
     def follow(self, follower: Follower) -> None:
         self._follower = follower
-        self._lapse()
         self._learn_once()
 
     def lease(self) -> int | None:
         lapses = self._lapses
-        return lapses if self._caught_up == lapses and now() < self._until else None
+        knows_all = self._caught_up == lapses or self._follower is None  # nothing is served yet that could be deleted
+        return lapses if knows_all and now() < self._until else None
 
     def _lapse(self) -> None:
         """What others delete from now on, nobody waits for this one to learn."""
@@ -213,11 +213,13 @@ class Replica(PostgresPeers):
         row, lapses = self.row, self._lapses
         is_behind = self._caught_up != lapses
         swept = self.swept_after(self._learned)
-        if self._follower is not None and (is_behind or swept):
-            self._follower.learn(None if is_behind else list(swept))
+        follower = self._follower  # not before: whoever follows from here on learns all that was deleted until then
+        if follower is not None and (is_behind or swept):
+            follower.learn(None if is_behind else list(swept))
         if row != self.row:  # it is another service by now
             return
         self._learned = max([self._learned, *swept.values()])
         if swept:
             self.beat(self._learned)
-        self._caught_up = lapses
+        if follower is not None:
+            self._caught_up = lapses

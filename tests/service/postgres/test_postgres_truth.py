@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 import psycopg
@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from retriever.postgres.schemas import schema_of
 from service import cli
+from service.access.peers import Follower
 from service.access.truth import Truth
 from service.postgres.postgres_truth import PostgresTruth
 from tests.servers.postgres import PostgresServer
@@ -64,3 +65,14 @@ class TestPostgresTruth(TruthContract):
         result = CliRunner().invoke(cli.app, ["verify", "--store", f"file://{tmp_path}/store", "--json"])
         bad = "bad: document 'd1' of tenant 'a' is damaged: put it in again"
         assert (result.exit_code, json.loads(result.stdout)["catalogs"]["a"][0]) == (1, bad)
+
+
+def test_one_that_begins_to_serve_keeps_its_lease(tmp_path: Path, url: str) -> None:
+    """What is asked meanwhile is done, and would be refused afterwards. All that was deleted before is learned."""
+    learned = list[object]()
+    with closing(PostgresTruth(url, tmp_path)) as truth, truth.serve(print):
+        lease = truth.peers.lease()
+        assert lease is not None
+        truth.peers.follow(Follower(learned.append, print, nullcontext))
+        assert truth.peers.lease() == lease
+        assert learned[0] is None
