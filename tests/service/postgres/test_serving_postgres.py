@@ -36,11 +36,6 @@ def service(folder: Path, url: str) -> Service:
     return Service(folder, data=f"{url}#{folder}/data")
 
 
-def found(client: httpx.Client, query: str = "cedar lamps") -> list[str]:
-    answer = good(client.post("/v1/search", json={"query": query}))
-    return [hit["document_id"] for hit in answer["hits"]]
-
-
 def in_the_end(send: Callable[[], httpx.Response]) -> Json:
     """What whoever is told to ask again hears in the end: a service that was cut off may have to catch up first."""
     answers: list[httpx.Response] = []
@@ -51,6 +46,11 @@ def in_the_end(send: Callable[[], httpx.Response]) -> Json:
 
     wait_for(is_answered, "it goes on")
     return good(answers[-1])
+
+
+def found(client: httpx.Client, query: str = "cedar lamps") -> list[str]:
+    answer = in_the_end(lambda: client.post("/v1/search", json={"query": query}))
+    return [hit["document_id"] for hit in answer["hits"]]
 
 
 def test_another_machine_goes_on_where_a_killed_one_was(postgres: PostgresServer, tmp_path: Path) -> None:
