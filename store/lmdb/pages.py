@@ -70,6 +70,8 @@ class Pages:
             for page in _freed(freed):
                 self._visit(page, 1)
         for name in [*self._below(self._main)]:
+            if not name.flags and len(name.value) != _TREE.size:
+                continue  # a note beside the databases
             if name.flags != _NAMED or len(name.value) != _TREE.size:
                 raise DamagedPages(f"{name.key!r} is no database")
             for entry in self._below(_Tree(*_TREE.unpack(name.value))):

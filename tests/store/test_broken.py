@@ -17,6 +17,7 @@ from store.key import Scope
 from store.lmdb import broken, environment
 from store.lmdb.lmdb_store import LmdbStore
 from store.lmdb.pages import Pages
+from store.tiers.budget import TierBudget
 from tests.store.crash_writer import TENANT, bulk
 from tests.store.samples import key
 from tests.store.test_disk_faults import in_another_process, served
@@ -148,6 +149,21 @@ def test_a_sound_store_keeps_all_after_a_kill(folder: Path) -> None:
     with LmdbStore(folder) as store:
         assert all(served(store, name) == bytes(bulk(name, BYTES)) for name in NAMES[:-1])
     assert not (folder / BROKEN).exists()
+
+
+def test_a_full_store_keeps_all_after_a_kill(tmp_path: Path) -> None:
+    """One that made room has a note beside its databases."""
+    budget = TierBudget(4 << 20, lowest=False)
+    with LmdbStore(tmp_path, budget) as store:
+        for number in range(150):
+            assert store.put(bulk(number, 20_000 + number * 977 % 60_000)) is Put.STORED
+        kept = {entry.key for entry in store.entries()}
+    with lmdb.open(str(tmp_path), max_dbs=20, readonly=True, lock=False) as env, env.begin() as txn:
+        assert txn.get(b"touched") == b""
+    leave_in_disorder(tmp_path)
+    with LmdbStore(tmp_path, budget) as store:
+        assert {entry.key for entry in store.entries()} == kept
+    assert not (tmp_path / BROKEN).exists()
 
 
 def test_only_what_was_left_in_disorder_is_looked_through(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
