@@ -214,13 +214,13 @@ def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
 
 def _is_one_call(segment: Segment, query: Tensor) -> bool:
     """Whether its rows adjoin so that a kernel knows what they see: from the first slot on, or anywhere on a GPU."""
-    if not segment.slots.adjoining or segment.slots.first == 0:
-        return segment.slots.adjoining
-    return (
-        query.is_cuda
-        and len(segment.slots) > 1
-        and _knows_lower_right(query.shape[3], query.dtype, device=query.device)
-    )
+    slots = segment.slots
+    return slots.adjoining and (slots.first == 0 or (len(slots) > 1 and _sees_behind_others(query)))
+
+
+def _sees_behind_others(query: Tensor) -> bool:
+    """Whether a kernel of the device knows what rows see that end with the last key, not begin with the first."""
+    return query.is_cuda and _knows_lower_right(query.shape[3], query.dtype, device=query.device)
 
 
 @cache

@@ -16,9 +16,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 CONNECTIONS = 4096
-_CLOSE = (b"connection", b"close")
 LAST_S = 0.5  # for a request that is on its way to a service that stops: whoever sent it may have no other to ask
 UNSENT_BYTES = 1 << 17  # more of a response the system takes only as the client reads, so that its pace shows
+_CLOSE = (b"connection", b"close")
 
 
 def open_more_files() -> None:
@@ -170,7 +170,7 @@ class OrderlyServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
         late = (self._take_in(each) for listener in sockets or [] for each in _accepted(listener))
-        taken = asyncio.gather(*late, return_exceptions=True)
+        taken = asyncio.gather(*late)
         await super().shutdown(sockets)  # closes the listeners before anything else can run
         await taken
 
@@ -181,8 +181,9 @@ class OrderlyServer(uvicorn.Server):
         def made() -> PatientConnection:
             return kind(config, self.server_state, self.lifespan.state)
 
-        _, connection = await loop.connect_accepted_socket(made, accepted)
-        connection.shutdown()
+        with suppress(OSError):  # whoever has gone already
+            _, connection = await loop.connect_accepted_socket(made, accepted)
+            connection.shutdown()
 
 
 def _accepted(listener: socket.socket) -> Iterator[socket.socket]:

@@ -70,9 +70,10 @@ class Pages:
             for page in _freed(freed):
                 self._visit(page, 1)
         for name in [*self._below(self._main)]:
-            if not name.flags and len(name.value) != _TREE.size:
+            told = name.flags, len(name.value) == _TREE.size  # the second: whether it may tell of a tree
+            if told == (0, False):
                 continue  # a note beside the databases
-            if name.flags != _NAMED or len(name.value) != _TREE.size:
+            if told != (_NAMED, True):
                 raise DamagedPages(f"{name.key!r} is no database")
             for entry in self._below(_Tree(*_TREE.unpack(name.value))):
                 yield name.key, entry

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from blend.fuse import fuse, record_loader
 from blend.model import attention, decoder, joint_rows
-from blend.model.context import Segment
 
 OF_A_CPU = {  # what they measure is a CPU's own way
     "test_a_cpu_attends_one_by_one",
@@ -40,19 +39,13 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, *more: Any, **named: Any) 
     return torch.cat(out)
 
 
-def adjoins(segment: Segment, query: Tensor) -> bool:
-    """As `attention._is_one_call` answers on a GPU."""
-    del query
-    return segment.slots.adjoining and (segment.slots.first == 0 or len(segment.slots) > 1)
-
-
 def pytest_configure() -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(record_loader, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
     patch.setattr(decoder, "packed_placer", lambda dtype, device: None)  # pyright: ignore[reportUnknownLambdaType]
     patch.setattr(decoder, "attends_jointly", lambda shapes, **more: True)  # pyright: ignore[reportUnknownLambdaType]
     patch.setattr(joint_rows, "varlen_attn", varlen)
-    patch.setattr(attention, "_is_one_call", adjoins)
+    patch.setattr(attention, "_sees_behind_others", lambda query: True)  # pyright: ignore[reportUnknownLambdaType]
     patch.setitem(fuse.PIECE_ROWS, "cpu", fuse.PIECE_ROWS["cuda"])
 
 

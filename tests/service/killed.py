@@ -15,8 +15,15 @@ class Killed(Service):
     def __init__(self, folder: Path, *, log: Path) -> None:
         (folder / "spool").mkdir()
         more = {"TMPDIR": str(folder / "spool"), JUMPING: "1"}
-        few: dict[str, object] = {"codec": "lossless", "chunk_tokens": 16, "stop_s": WAIT_S}
-        super().__init__(folder, environment=more, dtype="float32", device="cpu", **few)
+        super().__init__(
+            folder,
+            environment=more,
+            dtype="float32",
+            device="cpu",
+            codec="lossless",
+            chunk_tokens=16,
+            stop_s=WAIT_S,
+        )
         self.folder, self.log = folder, log
         self.store = f"lmdb://{folder}/store"
         self.kills = 0

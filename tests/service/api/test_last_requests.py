@@ -19,8 +19,6 @@ from service.api import connections
 from service.commands.serve import server_over
 from tests.service.serving import WAIT_S, wait_for
 
-STOP_S = WAIT_S
-
 
 class Stopping:
     """A server whose loop, when asked to, accepts nobody any more, as one does that is busy."""
@@ -31,7 +29,7 @@ class Stopping:
         self._listening = listening
         paths = {"/": self._greet, "/accept-no-more": self._accept_no_more, "/long": self._long}
         app = Starlette(routes=[Route(path, told, methods=["GET", "POST"]) for path, told in paths.items()])
-        self.server = server_over(app, tell=lambda limit: None, stop_s=STOP_S)
+        self.server = server_over(app, tell=lambda limit: None, stop_s=WAIT_S)
 
     def client(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
