@@ -143,18 +143,20 @@ class FrameLayout(NamedTuple):
     value_trellis: int
 
 
-@dataclass(frozen=True, slots=True)
-class FramedPart:
-    """Tokens `start` to `start + layout.tokens` of one layer as their frame has them; `sizes`: of steps, by place."""
+class FramedPart(NamedTuple):
+    """Tokens `start` to `start + layout.tokens` of one layer as their frame has them; `sizes`: of steps, by place.
+
+    `address`: of the data.
+    """
 
     start: int
     data: Codes
+    address: int
     layout: FrameLayout
     sizes: Scales
 
 
-@dataclass(frozen=True, slots=True)
-class PackedLayer:
+class PackedLayer(NamedTuple):
     """One layer in codes; `shapes` are the (H, T, D) of keys and values.
 
     A long chunk is cut into several tiles along T, in order and without gaps, which `read` makes. Where they lie in

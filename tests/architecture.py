@@ -115,6 +115,7 @@ EXCUSED: dict[str, dict[str, str]] = {
     },
     "environment_readers": {
         "clients/vllm-kvweave/examples/openai_client.py:main": "an example shows where its addresses come from",
+        "service/app/give_back_memory.py:keep_freed_memory": "settings of the allocator's own, of whoever made them",
         f"{_VLLM}/connector.py:KvweaveConnector.__init__": "vLLM's settings stand in its log, and a key does not",
     },
     "long_signatures": {

@@ -168,20 +168,21 @@ class RecordLoader:
 
     def _place(self, layer: int, spans: Sequence[ChunkSpan]) -> int:
         """Returns how many bytes of keys and values came out of the spans' records."""
-        placed = sum(span.recorded for span in spans) * self._shape(layer).numbers
         decoder, stored = self._decoder, [(span, self._stored(layer, span)) for span in spans]
-        packed = [(slice(span.start, span.stop), each) for span, each in stored if decoder.takes_packed(each)]
+        packed = [(span.start, span.stop, each) for span, each in stored if decoder.takes_packed(each)]
         if packed:
             decoder.place_packed(self._context, layer, stored=packed)
-        left = {span.chunk: each for span, each in stored if not decoder.takes_packed(each)}
-        plain = [span for span in spans if span.chunk in left]
-        for some in self._joined(plain, most=(ON_DEVICE if self._frames else JOINED) // self._shape(layer).numbers):
-            self._place_joined(layer, some, stored=[left[span.chunk] for span in some])
+        if len(packed) < len(stored):
+            left = {span.chunk: each for span, each in stored if not decoder.takes_packed(each)}
+            plain = [span for span in spans if span.chunk in left]
+            for some in self._joined(plain, most=(ON_DEVICE if self._frames else JOINED) // self._shape(layer).numbers):
+                self._place_joined(layer, some, stored=[left[span.chunk] for span in some])
         if self._tell is not None:
             for span, each in stored:
                 if isinstance(each, PackedLayer):
                     self._tell(PlacedCodes(layer, span.start, span.stop, each))
-        return placed * decoder.dtype.itemsize
+        tokens = sum([each.shapes[0][1] for _, each in stored])
+        return tokens * self._shape(layer).numbers * decoder.dtype.itemsize
 
     def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:
         decoder = self._decoder

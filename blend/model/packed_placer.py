@@ -6,8 +6,8 @@ but nothing is written between codes and context, which takes a quarter of the t
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.model.rotation import Angles, Rotation
-from store.record import Codes, FramedPart
+from store.record import FramedPart, FrameLayout
 
 try:
     from blend.model.place_kernel import place_kernel
@@ -34,8 +34,7 @@ _NO_TURN: Turn = (True, 0, _NO_ANGLES, _NO_ANGLES)
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedPart:
+class PlacedPart(NamedTuple):
     """A part of a layer whose first `rows` stand from the slot on."""
 
     part: FramedPart
@@ -67,19 +66,23 @@ class PackedPlacer:
     def place(self, out: tuple[Tensor, Tensor], parts: Sequence[PlacedPart], *, turns: tuple[Turn, Turn]) -> None:
         """Write the first rows of a layer's parts to keys and values (H, C, D) of a context, all in one call."""
         keys, values = (each.view(self._words).numpy() for each in out)
-        told = [(*_memory(each.part.data), each.rows, each.slot, *each.part.layout) for each in parts]
-        self._kernel(np.array(told, np.int64), parts[0].part.sizes, self._limit, turns, (keys, values))
+        found: dict[FrameLayout, int] = {}
+        told = [
+            (part.address, part.data.nbytes, rows, slot, found.setdefault(part.layout, len(found)))
+            for part, rows, slot in parts
+        ]
+        both = np.array(told, np.int64), _table(tuple(found))
+        self._kernel(both, parts[0].part.sizes, self._limit, turns, (keys, values))
 
     def _learn_types(self) -> None:
         """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""
         nowhere = torch.zeros((0, 0, 0), dtype=self._words).numpy()
-        self._kernel(_NO_PARTS, _NO_SIZES, self._limit, (_NO_TURN, _NO_TURN), (nowhere, nowhere))
+        self._kernel((_NO_PARTS, _NO_PARTS), _NO_SIZES, self._limit, (_NO_TURN, _NO_TURN), (nowhere, nowhere))
 
 
-def _memory(data: Codes) -> tuple[int, int]:
-    """Address and length of bytes."""
-    assert data.flags.c_contiguous
-    return data.__array_interface__["data"][0], data.nbytes
+@lru_cache(256)
+def _table(layouts: tuple[FrameLayout, ...]) -> NDArray[np.int64]:
+    return np.array(layouts, np.int64)
 
 
 def turn(rotation: Rotation | None, angles: Angles) -> Turn:

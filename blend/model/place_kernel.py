@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numba import boolean, float32, int64, njit, types, uint16, uint32, void
+from numba.np.unsafe.ndarray import to_fixed_tuple  # pyright: ignore[reportUnknownVariableType]
 from numpy.typing import NDArray
 
 from blend.model.compiled import Word, bytes_at, cast, compiled, compiled_apart
@@ -39,6 +40,7 @@ from store.record import Codes, FrameLayout, Scales, largest
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint16 | np.uint32]
 Numbers = NDArray[np.int64]
+Parts = tuple[Numbers, Numbers]  # address and length of bytes, tokens, slot of the first, which of these; layouts
 Cut = tuple[int, int, np.float32]  # tokens that are placed, the slot of the first, the largest number of the dtype
 Turning = tuple[bool, int, Floats, Floats]  # whether halves are paired, the first number that turns, cosines and sines
 Form = tuple[int, bool, bool]  # bits of a code in a byte, whether codes lie as rows, whether they are of a trellis
@@ -153,19 +155,46 @@ def _is_usual(steps: Floats, middles: Floats, half: np.float32) -> bool:
     return reach < _MOST and float(np.uint32(least).view(np.float32)) >= _LEAST_STEP
 
 
-def _keys_of(codes: Callable[..., Lanes], numbers: Callable[..., Lanes]) -> Callable[..., Lanes]:
+def _channels_of(numbers: Callable[..., Lanes]) -> Callable[..., tuple[Lanes, Lanes]]:
     @compiled_apart
-    def keys(row: Codes, start: int, bits: Bits, channels: Channels, like: Words) -> Lanes:
-        (shift, mask, half), (steps, middles) = bits, channels
-        code = minus(codes(row, start, shift, mask), filled(half))
-        return rounded(multiply_add(code, numbers(steps, start), numbers(middles, start)), like)
+    def found(channels: Channels, start: int) -> tuple[Lanes, Lanes]:
+        return numbers(channels[0], start), numbers(channels[1], start)
+
+    return found
+
+
+def _keys_of(codes: Callable[..., Lanes]) -> Callable[..., Lanes]:
+    @compiled_apart
+    def keys(row: Codes, start: int, bits: Bits, channels: tuple[Lanes, Lanes], like: Words) -> Lanes:
+        code = minus(codes(row, start, bits[0], bits[1]), filled(bits[2]))
+        return rounded(multiply_add(code, channels[0], channels[1]), like)
 
     return keys
 
 
-_keys_at, _even_keys, _odd_keys = (
-    _keys_of(codes_at, numbers_at), _keys_of(even_codes, even_numbers), _keys_of(odd_codes, odd_numbers),
-)  # fmt: skip
+_channels_at, _keys_at = _channels_of(numbers_at), _keys_of(codes_at)
+_even_channels, _even_keys = _channels_of(even_numbers), _keys_of(even_codes)
+_odd_channels, _odd_keys = _channels_of(odd_numbers), _keys_of(odd_codes)
+
+
+@compiled_apart
+def _stream_halves(out: Words, packed: Packed, channels: Channels, turning: Turning, span: Span) -> None:
+    """Writes keys whose halves turn with each other, some channels of all tokens first: theirs is read once then."""
+    (rows, width, half, _), (head, slot, _, count), (_, _, cosines, sines) = packed, span, turning
+    pairs, mask = cosines.shape[1], np.uint32(2**width - 1)
+    for a in range(0, pairs, 2 * LANES):
+        b, c, d = a + LANES, pairs + a, pairs + a + LANES
+        of_a, of_b = _channels_at(channels, a), _channels_at(channels, b)
+        of_c, of_d = _channels_at(channels, c), _channels_at(channels, d)
+        for token in range(count):
+            row, codes = out[head, slot + token], rows[token * width >> 3]
+            bits, cos, sin = (np.uint32(token * width & 7), mask, half), cosines[slot + token], sines[slot + token]
+            in_a, in_c = _keys_at(codes, a, bits, of_a, row), _keys_at(codes, c, bits, of_c, row)
+            in_b, in_d = _keys_at(codes, b, bits, of_b, row), _keys_at(codes, d, bits, of_d, row)
+            put(row, a, minus(times(in_a, numbers_at(cos, a)), times(in_c, numbers_at(sin, a))))
+            put(row, b, minus(times(in_b, numbers_at(cos, b)), times(in_d, numbers_at(sin, b))))
+            put(row, c, plus(times(in_c, numbers_at(cos, a)), times(in_a, numbers_at(sin, a))))
+            put(row, d, plus(times(in_d, numbers_at(cos, b)), times(in_b, numbers_at(sin, b))))
 
 
 @compiled_apart
@@ -175,25 +204,29 @@ def _stream_keys(out: Words, packed: Packed, channels: Channels, turning: Turnin
     is_halved, first, cosines, sines = turning
     pairs, dim = cosines.shape[1], out.shape[2]
     stop, mask = first + 2 * pairs, np.uint32(2**width - 1)
+    if is_halved and 2 * pairs == dim and pairs % (2 * LANES) == 0:
+        _stream_halves(out, packed, channels, turning, span)
+        return
     for token in range(count):
         row, codes = out[head, slot + token], rows[token * width >> 3]
         bits = np.uint32(token * width & 7), mask, half
         for d in range(0, first, LANES):
-            put(row, d, _keys_at(codes, d, bits, channels, row))
+            put(row, d, _keys_at(codes, d, bits, _channels_at(channels, d), row))
         for pair in range(0, pairs, LANES):
             cos, sin = numbers_at(cosines[slot + token], pair), numbers_at(sines[slot + token], pair)
-            at, other = first + pair, first + pairs + pair
             if is_halved:
-                a = _keys_at(codes, at, bits, channels, row)
-                b = _keys_at(codes, other, bits, channels, row)
+                at, other = first + pair, first + pairs + pair
+                a = _keys_at(codes, at, bits, _channels_at(channels, at), row)
+                b = _keys_at(codes, other, bits, _channels_at(channels, other), row)
                 put(row, at, minus(times(a, cos), times(b, sin)))
                 put(row, other, plus(times(b, cos), times(a, sin)))
             else:
-                a = _even_keys(codes, at + pair, bits, channels, row)
-                b = _odd_keys(codes, at + pair, bits, channels, row)
-                put_in_turn(row, at + pair, minus(times(a, cos), times(b, sin)), plus(times(b, cos), times(a, sin)))
+                at = first + 2 * pair
+                a = _even_keys(codes, at, bits, _even_channels(channels, at), row)
+                b = _odd_keys(codes, at, bits, _odd_channels(channels, at), row)
+                put_in_turn(row, at, minus(times(a, cos), times(b, sin)), plus(times(b, cos), times(a, sin)))
         for d in range(stop, dim, LANES):
-            put(row, d, _keys_at(codes, d, bits, channels, row))
+            put(row, d, _keys_at(codes, d, bits, _channels_at(channels, d), row))
 
 
 @compiled_apart
@@ -337,19 +370,13 @@ def _place_values(  # noqa: PLR0917
 
 
 def _place(  # numba knows no keywords
-    parts: Numbers, sizes: Scales, limit: np.float32, turning: tuple[Turning, Turning], out: tuple[Words, Words]
+    parts: Parts, sizes: Scales, limit: np.float32, turning: tuple[Turning, Turning], out: tuple[Words, Words]
 ) -> None:
-    """Writes keys and values of a layer's parts to their slots (H, C, D).
-
-    Each of the `parts` is a row: address and length of its bytes, tokens, slot of the first, and its layout.
-    """
-    for part in parts:
-        data = bytes_at(part[0], part[1])
+    """Writes keys and values of a layer's parts to their slots (H, C, D)."""
+    for part in parts[0]:
+        data, laid = bytes_at(part[0], part[1]), parts[1][part[4]]
         cut = part[2], part[3], limit
-        layout = FrameLayout(
-            part[4], part[5], part[6], part[7], part[8], part[9], part[10], part[11], part[12], part[13], part[14],
-            part[15], part[16],
-        )  # fmt: skip
+        layout = FrameLayout(*to_fixed_tuple(laid, 13))
         _place_keys(data, sizes, layout, cut, turning[0], out[0])
         _place_values(data, sizes, layout, cut, turning[1], out[1])
     all_written()
@@ -363,7 +390,8 @@ def place_kernel(*, is_short: bool) -> Callable[..., None]:
 
     turning = types.Tuple((boolean, int64, read(float32, 2), read(float32, 2)))
     out = types.Array(uint16 if is_short else uint32, 3, "C")
-    signature = void(read(int64, 2), read(float32, 1), float32, types.UniTuple(turning, 2), types.UniTuple(out, 2))
+    parts = types.UniTuple(read(int64, 2), 2)
+    signature = void(parts, read(float32, 1), float32, types.UniTuple(turning, 2), types.UniTuple(out, 2))
     try:
         return njit(signature, nogil=True, cache=True)(_place)
     except RuntimeError:  # there is no folder to keep it in: each process compiles it

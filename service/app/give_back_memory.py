@@ -1,6 +1,7 @@
 """Memory that the process has and does not use: the allocator keeps it until it is told to give it back."""
 
 import ctypes
+import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,22 @@ from threading import Event
 EVERY_S = 4.0
 BUSY_LOOKS = 15  # from one time to the next where it is never calm
 WORTH_BYTES = 16 << 20  # more than was left the last time
+KEPT_BYTES = 256 << 20  # at the end of an arena
+PIECE_BYTES = 32 << 20  # the most that glibc takes: larger ones come from the system, and go back at once
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for them, in its malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Leave what is freed to `give_back_memory`: the allocator would return it at once, some 100 kilobytes at a time,
+    and ask for it again, which takes longer than what is done in it.
+
+    Does nothing where somebody told the allocator already, or where it is not glibc's.
+    """
+    tell = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tell is not None and not any(name.startswith("MALLOC_") for name in os.environ):
+        tell(_TRIM_THRESHOLD, KEPT_BYTES)
+        tell(_MMAP_THRESHOLD, PIECE_BYTES)
 
 
 def give_back_memory(stopped: Event, *, is_calm: Callable[[], bool]) -> None:

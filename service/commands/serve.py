@@ -64,12 +64,13 @@ def serve(host: Host = "", *, port: Port = None, store: StoreUrl = "") -> None:
 def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
     from service.api.connections import open_more_files
     from service.app.composition import compose_core
-    from service.app.give_back_memory import give_back_memory
+    from service.app.give_back_memory import give_back_memory, keep_freed_memory
     from service.application import observed
     from service.settings import SettingsError
     from service.telemetry.logs import fields, setup_logs
 
     setup_logs(settings.log_level, settings.log_style)
+    keep_freed_memory()
     with ExitStack() as stack:
         core = compose_core(settings)
         stack.callback(core.close)

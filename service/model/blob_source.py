@@ -5,9 +5,10 @@ from threading import Lock
 
 from blend.errors import UnreadableRecord
 from blend.model.fingerprint import Fingerprint
+from store.blob import Frame
 from store.codec.decode import read_group
 from store.errors import BadBlob, MissReason, StoreError
-from store.reader import BlobReader, Layers
+from store.reader import BlobReader
 from store.record import LayerKV, PackedLayer, Tail
 
 _TIERS = {"object": "s3"}  # what reports call a medium
@@ -33,15 +34,13 @@ class BlobSource:
         self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
         self._reader: BlobReader | None = reader
         self._groups = reader.numbers
-        first = [reader.head.frames[numbers.start] for numbers in self._groups]
         self._group_of = {
             layer: group
-            for group, frame in enumerate(first)
-            for layer in range(frame.layer, frame.layer + frame.layers)
+            for group, numbers in enumerate(self._groups)
+            for layer in _layers_of(reader.head.frames[numbers.start])
         }
-        self._start_of = [frame.layer for frame in first]
         self._lock = Lock()  # a group is read by one thread; who wants another of its layers would read the same
-        self._kept: dict[int, Layers] = {}
+        self._kept: dict[int, LayerKV | PackedLayer] = {}
 
     def begin(self) -> None:
         """Begin to bring the record near, before anyone asks for its layers."""
@@ -56,19 +55,14 @@ class BlobSource:
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
         """A layer's keys and values. Raises Unreadable for a damaged frame, and where the medium does not answer."""
-        group = self._group_of[index]
-        place = index - self._start_of[group]
         with self._lock:
-            layers = self._kept.pop(group, None)
-            if layers is None or layers[place] is None:
-                layers = self._read(group)
-            layer, rest = layers[place], [*layers[:place], None, *layers[place + 1 :]]
-            if any(rest):
-                self._kept[group] = rest
-        assert layer is not None, f"layer {index} keeps nothing of its own"
+            layer = self._kept.pop(index, None)
+            if layer is None:
+                self._kept.update(self._read(self._group_of[index]))
+                layer = self._kept.pop(index)
         return layer
 
-    def _read(self, group: int) -> Layers:
+    def _read(self, group: int) -> dict[int, LayerKV | PackedLayer]:
         start, reader = time.perf_counter(), self._reader
         assert reader is not None, "the record was let go of"
         try:
@@ -80,5 +74,10 @@ class BlobSource:
             self.failure = MissReason.UNAVAILABLE
             raise UnreadableRecord(str(error)) from error
         self.read_s += time.perf_counter() - start
-        self.read += sum(reader.head.frames[number].nbytes for number in self._groups[group])
-        return layers
+        frames = [reader.head.frames[number] for number in self._groups[group]]
+        self.read += sum(frame.nbytes for frame in frames)
+        return {number: layer for number, layer in zip(_layers_of(frames[0]), layers, strict=True) if layer}
+
+
+def _layers_of(frame: Frame) -> range:
+    return range(frame.layer, frame.layer + frame.layers)

@@ -4,18 +4,27 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import zstandard
 
 from store.blob import PLAIN_FORMAT, Blob, Buffer, Frame, Head, StoredShape
-from store.codec.frame import MAX_FRAME_BYTES, LayerForm, framed_layer, framed_part, read_plain
+from store.codec.frame import (
+    MAX_FRAME_BYTES,
+    LayerForm,
+    address_of,
+    frame_layout,
+    framed_layer,
+    framed_part,
+    read_plain,
+)
 from store.codec.frame_v1 import frame_v1_bytes, read_frame_v1
 from store.codec.quantize import dequantize
 from store.codec.spec import Spec
 from store.errors import BadBlob, MissReason, SpecError
 from store.reader import BlobReader, Fetch, Layers
-from store.record import Dtype, FramedPart, LayerKV, PackedLayer, Record, Tail
+from store.record import Codes, Dtype, FramedPart, FrameLayout, LayerKV, PackedLayer, Record, Tail
 
 _Part = LayerKV | PackedLayer | FramedPart  # a layer's tokens of one frame
 
@@ -44,56 +53,75 @@ def layers_of(blob: Blob) -> list[Layers]:
     return [_read(blob.head, numbers, fetch=lambda number: nullcontext(frames[number])) for numbers in blob.head.groups]
 
 
+class _FrameForm(NamedTuple):
+    """What tells how a frame's layers lie, the first of which has this number; `version` is of the blob's format."""
+
+    codec: str
+    shapes: tuple[StoredShape | None, ...]
+    first: int
+    tokens: int
+    dtype: Dtype
+    version: int
+
+
+class _Laid(NamedTuple):
+    """Where in a frame's bytes a layer lies, and how; `layout` where it is read as it lies."""
+
+    form: LayerForm
+    where: slice
+    layout: FrameLayout | None
+
+
 def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
     """The layers of the frames of one group."""
-    frame = head.frames[numbers.start]
-    forms = _forms_of(head, frame)
-    parts: list[list[_Part]] = [[] for _ in forms]
+    found = list[tuple[LayerForm | None, list[_Part]]]()
     for number in numbers:
         frame = head.frames[number]
-        sizes = [_layer_bytes(form, frame.tokens, version=head.format) for form in forms]
+        nbytes, every = _laid_out(head, frame)
+        found = found or [(laid.form if laid else None, []) for laid in every]
         with fetch(number) as data:
-            raw, place = memoryview(_decompress(data, sum(sizes), number=number)), 0
-        for form, size, found in zip(forms, sizes, parts, strict=True):
-            if form is not None:
-                found.append(_read_layer(raw[place : place + size], form, head=head, frame=frame))
-                place += size
-    return [form and _join(found, form) for form, found in zip(forms, parts, strict=True)]
+            raw = np.frombuffer(_decompress(data, nbytes, number=number), np.uint8)
+        address = address_of(raw)
+        for laid, (_, parts) in zip(every, found, strict=True):
+            if laid is not None:
+                parts.append(_read_layer(raw[laid.where], laid, frame=frame, address=address + laid.where.start))
+    return [None if form is None else _join(parts, form) for form, parts in found]
 
 
-def _forms_of(head: Head, frame: Frame) -> tuple[LayerForm | None, ...]:
-    """How each layer of a frame is laid out; None for one without a cache. Raises `BadBlob`."""
+def _laid_out(head: Head, frame: Frame) -> tuple[int, tuple[_Laid | None, ...]]:
+    """The bytes of a frame before zstd, and where in them each layer lies; None for one without a cache.
+
+    Raises `BadBlob`.
+    """
     shapes = head.shapes[frame.layer : frame.layer + frame.layers]
     try:
-        return _forms(head.codec, shapes, first=frame.layer, dtype=head.dtype, has_trellis=head.format > PLAIN_FORMAT)
+        return _laid(_FrameForm(head.codec, shapes, frame.layer, frame.tokens, head.dtype, head.format))
     except SpecError as error:
         raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
 
 
 @lru_cache(1024)  # each frame of each chunk asks, and most lie alike
-def _forms(
-    codec: str, shapes: Sequence[StoredShape | None], *, first: int, dtype: Dtype, has_trellis: bool
-) -> tuple[LayerForm | None, ...]:
-    spec = _spec(codec)
-    bits = [spec.bits(number) for number in range(first, first + len(shapes))]
-    return tuple(
-        shape and LayerForm(each, shape, dtype, has_trellis=has_trellis)
-        for each, shape in zip(bits, shapes, strict=True)
-    )
+def _laid(frame: _FrameForm) -> tuple[int, tuple[_Laid | None, ...]]:
+    spec, tokens, place = _spec(frame.codec), frame.tokens, 0
+    found: list[_Laid | None] = []
+    for number, shape in enumerate(frame.shapes, frame.first):
+        if shape is None:
+            found.append(None)
+            continue
+        form = LayerForm(spec.bits(number), shape, frame.dtype, has_trellis=frame.version > PLAIN_FORMAT)
+        stop = place + (form.nbytes(tokens) if frame.version > 1 else frame_v1_bytes(form, tokens))
+        is_framed = form.bits is not None and frame.version > 1 and stop <= MAX_FRAME_BYTES
+        found.append(_Laid(form, slice(place, stop), frame_layout(form, tokens) if is_framed else None))
+        place = stop
+    return place, tuple(found)
 
 
-@lru_cache(1024)
-def _layer_bytes(form: LayerForm | None, tokens: int, *, version: int) -> int:
-    if form is None:
-        return 0
-    return form.nbytes(tokens) if version > 1 else frame_v1_bytes(form, tokens)
-
-
-def _read_layer(raw: memoryview, form: LayerForm, *, head: Head, frame: Frame) -> _Part:
-    if form.bits is None:
-        return read_plain(raw, form, tokens=frame.tokens)
-    read = framed_part if head.format > 1 else read_frame_v1
-    return read(raw, form, start=frame.start, tokens=frame.tokens)
+def _read_layer(raw: Codes, laid: _Laid, *, frame: Frame, address: int) -> _Part:
+    if laid.layout is not None:
+        return framed_part(raw, laid.layout, start=frame.start, address=address)
+    if laid.form.bits is None:
+        return read_plain(raw.data, laid.form, tokens=frame.tokens)
+    return read_frame_v1(raw.data, laid.form, start=frame.start, tokens=frame.tokens)
 
 
 def _decompress(data: Buffer, expected: int, *, number: int) -> bytes:

@@ -9,7 +9,7 @@ for S spans, of values (H, T). A channel's middle is a small number in most mode
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
@@ -159,13 +159,18 @@ def _read_lossless(data: memoryview, shape: tuple[int, int, int], *, dtype: Dtyp
     return np.ascontiguousarray(turned.transpose(0, 2, 1))
 
 
-def framed_part(raw: memoryview, form: LayerForm, *, start: int, tokens: int) -> FramedPart:
-    """The bytes of a quantized layer in one frame, whose first token is `start`."""
-    return FramedPart(start, np.frombuffer(raw, np.uint8), _layout(form, tokens), STEP_SIZES)
+def address_of(data: Codes) -> int:
+    """Where in memory these bytes begin."""
+    return data.__array_interface__["data"][0]
 
 
-@lru_cache(1024)
-def _layout(form: LayerForm, tokens: int) -> FrameLayout:
+def framed_part(data: Codes, layout: FrameLayout, *, start: int, address: int | None = None) -> FramedPart:
+    """The bytes of a quantized layer in one frame, whose first token is `start`. `address`: of them, if it is known."""
+    return FramedPart(start, data, address_of(data) if address is None else address, layout, STEP_SIZES)
+
+
+def frame_layout(form: LayerForm, tokens: int) -> FrameLayout:
+    """Where in a quantized layer's bytes what lies."""
     assert form.bits is not None
     shape, spans = form.shape, spans_of(tokens)
     key_numbers = len(spans) * shape.key_heads * shape.key_dim
@@ -194,7 +199,7 @@ def _layout(form: LayerForm, tokens: int) -> FrameLayout:
 
 def framed_layer(parts: Sequence[FramedPart], shape: StoredShape) -> PackedLayer:
     """One layer out of its parts along the tokens."""
-    tokens = sum(part.layout.tokens for part in parts)
+    tokens = sum([part.layout.tokens for part in parts])
     shapes = (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
 
     def tiles() -> tuple[PackedTile, ...]:
@@ -218,7 +223,7 @@ def _turned(part: FramedPart, shape: StoredShape) -> FramedPart:
         heads, dim, packed, at = block
         turned = _codes(part.data, block, is_turned=part.layout.is_turned > 0).transpose(0, 2, 1)
         data[at : at + heads * dim * packed] = turned.ravel()
-    return replace(part, data=data, layout=_turned_layout(part.layout))
+    return framed_part(data, _turned_layout(part.layout), start=part.start)
 
 
 @lru_cache(1024)

@@ -32,7 +32,7 @@ from blend.model.rotation import Rotation
 from service.handoffs.handoff import Handoff, LayerPart
 from service.handoffs.handoffs import HandoffReaders
 from store.blob import StoredShape
-from store.codec.frame import LayerForm, framed_layer, framed_part, turned_layer, write_layers
+from store.codec.frame import LayerForm, frame_layout, framed_layer, framed_part, turned_layer, write_layers
 from store.codec.spec import Spec
 from store.record import LayerKV, narrow
 from tests.service.played_decoder import PlayedDecoder
@@ -59,13 +59,13 @@ def played(tokens: int) -> tuple[PlacedPrompt, list[PlacedCodes]]:
     shape, bits = StoredShape(HEADS, DIM, HEADS, DIM), Spec.parse("q4").bits(0)
     both = (narrow(random.standard_normal((HEADS, CHUNK, DIM), np.float32), "bfloat16") for _ in range(2))
     form = LayerForm(bits, shape, "bfloat16")
-    raw = memoryview(b"".join(write_layers([LayerKV(*both)], form)))
-    stored = turned_layer(framed_layer([framed_part(raw, form, start=0, tokens=CHUNK)], shape))
+    raw = np.frombuffer(b"".join(write_layers([LayerKV(*both)], form)), np.uint8)
+    stored = turned_layer(framed_layer([framed_part(raw, frame_layout(form, CHUNK), start=0)], shape))
     codes: list[PlacedCodes] = []
     for layer in context.layers:
         for start in range(0, tokens, CHUNK):
             stop = min(start + CHUNK, tokens)
-            decoder.place_packed(context, layer, stored=[(slice(start, stop), stored)])
+            decoder.place_packed(context, layer, stored=[(start, stop, stored)])
             codes.append(PlacedCodes(layer, start, stop, stored))
         anew = torch.from_numpy(random.choice(tokens, int(RECOMPUTED * tokens), replace=False))
         context.keys(layer)[:, anew] = context.values(layer)[:, anew] = 0.5

@@ -28,6 +28,8 @@ FORMS: list[tuple[Pairing, int, int, int, int]] = [  # what turns, beside what d
     ("halves", 0, 9, 0, 0),
     ("halves", 0, 32, 0, 0),
     ("halves", 0, 32, 0, 3),
+    ("halves", 0, 48, 0, 0),
+    ("halves", 0, 64, 0, 0),
     ("halves", 16, 16, 32, 0),
     ("halves", 0, 16, 5, 0),
     ("neighbours", 0, 32, 0, 0),

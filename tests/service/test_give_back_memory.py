@@ -2,6 +2,8 @@
 
 import ctypes
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from threading import Event
 
@@ -10,6 +12,30 @@ import pytest
 from service.app import give_back_memory as giving
 
 PIECES, PIECE_BYTES = 2000, 100_000  # each below what the allocator asks the system for alone
+FREEING = """
+import resource
+import threading
+
+from service.app.give_back_memory import keep_freed_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def work():
+    for _ in range(10):
+        [bytearray(300_000) for _ in range(16)]
+
+def told(thread):
+    before = faults()
+    thread.start()
+    thread.join()
+    return faults() - before
+
+if {keeps}:
+    keep_freed_memory()
+told(threading.Thread(target=work))
+print(told(threading.Thread(target=work)))
+"""  # in threads, whose memory is not the main thread's
 
 
 def resident_bytes() -> int:
@@ -39,3 +65,15 @@ def test_memory_that_nobody_uses_goes_back_when_it_is_calm(monkeypatch: pytest.M
     looks(Event(), [False] * giving.BUSY_LOOKS)
     assert max(seen) - resident_bytes() > PIECES * PIECE_BYTES / 2  # now and then also then
     assert len(more) == len(kept) == PIECES / 20
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another allocator")
+def test_what_is_freed_is_there_for_the_next() -> None:
+    def faults(*, keeps: bool, **environment: str) -> int:
+        command = [sys.executable, "-c", FREEING.format(keeps=keeps)]
+        return int(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+
+    pages = 16 * 300_000 // resource.getpagesize()
+    assert faults(keeps=True) < pages / 2
+    assert faults(keeps=False) > pages
+    assert faults(keeps=True, MALLOC_TRIM_THRESHOLD_="131072") > pages  # somebody wants it so

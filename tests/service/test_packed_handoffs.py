@@ -22,7 +22,7 @@ from blend.model.context import Context, LayerShape, span
 from blend.model.rotation import Rotation
 from service.handoffs.packed_layer import PlainRows, angles_body, packed_layer
 from store.blob import StoredShape
-from store.codec.frame import LayerForm, framed_layer, framed_part, write_layers
+from store.codec.frame import LayerForm, frame_layout, framed_layer, framed_part, write_layers
 from store.codec.spec import KVBits
 from store.record import Dtype, LayerKV, PackedLayer, narrow
 from tests.service.played_decoder import PlayedDecoder
@@ -247,5 +247,5 @@ def packed_record(shape: LayerShape, tokens: int, *, dtype: Dtype, bits: tuple[i
     sizes = (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
     keys, values = (narrow(random.standard_normal(size, np.float32) + 3, dtype) for size in sizes)
     laid = LayerForm(KVBits(*bits), form, dtype)
-    raw = memoryview(b"".join(write_layers([LayerKV(keys, values)], laid)))
-    return framed_layer([framed_part(raw, laid, start=0, tokens=tokens)], form)
+    raw = np.frombuffer(b"".join(write_layers([LayerKV(keys, values)], laid)), np.uint8)
+    return framed_layer([framed_part(raw, frame_layout(laid, tokens), start=0)], form)
