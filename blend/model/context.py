@@ -4,15 +4,20 @@ Letters: `H` kv heads, `C` capacity in tokens, `T` tokens, `D` head dim.
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from weakref import finalize
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Shape = tuple[int, int, int]
+
+LARGE_BYTES = 32 << 20  # what is smaller the allocator keeps by itself
 
 _ALIGNED = 64  # numbers: where each buffer begins
 
@@ -84,6 +89,36 @@ def token_bytes(shapes: Sequence[LayerShape | None], dtype: torch.dtype) -> int:
     return sum(shape.numbers for shape in shapes if shape) * dtype.itemsize
 
 
+class SpareMemory:
+    """One large piece of a CPU's memory whose user is gone, for the next: fresh pages, which the system clears first,
+    cost as much as a tenth of a prompt. Threads share it.
+    """
+
+    def __init__(self) -> None:
+        self._piece = deque[NDArray[np.uint8]](maxlen=1)
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        """Memory of so many bytes with whatever was in it, free again with its last view."""
+        if nbytes < LARGE_BYTES:
+            return np.empty(nbytes, np.uint8)
+        try:
+            whole = self._piece.pop()
+        except IndexError:
+            whole = None
+        if whole is None or not nbytes <= whole.nbytes <= 2 * nbytes:
+            whole = np.empty(nbytes, np.uint8)
+        taken = whole[:nbytes]
+        finalize(taken, self._piece.append, whole).atexit = False
+        return taken
+
+    def let_go(self) -> None:
+        """Give it back to the system."""
+        self._piece.clear()
+
+
+SPARE = SpareMemory()  # the process' own, as its allocator is
+
+
 def _rooms(shapes: Sequence[Shape], *, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Buffers of these shapes. On a CPU they are parts of one array of numpy's, who asks for large pages: to take fresh
     memory in small ones costs more than what is written to it.
@@ -92,7 +127,7 @@ def _rooms(shapes: Sequence[Shape], *, dtype: torch.dtype, device: torch.device)
         return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
     numbers = [math.prod(shape) for shape in shapes]
     starts = [0, *accumulate(-(-count // _ALIGNED) * _ALIGNED for count in numbers)]
-    memory = torch.from_dlpack(np.empty((starts[-1] + _ALIGNED) * dtype.itemsize, np.uint8)).view(dtype)
+    memory = torch.from_dlpack(SPARE.take((starts[-1] + _ALIGNED) * dtype.itemsize)).view(dtype)
     off = -memory.data_ptr() // dtype.itemsize % _ALIGNED
     places = zip(starts, numbers, shapes, strict=False)
     return [memory[off + start : off + start + count].view(shape) for start, count, shape in places]
@@ -116,10 +151,11 @@ class Context:
         self.capacity = capacity
         self.exact = 0  # first slots that hold a full prefill's keys and values already
         kept = [each for each in shapes if each]
-        keys = _rooms([(each.key_heads, capacity, each.key_dim) for each in kept], dtype=dtype, device=device)
-        values = _rooms([(each.value_heads, capacity, each.value_dim) for each in kept], dtype=dtype, device=device)
-        self._keys = _by_layer(shapes, keys)
-        self._values = _by_layer(shapes, values)
+        keys = [(each.key_heads, capacity, each.key_dim) for each in kept]
+        values = [(each.value_heads, capacity, each.value_dim) for each in kept]
+        rooms = _rooms([*keys, *values], dtype=dtype, device=device)
+        self._keys = _by_layer(shapes, rooms[: len(kept)])
+        self._values = _by_layer(shapes, rooms[len(kept) :])
 
     def keys(self, layer: int) -> Tensor:
         """The buffer (H, C, D) of a layer's keys, rotated to their slots."""

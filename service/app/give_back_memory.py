@@ -28,8 +28,10 @@ def keep_freed_memory() -> None:
         tell(_MMAP_THRESHOLD, PIECE_BYTES)
 
 
-def give_back_memory(stopped: Event, *, is_calm: Callable[[], bool]) -> None:
+def give_back_memory(stopped: Event, *, is_calm: Callable[[], bool], let_go: Callable[[], None]) -> None:
     """Gives it back in calm moments, and now and then in any: some 50 ms in which other threads wait for memory.
+
+    `let_go` frees what somebody holds for the next who needs it.
 
     Does nothing where the allocator is not glibc's, which alone keeps so much.
     """
@@ -38,6 +40,7 @@ def give_back_memory(stopped: Event, *, is_calm: Callable[[], bool]) -> None:
     while trim is not None and not stopped.wait(EVERY_S):
         looks += 1
         if (is_calm() or looks % BUSY_LOOKS == 0) and _resident_bytes() > left + WORTH_BYTES:
+            let_go()
             trim(0)
             left = _resident_bytes()
 

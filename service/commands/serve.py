@@ -62,6 +62,7 @@ def serve(host: Host = "", *, port: Port = None, store: StoreUrl = "") -> None:
 
 
 def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
+    from blend.model.context import SPARE
     from service.api.connections import open_more_files
     from service.app.composition import compose_core
     from service.app.give_back_memory import give_back_memory, keep_freed_memory
@@ -82,7 +83,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
         threading.Thread(target=_settle_when_loaded, args=[core], daemon=True).start()
         stopped = threading.Event()
         stack.callback(stopped.set)
-        keeping = {"is_calm": lambda: core.places.taken == 0}
+        keeping = {"is_calm": lambda: core.places.taken == 0, "let_go": SPARE.let_go}
         threading.Thread(target=give_back_memory, args=[stopped], kwargs=keeping, daemon=True).start()
         signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
         port = sockets[0].getsockname()[1]

@@ -13,8 +13,12 @@ from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from blend.engine.engine import EngineRequest
 from blend.engine.local_engine import EngineLimits
@@ -24,7 +28,8 @@ from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt, TextSegment
 from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
-from blend.model.context import Context, Segment, span
+from blend.model import context as context_module
+from blend.model.context import Context, LayerShape, Segment, span
 from tests.bench.model import Corpus, Shape, adopted, captured, fused, random_model
 from tests.bench.prefill_memory import RESET, limit_bytes, peak_bytes
 from tests.blend.asking import Asked, engine
@@ -51,6 +56,38 @@ def corpus() -> Corpus:
 def readers() -> Iterator[Readers]:
     with Readers(2) as readers:
         yield readers
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=20))
+def test_contexts_never_share_memory_that_anyone_still_knows(steps: list[tuple[int, int]]) -> None:
+    """Contexts come in four places. Of whichever was there some values are known on, until the next one goes."""
+    held, left = dict[int, tuple[int, Context]](), dict[int, tuple[int, Tensor]]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context_module, "LARGE_BYTES", 1024)
+        for number, (place, tokens) in enumerate(steps):
+            if place in held:
+                left[place] = held[place][0], held.pop(place)[1].values(0)[:, :1]
+            made = Context([LayerShape(1, 64, 1, 32)], capacity=tokens, dtype=torch.float32, device=torch.device("cpu"))
+            for room in (made.keys(0), made.values(0)):
+                room.fill_(number)
+            held[place] = number, made
+            known = [*left.values(), *((of, room) for of, each in held.values() for room in each.part(0, slice(None)))]
+            assert all((room == of).all() for of, room in known)
+
+
+def test_memory_of_a_context_that_is_gone_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def address(tokens: int) -> int:
+        made = Context([LayerShape(1, 64, 1, 64)], capacity=tokens, dtype=torch.float32, device=torch.device("cpu"))
+        return made.keys(0).data_ptr()
+
+    monkeypatch.setattr(context_module, "LARGE_BYTES", 1 << 20)
+    context_module.SPARE.let_go()
+    first = address(4000)
+    kept = np.empty(4000 * 128 * 4, np.uint8)  # which the allocator would have given that memory
+    assert address(3000) == address(4000) == first
+    address(9000)  # no room for it: what was there goes back
+    assert len(kept) and address(4000) != first
 
 
 @pytest.mark.parametrize("tokens", [4096, LONGEST])
