@@ -40,9 +40,12 @@ class Patience:
     """How long a client may keep a connection waiting, and how many connections there are.
 
     Who reads goes on, `least_bytes` in each `seconds`: less than the server's buffer holds when it makes a writer wait.
+    Between requests it may wait longer than a balancer does, most of which close after 60: a balancer whose connection
+    the service closes may have sent a request already, which is lost.
     """
 
     seconds: float = 20.0
+    kept_s: int = 75
     least_bytes: int = 1 << 15
     connections: int = 0  # as many as the process may have
 
@@ -63,6 +66,7 @@ class PatientConnection(H11Protocol):
     _waiting: asyncio.TimerHandle | None = None
     _since = 0.0
     _unread = 0
+    _is_between = False  # requests: of the next one nothing came yet
     _is_last = False  # of this connection's requests, the one that comes next
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -81,6 +85,9 @@ class PatientConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_between:
+            self._is_between = False
+            self._rest()
         super().data_received(data)
         self._watch()
         if self._is_last:
@@ -88,6 +95,7 @@ class PatientConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._is_between = self._is_idle and not self.conn.trailing_data[0]
         self._watch()
 
     def pause_writing(self) -> None:
@@ -113,11 +121,15 @@ class PatientConnection(H11Protocol):
         if not self.transport.is_closing():
             super().shutdown()
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is no request to answer."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        return cycle is None or cycle.response_complete
+
     def _watch(self) -> None:
         """Begin to count where the client's turn begins, and end where it ends. A part of a head is no end."""
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        is_idle = cycle is None or cycle.response_complete
-        if not is_idle and not self.flow.write_paused:
+        if not self._is_idle and not self.flow.write_paused:
             self._rest()
         elif self._waiting is None:
             self._wait()
@@ -132,7 +144,10 @@ class PatientConnection(H11Protocol):
             self._waiting = None
 
     def _look(self) -> None:
-        if self._unread - self.transport.get_write_buffer_size() >= self.patience.least_bytes:
+        left = self.transport.get_write_buffer_size()
+        if self._is_between and not left:
+            return  # it waits on, until uvicorn ends it
+        if self._unread - left >= self.patience.least_bytes:
             self._wait()
         else:
             self._cut("slow_reader" if self._unread else "slow_head")

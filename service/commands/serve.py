@@ -141,13 +141,15 @@ def server_over(
     from service.api.connections import OrderlyServer, Patience, patient
     from service.api.limits import HEAD_BYTES
 
+    patience = patience or Patience()
     return OrderlyServer(
         uvicorn.Config(
             app,
             log_config=None,
             access_log=False,
             server_header=False,
-            http=patient(patience or Patience(), tell=tell),
+            http=patient(patience, tell=tell),
+            timeout_keep_alive=patience.kept_s,
             ws="none",  # an upgraded connection would have no limits
             h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=stop_s,

@@ -182,7 +182,9 @@ class TestFollowers:
             path = followed(served)
             stream = answer(served.sent(f"GET {path}", key="write"))
             for _ in range(10):
-                assert is_cut(served.sent("GET /healthz"))
+                assert is_cut(
+                    served.clients.enter_context(socket.create_connection(("127.0.0.1", served.port), WAIT_S))
+                )
             served.core.ingest.cancel(served.core.opened("default"), path.split("/")[3])
             assert b"event: done" in stream.read()
 
@@ -209,6 +211,39 @@ class TestConnections:
             client = served.clients.enter_context(socket.create_connection(("127.0.0.1", served.port), WAIT_S))
             client.sendall(head)
             assert is_cut(client) and served.refusals("slow_head") == 1
+
+    def test_between_requests_one_may_wait_longer(self, tmp_path: Path) -> None:
+        """Also behind a response that was not read at once. Of a head that has begun the rest has its time as ever."""
+        with serving(tmp_path, patience=Patience(seconds=0.2)) as served:
+            client = served.sent(f"GET {LARGE}")
+            for _ in range(3):
+                time.sleep(0.1)
+                assert answer(client).read()
+                time.sleep(0.5)
+                client.sendall(written(f"GET {LARGE}"))
+            assert answer(client).read()
+            client.sendall(b"GET / HTTP/1.1\r\nHost:")
+            assert is_cut(client) and served.refusals("slow_head") == 1
+            client = served.sent("GET /healthz")
+            assert answer(client).read()
+            client.sendall(written("GET /healthz") + b"GET / HTTP/1.1\r\nHost:")  # both at once
+            assert answer(client).read() and is_cut(client) and served.refusals("slow_head") == 2
+            assert served.refusals("slow_reader") == 0
+
+    def test_one_that_waits_between_requests_is_closed_in_the_end_and_first_where_there_are_too_many(
+        self, tmp_path: Path
+    ) -> None:
+        with serving(tmp_path, patience=Patience(seconds=0.2, kept_s=1)) as served:
+            client = served.sent("GET /healthz")
+            assert answer(client).read() and not client.recv(1)
+        with serving(tmp_path, patience=Patience(seconds=0.2, connections=2)) as served:
+            first, second = served.sent("GET /healthz"), served.sent("GET /healthz")
+            assert answer(first).read() and answer(second).read()
+            time.sleep(0.5)
+            first.sendall(written("GET /healthz"))
+            assert answer(first).read()
+            served.assert_others_are_answered()
+            assert is_cut(second) and served.refusals("connections") >= 1
 
     def test_who_reads_nothing_is_cut_and_takes_nobodys_place(self, tmp_path: Path) -> None:
         with serving(tmp_path, patience=Patience(seconds=0.5)) as served:
