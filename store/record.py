@@ -159,12 +159,12 @@ class FramedPart(NamedTuple):
 class PackedLayer(NamedTuple):
     """One layer in codes; `shapes` are the (H, T, D) of keys and values.
 
-    A long chunk is cut into several tiles along T, in order and without gaps, which `read` makes. Where they lie in
-    frames as these are written today, `framed` are all of these, for who reads them himself.
+    A long chunk is cut into several tiles along T, in order and without gaps, which `read` makes of the layer. Where
+    they lie in frames as these are written today, `framed` are all of these, for who reads them himself.
     """
 
     shapes: tuple[Shape, Shape]
-    read: Callable[[], tuple[PackedTile, ...]]
+    read: "Callable[[PackedLayer], tuple[PackedTile, ...]]"
     framed: tuple[FramedPart, ...] = ()
 
     @classmethod
@@ -172,12 +172,16 @@ class PackedLayer(NamedTuple):
         """Made of tiles that are there."""
         tokens = sum(tile.keys.tokens for tile in tiles)
         keys, values = tiles[0].keys.codes.shape, tiles[0].values.codes.shape
-        return cls(((keys[0], tokens, keys[1]), (values[0], tokens, values[1])), lambda: tiles)
+
+        def read(_: PackedLayer) -> tuple[PackedTile, ...]:
+            return tiles
+
+        return cls(((keys[0], tokens, keys[1]), (values[0], tokens, values[1])), read)
 
     @property
     def tiles(self) -> tuple[PackedTile, ...]:
         """Made anew each time."""
-        return self.read()
+        return self.read(self)
 
 
 def codes_per_byte(bits: int) -> int:

@@ -101,7 +101,8 @@ class Prompt:
 class ChunkSpan:
     """Where a chunk with a usable record stands, and what the record covers of what follows it.
 
-    `exact`: right behind the prefix that it was captured behind.
+    `exact`: right behind the prefix that it was captured behind. `recorded`: the tokens of the record, the chunk's and
+    what stood behind it, even where something else follows here.
     """
 
     chunk: int  # its number among the prompt's chunks
@@ -109,11 +110,7 @@ class ChunkSpan:
     stop: int
     source: RecordSource
     exact: bool
-
-    @property
-    def recorded(self) -> int:
-        """The tokens of the record: the chunk's, and what stood behind it, even where something else follows here."""
-        return self.source.tokens + self.source.tail.tokens
+    recorded: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +168,10 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
         if isinstance(segment, ChunkSegment) and segment.ids:
             reason = _why_not(segment, fingerprint)
             if reason is None and segment.source is not None:
-                exact = index == 0 and segment.source.fingerprint.prefix == digest_ids(prompt.prefix)
-                spans.append(
-                    ChunkSpan(number, place, stop + _tail(prompt, index, source=segment.source), segment.source, exact)
-                )
+                source = segment.source
+                exact = index == 0 and source.fingerprint.prefix == digest_ids(prompt.prefix)
+                end, recorded = stop + _tail(prompt, index, source=source), source.tokens + source.tail.tokens
+                spans.append(ChunkSpan(number, place, end, source, exact, recorded))
             elif reason is not None:
                 misses.append((number, Miss(reason)))
         number += isinstance(segment, ChunkSegment)

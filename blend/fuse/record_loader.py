@@ -151,7 +151,7 @@ class RecordLoader:
         if self._frames is not None:
             yield from self._joined(spans, most=ON_DEVICE // each)
             return
-        wanted = sum(span.recorded for span in spans) * each
+        wanted = sum([span.recorded for span in spans]) * each
         yield from self._joined(spans, most=max(UNIT, min(PLACED, wanted // (2 * threads))) // each)
 
     def _joined(self, spans: Sequence[ChunkSpan], *, most: int) -> Iterator[list[ChunkSpan]]:
@@ -168,21 +168,21 @@ class RecordLoader:
 
     def _place(self, layer: int, spans: Sequence[ChunkSpan]) -> int:
         """Returns how many bytes of keys and values came out of the spans' records."""
-        decoder, stored = self._decoder, [(span, self._stored(layer, span)) for span in spans]
+        decoder, shape = self._decoder, self._shape(layer)
+        stored = [(span, self._stored(layer, span, shape=shape)) for span in spans]
         packed = [(span.start, span.stop, each) for span, each in stored if decoder.takes_packed(each)]
         if packed:
             decoder.place_packed(self._context, layer, stored=packed)
         if len(packed) < len(stored):
             left = {span.chunk: each for span, each in stored if not decoder.takes_packed(each)}
             plain = [span for span in spans if span.chunk in left]
-            for some in self._joined(plain, most=(ON_DEVICE if self._frames else JOINED) // self._shape(layer).numbers):
+            for some in self._joined(plain, most=(ON_DEVICE if self._frames else JOINED) // shape.numbers):
                 self._place_joined(layer, some, stored=[left[span.chunk] for span in some])
         if self._tell is not None:
             for span, each in stored:
                 if isinstance(each, PackedLayer):
                     self._tell(PlacedCodes(layer, span.start, span.stop, each))
-        tokens = sum([each.shapes[0][1] for _, each in stored])
-        return tokens * self._shape(layer).numbers * decoder.dtype.itemsize
+        return sum([span.recorded for span in spans]) * shape.numbers * decoder.dtype.itemsize
 
     def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:
         decoder = self._decoder
@@ -196,7 +196,7 @@ class RecordLoader:
             keys, values = keys.index_select(1, kept), values.index_select(1, kept)
         decoder.place(self._context, layer, slots=slots, keys=keys, values=values)
 
-    def _stored(self, layer: int, span: ChunkSpan) -> LayerKV | PackedLayer:
+    def _stored(self, layer: int, span: ChunkSpan, *, shape: LayerShape) -> LayerKV | PackedLayer:
         """What the span's record has of a layer, in the layer's shape."""
         if self._stopped.is_set():
             raise DamagedRecord(span, "stopped")
@@ -204,7 +204,7 @@ class RecordLoader:
             stored = span.source.layer(layer)
         except OSError as error:  # Unreadable among them: whatever a medium does, the text is at hand
             raise DamagedRecord(span, str(error)) from error
-        shape, tokens = self._shape(layer), span.recorded
+        tokens = span.recorded
         keys, values = (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
         if stored.shapes != (keys, values):
             raise DamagedRecord(span, f"layer {layer} has the wrong shape")

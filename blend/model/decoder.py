@@ -13,7 +13,7 @@ from blend.model.context import Context, Segment, Slots, numbers, token_bytes
 from blend.model.joint_rows import attends_jointly, joint_rows
 from blend.model.layer_gate import text_config
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
-from blend.model.packed_placer import PlacedPart, Turn, packed_placer, turn
+from blend.model.packed_placer import Turn, packed_placer, turn
 from blend.model.rotation import Angles, rotate_into, unrotate
 from blend.model.slabs import Slabs
 from blend.model.step import LayerHooks, LayerRange, Step
@@ -115,15 +115,8 @@ class Decoder:
     def place_packed(self, context: Context, layer: int, *, stored: Sequence[tuple[int, int, PackedLayer]]) -> None:
         """The same as `place` of stored layers' first tokens, each from a slot to another, several times quicker."""
         assert self._placer is not None
-        parts = list[PlacedPart]()
-        for start, stop, each in stored:
-            slot = start
-            for part in each.framed:
-                if rows := min(part.layout.tokens, stop - slot):
-                    parts.append(PlacedPart(part, rows, slot))
-                    slot += rows
         turns = self._turns_of(self.rule(layer), stop=max([stop for _, stop, _ in stored]))
-        self._placer.place((context.keys(layer), context.values(layer)), parts, turns=turns)
+        self._placer.place((context.keys(layer), context.values(layer)), stored, turns=turns)
 
     def _turns_of(self, rule: LayerRule, *, stop: int) -> tuple[Turn, Turn]:
         """How rows below `stop` turn, as the placer takes it; kept while the tables stay."""

@@ -7,7 +7,6 @@ but nothing is written between codes and context, which takes a quarter of the t
 import logging
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.model.rotation import Angles, Rotation
-from store.record import FramedPart, FrameLayout
+from store.record import FrameLayout, PackedLayer
 
 try:
     from blend.model.place_kernel import place_kernel
@@ -32,14 +31,6 @@ _NO_PARTS, _NO_SIZES = np.zeros((0, 0), np.int64), np.zeros(0, np.float32)
 _NO_ANGLES = np.zeros((0, 0), np.float32)
 _NO_TURN: Turn = (True, 0, _NO_ANGLES, _NO_ANGLES)
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
-
-
-class PlacedPart(NamedTuple):
-    """A part of a layer whose first `rows` stand from the slot on."""
-
-    part: FramedPart
-    rows: int
-    slot: int
 
 
 @cache
@@ -63,16 +54,24 @@ class PackedPlacer:
         self._kernel = place_kernel(is_short=dtype == torch.bfloat16)
         self._learn_types()
 
-    def place(self, out: tuple[Tensor, Tensor], parts: Sequence[PlacedPart], *, turns: tuple[Turn, Turn]) -> None:
-        """Write the first rows of a layer's parts to keys and values (H, C, D) of a context, all in one call."""
+    def place(
+        self, out: tuple[Tensor, Tensor], stored: Sequence[tuple[int, int, PackedLayer]], *, turns: tuple[Turn, Turn]
+    ) -> None:
+        """Write first tokens of stored layers that lie in frames, each from a slot to another, to keys and values
+        (H, C, D) of a context, all in one call.
+        """
         keys, values = (each.view(self._words).numpy() for each in out)
-        found: dict[FrameLayout, int] = {}
-        told = [
-            (part.address, part.data.nbytes, rows, slot, found.setdefault(part.layout, len(found)))
-            for part, rows, slot in parts
-        ]
-        both = np.array(told, np.int64), _table(tuple(found))
-        self._kernel(both, parts[0].part.sizes, self._limit, turns, (keys, values))
+        layouts: dict[FrameLayout, int] = {}
+        parts = list[tuple[int, ...]]()
+        for start, stop, layer in stored:
+            slot = start
+            for _, data, address, layout, _ in layer.framed:
+                if rows := min(layout.tokens, stop - slot):
+                    number = layouts.setdefault(layout, len(layouts))
+                    parts.append((address, data.nbytes, rows, slot, number))
+                    slot += rows
+        both, sizes = (np.array(parts, np.int64), _table(tuple(layouts))), stored[0][2].framed[0].sizes
+        self._kernel(both, sizes, self._limit, turns, (keys, values))
 
     def _learn_types(self) -> None:
         """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""

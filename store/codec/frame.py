@@ -31,6 +31,7 @@ from store.record import (
     PackedLayer,
     PackedTensor,
     PackedTile,
+    Shape,
     codes_per_byte,
     widen,
 )
@@ -199,21 +200,29 @@ def frame_layout(form: LayerForm, tokens: int) -> FrameLayout:
 
 def framed_layer(parts: Sequence[FramedPart], shape: StoredShape) -> PackedLayer:
     """One layer out of its parts along the tokens."""
-    tokens = sum([part.layout.tokens for part in parts])
-    shapes = (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
+    return PackedLayer(shapes_of(shape, sum(part.layout.tokens for part in parts)), framed_tiles, tuple(parts))
 
-    def tiles() -> tuple[PackedTile, ...]:
-        return tuple(tile for part in parts for tile in _tiles(part, shape))
 
-    return PackedLayer(shapes, tiles, tuple(parts))
+def shapes_of(shape: StoredShape, tokens: int) -> tuple[Shape, Shape]:
+    """Those (H, T, D) of so many tokens' keys and values."""
+    return (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
+
+
+def framed_tiles(layer: PackedLayer) -> tuple[PackedTile, ...]:
+    """The tiles of a layer that lies in frames."""
+    return tuple(tile for part in layer.framed for tile in _tiles(part, _shape_of(layer)))
+
+
+def _shape_of(layer: PackedLayer) -> StoredShape:
+    (key_heads, _, key_dim), (value_heads, _, value_dim) = layer.shapes
+    return StoredShape(key_heads, key_dim, value_heads, value_dim)
 
 
 def turned_layer(layer: PackedLayer) -> PackedLayer:
     """The same in memory of its own, with its codes as whoever makes numbers of them turns them."""
     if not layer.framed:
         return layer
-    (key_heads, _, key_dim), (value_heads, _, value_dim) = layer.shapes
-    shape = StoredShape(key_heads, key_dim, value_heads, value_dim)
+    shape = _shape_of(layer)
     return framed_layer([_turned(part, shape) for part in layer.framed], shape)
 
 

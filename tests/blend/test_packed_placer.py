@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blend.fuse.unpack import DTYPES, unpack
-from blend.model.packed_placer import PackedPlacer, PlacedPart, packed_placer, turn
+from blend.model.packed_placer import PackedPlacer, packed_placer, turn
 from blend.model.rotation import Angles, Pairing, Rotation, rotate_into
 from store.codec.decode import read_group
 from store.codec.unpacked import unpacked
@@ -118,7 +118,7 @@ def test_it_equals_the_store_where_nothing_turns(spec: str, dtype: Dtype, draw: 
         _, decoded = layers(reader)
         for layer, kept in product(both_forms(reader), {tokens, min(tokens, 70), 1}):
             out = filled(layer, 150, dtype=dtype)
-            placer(dtype).place(out, [PlacedPart(layer.framed[0], kept, 9)], turns=(UNTURNED, UNTURNED))
+            placer(dtype).place(out, [(9, 9 + kept, layer)], turns=(UNTURNED, UNTURNED))
             for got, wanted in zip(out, (decoded.keys, decoded.values), strict=True):
                 assert same(got[:, 9 : 9 + kept], np.ascontiguousarray(wanted[:, :kept]))
                 assert (got[:, :9] == FILLED).all() and (got[:, 9 + kept :] == FILLED).all()
@@ -148,7 +148,7 @@ def test_what_turns_is_off_by_its_rounding_alone(
     angles = Angles(several.cos(), several.sin())
     out, values = filled(layer, tokens, dtype=dtype)
     turns = turn(rotation, angles), UNTURNED
-    placer(dtype).place((out, values), [PlacedPart(layer.framed[0], tokens, 0)], turns=turns)
+    placer(dtype).place((out, values), [(0, tokens, layer)], turns=turns)
     keys, _ = unpack(layer, dtype=DTYPES[dtype], device=CPU)
     wanted = turned(keys, rotation, angles)
     room = torch.finfo(DTYPES[dtype]).eps * wanted.abs() / 2 + 4 * torch.finfo(torch.float32).eps * keys.abs().max()
@@ -169,7 +169,7 @@ def test_it_is_what_torch_makes_of_it(spec: str, dtype: Dtype, draw: str) -> Non
         for layer in both_forms(reader):
             out, beside = (moved(each, apart) for each in filled(layer, 131, dtype=dtype))
             turns = turn(rotation, angles), UNTURNED
-            placer(dtype).place((out, beside), [PlacedPart(layer.framed[0], 131, 0)], turns=turns)
+            placer(dtype).place((out, beside), [(0, 131, layer)], turns=turns)
             unturned, wanted_values = unpack(layer, dtype=DTYPES[dtype], device=CPU)
             wanted = torch.empty_like(unturned)
             rotate_into(wanted, unturned, rotation=rotation, angles=angles)
@@ -185,7 +185,7 @@ def test_what_a_step_lifts_beyond_the_dtype_becomes_its_largest_number(dtype: Dt
     array = numbers.view(torch.uint16).numpy() if dtype == "bfloat16" else numbers.numpy()
     packed, decoded = layers(stored(Record(dtype, (LayerKV(array, array),)), "q2"))
     keys, values = filled(packed, 100, dtype=dtype)
-    placer(dtype).place((keys, values), [PlacedPart(packed.framed[0], 100, 0)], turns=(UNTURNED, UNTURNED))
+    placer(dtype).place((keys, values), [(0, 100, packed)], turns=(UNTURNED, UNTURNED))
     assert same(keys, decoded.keys) and same(values, decoded.values)
 
 
