@@ -10,8 +10,8 @@ from threading import Event
 EVERY_S = 4.0
 BUSY_LOOKS = 15  # from one time to the next where it is never calm
 WORTH_BYTES = 16 << 20  # more than was left the last time
-KEPT_BYTES = 256 << 20  # at the end of an arena
 PIECE_BYTES = 32 << 20  # the most that glibc takes: larger ones come from the system, and go back at once
+KEPT_BYTES = 2 * PIECE_BYTES  # at the end of an arena: as much as glibc comes to keep once such a piece was freed
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for them, in its malloc.h
 
