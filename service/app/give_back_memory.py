@@ -31,16 +31,17 @@ def keep_freed_memory() -> None:
 def give_back_memory(stopped: Event, *, is_calm: Callable[[], bool], let_go: Callable[[], None]) -> None:
     """Gives it back in calm moments, and now and then in any: some 50 ms in which other threads wait for memory.
 
-    `let_go` frees what somebody holds for the next who needs it.
-
-    Does nothing where the allocator is not glibc's, which alone keeps so much.
+    `let_go` frees what somebody holds for the next who needs it, also where the allocator is not glibc's, which alone
+    keeps so much that it has to be told.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     left = looks = 0
-    while trim is not None and not stopped.wait(EVERY_S):
+    while not stopped.wait(EVERY_S):
         looks += 1
-        if (is_calm() or looks % BUSY_LOOKS == 0) and _resident_bytes() > left + WORTH_BYTES:
-            let_go()
+        if not is_calm() and looks % BUSY_LOOKS:
+            continue
+        let_go()
+        if trim is not None and _resident_bytes() > left + WORTH_BYTES:
             trim(0)
             left = _resident_bytes()
 

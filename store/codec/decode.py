@@ -17,16 +17,14 @@ from store.codec.frame import (
     frame_layout,
     framed_layer,
     framed_part,
-    framed_tiles,
     read_plain,
-    shapes_of,
 )
 from store.codec.frame_v1 import frame_v1_bytes, read_frame_v1
 from store.codec.quantize import dequantize
 from store.codec.spec import Spec
 from store.errors import BadBlob, MissReason, SpecError
 from store.reader import BlobReader, Fetch, Layers
-from store.record import Codes, Dtype, FramedPart, FrameLayout, LayerKV, PackedLayer, Record, Shape, Tail
+from store.record import Codes, Dtype, FramedPart, FrameLayout, LayerKV, PackedLayer, Record, Tail
 
 _Part = LayerKV | PackedLayer | FramedPart  # a layer's tokens of one frame
 
@@ -67,28 +65,27 @@ class _FrameForm(NamedTuple):
 
 
 class _Laid(NamedTuple):
-    """Where in a frame's bytes a layer lies, and how; `layout` where it is read as it lies. `shapes`: of its tokens."""
+    """Where in a frame's bytes a layer lies, and how; `layout` where it is read as it lies."""
 
     form: LayerForm
     where: slice
     layout: FrameLayout | None
-    shapes: tuple[Shape, Shape]
 
 
 def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
     """The layers of the frames of one group."""
-    found = list[tuple[_Laid | None, list[_Part]]]()
+    found = list[tuple[LayerForm | None, list[_Part]]]()
     for number in numbers:
         frame = head.frames[number]
         nbytes, every = _laid_out(head, frame)
-        found = found or [(laid, []) for laid in every]
+        found = found or [(laid.form if laid else None, []) for laid in every]
         with fetch(number) as data:
             raw = np.frombuffer(_decompress(data, nbytes, number=number), np.uint8)
         address = address_of(raw)
         for laid, (_, parts) in zip(every, found, strict=True):
             if laid is not None:
                 parts.append(_read_layer(raw[laid.where], laid, frame=frame, address=address + laid.where.start))
-    return [None if laid is None else _join(parts, laid) for laid, parts in found]
+    return [None if form is None else _join(parts, form) for form, parts in found]
 
 
 def _laid_out(head: Head, frame: Frame) -> tuple[int, tuple[_Laid | None, ...]]:
@@ -114,8 +111,7 @@ def _laid(frame: _FrameForm) -> tuple[int, tuple[_Laid | None, ...]]:
         form = LayerForm(spec.bits(number), shape, frame.dtype, has_trellis=frame.version > PLAIN_FORMAT)
         stop = place + (form.nbytes(tokens) if frame.version > 1 else frame_v1_bytes(form, tokens))
         is_framed = form.bits is not None and frame.version > 1 and stop <= MAX_FRAME_BYTES
-        layout = frame_layout(form, tokens) if is_framed else None
-        found.append(_Laid(form, slice(place, stop), layout, shapes_of(shape, tokens)))
+        found.append(_Laid(form, slice(place, stop), frame_layout(form, tokens) if is_framed else None))
         place = stop
     return place, tuple(found)
 
@@ -140,13 +136,10 @@ def _decompress(data: Buffer, expected: int, *, number: int) -> bytes:
         raise BadBlob(MissReason.CORRUPT, f"frame {number}: {error}") from None
 
 
-def _join(parts: Sequence[_Part], laid: _Laid) -> LayerKV | PackedLayer:
-    """One layer out of its parts along the tokens, which are all of one kind. `laid` is of the first."""
-    framed = tuple([part for part in parts if isinstance(part, FramedPart)])
-    if len(framed) == 1:
-        return PackedLayer(laid.shapes, framed_tiles, framed)
-    if framed:
-        return framed_layer(framed, laid.form.shape)
+def _join(parts: Sequence[_Part], form: LayerForm) -> LayerKV | PackedLayer:
+    """One layer out of its parts along the tokens, which are all of one kind."""
+    if framed := [part for part in parts if isinstance(part, FramedPart)]:
+        return framed_layer(framed, form.shape)
     plain = [part for part in parts if isinstance(part, LayerKV)]
     if not plain:
         return PackedLayer.of(tuple(tile for part in parts if isinstance(part, PackedLayer) for tile in part.tiles))

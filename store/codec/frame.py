@@ -31,7 +31,6 @@ from store.record import (
     PackedLayer,
     PackedTensor,
     PackedTile,
-    Shape,
     codes_per_byte,
     widen,
 )
@@ -200,16 +199,12 @@ def frame_layout(form: LayerForm, tokens: int) -> FrameLayout:
 
 def framed_layer(parts: Sequence[FramedPart], shape: StoredShape) -> PackedLayer:
     """One layer out of its parts along the tokens."""
-    return PackedLayer(shapes_of(shape, sum(part.layout.tokens for part in parts)), framed_tiles, tuple(parts))
+    tokens = sum(part.layout.tokens for part in parts)
+    shapes = (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
+    return PackedLayer(shapes, _framed_tiles, tuple(parts))
 
 
-def shapes_of(shape: StoredShape, tokens: int) -> tuple[Shape, Shape]:
-    """Those (H, T, D) of so many tokens' keys and values."""
-    return (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
-
-
-def framed_tiles(layer: PackedLayer) -> tuple[PackedTile, ...]:
-    """The tiles of a layer that lies in frames."""
+def _framed_tiles(layer: PackedLayer) -> tuple[PackedTile, ...]:
     return tuple(tile for part in layer.framed for tile in _tiles(part, _shape_of(layer)))
 
 

@@ -41,6 +41,7 @@ def test_memory_that_nobody_uses_goes_back_when_it_is_calm(monkeypatch: pytest.M
     monkeypatch.setattr(giving, "EVERY_S", 0.0)
     kept = [bytes(PIECE_BYTES) for _ in range(PIECES)][::20]  # what lies between is free
     seen: list[int] = []
+    gone: list[None] = []
 
     def looks(stopped: Event, answers: list[bool]) -> None:
         def is_calm() -> bool:
@@ -49,12 +50,13 @@ def test_memory_that_nobody_uses_goes_back_when_it_is_calm(monkeypatch: pytest.M
                 stopped.set()
             return answers.pop(0)
 
-        giving.give_back_memory(stopped, is_calm=is_calm, let_go=lambda: None)
+        giving.give_back_memory(stopped, is_calm=is_calm, let_go=lambda: gone.append(None))
 
     looks(Event(), [False] * (giving.BUSY_LOOKS - 1))
     assert max(seen) - resident_bytes() < PIECES * PIECE_BYTES / 10  # somebody works
+    assert not gone
     looks(Event(), [True])
-    assert max(seen) - resident_bytes() > PIECES * PIECE_BYTES / 2
+    assert max(seen) - resident_bytes() > PIECES * PIECE_BYTES / 2 and len(gone) == 1
     more = [bytes(PIECE_BYTES) for _ in range(PIECES)][::20]
     looks(Event(), [False] * giving.BUSY_LOOKS)
     assert max(seen) - resident_bytes() > PIECES * PIECE_BYTES / 2  # now and then also then

@@ -213,13 +213,13 @@ class TestConnections:
             assert is_cut(client) and served.refusals("slow_head") == 1
 
     def test_between_requests_one_may_wait_longer(self, tmp_path: Path) -> None:
-        """Also behind a response that was not read at once. Of a head that has begun the rest has its time as ever."""
-        with serving(tmp_path, patience=Patience(seconds=0.2)) as served:
+        """Also behind a response that waited for its reader. Of a head that has begun the rest has its time as ever."""
+        patience = Patience(seconds=0.5)
+        with serving(tmp_path, patience=patience) as served:
             client = served.sent(f"GET {LARGE}")
-            for _ in range(3):
-                time.sleep(0.1)
+            for _ in range(2):
                 assert answer(client).read()
-                time.sleep(0.5)
+                time.sleep(2 * patience.seconds)
                 client.sendall(written(f"GET {LARGE}"))
             assert answer(client).read()
             client.sendall(b"GET / HTTP/1.1\r\nHost:")
@@ -233,13 +233,14 @@ class TestConnections:
     def test_one_that_waits_between_requests_is_closed_in_the_end_and_first_where_there_are_too_many(
         self, tmp_path: Path
     ) -> None:
-        with serving(tmp_path, patience=Patience(seconds=0.2, kept_s=1)) as served:
+        with serving(tmp_path, patience=Patience(seconds=0.5, kept_s=1)) as served:
             client = served.sent("GET /healthz")
             assert answer(client).read() and not client.recv(1)
-        with serving(tmp_path, patience=Patience(seconds=0.2, connections=2)) as served:
+        patience = Patience(seconds=0.5, connections=2)
+        with serving(tmp_path, patience=patience) as served:
             first, second = served.sent("GET /healthz"), served.sent("GET /healthz")
             assert answer(first).read() and answer(second).read()
-            time.sleep(0.5)
+            time.sleep(2 * patience.seconds)
             first.sendall(written("GET /healthz"))
             assert answer(first).read()
             served.assert_others_are_answered()
