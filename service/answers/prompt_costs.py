@@ -109,8 +109,8 @@ class PromptCosts:
         with self._lock:
             expected = {way: each * self._drift(way, size, tier=tier) for way, each in seconds.items()}
             worth_s = GAIN * expected["full"]
-            if chunks and speeds.blend_s(_sizes(tokens, chunks)) * self._drift("blend", size) < worth_s:
-                self._late = 0 if expected["blend"] < worth_s else self._late + 1
+            if chunks and self._reused_s(_sizes(tokens, chunks), _sizes(tokens, exact), size=size) < worth_s:
+                self._late = 0 if min(expected["blend"], expected["prefix"]) < worth_s else self._late + 1
         unused = {each.passage for each in chunks} - {each.passage for each in used}
         rounded = (round(each, 6) for each in expected.values())
         return PromptCost(Expected(*rounded), Expected(*seconds.values()), frozenset(unused), size, tier)
@@ -138,6 +138,11 @@ class PromptCosts:
         reading = self._drifts.get(_kept("full", size, tier=""), 1.0)
         return self._drifts.get(_kept(way, size, tier=tier), reading)
 
+    def _reused_s(self, sizes: PromptSizes, exact: PromptSizes, *, size: int) -> float:
+        """What the sooner of blending and reading behind an exact beginning takes with records out of memory."""
+        blend_s = self._speeds.blend_s(sizes) * self._drift("blend", size)
+        return min(blend_s, self._speeds.prefix_s(exact) * self._drift("prefix", size))
+
     def _chunk(self, passage: int, opened: BlobSource | Miss | None) -> _StoredChunk | None:
         if not isinstance(opened, BlobSource):
             return None
@@ -157,8 +162,7 @@ class PromptCosts:
         exact = PromptSizes(prompt.tokens, sum(passages[:1]), len(passages[:1]))  # prompts begin with a passage
         with self._lock:
             full_s *= self._drift("full", size)
-            blend_s = self._speeds.blend_s(sizes) * self._drift("blend", size)
-            reused_s = min(blend_s, self._speeds.prefix_s(exact) * self._drift("prefix", size))
+            reused_s = self._reused_s(sizes, exact, size=size)
             gained_s = GAIN * full_s - reused_s
             if gained_s <= 0:
                 return full_s + turn_s if tried and reused_s < NEAR * full_s else 0.0

@@ -195,8 +195,9 @@ def test_one_blob_that_comes_very_late_keeps_no_later_prompt_from_its_blobs(monk
     assert len(opened_by(costs, prompt, lambda: [done(FakeSource(100))])) == 1
 
 
-def test_a_store_whose_records_come_too_late_is_left_alone_but_looked_at_now_and_then() -> None:
-    costs, prompt = PromptCosts(SPEEDS), prompt_of(500, 500)
+@pytest.mark.parametrize("fuse_s", [0.02, 1000.0], ids=["blending pays", "an exact beginning pays"])
+def test_a_store_whose_records_come_too_late_is_left_alone_but_looked_at_now_and_then(fuse_s: float) -> None:
+    costs, prompt = PromptCosts(replace(SPEEDS, fuse_s=fuse_s)), prompt_of(500, 500)
     slow: dict[int, BlobSource | Miss] = {at: FakeSource(500, tier="s3", read_s=60.0) for at in range(2)}
     costs.learn(
         costs.cost(prompt, slow), report_of("reuse"), took_s=120.0, sources=[FakeSource(500, read_s=60.0, tier="s3")]
