@@ -8,23 +8,21 @@ from store.blob import Blob, Buffer, Head, verified
 from store.record import LayerKV, PackedLayer
 
 Fetch = Callable[[int], AbstractContextManager[Buffer]]
-Layers = list[LayerKV | PackedLayer | None]  # of one group, as they are kept; None for one without a cache
+Layers = Sequence[LayerKV | PackedLayer | None]  # as they are kept, in order; None for one without a cache
 
 
 class BlobReader:
     """An open blob. Threads may share it; nothing needs to be closed.
 
-    `source` names the medium that answered, for reports: ram, lmdb or object. `groups` are the layers where the
-    medium has them unpacked: they were verified when they came.
+    `source` names the medium that answered, for reports: ram, lmdb or object. `layers` are all of the blob's where
+    the medium has them unpacked: they were verified when they came.
     """
 
-    def __init__(
-        self, head: Head, raw_head: bytes, *, fetch: Fetch, source: str, groups: Sequence[Layers] | None = None
-    ) -> None:
+    def __init__(self, head: Head, raw_head: bytes, *, fetch: Fetch, source: str, layers: Layers | None = None) -> None:
         self.head = head
         self.raw_head = raw_head
         self.source = source
-        self.groups = groups
+        self.layers = layers
         self._fetch = fetch
 
     @cached_property

@@ -1,6 +1,7 @@
 """A stored blob as a source of keys and values: what the model's side asks for, layer by layer, out of a reader."""
 
 import time
+from functools import cached_property
 from threading import Lock
 
 from blend.errors import UnreadableRecord
@@ -16,7 +17,7 @@ _TIERS = {"object": "s3"}  # what reports call a medium
 
 class BlobSource:
     """One chunk's record in a store. Threads may share it: where layers are asked for about in order, and each once,
-    each group is read once, and kept until all of its layers were asked for.
+    each group is read once, and kept until all of its layers were asked for; what memory has unpacked is not read.
 
     `tier` is the medium that answered, as reports call it; of the blob's `nbytes` so many are `read` so far, all but
     its head in `read_s` seconds.
@@ -29,16 +30,10 @@ class BlobSource:
         self.tail = Tail(head.tail_tokens, head.tail_digest)
         self.tier = _TIERS.get(reader.source, reader.source)
         self.nbytes = len(reader.raw_head) + reader.head.body_bytes
-        self.read = len(reader.raw_head)
+        self.read = len(reader.raw_head) if reader.layers is None else self.nbytes
         self.read_s = 0.0
         self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
         self._reader: BlobReader | None = reader
-        self._groups = reader.numbers
-        self._group_of = {
-            layer: group
-            for group, numbers in enumerate(self._groups)
-            for layer in _layers_of(reader.head.frames[numbers.start])
-        }
         self._lock = Lock()  # a group is read by one thread; who wants another of its layers would read the same
         self._kept: dict[int, LayerKV | PackedLayer] = {}
 
@@ -55,16 +50,28 @@ class BlobSource:
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
         """A layer's keys and values. Raises Unreadable for a damaged frame, and where the medium does not answer."""
+        reader = self._reader
+        assert reader is not None, "the record was let go of"
+        if reader.layers is not None:
+            layer = reader.layers[index]
+            assert layer is not None, f"layer {index} keeps nothing of its own"
+            return layer
         with self._lock:
             layer = self._kept.pop(index, None)
             if layer is None:
-                self._kept.update(self._read(self._group_of[index]))
+                self._kept.update(self._read(reader, self._group_of[index]))
                 layer = self._kept.pop(index)
         return layer
 
-    def _read(self, group: int) -> dict[int, LayerKV | PackedLayer]:
-        start, reader = time.perf_counter(), self._reader
-        assert reader is not None, "the record was let go of"
+    @cached_property
+    def _group_of(self) -> dict[int, int]:
+        """Each layer's."""
+        assert self._reader is not None
+        groups, frames = self._reader.numbers, self._reader.head.frames
+        return {layer: group for group, each in enumerate(groups) for layer in _layers_of(frames[each.start])}
+
+    def _read(self, reader: BlobReader, group: int) -> dict[int, LayerKV | PackedLayer]:
+        start = time.perf_counter()
         try:
             layers = read_group(reader, group)
         except BadBlob as error:
@@ -74,7 +81,7 @@ class BlobSource:
             self.failure = MissReason.UNAVAILABLE
             raise UnreadableRecord(str(error)) from error
         self.read_s += time.perf_counter() - start
-        frames = [reader.head.frames[number] for number in self._groups[group]]
+        frames = [reader.head.frames[number] for number in reader.numbers[group]]
         self.read += sum(frame.nbytes for frame in frames)
         return {number: layer for number, layer in zip(_layers_of(frames[0]), layers, strict=True) if layer}
 

@@ -42,15 +42,18 @@ def decode(reader: BlobReader) -> Record:
 
 def read_group(reader: BlobReader, group: int) -> Layers:
     """The layers of one group as they are kept, in layer order: plain where lossless, else codes. Raises `BadBlob`."""
-    if reader.groups is not None:
-        return reader.groups[group]
-    return _read(reader.head, reader.numbers[group], fetch=reader.frame)
+    numbers = reader.numbers[group]
+    if reader.layers is not None:
+        frame = reader.head.frames[numbers.start]
+        return reader.layers[frame.layer : frame.layer + frame.layers]
+    return _read(reader.head, numbers, fetch=reader.frame)
 
 
-def layers_of(blob: Blob) -> list[Layers]:
-    """The layers of all groups of a blob whose digests were checked. Raises `BadBlob`."""
+def layers_of(blob: Blob) -> Layers:
+    """All layers of a blob whose digests were checked. Raises `BadBlob`."""
     frames = blob.frames
-    return [_read(blob.head, numbers, fetch=lambda number: nullcontext(frames[number])) for numbers in blob.head.groups]
+    groups = (_read(blob.head, each, fetch=lambda number: nullcontext(frames[number])) for each in blob.head.groups)
+    return [layer for group in groups for layer in group]
 
 
 class _FrameForm(NamedTuple):

@@ -29,11 +29,11 @@ def allocate(nbytes: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class UnpackedBlob:
-    """The layers of each group, for reading alone; `nbytes` is all the memory that they take."""
+    """All of a blob's layers, for reading alone; `nbytes` is all the memory that they take."""
 
     head: Head
     head_bytes: bytes
-    groups: tuple[Layers, ...]
+    layers: Layers
     nbytes: int
 
 
@@ -42,21 +42,21 @@ def unpacked(blob: Blob, allocate: Allocate | None = None) -> UnpackedBlob:
 
     With `allocate` codes and steps are arrays, in the memory that it gives; without it they stay as they lie in frames.
     """
-    groups = layers_of(blob)
-    packed = sum(isinstance(layer, PackedLayer) for layers in groups for layer in layers)
+    layers = layers_of(blob)
+    packed = sum(isinstance(layer, PackedLayer) for layer in layers)
 
     def around(arrays: int) -> int:
         return len(blob.head_bytes) + _ARRAY_BYTES * arrays + _LAYER_BYTES * packed
 
     if allocate is None:
-        kept = tuple([layer and _as_it_lies(layer) for layer in layers] for layers in groups)
-        held = [array for layers in kept for layer in layers if layer for array in _held(layer)]
+        kept = tuple(layer and _as_it_lies(layer) for layer in layers)
+        held = [array for layer in kept if layer for array in _held(layer)]
         for array in held:
             array.flags.writeable = False
         return UnpackedBlob(blob.head, blob.head_bytes, kept, sum(array.nbytes for array in held) + around(len(held)))
-    arrays = [array for layers in groups for layer in layers if layer for array in _arrays(layer)]
+    arrays = [array for layer in layers if layer for array in _arrays(layer)]
     memory = _Memory(allocate(sum(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)))
-    moved = tuple([layer and memory.moved(layer) for layer in layers] for layers in groups)
+    moved = tuple(layer and memory.moved(layer) for layer in layers)
     return UnpackedBlob(blob.head, blob.head_bytes, moved, memory.nbytes + around(len(arrays)))
 
 

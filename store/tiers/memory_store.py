@@ -194,8 +194,8 @@ class MemoryCache(MemoryStore):
         kept = self._find(key)
         if kept is None:
             return Miss(MissReason.ABSENT)
-        head, groups = kept.blob.head, kept.blob.groups if isinstance(kept.blob, UnpackedBlob) else None
-        return BlobReader(head, kept.raw_head, fetch=kept.frames(head), source=self.name, groups=groups)
+        head, layers = kept.blob.head, kept.blob.layers if isinstance(kept.blob, UnpackedBlob) else None
+        return BlobReader(head, kept.raw_head, fetch=kept.frames(head), source=self.name, layers=layers)
 
     def _form(self, blob: Blob) -> UnpackedBlob:
         return unpacked(blob, self._allocate)

@@ -177,7 +177,7 @@ class TieredStore(BlobStore):
                     data = stack.enter_context(self._same_frame(found, number, bad=bad))
                 yield data
 
-        return BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source, groups=reader.groups)
+        return BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source, layers=reader.layers)
 
     @contextmanager
     def _same_frame(self, found: _Lower, number: int, *, bad: BadBlob) -> Generator[Buffer]:

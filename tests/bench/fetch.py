@@ -90,6 +90,7 @@ def _loading(model: LoadedModel, store: BlobStore, blobs: Sequence[Blob], *, thr
     decoder, readers = model.decoder, Readers(threads)
     tokens = blobs[0].head.tokens
     texts = [words(tokens, number) for number in range(len(blobs))]
+    prefix, question = words(PREFIX, 1), words(QUESTION, 2)
     context = decoder.context(PREFIX + QUESTION + tokens * len(blobs))
     decoder.prepare(context.capacity)
 
@@ -97,7 +98,7 @@ def _loading(model: LoadedModel, store: BlobStore, blobs: Sequence[Blob], *, thr
         found = [store.open(blob.head.key) for blob in blobs]
         sources = [BlobSource(each, model.fingerprint) for each in found if isinstance(each, BlobReader)]
         segments = tuple(ChunkSegment(text, source) for text, source in zip(texts, sources, strict=True))
-        prompt = Prompt(words(PREFIX, 1), segments, words(QUESTION, 2))
+        prompt = Prompt(prefix, segments, question)
         return lay_out(prompt, fingerprint=model.fingerprint, window=decoder.window, vocabulary=decoder.vocabulary)
 
     def load() -> None:

@@ -92,7 +92,7 @@ def nothing_left_to_learn() -> Iterator[None]:
 
 def both_forms(reader: BlobReader) -> list[PackedLayer]:
     """The one layer as a disk has it, and as memory keeps it."""
-    found = [read_group(reader, 0)[0], unpacked(reader.blob()).groups[0][0]]
+    found = [read_group(reader, 0)[0], unpacked(reader.blob()).layers[0]]
     return [layer for layer in found if isinstance(layer, PackedLayer) and len(layer.framed) == 1]
 
 

@@ -74,7 +74,7 @@ def test_a_second_hit_is_ready_and_asks_nobody_below(tmp_path: Path) -> None:
         store.flush()
         (tmp_path / "low/blobs" / key().text).unlink()
         reader = store.open(key())
-        assert isinstance(reader, BlobReader) and reader.groups is not None and reader.source == "ram"
+        assert isinstance(reader, BlobReader) and reader.layers is not None and reader.source == "ram"
         assert plain_bytes(reader) == wanted
         with pytest.raises(BadBlob, match="read these below"):
             reader.blob()
@@ -161,7 +161,7 @@ def test_a_frame_that_is_bad_below_never_comes_up(tmp_path: Path) -> None:
         path.write_bytes(flipped(path.read_bytes(), -1))
         for _ in range(2):
             reader = store.open(key())
-            assert isinstance(reader, BlobReader) and reader.groups is None
+            assert isinstance(reader, BlobReader) and reader.layers is None
             with pytest.raises(BadBlob) as raised:
                 decode(reader)
             assert raised.value.reason is MissReason.CORRUPT
