@@ -14,7 +14,6 @@ from service.model.prompt_builder import PromptTokens
 from service.model.speeds import ModelSpeeds, PromptSizes
 from store.errors import Miss, MissReason
 
-SHOWN = 1 / 8  # of the shorter one of reading and computing, which go on side by side, comes on top of the longer
 NEWS = 1 / 3  # how much the last prompt corrects
 FADED = 0.98  # what is left of a slowness whenever it kept blobs from being read, so that it is tried again some day
 IN_A_ROW, TRIED_AGAIN = 3, 4  # behind so many prompts whose records come too late, about one of so many is looked at
@@ -41,11 +40,12 @@ class PromptCost:
 
 @dataclass(frozen=True, slots=True)
 class _StoredChunk:
-    """What one record of a prompt holds, and how much later than out of memory all of it comes."""
+    """What one record of a prompt holds, how much later than out of memory all of it comes, and in how many parts."""
 
     passage: int
     tokens: int
     late_s: float
+    parts: int
     tier: str
 
 
@@ -101,10 +101,10 @@ class PromptCosts:
         exact = [each for each in every[:1] if each]  # prompts begin with a passage
         seconds = {
             "full": speeds.full_s(tokens),
-            "prefix": _together(speeds.prefix_s(_sizes(tokens, exact)), sum(each.late_s for each in exact)),
+            "prefix": _beside_reading(speeds.prefix_s(_sizes(tokens, exact)), exact),
             "blend": self._blend_s(tokens, used),
         }
-        slowest = max(used, key=lambda each: each.late_s, default=None)
+        slowest = max(chunks, key=lambda each: each.late_s, default=None)
         size, tier = tokens.bit_length(), slowest.tier if slowest and slowest.late_s else ""
         with self._lock:
             expected = {way: each * self._drift(way, size, tier=tier) for way, each in seconds.items()}
@@ -130,7 +130,7 @@ class PromptCosts:
             for tier in {each.tier for each in sources}:
                 read = [each for each in sources if each.tier == tier and each.read_s]
                 byte_s = sum(each.read_s for each in read) / at_once / max(1, sum(each.read for each in read))
-                before = self._byte_s.get(tier, byte_s)
+                before = self._byte_s.get(tier, self._speeds.byte_s)  # one hiccup at the start is no slow tier
                 self._byte_s[tier] = before + (byte_s - before) * NEWS if read else before * FADED
 
     def _drift(self, way: str, size: int, *, tier: str = "") -> float:
@@ -149,10 +149,11 @@ class PromptCosts:
         with self._lock:
             byte_s = self._byte_s.get(opened.tier, 0.0)
         late_s = max(0.0, byte_s - self._speeds.byte_s) * opened.nbytes
-        return _StoredChunk(passage, opened.tokens + opened.tail.tokens, late_s, opened.tier)
+        parts = opened.parts if late_s else 1
+        return _StoredChunk(passage, opened.tokens + opened.tail.tokens, late_s, parts, opened.tier)
 
     def _blend_s(self, tokens: int, chunks: Sequence[_StoredChunk]) -> float:
-        return _together(self._speeds.blend_s(_sizes(tokens, chunks)), sum(each.late_s for each in chunks))
+        return _beside_reading(self._speeds.blend_s(_sizes(tokens, chunks)), chunks)
 
     def _patience_s(self, prompt: PromptTokens, turn_s: float, *, tried: bool) -> float:
         """How long blobs may take to be opened: as long as all of them, out of memory, would gain, and the turn."""
@@ -197,13 +198,16 @@ def _all(opening: Sequence[Opening]) -> Future[None]:
 
 
 def _kept(way: str, size: int, *, tier: str) -> tuple[str, int, str]:
-    """What a correction is kept by: reading needs no tier."""
-    return way, size, "" if way in EXACT else tier
+    """What a correction is kept by: reading whole needs no tier."""
+    return way, size, "" if way == "full" else tier
 
 
 def _sizes(tokens: int, chunks: Sequence[_StoredChunk]) -> PromptSizes:
     return PromptSizes(tokens, min(tokens, sum(each.tokens for each in chunks)), len(chunks))
 
 
-def _together(computing_s: float, reading_s: float) -> float:
-    return max(computing_s, reading_s) + min(computing_s, reading_s) * SHOWN
+def _beside_reading(computing_s: float, chunks: Sequence[_StoredChunk]) -> float:
+    """What both take side by side: layers wait for the part of each record that has them, the first for all firsts."""
+    reading_s = sum(each.late_s for each in chunks)
+    parts = min((each.parts for each in chunks if each.late_s), default=1)
+    return max(computing_s, reading_s) + min(computing_s, reading_s) / parts

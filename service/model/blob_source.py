@@ -37,6 +37,11 @@ class BlobSource:
         self._lock = Lock()  # a group is read by one thread; who wants another of its layers would read the same
         self._kept: dict[int, LayerKV | PackedLayer] = {}
 
+    @property
+    def parts(self) -> int:
+        """How many parts of it come one after the other, each with some layers."""
+        return 1 if self._reader is None else len(self._reader.numbers)
+
     def begin(self) -> None:
         """Begin to bring the record near, before anyone asks for its layers."""
         if self._reader is not None:

@@ -51,7 +51,7 @@ def test_threads_that_take_layers_in_order_read_each_frame_once(threads: int) ->
     wanted = [layer for group in range(len(blob.head.groups)) for layer in read_group(read(blob), group)]
     assert all(other and same(one, other) for one, other in zip(found, wanted, strict=True))
     assert set(fetched.values()) == {1}
-    assert source.read == source.nbytes
+    assert source.read == source.nbytes and source.parts == len(blob.head.groups)
 
 
 def test_a_record_that_was_let_go_of_holds_no_memory() -> None:

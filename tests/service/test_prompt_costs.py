@@ -47,10 +47,15 @@ READS = replace(SPEEDS, fuse_s=1000.0, chunk_s=1000.0)  # where blending, and ea
 class FakeSource(BlobSource):
     """A record of so many tokens, out of a tier that reads as slowly as this."""
 
-    def __init__(self, tokens: int, *, tier: str = "lmdb", read_s: float = 0.0) -> None:
+    def __init__(self, tokens: int, *, tier: str = "lmdb", read_s: float = 0.0, parts: int = 8) -> None:
         self.tokens, self.tail, self.tier = tokens, Tail(), tier
         self.nbytes = self.read = 1000 * tokens
         self.read_s = read_s
+        self._parts = parts
+
+    @property
+    def parts(self) -> int:
+        return self._parts
 
 
 def prompt_of(*lengths: int) -> PromptTokens:
@@ -126,6 +131,48 @@ def test_a_tier_that_reads_again_is_found_out_without_being_asked_each_time() ->
         costs.learn(costs.cost(prompt, opened), report_of("full"), took_s=1.03, sources=[*opened.values()])
         assert reads < 1000
     assert reads > 10
+
+
+def known(costs: PromptCosts, tier: str, *, read_s: float) -> None:
+    """A tier that takes so long for 500 tokens, as prompts that found the same have taught."""
+    prompt, source = prompt_of(500), FakeSource(500, tier=tier, read_s=read_s)
+    for _ in range(40):
+        costs.learn(costs.cost(prompt, {0: source}), report_of("full"), took_s=0.5, sources=[source])
+
+
+@pytest.mark.parametrize("read_s", [0.05, 0.4])
+def test_computing_waits_for_the_first_part_of_each_record_and_the_rest_comes_meanwhile(read_s: float) -> None:
+    costs, prompt = PromptCosts(SPEEDS), prompt_of(500, 500)
+    known(costs, "s3", read_s=read_s)
+    near = costs.cost(prompt, {at: FakeSource(500) for at in range(2)}).plain
+    for parts in (1, 2, 8):
+        cost = costs.cost(prompt, {at: FakeSource(500, tier="s3", parts=parts) for at in range(2)}).plain
+        blend_s, late_s = near.blend_s, 2 * read_s
+        assert cost.blend_s == pytest.approx(max(blend_s, late_s) + min(blend_s, late_s) / parts, rel=0.05)
+        assert cost.prefix_s == pytest.approx(max(near.prefix_s, read_s) + min(near.prefix_s, read_s) / parts, rel=0.05)
+
+
+def test_one_read_that_takes_long_makes_no_slow_tier() -> None:
+    costs, prompt = PromptCosts(SPEEDS), prompt_of(500, 500)
+    opened = {at: FakeSource(500, tier="s3") for at in range(2)}
+    hiccup = FakeSource(500, tier="s3", read_s=1.0)
+    cost = costs.cost(prompt, opened)
+    costs.learn(cost, report_of("reuse"), took_s=1.0, sources=[hiccup, FakeSource(500, tier="s3", read_s=0.005)])
+    assert chosen(costs, prompt, opened) == "reuse"
+    for _ in range(10):
+        costs.learn(cost, report_of("reuse"), took_s=1.0, sources=[hiccup])
+    assert chosen(costs, prompt, opened) == "full"
+
+
+def test_what_an_exact_beginning_takes_longer_out_of_one_tier_is_not_expected_of_another() -> None:
+    costs, prompt = PromptCosts(SPEEDS), prompt_of(500, 500)
+    known(costs, "s3", read_s=0.1)
+    near, far = ({at: FakeSource(500, tier=tier) for at in range(2)} for tier in ("ram", "s3"))
+    before = costs.cost(prompt, near).expected
+    for _ in range(10):
+        costs.learn(costs.cost(prompt, far), report_of("prefix"), took_s=3.0, sources=[])
+    assert costs.cost(prompt, near).expected == before
+    assert costs.cost(prompt, far).expected.prefix_s > 1.5 * before.prefix_s
 
 
 @pytest.mark.parametrize("factor", [0.4, 0.6, 1.7, 3.0])
