@@ -1,6 +1,7 @@
 """What a prompt is expected to take here, each way; learns from what prompts took. Decides nothing."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class PromptCosts:
     def __init__(self, speeds: ModelSpeeds) -> None:
         self._speeds = speeds
         self._lock = Lock()
-        self._byte_s: dict[str, float] = {}  # of each tier, lately
+        self._byte_s = defaultdict[str, float](lambda: speeds.byte_s)  # of each tier, lately; memory's where none knows
         self._late = 0  # prompts in a row whose records would have paid out of memory, and came too late to
         self._open_s = 0.0  # until the last blob of a prompt was opened, lately
         self._drifts: dict[tuple[str, int, str], float] = {}
@@ -130,7 +131,7 @@ class PromptCosts:
             for tier in {each.tier for each in sources}:
                 read = [each for each in sources if each.tier == tier and each.read_s]
                 byte_s = sum(each.read_s for each in read) / at_once / max(1, sum(each.read for each in read))
-                before = self._byte_s.get(tier, self._speeds.byte_s)  # one hiccup at the start is no slow tier
+                before = self._byte_s[tier]
                 self._byte_s[tier] = before + (byte_s - before) * NEWS if read else before * FADED
 
     def _drift(self, way: str, size: int, *, tier: str = "") -> float:
@@ -147,7 +148,7 @@ class PromptCosts:
         if not isinstance(opened, BlobSource):
             return None
         with self._lock:
-            byte_s = self._byte_s.get(opened.tier, 0.0)
+            byte_s = self._byte_s[opened.tier]
         late_s = max(0.0, byte_s - self._speeds.byte_s) * opened.nbytes
         parts = opened.parts if late_s else 1
         return _StoredChunk(passage, opened.tokens + opened.tail.tokens, late_s, parts, opened.tier)

@@ -30,7 +30,7 @@ class BlobSource:
         self.tail = Tail(head.tail_tokens, head.tail_digest)
         self.tier = _TIERS.get(reader.source, reader.source)
         self.nbytes = len(reader.raw_head) + reader.head.body_bytes
-        self.read = len(reader.raw_head) if reader.layers is None else self.nbytes
+        self.read = len(reader.raw_head)
         self.read_s = 0.0
         self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
         self._reader: BlobReader | None = reader

@@ -130,18 +130,18 @@ async def row(core: Core, cell: Cell, chunk_ids: Sequence[str], *, shortest: Seq
     orders = {"full": READ, "blend": core.order, "chosen": None}
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     chosen: list[str] = []
-    taught_at = time.monotonic()
-    for number in range(TAUGHT + MOST_ROUNDS):
-        if number == TAUGHT:
-            taught_at = time.monotonic()
-        if number >= TAUGHT + ROUNDS and time.monotonic() - taught_at > ROW_S:
+    began = 0.0
+    for number in range(-TAUGHT, MOST_ROUNDS):
+        if number == 0:
+            began = time.monotonic()
+        if number >= ROUNDS and time.monotonic() - began > ROW_S:
             break
         for way in TURNS[number % len(TURNS)]:
-            if way == "blend" and number >= TAUGHT + ROUNDS:
+            if way == "blend" and number >= ROUNDS:
                 continue
             await first_token(core, shortest, READ)
             ms, report = await first_token(core, chunk_ids, orders[way])
-            if number >= TAUGHT:
+            if number >= 0:
                 found[way].append(ms)
                 chosen += [report.policy.partition("/")[0]] if way == "chosen" else []
     ms = {way: round(median(each), 1) for way, each in found.items()}
