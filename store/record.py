@@ -18,6 +18,8 @@ Codes = NDArray[np.uint8]
 Scales = NDArray[np.float32]
 Shape = tuple[int, ...]
 
+LAYOUT_AT = 3  # in a row of a `FramedPart`
+
 STORAGE: dict[Dtype, np.dtype[np.float32 | np.float16 | np.uint16]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -146,12 +148,13 @@ class FrameLayout(NamedTuple):
 class FramedPart(NamedTuple):
     """Tokens `start` to `start + layout.tokens` of one layer as their frame has them; `sizes`: of steps, by place.
 
-    `address`: of the data.
+    `row` tells compiled code all of that: the address and length of the data, the start, and from `LAYOUT_AT` on the
+    layout.
     """
 
     start: int
     data: Codes
-    address: int
+    row: NDArray[np.int64]
     layout: FrameLayout
     sizes: Scales
 

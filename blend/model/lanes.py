@@ -40,6 +40,7 @@ _BYTE, _SHORT, _LONG = IntType(8), IntType(16), IntType(32)
 _BYTES, _FLOATS, _WORDS = VectorType(_BYTE, LANES), VectorType(FloatType(), LANES), VectorType(_LONG, LANES)
 _X86, _ARM = "llvm.x86.ssse3.pshuf.b.128", "llvm.aarch64.neon.tbl1.v16i8"
 _LOOKING_UP = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
+_RAISED, _RAISED_BITS = 2.0**15, 0x47000000  # what has a mantissa whose ninth bit from below counts one
 _SPLITTING = 65537  # 2**16 + 1: what a bfloat16 has of a float32 is left when as much is taken away again
 
 Emitted = tuple[Signature, Callable[..., Value]]
@@ -151,13 +152,16 @@ def _reading(apart: int, first: int) -> tuple[Callable[..., Lanes], Callable[...
         return _LANES(array, int64), _emitted(found)
 
     @intrinsic
-    def codes(typing: object, row: types.Type, start: types.Type, shift: types.Type, mask: types.Type) -> Emitted:
-        def made(builder: IRBuilder, row: Value, start: Value, shift: Value, mask: Value) -> Value:
+    def codes(typing: object, row: types.Type, start: types.Type, bits: types.Type) -> Emitted:
+        def made(builder: IRBuilder, row: Value, start: Value, bits: Value) -> Value:
+            shift, mask, half = (builder.extract_value(bits, place) for place in range(3))
             wide = builder.zext(found(builder, row, start), _WORDS)
-            kept = builder.and_(builder.lshr(wide, _filled(builder, shift)), _filled(builder, mask))
-            return builder.sitofp(kept, _FLOATS)
+            upper = builder.shl(wide, _filled(builder, builder.sub(_LONG(8), shift)))
+            kept = builder.and_(upper, _filled(builder, builder.shl(mask, _LONG(8))))
+            raised = builder.bitcast(builder.or_(kept, _filled(builder, _LONG(_RAISED_BITS))), _FLOATS)
+            return builder.fsub(raised, _filled(builder, builder.fadd(half, FloatType()(_RAISED))))
 
-        return _LANES(row, int64, uint32, uint32), _emitted(made)
+        return _LANES(row, int64, bits), _emitted(made)
 
     return numbers, codes
 

@@ -6,7 +6,7 @@ but nothing is written between codes and context, which takes a quarter of the t
 
 import logging
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.model.rotation import Angles, Rotation
-from store.record import FrameLayout, PackedLayer
+from store.record import LAYOUT_AT, FrameLayout, PackedLayer
 
 try:
     from blend.model.place_kernel import place_kernel
@@ -27,7 +27,8 @@ IS_COMPILED = place_kernel is not None  # so that codes are placed as they lie i
 
 Turn = tuple[bool, int, NDArray[np.float32], NDArray[np.float32]]  # see `turn`
 
-_NO_PARTS, _NO_SIZES = np.zeros((0, 0), np.int64), np.zeros(0, np.float32)
+_ROW = LAYOUT_AT + len(FrameLayout._fields)
+_NO_ROWS, _NO_SIZES = np.zeros((0, _ROW), np.int64), np.zeros(0, np.float32)
 _NO_ANGLES = np.zeros((0, 0), np.float32)
 _NO_TURN: Turn = (True, 0, _NO_ANGLES, _NO_ANGLES)
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
@@ -61,27 +62,14 @@ class PackedPlacer:
         (H, C, D) of a context, all in one call.
         """
         keys, values = (each.view(self._words).numpy() for each in out)
-        layouts: dict[FrameLayout, int] = {}
-        parts = list[tuple[int, ...]]()
-        for start, stop, layer in stored:
-            slot = start
-            for _, data, address, layout, _ in layer.framed:
-                if rows := min(layout.tokens, stop - slot):
-                    number = layouts.setdefault(layout, len(layouts))
-                    parts.append((address, data.nbytes, rows, slot, number))
-                    slot += rows
-        both, sizes = (np.array(parts, np.int64), _table(tuple(layouts))), stored[0][2].framed[0].sizes
-        self._kernel(both, sizes, self._limit, turns, (keys, values))
+        rows = np.concatenate([part.row for _, _, layer in stored for part in layer.framed]).reshape(-1, _ROW)
+        slots = np.array([(start, stop) for start, stop, _ in stored], np.int64)
+        self._kernel((rows, slots), stored[0][2].framed[0].sizes, self._limit, turns, (keys, values))
 
     def _learn_types(self) -> None:
         """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""
         nowhere = torch.zeros((0, 0, 0), dtype=self._words).numpy()
-        self._kernel((_NO_PARTS, _NO_PARTS), _NO_SIZES, self._limit, (_NO_TURN, _NO_TURN), (nowhere, nowhere))
-
-
-@lru_cache(256)
-def _table(layouts: tuple[FrameLayout, ...]) -> NDArray[np.int64]:
-    return np.array(layouts, np.int64)
+        self._kernel((_NO_ROWS, _NO_ROWS), _NO_SIZES, self._limit, (_NO_TURN, _NO_TURN), (nowhere, nowhere))
 
 
 def turn(rotation: Rotation | None, angles: Angles) -> Turn:

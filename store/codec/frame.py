@@ -21,6 +21,7 @@ from store.codec.quantize import KEYS, STEP_SIZES, VALUES, Quantized, centers, q
 from store.codec.spec import KVBits, code_bits, is_between
 from store.codec.trellis import trellis_levels
 from store.record import (
+    LAYOUT_AT,
     STORAGE,
     Array,
     Codes,
@@ -166,7 +167,14 @@ def address_of(data: Codes) -> int:
 
 def framed_part(data: Codes, layout: FrameLayout, *, start: int, address: int | None = None) -> FramedPart:
     """The bytes of a quantized layer in one frame, whose first token is `start`. `address`: of them, if it is known."""
-    return FramedPart(start, data, address_of(data) if address is None else address, layout, STEP_SIZES)
+    row = _row(layout).copy()
+    row[:LAYOUT_AT] = address_of(data) if address is None else address, data.nbytes, start
+    return FramedPart(start, data, row, layout, STEP_SIZES)
+
+
+@lru_cache(1024)
+def _row(layout: FrameLayout) -> NDArray[np.int64]:
+    return np.array([*[0] * LAYOUT_AT, *layout])
 
 
 def frame_layout(form: LayerForm, tokens: int) -> FrameLayout:

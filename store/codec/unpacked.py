@@ -17,7 +17,7 @@ Allocate = Callable[[int], NDArray[np.uint8]]  # memory of at least so many byte
 
 _ALIGNED = 64  # bytes: where each array begins
 _ARRAY_BYTES = 320  # of Python's objects around an array
-_LAYER_BYTES = 600  # and around a layer in codes
+_LAYER_BYTES = 850  # and around a layer in codes
 
 Number = TypeVar("Number", bound=np.generic)
 

@@ -178,6 +178,29 @@ def test_it_is_what_torch_makes_of_it(spec: str, dtype: Dtype, draw: str) -> Non
             assert torch.equal(bits(beside), bits(wanted_values))
 
 
+@pytest.mark.parametrize("spec", ["q4", "k8v2", "q2.9"])
+def test_several_records_of_several_parts_stand_each_in_its_own_slots(spec: str) -> None:
+    shape, rotation = (8, 1_001, 64), Rotation("halves", 0, 32)
+    found = [stored(plain(draw, shape, shape), spec) for draw in ("normal", "unequal_channels")]
+    kept = [read_group(found[0], 0)[0], unpacked(found[1].blob()).layers[0]]
+    packed = [layer for layer in kept if isinstance(layer, PackedLayer)]
+    assert [len(layer.framed) > 1 for layer in packed] == [True, True]
+    several = torch.rand(2_100, 32, generator=torch.Generator().manual_seed(1)) * 6
+    angles = Angles(several.cos(), several.sin())
+    begins = [layer.framed[1].start for layer in packed]
+    for cuts in ((1_001, 1_001), (begins[0], begins[1] + 70), (begins[0] - 1, begins[1] + 1), (1, 1_000)):
+        out = filled(packed[0], 2_100, dtype="bfloat16")
+        wanted = tuple(each.clone() for each in out)
+        places = [(5, 5 + cuts[0], packed[0]), (1_030, 1_030 + cuts[1], packed[1])]
+        placer("bfloat16").place(out, places, turns=(turn(rotation, angles), UNTURNED))
+        for start, stop, layer in places:
+            keys, values = unpack(layer, dtype=torch.bfloat16, device=CPU)
+            there = Angles(angles.cos[start:stop], angles.sin[start:stop])
+            rotate_into(wanted[0][:, start:stop], keys[:, : stop - start], rotation=rotation, angles=there)
+            wanted[1][:, start:stop] = values[:, : stop - start]
+        assert torch.equal(bits(out[0]), bits(wanted[0])) and torch.equal(bits(out[1]), bits(wanted[1]))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_a_step_lifts_beyond_the_dtype_becomes_its_largest_number(dtype: Dtype) -> None:
     limit = torch.finfo(DTYPES[dtype]).max

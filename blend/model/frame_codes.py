@@ -1,0 +1,153 @@
+# numba's decorators have no types:
+# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportCallIssue=false
+"""What numba compiles to read the packed codes of a frame, one head at a time: codes, steps and middles.
+
+Nothing here makes an array, for whoever may make one also counts who uses it, which took a fifth of the time: a `Room`
+to work in is handed in. Numba keeps what `place_kernel.py` became until that file changes: touch it where this one
+changes alone.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blend.model.compiled import compiled, compiled_apart
+from blend.model.lanes import LANES, transpose_at
+from store.record import Codes, Scales, largest
+
+Floats = NDArray[np.float32]
+Form = tuple[int, bool, bool]  # bits of a code in a byte, whether codes lie as rows, whether they are of a trellis
+
+ROWS = 16  # of numbers that are made at a time
+_LOW, _HIGH, _SEVEN, _BIT = np.uint8(15), np.uint8(4), np.uint8(7), np.uint8(1)
+_LARGEST, _SIGNLESS = largest("float32"), np.uint32(0x7FFFFFFF)
+_CODES = 256  # that a byte can tell apart
+_LEAST_STEP, _MOST = 2.0**-40, 2.0**100
+
+
+class Room(NamedTuple):
+    """Memory to work on one head in, flat."""
+
+    rows: Codes
+    columns: Codes
+    states: Codes
+    wide: Floats
+    steps: Floats  # of a head's channels, or tokens
+    middles: Floats  # of its channels, or what a code stands for
+
+
+@compiled
+def room_for(tokens: int, dim: int) -> Room:
+    """The memory for so many tokens that share steps."""
+    return Room(
+        np.empty(tokens * dim, np.uint8),
+        np.empty(tokens * dim, np.uint8),
+        np.empty(2 * dim, np.uint8),
+        np.empty(ROWS * dim, np.float32),
+        np.empty(max(tokens, dim), np.float32),
+        np.empty(max(_CODES, dim), np.float32),
+    )
+
+
+@compiled_apart
+def _split(codes: Codes, rows: Codes, width: int) -> None:
+    """Codes (T, D), each in a byte of its own, of packed rows (P, D)."""
+    per_byte, mask = 8 // width, np.uint8(2**width - 1)
+    for token in range(len(codes)):
+        code, row, place = codes[token], rows[token // per_byte], token % per_byte
+        if width == 4 and place == 0:  # shifts that the compiler knows go on 32 codes at once
+            for d in range(len(code)):
+                code[d] = np.uint8(row[d] & _LOW)
+        elif width == 4:
+            for d in range(len(code)):
+                code[d] = np.uint8(row[d] >> _HIGH)
+        else:
+            for d in range(len(code)):
+                code[d] = np.uint8(np.uint8(row[d] >> np.uint8(place * width)) & mask)
+
+
+@compiled_apart
+def _transpose(rows: Codes, codes: Codes) -> None:
+    """Packed rows (P, D) of channels' codes."""
+    packed, dim = rows.shape
+    flat, whole = rows.reshape(packed * dim), dim // LANES * LANES if packed >= LANES else 0
+    for d in range(0, whole, LANES):
+        for byte in range(0, packed, LANES):
+            first = min(byte, packed - LANES)
+            transpose_at(flat, first * dim + d, dim, codes, d * packed + first, packed)
+    for byte in range(packed):
+        row = rows[byte]
+        for d in range(whole, dim):
+            row[d] = codes[d * packed + byte]
+
+
+@compiled_apart
+def _to_levels(codes: Codes, first: Codes, last: Codes) -> None:
+    """Levels in place of a trellis' codes (T, D), as `trellis_levels` has them."""
+    first[:] = 0
+    last[:] = 0
+    for token in range(len(codes)):
+        code = codes[token]
+        for d in range(len(code)):
+            half = np.uint8(np.uint8(code[d] ^ np.uint8(last[d] * _SEVEN)) & _SEVEN)
+            code[d] = np.uint8(np.uint8(half + half) + last[d])
+            bit = np.uint8(first[d] ^ np.uint8(half & _BIT))
+            first[d] = last[d]
+            last[d] = bit
+
+
+@compiled_apart
+def unpack_head(rows: Codes, data: Codes, form: Form, room: Room) -> None:
+    """Codes of one head that do not lie as rows yet: packed rows (P, D), or a trellis' levels (T, D)."""
+    width, is_turned, has_trellis = form
+    if not has_trellis:
+        _transpose(rows, data)
+        return
+    dim = rows.shape[1]
+    packed = len(data) // dim
+    if is_turned:
+        _split(rows, data.reshape(packed, dim), width)
+    else:
+        turned = room.columns[: packed * dim].reshape(packed, dim)
+        _transpose(turned, data)
+        _split(rows, turned, width)
+    _to_levels(rows, room.states[:dim], room.states[dim : 2 * dim])
+
+
+@compiled_apart
+def tell_steps(steps: Floats, low: Codes, high: Codes, sizes: Scales) -> None:
+    """Steps whose places lie in two planes."""
+    last = np.uint32(len(sizes) - 1)
+    for number in range(len(steps)):
+        place = np.uint32(np.uint32(low[number]) | np.uint32(np.uint32(high[number]) << np.uint32(8)))
+        steps[number] = sizes[min(place, last)]
+
+
+@compiled_apart
+def tell_middles(middles: Floats, steps: Floats, planes: Codes, unit: float) -> None:
+    """A head's middles, of four planes (4, D)."""
+    first, second, third, fourth = planes[0], planes[1], planes[2], planes[3]
+    for d in range(len(steps)):
+        lower = np.uint32(np.uint32(first[d]) | np.uint32(np.uint32(second[d]) << np.uint32(8)))
+        upper = np.uint32(np.uint32(third[d]) | np.uint32(np.uint32(fourth[d]) << np.uint32(8)))
+        told = np.uint32(lower | np.uint32(upper << np.uint32(16)))
+        sign = np.uint32(np.uint32(0) - np.uint32(told & np.uint32(1)))
+        middle = float(np.int32(np.uint32(told >> np.uint32(1)) ^ sign)) * float(steps[d]) * unit
+        middles[d] = np.float32(min(max(middle, -_LARGEST), _LARGEST))
+
+
+@compiled_apart
+def is_usual(steps: Floats, middles: Floats, half: np.float32) -> bool:
+    """Whether no number of these steps and middles is so large or, but zero, so small that float32 lacks room for what
+    `rounded`, turning or a CPU's own rounding makes of it. Bits of numbers above zero lie in their order.
+    """
+    step = middle = np.uint32(0)
+    least = _SIGNLESS
+    for number in range(len(steps)):
+        bits = np.float32(steps[number]).view(np.uint32)
+        step, least = max(step, bits), min(least, bits)
+    for d in range(len(middles)):
+        middle = max(middle, np.uint32(np.float32(middles[d]).view(np.uint32) & _SIGNLESS))
+    reach = float(half) * float(np.uint32(step).view(np.float32)) + float(np.uint32(middle).view(np.float32))
+    return reach < _MOST and float(np.uint32(least).view(np.float32)) >= _LEAST_STEP
