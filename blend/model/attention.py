@@ -29,7 +29,7 @@ NAME = "kvweave"
 DENSE = f"{NAME}_dense"  # the same, by the model's own plain attention: it knows soft caps and sinks
 FLEX = f"{NAME}_flex"  # the same, by FlexAttention
 
-ROWS = (64, 256)  # of one block, at least and at most: fewer waste a kernel, more see keys for the last row alone
+ROWS = 64  # of one block: a CPU's kernel takes 32 at a time, and more see keys for the last row alone
 DENSE_NUMBERS = 8 << 20  # scores of one block of plain attention
 
 
@@ -196,8 +196,7 @@ def _jointly(step: Step, query: Tensor, *, keys: Tensor, call: AttentionCall, vi
 def _rows_of_a_block(kernel: Kernel, query: Tensor, *, segment: Segment) -> int:
     if kernel is _plain:
         return max(1, DENSE_NUMBERS // (query.shape[1] * segment.visible))
-    rows = len(segment.slots)
-    return rows if query.is_cuda else min(ROWS[1], max(ROWS[0], rows // 4))
+    return len(segment.slots) if query.is_cuda else ROWS
 
 
 def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
@@ -206,10 +205,13 @@ def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
         return _grouped(call, block, is_causal=False)
     # A group's heads become rows, so that each key is read once.
     packed = block.query.reshape(1, block.keys.shape[1], -1, dim)
+    group = packed.shape[2]
+    if group % 2 and packed.dtype == torch.bfloat16 and not packed.is_cuda:  # a row too many costs less than an odd one
+        packed = torch.cat((packed, packed[:, :, :1]), dim=2)
     out = nn.functional.scaled_dot_product_attention(
         packed, block.keys, block.values, attn_mask=block.mask, scale=call.scaling
     )
-    return out.reshape(1, 1, heads, -1)
+    return out[:, :, :group].reshape(1, 1, heads, -1)
 
 
 def _is_one_call(segment: Segment, query: Tensor) -> bool:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from blend.fuse.prompt import ChunkSegment, Prompt
 from blend.load import LoadedModel, adopt
+from blend.model.attention import KERNELS, NAME, AttentionBlock, AttentionCall
 from blend.model.fingerprint import Fingerprint
 from store.blob import Terms
 from store.codec.encode import encode
@@ -17,7 +18,7 @@ from store.key import CacheKey
 from store.reader import BlobReader, read
 from store.record import PackedLayer, Tail
 from tests.blend.dense import prefill
-from tests.blend.families import draw, native, ours, put, words
+from tests.blend.families import DEVICE, draw, native, ours, put, words
 from tests.blend.fusing import Case, close, fused, source
 from tests.store.samples import packed_layers
 
@@ -48,6 +49,24 @@ def test_half_precision_gives_the_models_own_distribution(name: str, dtype: torc
     for policy in ("full", "prefix", "reuse"):
         found = fused(model, prompt, policy=policy, piece_rows=64).logits
         assert apart(found, reference) <= 2 * noise + 0.01, policy
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("group", [1, 2, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_row_sees_what_exact_arithmetic_sees(dtype: torch.dtype, group: int, *, masked: bool) -> None:
+    drawn = torch.Generator().manual_seed(group)
+    keys, values = torch.randn(2, 1, 2, 300, 32, generator=drawn).to(DEVICE, dtype)
+    query = torch.randn(1, 2 * group, 1, 32, generator=drawn).to(DEVICE, dtype)
+    hidden = torch.arange(300, device=DEVICE) < (100 if masked else 0)
+    mask = torch.zeros(1, 300, dtype=dtype, device=DEVICE).masked_fill_(hidden, torch.finfo(dtype).min)
+    call = AttentionCall(torch.nn.Identity(), None, {})
+    block = AttentionBlock(query, keys, values, mask if masked else None)
+    scores = query.double() @ keys.double().repeat_interleave(group, 1).transpose(2, 3) / 32**0.5
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    wanted = (weights @ values.double().repeat_interleave(group, 1)).transpose(1, 2)
+    found = KERNELS[NAME](call, block).view(wanted.shape)
+    assert torch.allclose(found.double(), wanted, atol=4 * torch.finfo(dtype).eps)
 
 
 class Packed:
