@@ -13,7 +13,6 @@ from numba.np.unsafe.ndarray import to_fixed_tuple  # pyright: ignore[reportUnkn
 from numpy.typing import NDArray
 
 from blend.model.compiled import Word, bytes_at, cast, compiled_apart
-from blend.model.frame_codes import ROWS, Floats, Room, is_usual, room_for, tell_middles, tell_steps, unpack_head
 from blend.model.lanes import (
     LANES,
     Lanes,
@@ -35,6 +34,7 @@ from blend.model.lanes import (
     times,
     within,
 )
+from blend.model.unpack_head import ROWS, Floats, Room, is_usual, room_for, tell_middles, tell_steps, unpack_head
 from store.record import LAYOUT_AT, Codes, FrameLayout, Scales
 
 Words = NDArray[np.uint16 | np.uint32]

@@ -2,9 +2,9 @@
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportCallIssue=false
 """What numba compiles to read the packed codes of a frame, one head at a time: codes, steps and middles.
 
-Nothing here makes an array, for whoever may make one also counts who uses it, which took a fifth of the time: a `Room`
-to work in is handed in. Numba keeps what `place_kernel.py` became until that file changes: touch it where this one
-changes alone.
+Nothing but `room_for` makes an array, for who may make one also counts who uses it, which took a fifth of the time:
+a `Room` to work in is handed in. Numba keeps what `place_kernel.py` became until that file changes: touch it where this
+one changes alone.
 """
 
 from typing import NamedTuple
