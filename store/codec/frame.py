@@ -174,7 +174,7 @@ def framed_part(data: Codes, layout: FrameLayout, *, start: int, address: int | 
 
 @lru_cache(1024)
 def _row(layout: FrameLayout) -> NDArray[np.int64]:
-    return np.array([*[0] * LAYOUT_AT, *layout])
+    return np.array([*[0] * LAYOUT_AT, *layout], np.int64)
 
 
 def frame_layout(form: LayerForm, tokens: int) -> FrameLayout:
