@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -32,11 +33,14 @@ from blend.model.digests import architecture_digest, rope_digest, stored_digest,
 from blend.model.fingerprint import Fingerprint
 from blend.model.in_float32 import in_float32
 from blend.model.layer_gate import find_layers, install, text_config
+from blend.model.layer_graphs import CudaRecorder
 from blend.model.model_layers import examine
 from blend.model.tokenizer import Tokenizer
 from blend.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_other_sight, refuse_structure
 
 log = logging.getLogger(__name__)
+
+PASSES = 3  # of as many rows: as the layers run, as they are recorded, and as these recordings do
 
 # What a forward pass that was written for something else raises when it meets scattered rows.
 MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -169,7 +173,9 @@ def _decoder(model: PreTrainedModel) -> Decoder:
             lambda _: f"{name} has a forward pass of its own, which takes whole prompts in order, no single rows"
         ):
             judged = _agreeing(model, plain, ids=ids)
-    return judged if judged.dtype == model.dtype else _narrowed(model, judged, ids=ids)
+    decoder, plain = (judged, plain) if judged.dtype == model.dtype else _narrowed(model, judged, ids=ids)
+    _record(decoder, plain, ids=ids)
+    return decoder
 
 
 def _agreeing(model: PreTrainedModel, plain: Tensor, *, ids: Sequence[int]) -> Decoder:
@@ -196,8 +202,8 @@ def _agreeing(model: PreTrainedModel, plain: Tensor, *, ids: Sequence[int]) -> D
     )
 
 
-def _narrowed(model: PreTrainedModel, judged: Decoder, *, ids: Sequence[int]) -> Decoder:
-    """The decoder in the model's own dtype, where it has to come close to the model's own logits."""
+def _narrowed(model: PreTrainedModel, judged: Decoder, *, ids: Sequence[int]) -> tuple[Decoder, Tensor]:
+    """The decoder in the model's own dtype, where it has to come close to the model's own logits, and these."""
     name, dtype = type(model).__name__, str(model.dtype).removeprefix("torch.")
     kernel = text_config(model)._attn_implementation  # pyright: ignore[reportPrivateUsage]
     assert kernel is not None
@@ -212,7 +218,20 @@ def _narrowed(model: PreTrainedModel, judged: Decoder, *, ids: Sequence[int]) ->
     if reason is not None:
         remedy = "its structure is sound in float32: load it so"
         raise UnsupportedModel(f"{name} computes something else in {dtype} with {kernel} ({reason}): {remedy}")
-    return decoder
+    return decoder, plain
+
+
+def _record(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> None:
+    """Has a GPU record the decoder's layers, if they compute the same when they are run, recorded and replayed."""
+    if decoder.device.type != "cuda" or not decoder.record_layers(partial(CudaRecorder, decoder.device)):
+        return
+    try:
+        reasons = [disagreement(decoder, plain, ids=ids) for _ in range(PASSES)]
+    except RuntimeError as error:
+        reasons = [str(error)]
+    if any(reasons) or not decoder.is_recorded:
+        log.info("%s runs layer by layer, none recorded: %s", type(decoder.model).__name__, reasons)
+        decoder.record_layers(None)
 
 
 def _plain_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:

@@ -91,6 +91,7 @@ _OF_LLAMA = (
 EXCUSED: dict[str, dict[str, str]] = {
     "deferred_imports": {
         "blend/model/packed_placer.py:": "numba is an extra",
+        "blend/model/layer_graphs.py:": "Triton is where a GPU is",
         "retriever/readers/serve.py:_answer": "a worker is told its parser, whose library is an extra",
     },
     "broad_handlers": {
@@ -124,7 +125,12 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/model/attention.py:see": "transformers decides",
         "blend/model/flex_attention.py:_at_slots.sees": "torch decides",
         "blend/model/flex_attention.py:_capped.score": "torch decides",
+        "blend/model/layer_graphs.py:RecordedStep.update": "transformers decides",
         "blend/model/step.py:Step.update": "transformers decides",
+        "blend/model/attend_rows.py:_write_rows": "a kernel is told each number by itself",
+        "blend/model/attend_rows.py:_attended": "a kernel is told each number by itself",
+        "blend/model/attend_rows.py:_attend_rows": "a kernel is told each number by itself",
+        "blend/model/attend_rows.py:_join_splits": "a kernel is told each number by itself",
         "blend/model/compiled.py:cast": "numba knows no keywords",
         "blend/model/lanes.py:_emitted.emitted": "numba decides",
         "blend/model/lanes.py:_reading.found": "called as what `_emitted` takes",

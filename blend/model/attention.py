@@ -161,6 +161,10 @@ def _attend(
     step = ACTIVE.get()
     if step is None or not isinstance(visibility, Visibility):
         raise UnsupportedModel(f"the attention {NAME!r} runs inside a step and with the masks that it made")
+    if kernel is _fused and visibility.is_causal:
+        known = step.attend(query, seen, scaling=call.scaling)
+        if known is not None:
+            return known
     parts = _jointly(step, query, keys=seen[0], call=call, visibility=visibility) if kernel is _fused else []
     for segment, keys, values in () if parts else step.sources(*seen):
         if step.asked:

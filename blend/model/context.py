@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from weakref import finalize
 
@@ -168,6 +169,15 @@ class Context:
         values = self._values[layer]
         assert values is not None, f"layer {layer} keeps nothing of its own"
         return values
+
+    @cached_property
+    def addresses(self) -> NDArray[np.int64]:
+        """Where each layer's keys and values begin, and how far apart their heads are, in numbers: (L, 4)."""
+        found = np.zeros((len(self.shapes), 4), np.int64)
+        for layer in self.layers:
+            keys, values = self.keys(layer), self.values(layer)
+            found[layer] = keys.data_ptr(), values.data_ptr(), keys.stride(0), values.stride(0)
+        return found
 
     def write(self, layer: int, slots: Slots, *, keys: Tensor, values: Tensor) -> None:
         """Put keys and values (H, T, D) at their slots."""

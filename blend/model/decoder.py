@@ -1,6 +1,6 @@
 """A model as the rest of blend sees it: passes over rows, buffers, and keys that move between positions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TypeGuard
 
@@ -12,6 +12,7 @@ from blend.model.attention import NAME
 from blend.model.context import Context, Segment, Slots, numbers, token_bytes
 from blend.model.joint_rows import attends_jointly, joint_rows
 from blend.model.layer_gate import text_config
+from blend.model.layer_graphs import LayerGraphs, Recorder, replaying
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
 from blend.model.packed_placer import Turn, packed_placer, turn
 from blend.model.rotation import Angles, rotate_into, unrotate
@@ -39,6 +40,7 @@ class Decoder:
         self._turns: dict[LayerRule, tuple[Angles, tuple[Turn, Turn]]] = {}  # by which angles
         self._known = 0  # positions in each table
         self._growing = Lock()
+        self._graphs: tuple[LayerGraphs, LayerGraphs] | None = None  # of prompts, and of steps between their layers
 
     def context(self, capacity: int) -> Context:
         """A context with buffers for that many tokens."""
@@ -54,8 +56,12 @@ class Decoder:
         hooks: LayerHooks | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Compute rows of one context: the last row's logits (V,) or None, and the hidden states kept on the way."""
-        step = Step([Segment(context, slots, 0)], layer_range=layer_range, hooks=hooks, direct=self.model_layers.direct)
-        logits = run(self.model, step, ids=ids)
+        segments = [Segment(context, slots, 0)]
+        with replaying(self._graphs and self._graphs[0], segments) as replay:
+            direct = self.model_layers.direct
+            step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct)
+            step.replay = replay
+            logits = run(self.model, step, ids=ids)
         return (None if logits is None else logits[0]), step.kept
 
     def advance(
@@ -67,10 +73,33 @@ class Decoder:
         hooks: LayerHooks | None = None,
     ) -> Tensor | None:
         """One pass for several contexts; logits (rows, V) of all rows, or None where the course stops before them."""
-        direct, joint = self.model_layers.direct, joint_rows(segments)
-        step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct, joint=joint)
-        wanted = torch.arange(step.rows, device=self.device)
-        return run(self.model, step, ids=ids, wanted=wanted)
+        with replaying(self._graphs and self._graphs[1], segments) as replay:
+            direct, joint = self.model_layers.direct, [] if replay else joint_rows(segments)
+            step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct, joint=joint)
+            step.replay = replay
+            wanted = torch.arange(step.rows, device=self.device)
+            return run(self.model, step, ids=ids, wanted=wanted)
+
+    def record_layers(self, recorder: Callable[[], Recorder] | None) -> bool:
+        """Have layers recorded as they run, from the second pass of as many rows on; whether any can be. None: no more.
+
+        A model whose layers read the keys of others needs all of them to run.
+        """
+        config, shapes, rules = text_config(self.model), self.model_layers.shapes, self.model_layers
+        heads, kept = getattr(config, "num_attention_heads", None), [shape for shape in shapes if shape]
+        is_fit = config._attn_implementation == NAME and not rules.shared  # pyright: ignore[reportPrivateUsage]
+        if recorder is None or not isinstance(heads, int) or not is_fit:
+            self._graphs = None
+            return False
+        groups = max([heads // shape.key_heads for shape in kept])
+        first, second = (LayerGraphs(shapes, groups=groups, direct=rules.direct, recorder=recorder()) for _ in range(2))
+        self._graphs = first, second
+        return first.is_whole
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether layers are recorded, and none was met that cannot be."""
+        return self._graphs is not None and all(each.is_whole for each in self._graphs)
 
     def decode(self, rows: Sequence[tuple[Context, int, int]]) -> list[Tensor]:
         """One pass for a row of each context, at this slot and of this id: the logits (V,) of each."""

@@ -32,9 +32,12 @@ class LayerGate:
         entering = step.enter(self._index, hidden, given=kwargs.get("position_embeddings"))
         if entering is None:
             return (hidden,) if self._returns_tuple else hidden
-        if args:
-            return self._inner(entering, *args[1:], **kwargs)
-        return self._inner(**{**kwargs, "hidden_states": entering})
+        more = args[1:], {name: each for name, each in kwargs.items() if name != "hidden_states"}
+        if step.replay is not None and step.is_plain(self._index):
+            replayed = step.replay.layer(self._index, self._inner, hidden=entering, more=more)
+            if replayed is not None:
+                return replayed[0]
+        return self._inner(entering, *more[0], **more[1])
 
 
 def text_config(model: PreTrainedModel) -> PreTrainedConfig:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from blend.model.context import Segment
 from blend.model.joint_rows import JointRows
 
 ACTIVE: ContextVar["Step | None"] = ContextVar("active step", default=None)
+
+
+Arguments = tuple[tuple[object, ...], dict[str, object]]  # of a layer, but for the hidden states
 
 
 class PassHalted(Exception):
@@ -51,6 +55,16 @@ class LayerHooks:
     looked: Callable[[Tensor], object] | None = None
 
 
+class Replay(Protocol):
+    """One pass over layers some of which are recorded."""
+
+    def layer(
+        self, index: int, inner: Callable[..., object], *, hidden: Tensor, more: Arguments
+    ) -> tuple[object] | None:
+        """What the layer returns, alone in a tuple; None where it has to run by itself."""
+        ...
+
+
 class Step(Cache):
     """Writes fresh rows to their slots and returns what they may see."""
 
@@ -72,6 +86,7 @@ class Step(Cache):
         self.kept: Tensor | None = None
         self._watch = hooks or LayerHooks()
         self._direct = direct
+        self.replay: Replay | None = None  # by which layers run that are recorded
         self._joint = joint
         self._returned: dict[int, tuple[int, Tensor]] = {}
         self._at = -1  # the layer that runs
@@ -109,8 +124,16 @@ class Step(Cache):
         self._watch.before(layer)
         self._at = layer
         if layer == layer_range.keep:
-            self.kept = hidden
+            self.kept = hidden.clone() if self.replay else hidden
         return hidden
+
+    def is_plain(self, layer: int) -> bool:
+        """Whether nobody wants more of a layer than what it returns."""
+        return layer != self.layer_range.stop and layer not in self._watch.asked
+
+    def attend(self, query: Tensor, seen: tuple[Tensor, Tensor], *, scaling: float | None) -> Tensor | None:
+        """Query (1, Hq, T, D) to (1, T, Hq, D), by a step that knows how; None by one that does not."""
+        return None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object

@@ -59,7 +59,7 @@ def _shape(shape: Shape, device: str, *, tokens: int, chunk: int, runs: int) -> 
             for store in (below, near)
             for threads in THREADS
         }
-        rates = _rates({**cases, **_floors(blobs, nbytes)}, nbytes, runs)
+        rates = _rates({**cases, **floors(blobs, nbytes)}, nbytes, runs)
     found: dict[str, Row] = {}
     for (medium, case), rate in rates.items():
         found.setdefault(medium, {})[case] = round(rate, 3)
@@ -112,7 +112,7 @@ def _loading(model: LoadedModel, store: BlobStore, blobs: Sequence[Blob], *, thr
     return load
 
 
-def _floors(blobs: Sequence[Blob], nbytes: int) -> dict[tuple[str, str], Callable[[], object]]:
+def floors(blobs: Sequence[Blob], nbytes: int) -> dict[tuple[str, str], Callable[[], object]]:
     """What one thread takes for a part of it alone, and two for copying."""
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
     halves, two = (slice(nbytes // 2), slice(nbytes // 2, None)), ThreadPoolExecutor(2)

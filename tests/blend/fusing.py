@@ -88,7 +88,7 @@ def chosen(
 
 def off(ours: Tensor, theirs: Tensor) -> float:
     """The largest difference of logits, relative to the largest logit."""
-    return float((ours.cpu() - theirs).abs().max() / theirs.abs().max())
+    return float((ours.cpu() - theirs.cpu()).abs().max() / theirs.abs().max())
 
 
 def close(ours: Tensor, theirs: Tensor) -> bool:

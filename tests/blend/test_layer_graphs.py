@@ -1,0 +1,202 @@
+"""Layers that are recorded and replayed: what their kernels compute, and that a decoder which records does the same.
+
+The kernels run on a GPU, or in Triton's interpreter (`make test-as-gpu`).
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from blend.load import PASSES, LoadedModel, adopt
+from blend.model import layer_graphs
+from blend.model.context import Branch, Context, LayerShape, Segment, scattered, span
+from blend.model.decoder import Decoder
+from blend.model.layer_graphs import CudaRecorder, LayerGraphs, RecordedPass, size_of
+from tests.blend.families import DEVICE, VOCABULARY, native, ours, put, words
+
+triton = pytest.importorskip("triton")
+if not (torch.cuda.is_available() or triton.knobs.runtime.interpret):
+    pytest.skip("neither a GPU nor Triton's interpreter", allow_module_level=True)
+
+from blend.model.attend_rows import Attention, RowTables, attend_rows, write_rows  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+BLOCK = 4
+NEAR = 1e-4 if DEVICE.type == "cpu" else 2e-3
+
+
+def again(work: Callable[[], None]) -> Callable[[], None]:
+    """A recording that is none."""
+    return work
+
+
+def recorder() -> layer_graphs.Recorder:
+    return CudaRecorder(DEVICE) if DEVICE.type == "cuda" else again
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(layer_graphs, "PROGRAMS", 32)
+        monkeypatch.setattr(layer_graphs, "TOGETHER", 4)
+
+
+def tables(contexts: Sequence[Context], rows: Sequence[tuple[int, int]], *, room: int) -> RowTables:
+    """Of rows (context, slot), those of each context together, and of some that are nobody's."""
+    blocks: list[tuple[int, int]] = []
+    for row, (owner, _) in enumerate(rows):
+        if blocks and rows[blocks[-1][0]][0] == owner and blocks[-1][1] < BLOCK:
+            blocks[-1] = (blocks[-1][0], blocks[-1][1] + 1)
+        else:
+            blocks.append((row, 1))
+    padded = [*rows, *[(0, -1)] * (room - len(rows))]
+    addresses = torch.from_numpy(torch.stack([torch.from_numpy(each.addresses) for each in contexts]).numpy())
+    return RowTables(
+        torch.tensor([slot for _, slot in padded], device=DEVICE),
+        torch.tensor([owner for owner, _ in padded], device=DEVICE),
+        torch.tensor([*blocks, (0, 0)], device=DEVICE),
+        addresses.flatten().to(DEVICE),
+        addresses[0].numel(),
+    )
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(
+    ("shape", "heads"), [(LayerShape(2, 8, 2, 8), 8), (LayerShape(1, 20, 1, 10), 3), (LayerShape(3, 64, 3, 80), 3)]
+)
+def test_rows_of_several_contexts_see_what_dense_attention_sees(shape: LayerShape, heads: int, splits: int) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    contexts = [Context([shape], capacity=150, dtype=torch.float32, device=DEVICE) for _ in range(3)]
+    for each in contexts:
+        for part in (each.keys(0), each.values(0)):
+            part.copy_(torch.randn(part.shape, generator=drawn))
+    rows = [(0, 0), (0, 3), (0, 70), (0, 71), (0, 149), (1, 130), (2, 5), (2, 64)]
+    keys, values, query = (
+        torch.randn(12, count, dim, generator=drawn).to(DEVICE).transpose(0, 1)
+        for count, dim in (
+            (shape.key_heads, shape.key_dim),
+            (shape.value_heads, shape.value_dim),
+            (heads, shape.key_dim),
+        )
+    )
+    told = tables(contexts, rows, room=12)
+    write_rows(keys, values, tables=told)
+    for row, (owner, slot) in enumerate(rows):
+        assert torch.equal(contexts[owner].keys(0)[:, slot], keys[:, row])
+        assert torch.equal(contexts[owner].values(0)[:, slot], values[:, row])
+    form = Attention(shape.key_heads, shape.value_dim, 0.3, BLOCK, splits)
+    out = attend_rows(query, form, tables=told)
+    for row, (owner, slot) in enumerate(rows):
+        seen = [
+            each[:, : slot + 1].double().repeat_interleave(heads // shape.key_heads, 0)
+            for each in (contexts[owner].keys(0), contexts[owner].values(0))
+        ]
+        weights = (0.3 * (seen[0] @ query[:, row, :, None].double())).softmax(1)
+        assert torch.allclose(out[row].double(), (weights * seen[1]).sum(1), atol=NEAR)
+    assert not out[len(rows) :].any()
+
+
+def passes(decoder: Decoder) -> list[Tensor]:
+    """Logits of a prefill, of scattered rows, and of a step of three contexts; and the keys and values they wrote."""
+    ids = torch.arange(45, device=DEVICE) * 7 % (VOCABULARY - 3) + 3
+    context = decoder.context(48)
+    whole, _ = decoder.prefill(context, span(0, 45, device=DEVICE), ids=ids)
+    rows = scattered([3, 5, 17, 30, 31, 32, 40, 44], device=DEVICE)
+    some, _ = decoder.prefill(context, rows, ids=ids[rows.index])
+    others = [context.first(30), context.first(20)]
+    short, _ = decoder.prefill(others[1], span(12, 20, device=DEVICE), ids=ids[12:20])
+    lone = [
+        Segment(each, span(slot, slot + 1, device=DEVICE), row)
+        for row, (each, slot) in enumerate([(context, 45), (others[0], 29), (others[1], 19)])
+    ]
+    step = decoder.advance(lone, ids[:3])
+    assert whole is not None and some is not None and short is not None and step is not None
+    return [whole, some, short, step, *context.seen(1, 46), *context.seen(3, 46)]
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest) -> LoadedModel:
+    loaded = ours(request.param)
+    loaded.decoder.record_layers(None)
+    return loaded
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma3", "smollm3"], indirect=True)
+def test_a_decoder_that_records_computes_the_same(model: LoadedModel) -> None:
+    wanted = passes(model.decoder)
+    assert model.decoder.record_layers(recorder)
+    for _ in range(PASSES):
+        for one, other in zip(passes(model.decoder), wanted, strict=True):
+            assert torch.allclose(one, other, atol=NEAR * float(other.abs().max()))
+    assert model.decoder.is_recorded
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_recordings_are_made_once(model: LoadedModel) -> None:
+    made: list[Callable[[], None]] = []
+
+    def note(work: Callable[[], None]) -> Callable[[], None]:
+        made.append(work)
+        return recorder()(work)
+
+    model.decoder.record_layers(lambda: note)
+    counts: list[int] = []
+    for _ in range(4):
+        passes(model.decoder)
+        counts.append(len(made))
+    layers = len(model.decoder.model_layers.shapes)
+    assert counts[0] == layers  # two of its passes have eight rows
+    assert counts[1] == counts[2] == counts[3] == 3 * layers
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_what_cannot_be_recorded_runs_and_nothing_is_from_then_on(model: LoadedModel) -> None:
+    wanted = passes(model.decoder)
+    calls: list[int] = []
+
+    def failing(work: Callable[[], None]) -> Callable[[], None]:
+        calls.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    assert model.decoder.record_layers(lambda: failing)
+    for _ in range(3):
+        for one, other in zip(passes(model.decoder), wanted, strict=True):
+            assert torch.allclose(one, other, atol=NEAR * float(other.abs().max()))
+    assert not model.decoder.is_recorded and len(calls) == 2  # of prompts, of steps
+
+
+@pytest.mark.parametrize("model", ["gemma4"], indirect=True)
+def test_layers_that_read_the_keys_of_others_are_not_recorded(model: LoadedModel) -> None:
+    assert not model.decoder.record_layers(recorder)
+
+
+def test_who_comes_while_a_pass_is_under_way_and_branches_go_without() -> None:
+    shape = LayerShape(2, 8, 2, 8)
+    context = Context([shape], capacity=40, dtype=torch.float32, device=DEVICE)
+    graphs = LayerGraphs([shape], groups=2, direct=frozenset({0}), recorder=recorder())
+    slots = span(0, 8, device=DEVICE)
+    segments = [Segment(context, slots, 0)]
+    assert graphs.begin(segments, slots.index) is None  # the first of as many rows
+    first = graphs.begin(segments, slots.index)
+    assert isinstance(first, RecordedPass) and graphs.begin(segments, slots.index) is None
+    first.end()
+    branch = Segment(Branch(context, 4, capacity=12), span(4, 12, device=DEVICE), 0)
+    assert graphs.begin([branch], slots.index) is None
+    last = graphs.begin(segments, slots.index)
+    assert last is not None
+    last.end()
+
+
+def test_sizes_waste_little() -> None:
+    for rows in range(1, layer_graphs.MOST + 1):
+        size = size_of(rows)
+        assert (rows <= size <= max(64, 1.25 * rows)) and size_of(size) == size
+    assert len({size_of(rows) for rows in range(1, layer_graphs.MOST + 1)}) < 32
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_records_a_model_as_it_is_loaded() -> None:
+    loaded = adopt(put(copy.deepcopy(native("llama"))), words())
+    assert loaded.decoder.is_recorded
