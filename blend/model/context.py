@@ -221,14 +221,18 @@ class Segment:
 
 
 class Branch(Context):
-    """A context whose first slots are another one's, which it reads and never writes. Has buffers for the rest alone.
+    """A context whose first slots are another one's, which it reads and never writes. The rest are `part` of a third
+    one's, with room for the branches of a pass side by side.
 
     What rows see is put together for one layer at a time.
     """
 
-    def __init__(self, trunk: Context, shared: int, *, capacity: int) -> None:
-        some = trunk.keys(trunk.layers[0])
-        super().__init__(trunk.shapes, capacity=capacity - shared, dtype=some.dtype, device=some.device)
+    def __init__(self, trunk: Context, shared: int, *, rest: Context, part: slice) -> None:
+        some = rest.keys(rest.layers[0])
+        super().__init__(rest.shapes, capacity=0, dtype=some.dtype, device=some.device)
+        self.capacity = shared + part.stop - part.start
+        self._keys = [shape and rest.keys(layer)[:, part] for layer, shape in enumerate(rest.shapes)]
+        self._values = [shape and rest.values(layer)[:, part] for layer, shape in enumerate(rest.shapes)]
         self._trunk = trunk
         self._shared = shared
 
@@ -243,7 +247,3 @@ class Branch(Context):
         """See `Context`."""
         shared, own = self._trunk.seen(layer, self._shared), super().seen(layer, tokens - self._shared)
         return torch.cat((shared[0], own[0]), dim=1), torch.cat((shared[1], own[1]), dim=1)
-
-    def part(self, layer: int, slots: slice) -> tuple[Tensor, Tensor]:
-        """See `Context`; the slots are behind those that are shared."""
-        return super().part(layer, slice(slots.start - self._shared, slots.stop - self._shared))

@@ -23,7 +23,6 @@ from torch import Tensor
 from blend.engine.engine import EngineRequest
 from blend.engine.local_engine import EngineLimits
 from blend.engine.sampling import Sampling
-from blend.fuse import capture
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt, TextSegment
 from blend.fuse.record_loader import Readers
@@ -162,7 +161,7 @@ def test_requests_and_a_capture_share_the_budget(monkeypatch: pytest.MonkeyPatch
     model, (prefix, text, suffix) = ours("llama"), draw(5, 9, 40, 11)
     plain = EngineRequest(Prompt(prefix, (TextSegment(text),), suffix), Sampling(max_tokens=16, ignore_eos=True))
     room, live, most = 400, dict[int, int](), [0]
-    context, branch = model.decoder.context, capture.Branch
+    context = model.decoder.context
 
     def counted(made: Context) -> Context:
         live[id(made)] = made.capacity
@@ -171,9 +170,6 @@ def test_requests_and_a_capture_share_the_budget(monkeypatch: pytest.MonkeyPatch
         return made
 
     monkeypatch.setattr(model.decoder, "context", lambda capacity: counted(context(capacity)))
-    monkeypatch.setattr(
-        capture, "Branch", lambda trunk, shared, capacity: counted(branch(trunk, shared, capacity=capacity))
-    )
     limits = EngineLimits(kv_bytes=room * model.decoder.token_bytes, prefix_bytes=0)
     with engine(model, limits) as to:
         records = to.capture(prefix, draw(21, *(40 + number for number in range(20))))
