@@ -27,9 +27,7 @@ ROWS = {"cuda": 4096}  # of one pass at most, on a device that computes many at 
 FEW_ROWS = 512  # on any other
 SMALLEST = 32
 LARGE, STEPS = 256, 16  # the rows of a chunk from which on powers of two waste too much, and steps between two of them
-PINNED_BYTES = (
-    1 << 30
-)  # of records in pinned memory, which a GPU fills at several times the rate; of more they are copies
+PINNED_BYTES = 1 << 30  # of records in memory that a GPU fills by itself, in a capture; those beyond are copies of it
 TOGETHER = 8  # chunks of one size in a pass; a lone one wastes the rows of the others
 
 Ids = Sequence[int]
@@ -123,7 +121,7 @@ class _Capture:
         self._watch = LayerHooks(lambda layer: hooks.between())
         self._course = LayerRange(stop=decoder.model_layers.keeping[-1])
         self._lifted: tuple[tuple[int, ...], LiftedPass] | None = None  # of which chunks
-        self._pinned = 0  # bytes of all that is lifted
+        self._pinned = 0  # bytes so far
         self.layers: defaultdict[int, list[Layers]] = defaultdict(list)  # of each chunk, in as many pieces as passes
 
     def prefix(self, ids: tuple[int, ...], prefixes: Prefixes) -> Context:
@@ -159,7 +157,7 @@ class _Capture:
             segments += [Segment(dummy, nowhere, row * size) for row in range(len(own), len(own) + dummies)]
             ids = [each[start : start + size] for each in own]
             self._pass(segments, ids, size=size)
-            self.settle()  # while a GPU computes this pass
+            self.settle()  # the last one, while a GPU computes this
             rows = ChunkRows(tuple(map(len, ids)), size, start, position=behind + start)
             self._lifted = planned.numbers, LiftedPass(self._decoder, rest, rows=rows)
 

@@ -48,8 +48,10 @@ class ChunkRows:
 
 
 class LiftedPass:
-    """Position-free keys and values of a pass' chunks. The device is told to make and to send them, and not waited for;
-    they are complete when `layers` returns. It may be asked once.
+    """Position-free keys and values of a pass' chunks. A GPU is told to make and to send them, and not waited for; they
+    are there when `layers` returns, which may be asked once. The context may go at once.
+
+    They lie layer by layer in one array for all chunks, of which each chunk's arrays are parts.
     """
 
     def __init__(self, decoder: Decoder, context: Context, *, rows: ChunkRows) -> None:
@@ -72,7 +74,7 @@ class LiftedPass:
         return is_apart(self._decoder.device)
 
     def layers(self) -> list[Layers]:
-        """Of each chunk, in their order. Raises NotFinite."""
+        """What each chunk keeps, in their order. Raises NotFinite."""
         if self._done:
             self._done.synchronize()
         for layer, extremes in zip(self._sent, self._told.view(-1, 4), strict=True):

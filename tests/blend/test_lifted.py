@@ -13,7 +13,7 @@ from blend.fuse import capture as module
 from blend.fuse.capture import capture
 from blend.fuse.lifted import ChunkRows, Layers, LiftedPass
 from blend.load import adopt
-from blend.model.context import Context
+from blend.model.context import Branch, Context, Segment, places, span
 from blend.model.decoder import Decoder
 from blend.model.rotation import unrotate
 from store.record import Array
@@ -142,3 +142,19 @@ def test_records_beyond_what_may_be_pinned_are_the_same(monkeypatch: pytest.Monk
         for mine, its in zip(one.layers, other.layers, strict=True):
             assert mine and its
             assert (bits(mine.keys), bits(mine.values)) == (bits(its.keys), bits(its.values))
+
+
+def test_rows_of_chunks_side_by_side_are_written_by_one_call() -> None:
+    of = decoder("llama", "float32")
+    before, rest, dummy = of.context(POSITION), of.context(96), of.context(32)
+    slots, nowhere = span(POSITION, POSITION + 32, device=of.device), span(0, 32, device=of.device)
+    chunks = [Branch(before, POSITION, rest=rest, part=slice(start, start + 32)) for start in (0, 32, 64)]
+    segments = [Segment(each, slots, row * 32) for row, each in enumerate(chunks)]
+
+    found = places([*segments, Segment(dummy, nowhere, 96), Segment(dummy, nowhere, 128)])
+
+    assert [(each.context, each.where, each.start, each.stop) for each in found] == [
+        (rest, slice(0, 96), 0, 96),
+        (dummy, slice(0, 32), 96, 128),
+        (dummy, slice(0, 32), 128, 160),
+    ]
