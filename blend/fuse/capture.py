@@ -6,27 +6,28 @@ read one prefix, and dummy rows share one place.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from blend.errors import NotFinite, PromptError
+from blend.errors import PromptError
+from blend.fuse.lifted import ChunkRows, Layers, LiftedPass, joined, ordinary
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import check_ids
-from blend.model.context import Branch, Context, Segment, span
+from blend.model.context import Branch, Context, Segment, numbers, span
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import digest_ids
 from blend.model.step import LayerHooks, LayerRange
-from store.record import Dtype, LayerKV, Record
+from store.record import Dtype, Record
 
 VERSION = "2"  # of what a record means
 ROWS = {"cuda": 4096}  # of one pass at most, on a device that computes many at once
 FEW_ROWS = 512  # on any other
 SMALLEST = 32
 LARGE, STEPS = 256, 16  # the rows of a chunk from which on powers of two waste too much, and steps between two of them
+PINNED_BYTES = 1 << 30  # of records in memory that a GPU fills by itself, in a capture; those beyond are copies of it
 TOGETHER = 8  # chunks of one size in a pass; a lone one wastes the rows of the others
 
 Ids = Sequence[int]
@@ -105,14 +106,11 @@ def capture(
             )
     work = _Capture(decoder, rows=rows, hooks=hooks)
     before = work.prefix(tuple(prefix), prefixes or Prefixes(0))
-    found: dict[int, Record] = {}
     for each in plan(chunks, rows=rows, room=hooks.room - before.capacity):
-        ids = [chunks[number] for number in each.numbers]
-        contexts = work.together(before, ids, planned=each, behind=len(prefix))
-        found |= {
-            number: _lift(decoder, contexts.pop(0), ids=chunks[number], behind=len(prefix)) for number in each.numbers
-        }
-    return [found[number] for number in range(len(chunks))]
+        work.together(before, chunks, planned=each, behind=len(prefix))
+    work.settle()
+    dtype, layers = _name(decoder.dtype), work.layers
+    return [Record(dtype, tuple(joined(layers.pop(number))), digest_ids(ids)) for number, ids in enumerate(chunks)]
 
 
 class _Capture:
@@ -122,6 +120,9 @@ class _Capture:
         self._hooks = hooks
         self._watch = LayerHooks(lambda layer: hooks.between())
         self._course = LayerRange(stop=decoder.model_layers.keeping[-1])
+        self._lifted: tuple[tuple[int, ...], LiftedPass] | None = None  # of which chunks
+        self._pinned = 0  # bytes so far
+        self.layers: defaultdict[int, list[Layers]] = defaultdict(list)  # of each chunk, in as many pieces as passes
 
     def prefix(self, ids: tuple[int, ...], prefixes: Prefixes) -> Context:
         """The context of a capture prefix, computed by itself, in passes of a shape that it alone decides."""
@@ -137,50 +138,44 @@ class _Capture:
             prefixes.keep(ids, context)
         return context
 
-    def together(self, before: Context, chunks: Sequence[Ids], *, planned: PassPlan, behind: int) -> list[Branch]:
-        """Contexts of the chunks of one pass."""
+    def together(self, before: Context, chunks: Sequence[Ids], *, planned: PassPlan, behind: int) -> None:
+        """Compute the chunks of one pass. A lone one may be longer than that; its rows are lifted pass by pass."""
         size, device = planned.size, self._decoder.device
-        longest = max(len(ids) for ids in chunks)
-        capacity = behind + -(-longest // size) * size
+        own = [chunks[number] for number in planned.numbers]
+        capacity = -(-max(len(ids) for ids in own) // size) * size
         self._hooks.hold(before.capacity)
         self._hooks.between()
-        dummies = planned.rows // size - len(chunks)
-        self._hooks.hold(before.capacity + len(chunks) * (capacity - behind) + (size if dummies else 0))
-        contexts = [Branch(before, behind, capacity=capacity) for _ in chunks]
-        dummy = self._decoder.context(size if dummies else 0)
-        for start in range(0, longest, size):
+        dummies = planned.rows // size - len(own)
+        self._hooks.hold(before.capacity + len(own) * capacity + (size if dummies else 0))
+        rest, dummy = self._decoder.context(len(own) * capacity), self._decoder.context(size if dummies else 0)
+        parts = [slice(start, start + capacity) for start in range(0, rest.capacity, capacity)]
+        contexts = [Branch(before, behind, rest=rest, part=part) for part in parts]
+        nowhere = span(0, size, device=device)
+        for start in range(0, capacity, size):
             slots = span(behind + start, behind + start + size, device=device)
             segments = [Segment(context, slots, row * size) for row, context in enumerate(contexts)]
-            for row in range(len(chunks), len(chunks) + dummies):
-                segments.append(Segment(dummy, span(0, size, device=device), row * size))
-            self._pass(segments, [ids[start : start + size] for ids in chunks], size=size)
-        return contexts
+            segments += [Segment(dummy, nowhere, row * size) for row in range(len(own), len(own) + dummies)]
+            ids = [each[start : start + size] for each in own]
+            self._pass(segments, ids, size=size)
+            self.settle()  # the last one, while a GPU computes this
+            rows = ChunkRows(tuple(map(len, ids)), size, start, position=behind + start)
+            self._lifted = planned.numbers, LiftedPass(self._decoder, rest, rows=rows)
+
+    def settle(self) -> None:
+        """Wait for what the last pass computed."""
+        if self._lifted is None:
+            return
+        chunks, lifted = self._lifted
+        self._lifted = None
+        self._pinned += lifted.nbytes if lifted.is_pinned else 0
+        for number, layers in zip(chunks, lifted.layers(), strict=True):
+            self.layers[number].append(layers if self._pinned <= PINNED_BYTES else ordinary(layers))
 
     def _pass(self, segments: list[Segment], ids: Sequence[Ids], *, size: int) -> None:
-        padded = torch.zeros(len(segments), size, dtype=torch.int64)
-        for row, part in enumerate(ids):
-            padded[row, : len(part)] = torch.tensor(part, dtype=torch.int64)
-        flat = padded.flatten().to(self._decoder.device)
+        padded = [[*part, *[0] * (size - len(part))] for part in ids]
+        padded += [[0] * size] * (len(segments) - len(ids))
+        flat = numbers(padded, device=self._decoder.device).flatten()
         self._decoder.advance(segments, flat, layer_range=self._course, hooks=self._watch)
-
-
-def _lift(decoder: Decoder, context: Context, *, ids: Ids, behind: int) -> Record:
-    dtype, layers = _name(decoder.dtype), list[LayerKV | None]()
-    slots = slice(behind, behind + len(ids))
-    for layer, shape in enumerate(decoder.model_layers.shapes):
-        if shape is None:
-            layers.append(None)
-            continue
-        keys, values = decoder.lift(context, layer, slots=slots)
-        if not bool(torch.isfinite(keys).all() and torch.isfinite(values).all()):
-            raise NotFinite(f"layer {layer} computed keys or values that are not finite: the weights are damaged")
-        layers.append(LayerKV(_plain(keys), _plain(values)))
-    return Record(dtype, tuple(layers), digest_ids(ids))
-
-
-def _plain(x: Tensor) -> np.ndarray:
-    x = x.cpu().contiguous()
-    return x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
 
 
 def _name(dtype: torch.dtype) -> Dtype:

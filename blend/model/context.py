@@ -179,10 +179,9 @@ class Context:
             found[layer] = keys.data_ptr(), values.data_ptr(), keys.stride(0), values.stride(0)
         return found
 
-    def write(self, layer: int, slots: Slots, *, keys: Tensor, values: Tensor) -> None:
-        """Put keys and values (H, T, D) at their slots."""
-        self.keys(layer)[:, slots.where] = keys
-        self.values(layer)[:, slots.where] = values
+    def home(self, slots: Slots) -> tuple["Context", slice | Tensor]:
+        """Whose buffers hold these slots, and where."""
+        return self, slots.where
 
     def seen(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Keys and values (H, T, D) of the first slots."""
@@ -230,30 +229,64 @@ class Segment:
         return self.slots.last + 1
 
 
+@dataclass(frozen=True, slots=True)
+class RowsPlace:
+    """Rows `start` to `stop` of a pass, and where they come to lie in a context's buffers."""
+
+    context: Context
+    where: slice | Tensor
+    start: int
+    stop: int
+
+    def write(self, layer: int, keys: Tensor, *, values: Tensor) -> None:
+        """Put these rows' part of a pass' keys and values (H, T, D) there."""
+        self.context.keys(layer)[:, self.where] = keys[:, self.start : self.stop]
+        self.context.values(layer)[:, self.where] = values[:, self.start : self.stop]
+
+    def joined(self, following: "RowsPlace") -> "RowsPlace | None":
+        """Both in one, where the other's rows come to lie right behind these."""
+        here, there = self.where, following.where
+        if self.context is not following.context or self.stop != following.start:
+            return None
+        if not isinstance(here, slice) or not isinstance(there, slice) or here.stop != there.start:
+            return None
+        return RowsPlace(self.context, slice(here.start, there.stop), self.start, following.stop)
+
+
+def places(segments: Sequence[Segment]) -> list[RowsPlace]:
+    """Where the rows of a pass go; those that come to lie side by side go by one call."""
+    found = list[RowsPlace]()
+    for each in segments:
+        place = RowsPlace(*each.context.home(each.slots), each.start, each.stop)
+        joined = found[-1].joined(place) if found else None
+        found[-1:] = [joined] if joined else [*found[-1:], place]
+    return found
+
+
 class Branch(Context):
-    """A context whose first slots are another one's, which it reads and never writes. Has buffers for the rest alone.
+    """A context whose first slots are another one's, which it reads and never writes. The rest are `part` of a third
+    one's, with room for the branches of a pass side by side.
 
     What rows see is put together for one layer at a time.
     """
 
-    def __init__(self, trunk: Context, shared: int, *, capacity: int) -> None:
-        some = trunk.keys(trunk.layers[0])
-        super().__init__(trunk.shapes, capacity=capacity - shared, dtype=some.dtype, device=some.device)
-        self._trunk = trunk
+    def __init__(self, trunk: Context, shared: int, *, rest: Context, part: slice) -> None:
+        some = rest.keys(rest.layers[0])
+        super().__init__(rest.shapes, capacity=0, dtype=some.dtype, device=some.device)
+        self.capacity = shared + part.stop - part.start
+        self._keys = [shape and rest.keys(layer)[:, part] for layer, shape in enumerate(rest.shapes)]
+        self._values = [shape and rest.values(layer)[:, part] for layer, shape in enumerate(rest.shapes)]
+        self._trunk, self._rest = trunk, rest
         self._shared = shared
+        self._start = part.start
 
-    def write(self, layer: int, slots: Slots, *, keys: Tensor, values: Tensor) -> None:
+    def home(self, slots: Slots) -> tuple[Context, slice | Tensor]:
         """See `Context`; the slots adjoin, behind those that are shared."""
         assert slots.adjoining and slots.first >= self._shared, f"{slots.first} to {slots.last} behind {self._shared}"
-        own = slice(slots.first - self._shared, slots.last + 1 - self._shared)
-        self.keys(layer)[:, own] = keys
-        self.values(layer)[:, own] = values
+        off = self._start - self._shared
+        return self._rest, slice(slots.first + off, slots.last + 1 + off)
 
     def seen(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """See `Context`."""
         shared, own = self._trunk.seen(layer, self._shared), super().seen(layer, tokens - self._shared)
         return torch.cat((shared[0], own[0]), dim=1), torch.cat((shared[1], own[1]), dim=1)
-
-    def part(self, layer: int, slots: slice) -> tuple[Tensor, Tensor]:
-        """See `Context`; the slots are behind those that are shared."""
-        return super().part(layer, slice(slots.start - self._shared, slots.stop - self._shared))

@@ -15,7 +15,7 @@ from blend.model.layer_gate import text_config
 from blend.model.layer_graphs import LayerGraphs, Recorder, replaying
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
 from blend.model.packed_placer import Turn, packed_placer, turn
-from blend.model.rotation import Angles, rotate_into, unrotate
+from blend.model.rotation import Angles, rotate_into
 from blend.model.slabs import Slabs
 from blend.model.step import LayerHooks, LayerRange, Step
 from store.record import LayerKV, PackedLayer
@@ -166,12 +166,26 @@ class Decoder:
         rotate_into(out[1], values, rotation=rule.values, angles=turned)
         return out
 
-    def lift(self, context: Context, layer: int, *, slots: slice) -> tuple[Tensor, Tensor]:
-        """The inverse of `place`: position-free copies of what stands at the slots."""
+    def lift(self, layer: int, keys: Tensor, *, values: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+        """The inverse of `place`: position-free keys and values of (..., T, D), which stand at the tokens of the
+        `inverse_angles`. What does not turn is returned as it is.
+        """
         rule = self.rule(layer)
-        turned = self.angles_at(rule, slots, stop=slots.stop)
-        keys, values = context.part(layer, slots)
-        return unrotate(keys, rule.keys, angles=turned), unrotate(values, rule.values, angles=turned)
+        found = list[Tensor]()
+        for x, rotation in ((keys, rule.keys), (values, rule.values)):
+            if rotation is None:
+                found.append(x)
+                continue
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+            rotate_into(out, x, rotation=rotation, angles=angles)
+            found.append(out)
+        return found[0], found[1]
+
+    def inverse_angles(self, rule: LayerRule, start: int, *, count: int) -> Angles:
+        """What turns rows of a layer of this rule back that stand at so many slots from `start` on."""
+        if not rule.turns:
+            return UNTURNED
+        return self.angles_at(rule, slice(start, start + count), stop=start + count).inverse()
 
     def prepare(self, count: int) -> None:
         """Have the angles of that many positions ready, before other threads or streams ask for them."""

@@ -41,6 +41,11 @@ class Angles:
             return self
         return Angles(self.cos[positions], self.sin[positions])
 
+    def inverse(self) -> "Angles":
+        """What turns back by these; not the angles' negatives where a scaling is part of them."""
+        square = self.cos.square() + self.sin.square()
+        return Angles(self.cos / square, -self.sin / square)
+
 
 def read_angles(given: object) -> Angles | None:
     """What a decoder layer was given as position embeddings: (cos, sin), each once or twice, or complex numbers.
@@ -75,31 +80,26 @@ def candidates(dim: int, pairs: int) -> Iterator[Rotation | None]:
 
 
 def rotate_into(out: Tensor, x: Tensor, *, rotation: Rotation | None, angles: Angles) -> None:
-    """Turns position-free (H, T, D) to where `angles` (T, n) stand, in float32, rounded once to out's dtype.
+    """Turns position-free (..., T, D) to where `angles` (T, n) stand, in float32, rounded once to out's dtype.
 
     `out` may be part of a larger buffer; it is never the memory of `x`.
     """
-    _turn(out, x, rotation=rotation, cos=angles.cos, sin=angles.sin)
-
-
-def unrotate(x: Tensor, rotation: Rotation | None, *, angles: Angles) -> Tensor:
-    """Undoes `rotate_into`."""
-    out = torch.empty_like(x)
-    square = angles.cos.square() + angles.sin.square()
-    _turn(out, x, rotation=rotation, cos=angles.cos / square, sin=-angles.sin / square)
-    return out
-
-
-def _turn(out: Tensor, x: Tensor, *, rotation: Rotation | None, cos: Tensor, sin: Tensor) -> None:
     if rotation is None or 2 * rotation.pairs < x.shape[-1]:
         out.copy_(x)
     if rotation is None:
         return
     a, b = (part.float() for part in _pairs(x, rotation))
     first, second = _pairs(out, rotation)
-    sin = rotation.sign * sin
+    cos, sin = angles.cos, rotation.sign * angles.sin
     first.copy_((a * cos).sub_(b * sin))  # each product rounded, as `place_kernel` and others do it: the same bits
     second.copy_((b * cos).add_(a * sin))
+
+
+def unrotate(x: Tensor, rotation: Rotation | None, *, angles: Angles) -> Tensor:
+    """Undoes `rotate_into`."""
+    out = torch.empty_like(x)
+    rotate_into(out, x, rotation=rotation, angles=angles.inverse())
+    return out
 
 
 def _pairs(x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from blend.model.context import Segment
+from blend.model.context import Segment, places
 from blend.model.joint_rows import JointRows
 
 ACTIVE: ContextVar["Step | None"] = ContextVar("active step", default=None)
@@ -88,6 +88,7 @@ class Step(Cache):
         self._direct = direct
         self.replay: Replay | None = None  # by which layers run that are recorded
         self._joint = joint
+        self._places = joint or places(self.segments)
         self._returned: dict[int, tuple[int, Tensor]] = {}
         self._at = -1  # the layer that runs
 
@@ -142,11 +143,8 @@ class Step(Cache):
         stopping = layer_idx == self.layer_range.stop
         if stopping and self._watch.compare:
             self._watch.compare(key_states[0], value_states[0])
-        for group in self._joint:
-            group.write(layer_idx, key_states[0], values=value_states[0])
-        for each in () if self._joint else self.segments:
-            rows = slice(each.start, each.stop)
-            each.context.write(layer_idx, each.slots, keys=key_states[0, :, rows], values=value_states[0, :, rows])
+        for place in self._places:
+            place.write(layer_idx, key_states[0], values=value_states[0])
         if stopping:
             raise PassHalted
         returned = self._visible(layer_idx, (key_states, value_states))

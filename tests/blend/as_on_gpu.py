@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blend.fuse import fuse, record_loader
+from blend.fuse import fuse, lifted, record_loader
 from blend.model import attention, decoder, joint_rows
 
 OF_A_CPU = {  # what they measure is a CPU's own way
@@ -42,6 +42,7 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, *more: Any, **named: Any) 
 def pytest_configure() -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(record_loader, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
+    patch.setattr(lifted, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
     patch.setattr(decoder, "packed_placer", lambda dtype, device: None)  # pyright: ignore[reportUnknownLambdaType]
     patch.setattr(decoder, "attends_jointly", lambda shapes, **more: True)  # pyright: ignore[reportUnknownLambdaType]
     patch.setattr(joint_rows, "varlen_attn", varlen)

@@ -9,7 +9,7 @@ from blend.errors import NotFinite, PromptError
 from blend.fuse import capture as module
 from blend.fuse.capture import FEW_ROWS, ROWS, TOGETHER, CaptureHooks, bucket, capture, plan
 from blend.load import LoadedModel, adopt
-from blend.model.context import Branch, Context, span
+from blend.model.context import Context, span
 from store.record import Record, widen
 from tests.blend import dense
 from tests.blend.families import BASE, DEVICE, build, draw, native, ours, put, words
@@ -86,13 +86,7 @@ def test_a_capture_takes_the_memory_of_its_chunks_and_of_one_prefix(monkeypatch:
         made.append(capacity)
         return context(capacity)
 
-    class Counted(Branch):
-        def __init__(self, trunk: Context, shared: int, *, capacity: int) -> None:
-            made.append(capacity - shared)
-            super().__init__(trunk, shared, capacity=capacity)
-
     monkeypatch.setattr(decoder, "context", counted)
-    monkeypatch.setattr(module, "Branch", Counted)
     [alone] = capture(decoder, prefix, chunks=draw(17, 20), hooks=CaptureHooks(hold=held.append))
     assert (sum(made), max(held)) == (1024 + 32 + 32, 1024 + 32 + 32), "the prefix, the chunk, a place for dummies"
     hooks = CaptureHooks(hold=held.append, room=1024 + 96)

@@ -182,7 +182,7 @@ def test_who_comes_while_a_pass_is_under_way_and_branches_go_without() -> None:
     first = graphs.begin(segments, slots.index)
     assert isinstance(first, RecordedPass) and graphs.begin(segments, slots.index) is None
     first.end()
-    branch = Segment(Branch(context, 4, capacity=12), span(4, 12, device=DEVICE), 0)
+    branch = Segment(Branch(context, 4, rest=context, part=slice(20, 28)), span(4, 12, device=DEVICE), 0)
     assert graphs.begin([branch], slots.index) is None
     last = graphs.begin(segments, slots.index)
     assert last is not None

@@ -23,8 +23,8 @@ from torch import Tensor
 from blend.engine.engine import EngineRequest
 from blend.engine.local_engine import EngineLimits
 from blend.engine.sampling import Sampling
-from blend.fuse import capture
 from blend.fuse.fuse import BlendOrder
+from blend.fuse.lifted import ChunkRows, LiftedPass
 from blend.fuse.prompt import Prompt, TextSegment
 from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
@@ -126,6 +126,18 @@ def test_a_decoding_step_makes_no_copy_of_a_layers_keys(dtype: str, requests: in
     assert max(sizes) < contexts[0].keys(0).nbytes / 4
 
 
+def test_a_lift_takes_what_it_lifts_and_a_few_layers_at_a_time(tmp_path: Path) -> None:
+    decoder, rows = model("bfloat16").decoder, ChunkRows((256, 200, 1, *[256] * 5), 256, 0, 32)
+    context, found = _filled(model("bfloat16"), 8 * 256), list[LiftedPass]()
+    layer_bytes = context.keys(0).nbytes + context.values(0).nbytes
+    decoder.prepare(1024)
+
+    sizes = _allocated(lambda: found.append(LiftedPass(decoder, context, rows=rows)), tmp_path / "trace")
+
+    assert found[0].nbytes == sum(rows.counts) * decoder.token_bytes <= sum(sizes)
+    assert max(accumulate(sizes)) - sum(sizes) < 3 * layer_bytes  # float32, of keys that turn and of those turned
+
+
 def test_a_copy_of_a_layers_keys_would_be_noticed(tmp_path: Path) -> None:
     keys = _filled(model("bfloat16")).keys(0)
 
@@ -141,8 +153,8 @@ def _resident() -> tuple[int, int, int]:
     return peak, limit, peak_bytes(lambda: torch.ones(ALL_SEE_ALL, dtype=torch.bool))
 
 
-def _filled(small: LoadedModel) -> Context:
-    context = small.decoder.context(LONGEST)
+def _filled(small: LoadedModel, tokens: int = LONGEST) -> Context:
+    context = small.decoder.context(tokens)
     for layer in context.layers:
         context.keys(layer).normal_()
         context.values(layer).normal_()
@@ -162,7 +174,7 @@ def test_requests_and_a_capture_share_the_budget(monkeypatch: pytest.MonkeyPatch
     model, (prefix, text, suffix) = ours("llama"), draw(5, 9, 40, 11)
     plain = EngineRequest(Prompt(prefix, (TextSegment(text),), suffix), Sampling(max_tokens=16, ignore_eos=True))
     room, live, most = 400, dict[int, int](), [0]
-    context, branch = model.decoder.context, capture.Branch
+    context = model.decoder.context
 
     def counted(made: Context) -> Context:
         live[id(made)] = made.capacity
@@ -171,9 +183,6 @@ def test_requests_and_a_capture_share_the_budget(monkeypatch: pytest.MonkeyPatch
         return made
 
     monkeypatch.setattr(model.decoder, "context", lambda capacity: counted(context(capacity)))
-    monkeypatch.setattr(
-        capture, "Branch", lambda trunk, shared, capacity: counted(branch(trunk, shared, capacity=capacity))
-    )
     limits = EngineLimits(kv_bytes=room * model.decoder.token_bytes, prefix_bytes=0)
     with engine(model, limits) as to:
         records = to.capture(prefix, draw(21, *(40 + number for number in range(20))))

@@ -1,7 +1,6 @@
 """Unpacking in torch against the store's own decoding, bit for bit."""
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from blend.fuse.unpack import DTYPES, unpack, unpack_into, unpack_joined
 from blend.fuse.unpack_frames import FrameUnpacker
@@ -19,6 +17,7 @@ from store.codec.encode import encode
 from store.codec.frame import turned_layer
 from store.reader import BlobReader, read
 from store.record import Array, Dtype, LayerKV, PackedLayer, Record
+from tests.blend.counted import Counted
 from tests.store import samples
 from tests.store.test_codec import DATA, LOSSY, tensor
 
@@ -131,18 +130,6 @@ def test_frames_that_are_unpacked_where_they_lie_are_what_the_store_decodes(
         keys, values = unpacker.unpack(framed)
         assert same(keys, np.concatenate([each.keys for _, each in found], axis=1))
         assert same(values, np.concatenate([each.values for _, each in found], axis=1))
-
-
-class Counted(TorchDispatchMode):
-    """Counts torch's calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        self.calls += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(("spec", "most"), [("q4", 100), ("k2.9v2.3", 200)])

@@ -1,0 +1,149 @@
+"""Lifts what a pass computed to no position and brings it to the host: a layer of all its chunks at a time.
+
+Knows the places of their rows, no ids and no records. Letters: `N` chunks, `H` kv heads, `T` tokens, `D` head dim.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blend.errors import NotFinite
+from blend.fuse.record_loader import is_apart
+from blend.model.context import Context
+from blend.model.decoder import Decoder
+from blend.model.model_layers import LayerRule
+from blend.model.rotation import Angles
+from store.record import Array, LayerKV
+
+Layers = list[LayerKV | None]  # of one chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """Where the rows of a pass stand: its chunks' parts of a context adjoin, from `start` on, with `size` slots each.
+
+    `counts` of these hold tokens, of which the first stands at `position`.
+    """
+
+    counts: tuple[int, ...]
+    size: int
+    start: int
+    position: int
+
+    @property
+    def slots(self) -> slice:
+        """All of them."""
+        return slice(self.start, self.start + len(self.counts) * self.size)
+
+    def index(self, heads: int) -> NDArray[np.int64]:
+        """The places of all tokens in the rows of (H, N, size): those of one chunk adjoin, head by head."""
+        chunk, head, token = np.ogrid[: len(self.counts), :heads, : self.size]
+        places = (head * len(self.counts) + chunk) * self.size + token
+        return places[np.broadcast_to(token < np.array(self.counts)[:, None, None], places.shape)]
+
+
+class LiftedPass:
+    """Position-free keys and values of a pass' chunks. A GPU is told to make and to send them, and not waited for; they
+    are there when `layers` returns, which may be asked once. The context may go at once.
+
+    They lie layer by layer in one array for all chunks, of which each chunk's arrays are parts.
+    """
+
+    def __init__(self, decoder: Decoder, context: Context, *, rows: ChunkRows) -> None:
+        self._decoder = decoder
+        self._rows = rows
+        self._angles: dict[LayerRule, Angles] = {}
+        self._index: dict[int, Tensor] = {}  # by heads
+        self._extremes: list[Tensor] = []  # four of each layer: the smallest and the largest key, and value
+        kept = decoder.model_layers.keeping
+        self._sent = {layer: self._lift(context, layer) for layer in kept}
+        self._told = _sent(torch.stack(self._extremes))
+        self._done = torch.cuda.Event() if decoder.device.type == "cuda" else None
+        if self._done:
+            self._done.record(torch.cuda.current_stream(decoder.device))
+        self.nbytes = sum(keys.nbytes + values.nbytes for keys, values in self._sent.values())
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the arrays take memory that the device reaches by itself, of which a host has little to spare."""
+        return is_apart(self._decoder.device)
+
+    def layers(self) -> list[Layers]:
+        """What each chunk keeps, in their order. Raises NotFinite."""
+        if self._done:
+            self._done.synchronize()
+        for layer, extremes in zip(self._sent, self._told.view(-1, 4), strict=True):
+            if not bool(torch.isfinite(extremes).all()):
+                raise NotFinite(f"layer {layer} computed keys or values that are not finite: the weights are damaged")
+        found: list[Layers] = [[] for _ in self._rows.counts]
+        for layer, shape in enumerate(self._decoder.model_layers.shapes):
+            if shape is None:
+                for each in found:
+                    each.append(None)
+                continue
+            keys, values = self._sent.pop(layer)
+            both = zip(self._cut(keys, shape.key_heads), self._cut(values, shape.value_heads), strict=True)
+            for each, (own_keys, own_values) in zip(found, both, strict=True):
+                each.append(LayerKV(own_keys, own_values))
+        return found
+
+    def _lift(self, context: Context, layer: int) -> tuple[Tensor, Tensor]:
+        rule = self._decoder.rule(layer)
+        if rule not in self._angles:
+            self._angles[rule] = self._decoder.inverse_angles(rule, self._rows.position, count=self._rows.size)
+        keys, values = (
+            part.view(len(part), -1, self._rows.size, part.shape[-1]) for part in context.part(layer, self._rows.slots)
+        )
+        keys, values = self._decoder.lift(layer, keys, values=values, angles=self._angles[rule])
+        return self._told_tokens(keys), self._told_tokens(values)
+
+    def _told_tokens(self, lifted: Tensor) -> Tensor:
+        """The tokens' rows (R, D) of all (H, N, size, D), on their way to the host."""
+        heads = lifted.shape[0]
+        if heads not in self._index:
+            self._index[heads] = _placed(self._rows.index(heads), self._decoder.device)
+        tokens = lifted.reshape(-1, lifted.shape[-1]).index_select(0, self._index[heads])
+        self._extremes += torch.aminmax(tokens)
+        return _sent(tokens)
+
+    def _cut(self, tokens: Tensor, heads: int) -> Iterator[Array]:
+        array: Array = tokens.view(torch.uint16).numpy() if tokens.dtype == torch.bfloat16 else tokens.numpy()
+        for start, stop in pairwise(accumulate(self._rows.counts, initial=0)):
+            yield array[heads * start : heads * stop].reshape(heads, stop - start, -1)
+
+
+def ordinary(layers: Layers) -> Layers:
+    """Copies in memory of no special kind."""
+    return [each and LayerKV(each.keys.copy(), each.values.copy()) for each in layers]
+
+
+def joined(pieces: list[Layers]) -> Layers:
+    """One chunk's layers, whose tokens came in several passes."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return [_joined([each for each in layer if each]) for layer in zip(*pieces, strict=True)]
+
+
+def _joined(pieces: list[LayerKV]) -> LayerKV | None:
+    if not pieces:
+        return None
+    keys, values = [each.keys for each in pieces], [each.values for each in pieces]
+    return LayerKV(np.concatenate(keys, axis=1), np.concatenate(values, axis=1))
+
+
+def _sent(x: Tensor) -> Tensor:
+    """The same on the host, when the device gets there."""
+    if not is_apart(x.device):
+        return x
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+    return host.copy_(x, non_blocking=True)
+
+
+def _placed(index: NDArray[np.int64], device: torch.device) -> Tensor:
+    held = torch.from_numpy(index)  # pyright: ignore[reportUnknownMemberType]
+    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
