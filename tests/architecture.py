@@ -59,8 +59,8 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "ray": ("service.precompute.ray_capture", "tests"),
 }
 
-# Decorators of what numba compiles, or calls while it does; what stands inside is compiled or called with it.
-OF_NUMBA = r"compiled|compiled_apart|intrinsic|overload\(.+"
+# Decorators of what numba or Triton compiles, or calls while it does; what stands inside is compiled or called with it.
+OF_COMPILERS = r"compiled|compiled_apart|intrinsic|overload\(.+|triton\.jit"
 
 # What frameworks decide in the clients, by file and function.
 _SDK = "clients/kvweave-client/src/kvweave_client"
@@ -90,7 +90,7 @@ _OF_LLAMA = (
 # Exceptions by rule and place ("store/blob_store.py:Store.put"), each with its reason.
 EXCUSED: dict[str, dict[str, str]] = {
     "deferred_imports": {
-        "blend/model/packed_placer.py:": "numba is an extra",
+        "blend/model/packed_placer.py:": "numba is an extra, and triton comes with torch for CUDA",
         "retriever/readers/serve.py:_answer": "a worker is told its parser, whose library is an extra",
     },
     "broad_handlers": {
@@ -310,10 +310,10 @@ def deferred_imports(source: Source) -> Iterator[Finding]:
 
 
 def long_signatures(source: Source) -> Iterator[Finding]:
-    """Others decide about double-underscore methods, the number of a command's options, and what numba compiles."""
+    """Others decide about double-underscore methods, the number of a command's options, and what is compiled."""
     inside: list[str] = []
     for function in source.functions():
-        if any(re.fullmatch(OF_NUMBA, ast.unparse(each)) for each in function.node.decorator_list):
+        if any(re.fullmatch(OF_COMPILERS, ast.unparse(each)) for each in function.node.decorator_list):
             inside.append(function.name)
         if any(f"{function.name}.".startswith(f"{name}.") for name in inside):
             continue
