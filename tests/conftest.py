@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("KVWEAVE_REUSE", "always")  # what is chosen is not to depend on how quick this machine is
+
+if not Path("/dev/nvidiactl").exists():  # kernels for a card run without one; triton looks when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 WITHOUT = "PostgreSQL is not installed: Debian's package is `postgresql`"
 WITHOUT_NGINX = "nginx is not installed: Debian's package is `nginx-light`"

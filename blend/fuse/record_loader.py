@@ -14,7 +14,6 @@ from torch import Tensor
 
 from blend.fuse.prompt import ChunkSpan
 from blend.fuse.unpack import first_rows, unpack_joined
-from blend.fuse.unpack_frames import FrameUnpacker
 from blend.model.context import Context, LayerShape, Slots, numbers, scattered
 from blend.model.decoder import Decoder
 from store.record import LayerKV, PackedLayer
@@ -87,7 +86,7 @@ class RecordLoader:
         self._began = time.perf_counter()
         self._stopped = Event()
         self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
-        self._frames = FrameUnpacker(decoder.dtype, decoder.device) if is_apart(decoder.device) else None
+        self._is_apart = is_apart(decoder.device)
         layers = decoder.model_layers.keeping
         units = [(layer, spans) for layer in layers for spans in self._together(layer, threads=readers.threads)]
         self._units = iter(units)
@@ -148,7 +147,7 @@ class RecordLoader:
     def _together(self, layer: int, *, threads: int) -> Iterator[list[ChunkSpan]]:
         """Yields the spans that a layer needs, short neighbours in one list: calls cost them more than numbers do."""
         spans, each = self._wanted(layer), self._shape(layer).numbers
-        if self._frames is not None:
+        if self._is_apart:
             yield from self._joined(spans, most=ON_DEVICE // each)
             return
         wanted = sum([span.recorded for span in spans]) * each
@@ -176,7 +175,7 @@ class RecordLoader:
         if len(packed) < len(stored):
             left = {span.chunk: each for span, each in stored if not decoder.takes_packed(each)}
             plain = [span for span in spans if span.chunk in left]
-            for some in self._joined(plain, most=(ON_DEVICE if self._frames else JOINED) // shape.numbers):
+            for some in self._joined(plain, most=(ON_DEVICE if self._is_apart else JOINED) // shape.numbers):
                 self._place_joined(layer, some, stored=[left[span.chunk] for span in some])
         if self._tell is not None:
             for span, each in stored:
@@ -186,11 +185,7 @@ class RecordLoader:
 
     def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:
         decoder = self._decoder
-        framed = [each for each in stored if isinstance(each, PackedLayer) and each.framed]
-        if self._frames is not None and len(framed) == len(stored):
-            keys, values = self._frames.unpack(framed)
-        else:
-            keys, values = unpack_joined(stored, dtype=decoder.dtype, device=decoder.device)
+        keys, values = unpack_joined(stored, dtype=decoder.dtype, device=decoder.device)
         slots, kept = self._slots_of(spans)
         if kept is not None:
             keys, values = keys.index_select(1, kept), values.index_select(1, kept)

@@ -12,7 +12,6 @@ from itertools import accumulate, groupby
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from store.record import Array, Codes, Dtype, LayerKV, PackedLayer, PackedTensor, Scales, codes_per_byte, largest, reach
@@ -246,13 +245,3 @@ def _sent(tensor: Tensor, device: torch.device) -> Tensor:
     which it takes back when they are done.
     """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def send_joined(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> Tensor:
-    """The bytes of arrays one behind the other, in one copy."""
-    starts = [0, *accumulate(each.nbytes for each in arrays)]
-    joined = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-    memory = joined.numpy()
-    for start, each in zip(starts, arrays, strict=False):
-        memory[start : start + each.nbytes] = each.view(np.uint8)
-    return joined.to(device, non_blocking=True)

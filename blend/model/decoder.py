@@ -14,8 +14,9 @@ from blend.model.joint_rows import attends_jointly, joint_rows
 from blend.model.layer_gate import text_config
 from blend.model.layer_graphs import LayerGraphs, Recorder, replaying
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
-from blend.model.packed_placer import Turn, packed_placer, turn
+from blend.model.packed_placer import packed_placer
 from blend.model.rotation import Angles, rotate_into
+from blend.model.row_turn import RowTurn
 from blend.model.slabs import Slabs
 from blend.model.step import LayerHooks, LayerRange, Step
 from store.record import LayerKV, PackedLayer
@@ -37,7 +38,7 @@ class Decoder:
         self.token_bytes = token_bytes(model_layers.shapes, model.dtype)  # that one token keeps in a context
         self._placer = packed_placer(self.dtype, self.device)
         self._tables: dict[int, Angles] = {}
-        self._turns: dict[LayerRule, tuple[Angles, tuple[Turn, Turn]]] = {}  # by which angles
+        self._turns: dict[LayerRule, tuple[Angles, tuple[RowTurn, RowTurn]]] = {}  # by which angles
         self._known = 0  # positions in each table
         self._growing = Lock()
         self._graphs: tuple[LayerGraphs, LayerGraphs] | None = None  # of prompts, and of steps between their layers
@@ -147,12 +148,12 @@ class Decoder:
         turns = self._turns_of(self.rule(layer), stop=max([stop for _, stop, _ in stored]))
         self._placer.place((context.keys(layer), context.values(layer)), stored, turns=turns)
 
-    def _turns_of(self, rule: LayerRule, *, stop: int) -> tuple[Turn, Turn]:
+    def _turns_of(self, rule: LayerRule, *, stop: int) -> tuple[RowTurn, RowTurn]:
         """How rows below `stop` turn, as the placer takes it; kept while the tables stay."""
         turned = self.angles_at(rule, slice(None), stop=stop)
         kept = self._turns.get(rule)
         if kept is None or kept[0] is not turned:
-            kept = self._turns[rule] = turned, (turn(rule.keys, turned), turn(rule.values, turned))
+            kept = self._turns[rule] = turned, (RowTurn(rule.keys, turned), RowTurn(rule.values, turned))
         return kept[1]
 
     def turned(self, layer: int, *, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

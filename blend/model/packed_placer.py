@@ -10,33 +10,38 @@ from functools import cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from blend.model.rotation import Angles, Rotation
+from blend.model.row_turn import CodePlacer, RowTurn
 from store.record import LAYOUT_AT, FrameLayout, PackedLayer
 
 try:
     from blend.model.place_kernel import place_kernel
 except ImportError:
     place_kernel = None
+try:
+    from blend.model.span_placer import SpanPlacer
+except ImportError:
+    SpanPlacer = None
 
 log = logging.getLogger(__name__)
 
 IS_COMPILED = place_kernel is not None  # so that codes are placed as they lie in frames, on a CPU
 
-Turn = tuple[bool, int, NDArray[np.float32], NDArray[np.float32]]  # see `turn`
-
 _ROW = LAYOUT_AT + len(FrameLayout._fields)
 _NO_ROWS, _NO_SIZES = np.zeros((0, _ROW), np.int64), np.zeros(0, np.float32)
-_NO_ANGLES = np.zeros((0, 0), np.float32)
-_NO_TURN: Turn = (True, 0, _NO_ANGLES, _NO_ANGLES)
+_NO_TURN = RowTurn().arrays
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
 
 
 @cache
-def packed_placer(dtype: torch.dtype, device: torch.device) -> "PackedPlacer | None":
+def packed_placer(dtype: torch.dtype, device: torch.device) -> CodePlacer | None:
     """What places on this device, compiled the first time that it is asked for; None where torch has to do it."""
+    if device.type == "cuda":
+        if SpanPlacer is not None:
+            return SpanPlacer(dtype, device)
+        log.warning("stored chunks are unpacked by torch, several times slower: pip install triton mends it")
+        return None
     if device.type != "cpu" or dtype not in _WORDS:
         return None
     if place_kernel is None:
@@ -56,7 +61,11 @@ class PackedPlacer:
         self._learn_types()
 
     def place(
-        self, out: tuple[Tensor, Tensor], stored: Sequence[tuple[int, int, PackedLayer]], *, turns: tuple[Turn, Turn]
+        self,
+        out: tuple[Tensor, Tensor],
+        stored: Sequence[tuple[int, int, PackedLayer]],
+        *,
+        turns: tuple[RowTurn, RowTurn],
     ) -> None:
         """Write first tokens of stored layers that lie in frames, each from a slot to another, to keys and values
         (H, C, D) of a context, all in one call.
@@ -64,17 +73,11 @@ class PackedPlacer:
         keys, values = (each.view(self._words).numpy() for each in out)
         rows = np.concatenate([part.row for _, _, layer in stored for part in layer.framed]).reshape(-1, _ROW)
         slots = np.array([(start, stop) for start, stop, _ in stored], np.int64)
-        self._kernel((rows, slots), stored[0][2].framed[0].sizes, self._limit, turns, (keys, values))
+        self._kernel(
+            (rows, slots), stored[0][2].framed[0].sizes, self._limit, (turns[0].arrays, turns[1].arrays), (keys, values)
+        )
 
     def _learn_types(self) -> None:
         """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""
         nowhere = torch.zeros((0, 0, 0), dtype=self._words).numpy()
         self._kernel((_NO_ROWS, _NO_ROWS), _NO_SIZES, self._limit, (_NO_TURN, _NO_TURN), (nowhere, nowhere))
-
-
-def turn(rotation: Rotation | None, angles: Angles) -> Turn:
-    """How rows turn, as the kernel takes it; `angles` (P, n) are those of all slots from the first on."""
-    if rotation is None or not rotation.pairs:
-        return _NO_TURN
-    sin = angles.sin if rotation.sign > 0 else -angles.sin
-    return rotation.pairing == "halves", rotation.start, angles.cos.numpy(), sin.numpy()

@@ -1,7 +1,8 @@
 """Lets a CPU take the paths of a GPU, as a plugin: `pytest -p tests.blend.as_on_gpu tests/blend` (`make test-as-gpu`).
 
-Frames are unpacked where they lie, requests decode side by side in slabs, rows that adjoin behind others are one call,
-and a fuse computes many rows at a time. What only a card has is played, by its documentation.
+Records come in large units, which torch unpacks as on a card without triton (`test_span_placer.py` has the kernel),
+requests decode side by side in slabs, rows that adjoin behind others are one call, and a fuse computes many rows at a
+time. What only a card has is played, by its documentation.
 """
 
 from typing import Any

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blend.fuse.unpack import DTYPES, unpack
-from blend.model.packed_placer import PackedPlacer, packed_placer, turn
+from blend.model import packed_placer as packed_placing
+from blend.model.packed_placer import PackedPlacer, packed_placer
 from blend.model.rotation import Angles, Pairing, Rotation, rotate_into
+from blend.model.row_turn import RowTurn
 from store.codec.decode import read_group
 from store.codec.unpacked import unpacked
 from store.reader import BlobReader
@@ -36,13 +38,13 @@ FORMS: list[tuple[Pairing, int, int, int, int]] = [  # what turns, beside what d
     ("neighbours", 16, 16, 16, 0),
 ]
 FAINT = {"partly_faint": 2.0**-118, "partly_fainter": 2.0**-126, "partly_empty": 0.0}
-UNTURNED = turn(None, Angles(torch.empty(0, 0), torch.empty(0, 0)))
+UNTURNED = RowTurn()
 FILLED = 7.0
 
 
 def placer(dtype: Dtype) -> PackedPlacer:
     found = packed_placer(DTYPES[dtype], CPU)
-    assert found is not None
+    assert isinstance(found, PackedPlacer)
     return found
 
 
@@ -147,7 +149,7 @@ def test_what_turns_is_off_by_its_rounding_alone(
     several = torch.rand(tokens, pairs, generator=torch.Generator().manual_seed(tokens)) * 6
     angles = Angles(several.cos(), several.sin())
     out, values = filled(layer, tokens, dtype=dtype)
-    turns = turn(rotation, angles), UNTURNED
+    turns = RowTurn(rotation, angles), UNTURNED
     placer(dtype).place((out, values), [(0, tokens, layer)], turns=turns)
     keys, _ = unpack(layer, dtype=DTYPES[dtype], device=CPU)
     wanted = turned(keys, rotation, angles)
@@ -168,7 +170,7 @@ def test_it_is_what_torch_makes_of_it(spec: str, dtype: Dtype, draw: str) -> Non
         angles, rotation = Angles(several.cos(), several.sin()), Rotation(pairing, start, pairs)
         for layer in both_forms(reader):
             out, beside = (moved(each, apart) for each in filled(layer, 131, dtype=dtype))
-            turns = turn(rotation, angles), UNTURNED
+            turns = RowTurn(rotation, angles), UNTURNED
             placer(dtype).place((out, beside), [(0, 131, layer)], turns=turns)
             unturned, wanted_values = unpack(layer, dtype=DTYPES[dtype], device=CPU)
             wanted = torch.empty_like(unturned)
@@ -192,7 +194,7 @@ def test_several_records_of_several_parts_stand_each_in_its_own_slots(spec: str)
         out = filled(packed[0], 2_100, dtype="bfloat16")
         wanted = tuple(each.clone() for each in out)
         places = [(5, 5 + cuts[0], packed[0]), (1_030, 1_030 + cuts[1], packed[1])]
-        placer("bfloat16").place(out, places, turns=(turn(rotation, angles), UNTURNED))
+        placer("bfloat16").place(out, places, turns=(RowTurn(rotation, angles), UNTURNED))
         for start, stop, layer in places:
             keys, values = unpack(layer, dtype=torch.bfloat16, device=CPU)
             there = Angles(angles.cos[start:stop], angles.sin[start:stop])
@@ -212,9 +214,10 @@ def test_what_a_step_lifts_beyond_the_dtype_becomes_its_largest_number(dtype: Dt
     assert same(keys, decoded.keys) and same(values, decoded.values)
 
 
-def test_other_devices_and_dtypes_are_left_to_torch() -> None:
+def test_what_no_kernel_places_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed_placer(torch.float16, CPU) is None
-    assert packed_placer(torch.bfloat16, torch.device("cuda")) is None
+    monkeypatch.setattr(packed_placing, "SpanPlacer", None)
+    assert packed_placer.__wrapped__(torch.bfloat16, torch.device("cuda")) is None
 
 
 def test_a_cpu_with_no_instructions_of_its_own_does_the_same() -> None:

@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blend.fuse.unpack import DTYPES, unpack, unpack_into, unpack_joined
-from blend.fuse.unpack_frames import FrameUnpacker
 from store.blob import Terms
 from store.codec.decode import decode, read_group
 from store.codec.encode import encode
-from store.codec.frame import turned_layer
 from store.reader import BlobReader, read
 from store.record import Array, Dtype, LayerKV, PackedLayer, Record
-from tests.blend.counted import Counted
 from tests.store import samples
 from tests.store.test_codec import DATA, LOSSY, tensor
 
@@ -109,53 +106,6 @@ def test_records_that_are_unpacked_as_one_are_what_each_is_alone(
     for joined, parts in zip((keys, values), zip(*alone, strict=True), strict=True):
         assert joined.dtype == DTYPES[dtype]
         assert torch.equal(joined.contiguous().view(torch.uint8), torch.cat(parts, dim=1).view(torch.uint8))
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    specs=st.lists(st.sampled_from(LOSSY), min_size=1, max_size=3),
-    parts=st.lists(st.tuples(st.integers(1, 9) | st.integers(1, 300), st.booleans()), min_size=1, max_size=5),
-    dims=st.tuples(st.integers(1, 17), st.integers(1, 17)),
-    draw=st.sampled_from([*DATA]),
-    dtype=st.sampled_from([*DTYPES]),
-)
-def test_frames_that_are_unpacked_where_they_lie_are_what_the_store_decodes(
-    specs: list[str], parts: list[tuple[int, bool]], dims: tuple[int, int], draw: str, dtype: Dtype
-) -> None:
-    records = [plain(draw, (3, tokens, dims[0]), (2, tokens, dims[1]), dtype=dtype) for tokens, _ in parts]
-    found = [layers(stored(each, specs[number % len(specs)])) for number, each in enumerate(records)]
-    framed = [turned_layer(each) if turn else each for (_, turn), (each, _) in zip(parts, found, strict=True)]
-    unpacker = FrameUnpacker(DTYPES[dtype], CPU)
-    for _ in range(2):  # by tables that are made, and by those that are kept
-        keys, values = unpacker.unpack(framed)
-        assert same(keys, np.concatenate([each.keys for _, each in found], axis=1))
-        assert same(values, np.concatenate([each.values for _, each in found], axis=1))
-
-
-@pytest.mark.parametrize(("spec", "most"), [("q4", 100), ("k2.9v2.3", 200)])
-def test_many_frames_take_as_many_calls_as_few(spec: str, most: int) -> None:
-    def calls(lengths: list[int]) -> int:
-        framed = [layers(stored(plain("normal", (2, each, 8), (2, each, 8)), spec))[0] for each in lengths]
-        unpacker = FrameUnpacker(torch.bfloat16, CPU)
-        unpacker.unpack(framed)
-        with Counted() as counted:
-            unpacker.unpack(framed)
-        return counted.calls
-
-    few, many = calls([40, 50]), calls([30 + each for each in range(40)])
-    assert few == many < most
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", LOSSY)
-def test_frames_are_unpacked_on_a_gpu_too(spec: str, dtype: Dtype) -> None:
-    found = [
-        layers(stored(plain("normal", (3, tokens, 16), (2, tokens, 10), dtype=dtype), spec)) for tokens in (131, 7)
-    ]
-    keys, values = FrameUnpacker(DTYPES[dtype], torch.device("cuda")).unpack([each for each, _ in found])
-    assert same(keys, np.concatenate([each.keys for _, each in found], axis=1))
-    assert same(values, np.concatenate([each.values for _, each in found], axis=1))
 
 
 @pytest.mark.parametrize("spec", ["q4", "q8"])
