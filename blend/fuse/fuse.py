@@ -25,7 +25,7 @@ from blend.model.decoder import Decoder
 from blend.model.step import LayerHooks, LayerRange
 from store.errors import Miss, MissReason
 
-PIECE_ROWS = {"cuda": 4096}  # calls cost a GPU more than few rows do, and it has computed these before others notice
+PIECE_ROWS = {"cuda": 8192}  # calls cost a GPU more than few rows do, and it has computed these before others notice
 FEW_ROWS = 1024  # on any other device
 
 

@@ -55,6 +55,13 @@ class Readers(ThreadPoolExecutor):
     def __init__(self, threads: int = THREADS) -> None:
         super().__init__(threads, "kvweave-read")
         self.threads = threads
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        """The stream on which they copy to a GPU, always the same: memory that one gave back is there for the next."""
+        if device.type != "cuda":
+            return None
+        return self._streams.setdefault(device, self._streams.get(device) or torch.cuda.Stream(device))
 
 
 class RecordLoader:
@@ -93,7 +100,7 @@ class RecordLoader:
         self._missing = Counter(layer for layer, _ in units)  # units of a layer that do not stand in the context yet
         self._layers: dict[int, Future[torch.Event | None]] = {layer: Future() for layer in self._missing}
         self._lock = Lock()  # of all that the readers change
-        self._stream = torch.cuda.Stream(decoder.device) if decoder.device.type == "cuda" else None
+        self._stream = readers.stream(decoder.device)
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream(decoder.device))
         self._work = [readers.submit(self._read) for _ in range(min(readers.threads, len(units)))]
