@@ -15,6 +15,7 @@ LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platfor
 	--only-binary :all: --generate-hashes --no-header --no-annotate -c constraints.txt --extra cpu --extra postgres --extra readers --extra traces \
 	pyproject.toml
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
+TRITON := $(shell sed -n 's/^\(triton==[^ ]*\).*/\1/p' torch.lock)
 
 .DEFAULT_GOAL := help
 .PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas fmt lock bench eval model demo serve clean
@@ -34,11 +35,13 @@ $(RUNS): pyproject.toml constraints.txt
 	$(PIP) -q -e '.[cpu,readers]'
 	@touch $@ && rm $(UNFINISHED)
 
-# What the tests and checks need on top, and the client libraries.
-$(INSTALLED): $(RUNS) $(wildcard clients/*/pyproject.toml)
+# What the tests and checks need on top, and the client libraries. Triton, which comes with torch where there is a GPU,
+# has an interpreter that runs a GPU's kernels without one.
+$(INSTALLED): $(RUNS) torch.lock $(wildcard clients/*/pyproject.toml)
 	@test ! -e $(UNFINISHED) || $(MAKE) --always-make $(RUNS)
 	@touch $(UNFINISHED)
 	$(PIP) -q -e '.[dev]' $(patsubst %/pyproject.toml,-e %,$(wildcard clients/*/pyproject.toml))
+	test "$$(uname)" != Linux || $(PIP) -q --no-deps $(TRITON)
 	@touch $@ && rm $(UNFINISHED)
 
 check: $(INSTALLED) ## format, lint, types and architecture, without changing a file

@@ -107,10 +107,8 @@ def disagreement(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> str 
     whole = decoder.advance([Segment(context, everything, 0)], tokens)
     again = scattered(AGAIN, device=decoder.device)
     rows = decoder.advance([Segment(context, again, 0)], tokens[again.index])
-    last = [everything.part(place, place + 1) for place in (TOKENS - 2, TOKENS - 1)]
-    lone = [Segment(context, slots, row) for row, slots in enumerate(last)]
-    steps = decoder.advance(lone, tokens[-2:])
-    assert whole is not None and rows is not None and steps is not None
+    steps = torch.stack(decoder.decode([(context, place, ids[place]) for place in (TOKENS - 2, TOKENS - 1)]))
+    assert whole is not None and rows is not None
     found = {
         "a prefill": _agree(whole, plain),
         "scattered rows": _agree(rows, plain[again.index]),

@@ -60,7 +60,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
 }
 
 # Decorators of what numba or Triton compiles, or calls while it does; what stands inside is compiled or called with it.
-OF_COMPILERS = r"compiled|compiled_apart|intrinsic|overload\(.+|triton\.jit"
+OF_COMPILERS = r"compiled|compiled_apart|intrinsic|overload\(.+|triton\.jit.*"
 
 # What frameworks decide in the clients, by file and function.
 _SDK = "clients/kvweave-client/src/kvweave_client"
@@ -91,7 +91,9 @@ _OF_LLAMA = (
 EXCUSED: dict[str, dict[str, str]] = {
     "deferred_imports": {
         "blend/model/packed_placer.py:": "numba is an extra, and triton comes with torch for CUDA",
+        "blend/model/attention.py:": "triton comes with torch for CUDA",
         "blend/model/layer_graphs.py:": "triton comes with torch for CUDA",
+        "blend/model/span_placer.py:": "numba is an extra",
         "retriever/readers/serve.py:_answer": "a worker is told its parser, whose library is an extra",
     },
     "broad_handlers": {

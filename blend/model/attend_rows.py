@@ -10,6 +10,7 @@ Where rows stand, and whose they are, is read from the device's memory when a ke
 prompt. Letters: `B` rows, `N` contexts, `H` kv heads, `Hq` query heads, `D` head dim.
 """
 
+import logging
 import math
 from typing import NamedTuple
 
@@ -20,9 +21,16 @@ from torch import Tensor
 from triton.errors import TritonError
 
 SEEN, SEEN_WIDE = 64, 32  # keys that a program takes at once, and such of wide heads
+TILE = 64  # query rows of a program, one for each head of a group
+PROGRAMS = 264  # that keep a GPU busy
 WIDE = 128  # numbers of a head from which on two tiles of keys and values leave too little of a GPU's nearest memory
+MOST_SPLITS = 16  # into so many parts at most what rows see is cut; it is compiled for all of them
 LARGE = 128  # rows of a tile from which on more threads work at it
 _LOG2E = math.log2(math.e)
+
+log = logging.getLogger(__name__)
+
+_refused = set[tuple[object, ...]]()  # forms of heads, by dtype and device
 _NEVER = tl.constexpr(-1e30)  # a score less than any, of which differences are finite
 
 
@@ -81,12 +89,12 @@ def _attended(
     return most, total, found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _attend_rows(
     query, out, parts, sums, slots, owners, blocks, contexts, apart,
-    scale, query_head, query_row, rows,
+    scale, query_head, query_row, rows, splits,
     group: tl.constexpr, group_room: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr,
-    key_dims: tl.constexpr, value_dims: tl.constexpr, tile: tl.constexpr, seen: tl.constexpr, splits: tl.constexpr,
+    key_dims: tl.constexpr, value_dims: tl.constexpr, tile: tl.constexpr, seen: tl.constexpr,
 ):  # fmt: skip
     """Attend the rows of one block, the heads of one group together, over one of the `splits` of what they see.
 
@@ -130,23 +138,29 @@ def _attend_rows(
             tl.store(sums + at * 2 + 1, total, mask=is_real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _join_splits(
-    out, parts, sums, slots, rows,
-    value_dim: tl.constexpr, value_dims: tl.constexpr, splits: tl.constexpr,
+    out, parts, sums, slots, rows, splits,
+    value_dim: tl.constexpr, value_dims: tl.constexpr, most_splits: tl.constexpr,
 ):  # fmt: skip
     """Make one row of one head, (B, Hq, D), of what its splits found."""
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(slots + row) >= 0:
         heads = tl.num_programs(1)
-        split, dim = tl.arange(0, splits), tl.arange(0, value_dims)
+        split, dim = tl.arange(0, most_splits), tl.arange(0, value_dims)
         place = split * rows * heads + row * heads + head
-        most, total = tl.load(sums + place * 2), tl.load(sums + place * 2 + 1)
+        there, mask = split < splits, dim < value_dim
+        most = tl.load(sums + place * 2, mask=there, other=_NEVER)
+        total = tl.load(sums + place * 2 + 1, mask=there, other=0.0)
         weight = tl.exp2(most - tl.max(most, 0))
-        mask = dim < value_dim
-        found = tl.load(parts + place[:, None] * value_dim + dim[None, :], mask=mask[None, :], other=0.0)
+        shape = there[:, None] & mask[None, :]
+        found = tl.load(parts + place[:, None] * value_dim + dim[None, :], mask=shape, other=0.0)
         result = tl.sum(found * weight[:, None], 0) / tl.sum(total * weight, 0)
         tl.store(out + (row * heads + head) * value_dim + dim, result.to(out.dtype.element_ty), mask=mask)
+
+
+class DeviceRefuses(RuntimeError):
+    """A kernel does not run on this device, such as one with little memory near its cores."""
 
 
 class RowTables(NamedTuple):
@@ -162,7 +176,7 @@ class RowTables(NamedTuple):
 
 
 def write_rows(keys: Tensor, values: Tensor, *, tables: RowTables) -> None:
-    """Put fresh keys (H, B, D) and values at their slots. Raises RuntimeError where the device cannot."""
+    """Put fresh keys (H, B, D) and values at their slots. Raises DeviceRefuses."""
     heads, dims = (max(one, other) for one, other in zip(keys.shape[::2], values.shape[::2], strict=True))
     try:
         _write_rows[(keys.shape[1],)](
@@ -171,7 +185,7 @@ def write_rows(keys: Tensor, values: Tensor, *, tables: RowTables) -> None:
             keys.shape[0], keys.shape[2], values.shape[0], values.shape[2], power(heads), power(dims),
         )  # fmt: skip
     except TritonError as error:
-        raise RuntimeError(str(error)) from error
+        raise DeviceRefuses(str(error)) from error
 
 
 class Attention(NamedTuple):
@@ -185,7 +199,7 @@ class Attention(NamedTuple):
 
 
 def attend_rows(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
-    """Query (Hq, B, D) to (B, Hq, D): each row sees what its context has up to its slot. Raises RuntimeError."""
+    """Query (Hq, B, D) to (B, Hq, D): each row sees what its context has up to its slot. Raises DeviceRefuses."""
     (heads, rows, dim), (kv_heads, value_dim, scale, block, splits) = query.shape, form
     room = power(heads // kv_heads)
     tile = max(16, block * room)
@@ -197,16 +211,54 @@ def attend_rows(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
     try:
         _attend_rows[(len(tables.blocks), kv_heads, splits)](
             query, out, parts, sums, tables.slots, tables.owners, tables.blocks, tables.contexts, tables.apart,
-            scale * _LOG2E, query.stride(0), query.stride(1), rows,
+            scale * _LOG2E, query.stride(0), query.stride(1), rows, splits,
             heads // kv_heads, room, dim, value_dim, dims, value_dims,
-            tile, SEEN if max(dims, value_dims) <= WIDE else SEEN_WIDE, splits,
+            tile, SEEN if max(dims, value_dims) <= WIDE else SEEN_WIDE,
             num_warps=8 if tile >= LARGE else 4, num_stages=2,
         )  # fmt: skip
         if splits > 1:
-            _join_splits[(rows, heads)](out, parts, sums, tables.slots, rows, value_dim, value_dims, splits)
+            _join_splits[(rows, heads)](
+                out, parts, sums, tables.slots, rows, splits, value_dim, value_dims, MOST_SPLITS
+            )
     except TritonError as error:
-        raise RuntimeError(str(error)) from error
+        raise DeviceRefuses(str(error)) from error
     return out
+
+
+def attend_scattered(query: Tensor, seen: tuple[Tensor, Tensor], *, slots: Tensor, scale: float) -> Tensor | None:
+    """Query (Hq, B, D) at slots (B,) over keys (H, S, D) and values, to (B, Hq, D).
+
+    None where keys do not lie as the kernel takes them, or the device has no room for such heads.
+    """
+    (heads, rows, _), (keys, values), device = query.shape, seen, query.device
+    kv_heads, value_dim = keys.shape[0], values.shape[2]
+    lie_as_rows = all(each.stride()[1:] == (each.shape[2], 1) for each in seen) and query.stride(2) == 1
+    kind = query.dtype, query.shape[2], value_dim, device
+    if kind in _refused or not lie_as_rows or kv_heads != values.shape[0] or heads % kv_heads:
+        return None
+    block = block_for(rows, heads // kv_heads)
+    starts = torch.arange(0, rows, block, device=device)
+    blocks = torch.stack((starts, (rows - starts).clamp_(max=block)), 1)
+    told = [keys.data_ptr(), values.data_ptr(), keys.stride(0), values.stride(0)]
+    contexts = torch.tensor(told, dtype=torch.int64, pin_memory=query.is_cuda).to(device, non_blocking=True)
+    tables = RowTables(slots, torch.zeros_like(slots), blocks, contexts, len(told))
+    form = Attention(kv_heads, value_dim, scale, block, splits_for(len(blocks) * kv_heads))
+    try:
+        return attend_rows(query, form, tables=tables)
+    except DeviceRefuses as error:
+        log.info("scattered rows get masks: %s", error)
+        _refused.add(kind)
+        return None
+
+
+def block_for(rows: int, group: int) -> int:
+    """The most rows of a block, with so many query heads to each key head."""
+    return max(1, (TILE if rows < 8 * TILE else LARGE) // power(group))
+
+
+def splits_for(programs: int) -> int:
+    """How many parts what rows see is cut into, so that a GPU has enough programs to run."""
+    return min(MOST_SPLITS, 1 << max(0, (PROGRAMS // programs).bit_length() - 1))
 
 
 def power(number: int, least: int = 1) -> int:

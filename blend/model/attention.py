@@ -6,11 +6,13 @@ Registered under one name in both of transformers' registries. The model's own m
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right  # pyright: ignore[reportUnknownVariableType]
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import (
@@ -25,11 +27,20 @@ from blend.model.flex_attention import BlockMask, attend_with_flex, causal_block
 from blend.model.joint_rows import JointRows, attend_jointly
 from blend.model.step import ACTIVE, Step
 
+try:
+    from blend.model.attend_rows import attend_scattered
+except ImportError:
+    attend_scattered = None  # without Triton, which comes with torch nearly everywhere where there is a GPU
+
 NAME = "kvweave"
 DENSE = f"{NAME}_dense"  # the same, by the model's own plain attention: it knows soft caps and sinks
 FLEX = f"{NAME}_flex"  # the same, by FlexAttention
 
 ROWS = 64  # of one block: a CPU's kernel takes 32 at a time, and more see keys for the last row alone
+# What a GPU takes for whole prompts. cuDNN's kernel is quicker by half a millisecond a layer, but plans for 40 to 60 ms
+# for each length that is new (H100), which nearly every prompt's is.
+UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
 DENSE_NUMBERS = 8 << 20  # scores of one block of plain attention
 
 
@@ -175,6 +186,11 @@ def _attend(
         if kernel is _fused and visibility.is_causal and _is_one_call(segment, query):
             parts.append(_fused_causal(call, AttentionBlock(rows, keys, values)))
             continue
+        if kernel is _fused and visibility.is_causal and _knows_slots(segment, query):
+            found = _by_slots(call, AttentionBlock(rows, keys, values), segment=segment)
+            if found is not None:
+                parts.append(found)
+                continue
         size = _rows_of_a_block(kernel, query, segment=segment)
         for start in range(0, len(segment.slots), size):
             stop = min(start + size, len(segment.slots))
@@ -216,6 +232,20 @@ def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
         packed, block.keys, block.values, attn_mask=block.mask, scale=call.scaling
     )
     return out[:, :, :group].reshape(1, 1, heads, -1)
+
+
+def _knows_slots(segment: Segment, query: Tensor) -> bool:
+    """Whether a kernel is told where rows stand: no mask is made then, nor a plan for as many rows and keys."""
+    return attend_scattered is not None and query.is_cuda and len(segment.slots) > 1
+
+
+def _by_slots(call: AttentionCall, block: AttentionBlock, *, segment: Segment) -> Tensor | None:
+    """Rows of a segment, each of which sees all before it and itself; None where keys lie otherwise."""
+    assert attend_scattered is not None
+    scale = block.query.shape[3] ** -0.5 if call.scaling is None else call.scaling
+    seen = block.keys[0], block.values[0]
+    found = attend_scattered(block.query[0], seen, slots=segment.slots.index, scale=scale)
+    return None if found is None else found[None]
 
 
 def _is_one_call(segment: Segment, query: Tensor) -> bool:
@@ -269,15 +299,16 @@ def _grouped(call: AttentionCall, block: AttentionBlock, *, is_causal: bool) -> 
         # Its kernel that takes a mask knows no groups: groups become heads of a batch, their keys one view.
         query = query.view(keys.shape[1], -1, rows, query.shape[3])
         keys, values = (each[0][:, None].expand(-1, query.shape[1], -1, -1) for each in (keys, values))
-    out = nn.functional.scaled_dot_product_attention(
-        query,
-        keys,
-        values,
-        attn_mask=mask,
-        is_causal=is_causal,
-        scale=call.scaling,
-        enable_gqa=query.shape[1] != keys.shape[1],
-    )
+    with sdpa_kernel(UNPLANNED) if query.is_cuda and is_causal else nullcontext():
+        out = nn.functional.scaled_dot_product_attention(
+            query,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=call.scaling,
+            enable_gqa=query.shape[1] != keys.shape[1],
+        )
     return out.reshape(1, heads, rows, -1).transpose(1, 2)
 
 

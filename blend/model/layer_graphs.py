@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 LEAST, MOST = 8, 2048  # rows of a recording; more of them keep a GPU busy for longer than their calls take
 POWERS = 64  # rows from which on powers of two waste too much
 TOGETHER = 64  # contexts of a pass
-TILE, LARGE_TILE = 64, 128  # query rows of a program, one for each head of a group
-PROGRAMS, SPLITS = 264, 16  # that keep a GPU busy; into how many parts at most what rows see is split for that
 _COLUMNS = 4  # of the table of contexts
 
 Call = Callable[..., object]
@@ -142,12 +140,11 @@ class LayerGraphs:
         log.info("layer %d is not recorded: %s", layer, reason)
 
     def _sized(self, rows: int, *, device: torch.device) -> _Size:
-        room = 1 << (self._groups - 1).bit_length()
-        block = max(1, (TILE if rows < 8 * TILE else LARGE_TILE) // room)
+        assert attend_rows is not None
+        block = attend_rows.block_for(rows, self._groups)
         contexts = min(rows, TOGETHER)
         blocks = -(-rows // block) + contexts - 1
-        wanted = PROGRAMS // (-(-rows // block) * self._heads)
-        splits = min(SPLITS, 1 << max(0, wanted.bit_length() - 1))
+        splits = attend_rows.splits_for(-(-rows // block) * self._heads)
         parts = rows, 2 * blocks, contexts * self.layers * _COLUMNS
         table, slots = torch.zeros(sum(parts), dtype=torch.int64), torch.full((rows,), -1)
         return _Size(rows, block, blocks, splits, table.to(device), parts, slots.to(device))

@@ -138,14 +138,9 @@ def _turned(x, y, side, at, inside):
 
 @triton.jit
 def place_spans(
-    table,
-    sizes,
-    DTYPE: tl.constexpr,
-    LIMIT: tl.constexpr,
-    TOKENS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    HAS_TRELLIS: tl.constexpr,
-) -> None:
+    table, sizes,
+    DTYPE: tl.constexpr, LIMIT: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, HAS_TRELLIS: tl.constexpr,
+) -> None:  # fmt: skip
     """Writes what a program is for: one span, one head of keys or values, and some of its channels."""
     span = table + tl.load(table + 2 * _SIDE) + 2 * tl.program_id(0)
     part, number, key_heads = table + tl.load(span), _number(span, 1), _number(table, _HEADS)

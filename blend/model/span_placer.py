@@ -24,6 +24,11 @@ from store.record import LAYOUT_AT, Codes, FrameLayout, PackedLayer, Scales
 Stored = Sequence[tuple[int, int, PackedLayer]]
 Numbers = NDArray[np.int64]
 
+try:
+    from blend.model.gathered import gathered
+except ImportError:
+    gathered = None
+
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _ROW = LAYOUT_AT + len(FrameLayout._fields)
 _START = LAYOUT_AT - 1  # in a part's row as it comes
@@ -46,19 +51,24 @@ class SpanPlacer:
         self._sizes: dict[int, tuple[Scales, Tensor]] = {}  # by identity
         self._compiled = set[tuple[int, bool]]()
         self._lock = Lock()  # of whoever compiles, or sends sizes
+        if gathered is not None:
+            gathered(np.zeros((0, 2), np.int64), np.zeros(0, np.uint8))  # compiles it
 
     def place(self, out: tuple[Tensor, Tensor], stored: Stored, *, turns: tuple[RowTurn, RowTurn]) -> None:
         """Write first tokens of stored layers that lie in frames, each from a slot to another, to keys and values
         (H, C, D) of a context, on the current stream.
         """
-        rows, data = _parts(stored)
+        rows, places, data = _parts(stored)
         if not len(rows):
             return
         spans = _spans(rows)
         sides = [_side(numbers, turn) for numbers, turn in zip(out, turns, strict=True)]
         sizes = self._sizes_of(stored[0][2].framed[0].sizes)
         head = np.array([*sides[0], *sides[1], HEAD + rows.size], np.int64)
-        table = self._sent(head, rows, spans=spans, data=data)
+        before = (head.size + rows.size + spans.size) * _WORD
+        rows[:, ROW_AT] = before + places[:, 1].cumsum() - places[:, 1]
+        words = np.concatenate([head, rows.ravel(), spans.ravel()])
+        table = self._sent(words, places, data=data)
         channels = min(_MOST, max(_FEWEST, triton.next_power_of_2(-(-max(out[0].shape[2], out[1].shape[2]) // 2))))
         blocks = -(-max(out[0].shape[2], out[1].shape[2]) // (2 * channels))
         grid = len(spans), out[0].shape[0] + out[1].shape[0], blocks
@@ -102,35 +112,38 @@ class SpanPlacer:
                 kept = self._sizes[id(sizes)] = sizes, sent
         return kept[1]
 
-    def _sent(self, head: Numbers, rows: Numbers, *, spans: Numbers, data: Sequence[Codes]) -> Tensor:
-        """The table and the bytes behind it, in one copy out of pinned memory, which nobody waits for. Tells each row
-        where its bytes begin.
-        """
-        words = head.size + rows.size + spans.size
-        ends = np.cumsum([each.nbytes for each in data]) + words * _WORD
-        rows[1:, ROW_AT] = ends[:-1]
-        rows[0, ROW_AT] = words * _WORD
-        joined = torch.empty(-(-int(ends[-1]) // _WORD), dtype=torch.int64, pin_memory=self._device.type == "cuda")
+    def _sent(self, words: Numbers, places: Numbers, *, data: Sequence[Codes]) -> Tensor:
+        """The table and the bytes behind it, in one copy out of pinned memory, which nobody waits for."""
+        nbytes = words.nbytes + int(places[:, 1].sum())
+        joined = torch.empty(-(-nbytes // _WORD), dtype=torch.int64, pin_memory=self._device.type == "cuda")
         memory = joined.numpy()
-        np.concatenate([head, rows.ravel(), spans.ravel()], out=memory[:words])
-        room = memory.view(np.uint8)
-        for each, end in zip(data, ends.tolist(), strict=True):
-            room[end - each.nbytes : end] = each
+        memory[: len(words)] = words
+        room = memory.view(np.uint8)[words.nbytes :]
+        if gathered is not None:
+            gathered(places, room)
+        else:
+            start = 0
+            for each in data:
+                room[start : start + each.nbytes] = each
+                start += each.nbytes
         return joined.to(self._device, non_blocking=True)
 
 
-def _parts(stored: Stored) -> tuple[Numbers, list[Codes]]:
-    """The rows of parts that have tokens to place, with their slots and how many these are, and the bytes of each."""
+def _parts(stored: Stored) -> tuple[Numbers, Numbers, list[Codes]]:
+    """The rows of parts that have tokens to place, with their slots and how many these are, where in memory the bytes
+    of each lie and how many these are, and these bytes.
+    """
     parts = [part for _, _, layer in stored for part in layer.framed]
     rows = np.concatenate([part.row for part in parts]).reshape(-1, _ROW)
+    places = rows[:, :2].copy()
     slots = np.array([(start, stop) for start, stop, _ in stored], np.int64)
     slots = slots.repeat([len(layer.framed) for _, _, layer in stored], axis=0)
     rows[:, SLOT] = slots[:, 0] + rows[:, _START]  # before `KEPT` takes its place
     rows[:, KEPT] = np.minimum(rows[:, _TOKENS], slots[:, 1] - rows[:, SLOT])
     kept = rows[:, KEPT] > 0
     if kept.all():
-        return rows, [part.data for part in parts]
-    return rows[kept], [part.data for part, is_kept in zip(parts, kept, strict=True) if is_kept]
+        return rows, places, [part.data for part in parts]
+    return rows[kept], places[kept], [part.data for part, is_kept in zip(parts, kept, strict=True) if is_kept]
 
 
 def _spans(rows: Numbers) -> Numbers:

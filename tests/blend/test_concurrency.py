@@ -23,7 +23,7 @@ from store.key import CacheKey
 from store.reader import read
 from store.record import LayerKV
 from tests.blend import dense
-from tests.blend.families import draw, native, ours, put, words
+from tests.blend.families import DEVICE, draw, native, ours, put, words
 from tests.blend.fusing import READERS, Case, chosen, close, fused, layout, source
 
 PREFIX, A, B, C, GAP, SUFFIX = draw(31, 9, 120, 75, 40, 5, 11)
@@ -141,6 +141,8 @@ def test_every_attention_kernel_that_is_accepted_is_exact(
 ) -> None:
     if kernel == NAME and name in ("gemma2", "gpt-oss"):
         pytest.skip("fused kernels have no soft cap and no sinks")
+    if kernel == FLEX and DEVICE.type == "cuda":
+        pytest.skip("on a GPU it takes heads of 16 numbers at least")
     monkeypatch.setattr(load, "kernels", lambda model: [kernel])  # pyright: ignore[reportUnknownLambdaType]
     model = adopt(put(copy.deepcopy(native(name))), words())
     prompt = MIXED.prompt(model)
