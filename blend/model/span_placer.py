@@ -12,7 +12,6 @@ from threading import Lock
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
@@ -69,8 +68,9 @@ class SpanPlacer:
         rows[:, ROW_AT] = before + places[:, 1].cumsum() - places[:, 1]
         words = np.concatenate([head, rows.ravel(), spans.ravel()])
         table = self._sent(words, places, data=data)
-        channels = min(_MOST, max(_FEWEST, triton.next_power_of_2(-(-max(out[0].shape[2], out[1].shape[2]) // 2))))
-        blocks = -(-max(out[0].shape[2], out[1].shape[2]) // (2 * channels))
+        widest = max(out[0].shape[2], out[1].shape[2])
+        channels = min(_MOST, max(_FEWEST, 1 << (-(-widest // 2) - 1).bit_length()))
+        blocks = -(-widest // (2 * channels))
         grid = len(spans), out[0].shape[0] + out[1].shape[0], blocks
         self._launch(grid, (table, sizes), form=(channels, bool(rows[:, [_KEY_TRELLIS, _VALUE_TRELLIS]].any())))
         if self._device.type == "cuda":  # tables of angles grow: these may be gone before the kernel has run

@@ -212,5 +212,6 @@ def test_scattered_rows_are_told_apart_by_their_slots(heads: int, kv_heads: int,
     )
     assert ours is not None and torch.allclose(ours, wanted[0].transpose(0, 1), atol=NEAR)
     assert (
-        attend_scattered(query, (keys.transpose(1, 2).contiguous().transpose(1, 2), values), slots=slots, scale=0.2) is None
+        attend_scattered(query, (keys.transpose(1, 2).contiguous().transpose(1, 2), values), slots=slots, scale=0.2)
+        is None
     )

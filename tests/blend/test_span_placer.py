@@ -175,6 +175,17 @@ def test_what_a_step_lifts_beyond_the_dtype_becomes_its_largest_number() -> None
 
 
 @interpreted
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_frames_come_together_with_numba_and_without(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    if not is_compiled:
+        monkeypatch.setattr(span_placer, "gathered", None)
+    readers = [stored(plain("normal", (1, tokens, DIM), (1, tokens, 10)), "q4") for tokens in (9, 140, 1)]
+    places = [(start, start + 9, both_forms(each)[0]) for start, each in zip((0, 12, 21), readers, strict=True)]
+    places[2] = (21, 22, places[2][2])
+    check(places, (None, None), dtype="bfloat16", device=CPU)
+
+
+@interpreted
 def test_a_context_of_any_strides_is_filled() -> None:
     layer = both_forms(stored(plain("normal", (2, 70, 8), (2, 70, 8)), "q4"))[1]
     keys, values = (torch.full((80, 2, 8), FILLED, dtype=torch.bfloat16).transpose(0, 1) for _ in "12")

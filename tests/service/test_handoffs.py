@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
 from blend.engine.engine import PlacedPrompt
-from blend.model.context import Context, LayerShape, span
+from blend.model.context import Context, LayerShape, Segment, places, span
 from service.access.principal import Principal, Role
 from service.builtin import CHECKPOINT
 from service.handoffs.handoff import Handoff
@@ -235,7 +235,8 @@ def begun(inside: Inside) -> tuple[Lease, Context]:
     context = Context(SHAPES, capacity=9, dtype=torch.float32, device=torch.device("cpu"))
     for layer in context.layers:
         shape = context.keys(layer).shape
-        context.write(layer, span(0, 9, device=torch.device("cpu")), keys=torch.rand(shape), values=torch.rand(shape))
+        [place] = places([Segment(context, span(0, 9, device=torch.device("cpu")), 0)])
+        place.write(layer, torch.rand(shape), values=torch.rand(shape))
     handoff = Handoff(PlacedPrompt(tuple(range(9)), context))
     return inside.core.handoffs.add(handoff, HandoffReaders("default", time.monotonic())), context
 

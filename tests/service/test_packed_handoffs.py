@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blend.fuse.record_loader import PlacedCodes
 from blend.fuse.unpack import DTYPES, unpack
-from blend.model.context import Context, LayerShape, span
+from blend.model.context import Context, LayerShape, Segment, places, span
 from blend.model.rotation import Rotation
 from service.handoffs.packed_layer import PlainRows, angles_body, packed_layer
 from store.blob import StoredShape
@@ -193,7 +193,8 @@ class Case:
             stored = packed_record(shape, size, dtype=self.dtype, bits=self.bits, seed=draw.randint(0, 9))
             free = unpack(stored, dtype=decoder.dtype, device=decoder.device)
             both = decoder.turned(0, start=start, keys=free[0], values=free[1])
-            context.write(0, span(start, start + size, device=decoder.device), keys=both[0], values=both[1])
+            [place] = places([Segment(context, span(start, start + size, device=decoder.device), 0)])
+            place.write(0, both[0], values=both[1])
             placed.append(PlacedCodes(0, start, start + size, stored))
         for _ in range(draw.randint(0, 20)):
             context.keys(0)[:, draw.randrange(self.tokens)] = 1.5
