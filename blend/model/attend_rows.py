@@ -25,6 +25,7 @@ TILE = 64  # query rows of a program, one for each head of a group
 PROGRAMS = 264  # that keep a GPU busy
 WIDE = 128  # numbers of a head from which on two tiles of keys and values leave too little of a GPU's nearest memory
 MOST_SPLITS = 16  # into so many parts at most what rows see is cut; it is compiled for all of them
+EVER = 1 << 30  # slots that a row sees which sees all before it
 LARGE = 128  # rows of a tile from which on more threads work at it
 _LOG2E = math.log2(math.e)
 
@@ -62,7 +63,7 @@ def _write_rows(
 
 @triton.jit
 def _attended(
-    query, keys, values, slot, from_tile, to_tile, scale,
+    query, keys, values, slot, from_tile, to_tile, scale, window,
     key_dim: tl.constexpr, value_dim: tl.constexpr, key_dims: tl.constexpr, value_dims: tl.constexpr,
     tile: tl.constexpr, seen: tl.constexpr,
 ):  # fmt: skip
@@ -77,7 +78,8 @@ def _attended(
         mask = (now <= last)[None, :] & (dim < key_dim)[:, None]
         some = tl.load(keys + now.to(tl.int64)[None, :] * key_dim + dim[:, None], mask=mask, other=0.0)
         scores = tl.dot(query, some, input_precision="ieee") * scale
-        scores = tl.where(now[None, :] <= slot[:, None], scores, _NEVER)
+        before = slot[:, None] - now[None, :]
+        scores = tl.where((before >= 0) & (before < window), scores, _NEVER)
         larger = tl.maximum(most, tl.max(scores, 1))
         weights = tl.exp2(scores - larger[:, None])
         shrunk = tl.exp2(most - larger)
@@ -89,14 +91,15 @@ def _attended(
     return most, total, found
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])
+@triton.jit(do_not_specialize=["rows", "splits", "window"])
 def _attend_rows(
     query, out, parts, sums, slots, owners, blocks, contexts, apart,
-    scale, query_head, query_row, rows, splits,
+    scale, query_head, query_row, rows, splits, window,
     group: tl.constexpr, group_room: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr,
     key_dims: tl.constexpr, value_dims: tl.constexpr, tile: tl.constexpr, seen: tl.constexpr,
 ):  # fmt: skip
-    """Attend the rows of one block, the heads of one group together, over one of the `splits` of what they see.
+    """Attend the rows of one block, the heads of one group together, over one of the `splits` of what they see: keys
+    within a `window` up to their own.
 
     `blocks` (_, 2): the first row of each, and how many, all of one context. `scale` is the scores' and log2(e).
     `out` (B, Hq, D); with several splits they go to `parts` (splits, B, Hq, D) and `sums` (splits, B, Hq, 2).
@@ -119,10 +122,13 @@ def _attend_rows(
         if value_dim % 16 == 0:
             values = tl.multiple_of(values, 16)
         tiles = tl.max(slot, 0) // seen + 1
-        share = tl.cdiv(tiles, splits)
-        from_tile, to_tile = split * share, tl.minimum(split * share + share, tiles)
+        nearest = tl.min(tl.where(row < count, slot, tl.max(slot, 0)), 0) - window + 1
+        begin = tl.maximum(nearest, 0) // seen
+        share = tl.cdiv(tiles - begin, splits)
+        from_tile = begin + split * share
+        to_tile = tl.minimum(from_tile + share, tiles)
         most, total, found = _attended(
-            asking, keys, values, slot, from_tile, to_tile, scale,
+            asking, keys, values, slot, from_tile, to_tile, scale, window,
             key_dim, value_dim, key_dims, value_dims, tile, seen,
         )  # fmt: skip
         heads = tl.num_programs(1) * group
@@ -189,18 +195,22 @@ def write_rows(keys: Tensor, values: Tensor, *, tables: RowTables) -> None:
 
 
 class Attention(NamedTuple):
-    """How rows are attended: `block` is the most rows of one, `splits` into how many parts what they see is cut."""
+    """How rows are attended: `block` is the most rows of one, `splits` into how many parts what they see is cut.
+
+    `window` is how many slots up to their own they see.
+    """
 
     kv_heads: int
     value_dim: int
     scale: float
     block: int
     splits: int
+    window: int = EVER
 
 
 def attend_rows(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
     """Query (Hq, B, D) to (B, Hq, D): each row sees what its context has up to its slot. Raises DeviceRefuses."""
-    (heads, rows, dim), (kv_heads, value_dim, scale, block, splits) = query.shape, form
+    (heads, rows, dim), (kv_heads, value_dim, scale, block, splits, window) = query.shape, form
     room = power(heads // kv_heads)
     tile = max(16, block * room)
     out = query.new_zeros((rows, heads, value_dim))
@@ -211,7 +221,7 @@ def attend_rows(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
     try:
         _attend_rows[(len(tables.blocks), kv_heads, splits)](
             query, out, parts, sums, tables.slots, tables.owners, tables.blocks, tables.contexts, tables.apart,
-            scale * _LOG2E, query.stride(0), query.stride(1), rows, splits,
+            scale * _LOG2E, query.stride(0), query.stride(1), rows, splits, window,
             heads // kv_heads, room, dim, value_dim, dims, value_dims,
             tile, SEEN if max(dims, value_dims) <= WIDE else SEEN_WIDE,
             num_warps=8 if tile >= LARGE else 4, num_stages=2,

@@ -6,9 +6,9 @@ Registered under one name in both of transformers' registries. The model's own m
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +37,11 @@ DENSE = f"{NAME}_dense"  # the same, by the model's own plain attention: it know
 FLEX = f"{NAME}_flex"  # the same, by FlexAttention
 
 ROWS = 64  # of one block: a CPU's kernel takes 32 at a time, and more see keys for the last row alone
-# What a GPU takes for whole prompts. cuDNN's kernel is quicker by half a millisecond a layer, but plans for 40 to 60 ms
-# for each length that is new (H100), which nearly every prompt's is.
+# What a GPU takes. cuDNN's kernels are quicker by half a millisecond a layer, but plan 40 to 1,200 ms for each shape
+# that is new (H100), which nearly every prompt's is.
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
+LOOKED_AT = 64  # rows that tell a rule's window
 DENSE_NUMBERS = 8 << 20  # scores of one block of plain attention
 
 
@@ -61,6 +62,15 @@ class Visibility:
     def is_causal(self) -> bool:
         """Whether a row sees all before it and itself, with nothing else to know."""
         return self.rule is causal_mask_function
+
+    def window(self, most: int, *, device: torch.device) -> int | None:
+        """How many slots up to its own a row sees, of `most`: all of them, or some; None where it sees otherwise."""
+        if self.is_causal:
+            return most
+        rows = torch.linspace(0, most - 1, min(most, LOOKED_AT), device=device).long()
+        allowed, before = self._allowed(rows, most), rows[:, None] - torch.arange(most, device=device)
+        found = int(allowed.sum(1).max())
+        return found if torch.equal(allowed, (before >= 0) & (before < found)) else None
 
     def mask(self, segment: Segment, start: int, *, stop: int, dtype: torch.dtype) -> Tensor:
         """The additive mask (T, visible) of the segment's rows `start` to `stop`."""
@@ -172,8 +182,8 @@ def _attend(
     step = ACTIVE.get()
     if step is None or not isinstance(visibility, Visibility):
         raise UnsupportedModel(f"the attention {NAME!r} runs inside a step and with the masks that it made")
-    if kernel is _fused and visibility.is_causal:
-        known = step.attend(query, seen, scaling=call.scaling)
+    if kernel is _fused:
+        known = step.attend(query, seen, scaling=call.scaling, window=partial(visibility.window, device=query.device))
         if known is not None:
             return known
     parts = _jointly(step, query, keys=seen[0], call=call, visibility=visibility) if kernel is _fused else []
@@ -219,6 +229,10 @@ def _rows_of_a_block(kernel: Kernel, query: Tensor, *, segment: Segment) -> int:
     return len(segment.slots) if query.is_cuda else ROWS
 
 
+def _without_plans(query: Tensor) -> AbstractContextManager[object]:
+    return sdpa_kernel(UNPLANNED) if query.is_cuda else nullcontext()  # pyright: ignore[reportUnknownVariableType]
+
+
 def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
     _, heads, rows, dim = block.query.shape
     if rows > 1:
@@ -228,9 +242,10 @@ def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
     group = packed.shape[2]
     if group % 2 and packed.dtype == torch.bfloat16 and not packed.is_cuda:  # a row too many costs less than an odd one
         packed = torch.cat((packed, packed[:, :, :1]), dim=2)
-    out = nn.functional.scaled_dot_product_attention(
-        packed, block.keys, block.values, attn_mask=block.mask, scale=call.scaling
-    )
+    with _without_plans(packed):
+        out = nn.functional.scaled_dot_product_attention(
+            packed, block.keys, block.values, attn_mask=block.mask, scale=call.scaling
+        )
     return out[:, :, :group].reshape(1, 1, heads, -1)
 
 
@@ -299,7 +314,7 @@ def _grouped(call: AttentionCall, block: AttentionBlock, *, is_causal: bool) -> 
         # Its kernel that takes a mask knows no groups: groups become heads of a batch, their keys one view.
         query = query.view(keys.shape[1], -1, rows, query.shape[3])
         keys, values = (each[0][:, None].expand(-1, query.shape[1], -1, -1) for each in (keys, values))
-    with sdpa_kernel(UNPLANNED) if query.is_cuda and is_causal else nullcontext():
+    with _without_plans(query):
         out = nn.functional.scaled_dot_product_attention(
             query,
             keys,

@@ -93,7 +93,8 @@ class Decoder:
             self._graphs = None
             return False
         groups = max([heads // shape.key_heads for shape in kept])
-        first, second = (LayerGraphs(shapes, groups=groups, direct=rules.direct, recorder=recorder()) for _ in range(2))
+        limits = groups, self.window
+        first, second = (LayerGraphs(shapes, limits, direct=rules.direct, recorder=recorder()) for _ in range(2))
         self._graphs = first, second
         return first.is_whole
 

@@ -93,12 +93,19 @@ class LayerGraphs:
     """The recordings of one model on one device. One pass at a time uses them."""
 
     def __init__(
-        self, shapes: Sequence[LayerShape | None], *, groups: int, direct: frozenset[int], recorder: Recorder
+        self,
+        shapes: Sequence[LayerShape | None],
+        limits: tuple[int, int],
+        *,
+        direct: frozenset[int],
+        recorder: Recorder,
     ) -> None:
-        """`groups`: query heads to each key head, at most. `direct` layers are those whose attention asks the step."""
+        """`limits`: how many query heads to each key head there are at most, and slots. `direct` layers are those whose
+        attention asks the step.
+        """
         self.is_whole = attend_rows is not None  # until something cannot be recorded
         self.layers = len(shapes)
-        self._groups = groups
+        self._groups, self.most = limits
         self._heads = max([shape.key_heads for shape in shapes if shape], default=1)
         self._fit = {*direct}
         self.recorder = recorder
@@ -243,7 +250,7 @@ class RecordedPass:
             there = self._room(source) if known is None else known[1]
             self._feed(source, there)
             ports.append((path, there))
-        step, kinds = RecordedStep(size, index, layers=self._graphs.layers), set[bool]()
+        step, kinds = RecordedStep(size, index, layers=self._graphs.layers, most=self._graphs.most), set[bool]()
         args, kwargs = cast("Arguments", _replaced(more, dict(ports), step=step))
 
         def work() -> None:
@@ -271,11 +278,13 @@ class RecordedPass:
 class RecordedStep(Step):
     """The step that a layer sees while it is recorded: rows are written and see by the table."""
 
-    def __init__(self, size: _Size, layer: int, *, layers: int) -> None:
+    def __init__(self, size: _Size, layer: int, *, layers: int, most: int) -> None:
         nothing = Context([], capacity=0, dtype=torch.float32, device=size.slots.device)
         super().__init__([Segment(nothing, span(0, size.rows, device=size.slots.device), 0)])
         self._size = size
         self._layer = layer
+        self._most = most
+        self._window: int | None = None
         owners, blocks, contexts = size.table.split_with_sizes(size.parts)
         apart = _COLUMNS * layers
         assert attend_rows is not None
@@ -293,7 +302,14 @@ class RecordedStep(Step):
         self._returned[id(key_states)] = (layer_idx, key_states)
         return key_states, value_states
 
-    def attend(self, query: Tensor, seen: tuple[Tensor, Tensor], *, scaling: float | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        seen: tuple[Tensor, Tensor],
+        *,
+        scaling: float | None,
+        window: Callable[[int], int | None],
+    ) -> Tensor:
         """Query (1, Hq, B, D) to (1, B, Hq, D): each row sees all before it and itself."""
         if self.layer_of(seen[0]) != self._layer or query.stride(3) != 1:
             raise CannotRecord("its attention makes other keys of those that it stored")
@@ -302,11 +318,27 @@ class RecordedStep(Step):
             raise CannotRecord("it has more heads of keys than of values")
         assert attend_rows is not None
         scale = dim**-0.5 if scaling is None else scaling
-        form = attend_rows.Attention(kv_heads, value_dim, scale, self._size.block, self._size.splits)
+        self._window = self._window or window(self._most)  # asked before it is recorded, for that waits
+        if self._window is None:
+            raise CannotRecord("its rows see less than a window up to themselves")
+        form = attend_rows.Attention(kv_heads, value_dim, scale, self._size.block, self._size.splits, self._window)
         return attend_rows.attend_rows(query[0], form, tables=self._tables)[None]
 
     def sources(self, keys: Tensor, values: Tensor) -> Iterator[tuple[Segment, Tensor, Tensor]]:
-        raise CannotRecord("its rows see less than all before them")
+        raise CannotRecord("it has an attention of its own")
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        raise CannotRecord("it asks for positions, which are another pass' later")
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        raise CannotRecord("it asks for positions, which are another pass' later")
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        raise CannotRecord("it makes a mask, which is another pass' later")
+
+    @property
+    def positions(self) -> Tensor:
+        raise CannotRecord("it asks for positions, which are another pass' later")
 
 
 @contextmanager

@@ -132,8 +132,18 @@ class Step(Cache):
         """Whether nobody wants more of a layer than what it returns."""
         return layer != self.layer_range.stop and layer not in self._watch.asked
 
-    def attend(self, query: Tensor, seen: tuple[Tensor, Tensor], *, scaling: float | None) -> Tensor | None:
-        """Query (1, Hq, T, D) to (1, T, Hq, D), by a step that knows how; None by one that does not."""
+    def attend(
+        self,
+        query: Tensor,
+        seen: tuple[Tensor, Tensor],
+        *,
+        scaling: float | None,
+        window: Callable[[int], int | None],
+    ) -> Tensor | None:
+        """Query (1, Hq, T, D) to (1, T, Hq, D), by a step that knows how; None by one that does not.
+
+        `window` tells how many of so many slots a row sees up to its own, None where it sees otherwise.
+        """
         return None
 
     def update(
