@@ -75,11 +75,14 @@ class Decoder:
     ) -> Tensor | None:
         """One pass for several contexts; logits (rows, V) of all rows, or None where the course stops before them.
 
-        By layers that run, never by recordings: the same rows always get the same bits.
+        A pass of a course, as captures are, is never replayed: the same rows always get the same bits.
         """
-        joint = joint_rows(segments)
-        step = Step(segments, layer_range=layer_range, hooks=hooks, direct=self.model_layers.direct, joint=joint)
-        return run(self.model, step, ids=ids, wanted=torch.arange(step.rows, device=self.device))
+        is_whole = layer_range is None and hooks is None
+        with replaying(self._graphs[1] if self._graphs and is_whole else None, segments) as replay:
+            direct, joint = self.model_layers.direct, [] if replay else joint_rows(segments)
+            step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct, joint=joint)
+            step.replay = replay
+            return run(self.model, step, ids=ids, wanted=torch.arange(step.rows, device=self.device))
 
     def record_layers(self, recorder: Callable[[], Recorder] | None) -> bool:
         """Have layers recorded as they run, from the second pass of as many rows on; whether any can be. None: no more.
@@ -112,11 +115,7 @@ class Decoder:
             Segment(context, Slots(slots[row : row + 1], slot, slot), row)
             for row, (context, slot, _) in enumerate(ordered)
         ]
-        with replaying(self._graphs and self._graphs[1], segments) as replay:
-            joint = [] if replay else joint_rows(segments)
-            step = Step(segments, direct=self.model_layers.direct, joint=joint)
-            step.replay = replay
-            logits = run(self.model, step, ids=ids, wanted=torch.arange(len(rows), device=self.device))
+        logits = self.advance(segments, ids)
         assert logits is not None
         return [logits[order.index(row)] for row in range(len(rows))]
 
