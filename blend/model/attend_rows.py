@@ -175,10 +175,8 @@ class RowTables(NamedTuple):
     slots: Tensor  # (B,), below zero for rows of nobody
     owners: Tensor  # (B,) the context of each row
     blocks: Tensor  # (_, 2): the first row of each block, and how many, all of one context; none for the rest
-    contexts: (
-        Tensor  # of each, `apart` numbers from the last: the addresses of keys and values, how far heads are apart
-    )
-    apart: int
+    contexts: Tensor  # addresses of each one's keys and values, and how far their heads are apart
+    apart: int  # numbers from one context's to the next's
 
 
 def write_rows(keys: Tensor, values: Tensor, *, tables: RowTables) -> None:

@@ -141,6 +141,10 @@ class AttentionCall:
     scaling: float | None
     more: dict[str, object]
 
+    def scale(self, query: Tensor) -> float:
+        """What scores of a query (1, Hq, T, D) are multiplied with."""
+        return query.shape[3] ** -0.5 if self.scaling is None else self.scaling
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
@@ -183,7 +187,9 @@ def _attend(
     if step is None or not isinstance(visibility, Visibility):
         raise UnsupportedModel(f"the attention {NAME!r} runs inside a step and with the masks that it made")
     if kernel is _fused:
-        known = step.attend(query, seen, scaling=call.scaling, window=partial(visibility.window, device=query.device))
+        known = step.attend(
+            query, seen, scale=call.scale(query), window=partial(visibility.window, device=query.device)
+        )
         if known is not None:
             return known
     parts = _jointly(step, query, keys=seen[0], call=call, visibility=visibility) if kernel is _fused else []
@@ -257,9 +263,8 @@ def _knows_slots(segment: Segment, query: Tensor) -> bool:
 def _by_slots(call: AttentionCall, block: AttentionBlock, *, segment: Segment) -> Tensor | None:
     """Rows of a segment, each of which sees all before it and itself; None where keys lie otherwise."""
     assert attend_scattered is not None
-    scale = block.query.shape[3] ** -0.5 if call.scaling is None else call.scaling
     seen = block.keys[0], block.values[0]
-    found = attend_scattered(block.query[0], seen, slots=segment.slots.index, scale=scale)
+    found = attend_scattered(block.query[0], seen, slots=segment.slots.index, scale=call.scale(block.query))
     return None if found is None else found[None]
 
 
@@ -352,9 +357,8 @@ def _looked_at(kernel: Kernel, call: AttentionCall, *, block: AttentionBlock) ->
     if kernel is not _fused and (weights := _plain_weights(call, block)) is not None:
         return weights[0, :, 0].float().mean(0)
     heads, dim = block.query.shape[1], block.query.shape[3]
-    scale = dim**-0.5 if call.scaling is None else call.scaling
     packed = block.query.reshape(block.keys.shape[1], -1, dim)
-    scores = (packed @ block.keys[0].transpose(1, 2)).float().reshape(heads, -1) * scale
+    scores = (packed @ block.keys[0].transpose(1, 2)).float().reshape(heads, -1) * call.scale(block.query)
     return (scores if block.mask is None else scores + block.mask).softmax(-1).mean(0)
 
 

@@ -307,20 +307,19 @@ class RecordedStep(Step):
         query: Tensor,
         seen: tuple[Tensor, Tensor],
         *,
-        scaling: float | None,
+        scale: float,
         window: Callable[[int], int | None],
     ) -> Tensor:
-        """Query (1, Hq, B, D) to (1, B, Hq, D): each row sees all before it and itself."""
+        """Query (1, Hq, B, D) to (1, B, Hq, D): each row sees all before it and itself, or a window of that."""
         if self.layer_of(seen[0]) != self._layer or query.stride(3) != 1:
             raise CannotRecord("its attention makes other keys of those that it stored")
-        (heads, _, dim), kv_heads, value_dim = query.shape[1:], seen[1].shape[1], seen[1].shape[3]
+        heads, kv_heads, value_dim = query.shape[1], seen[1].shape[1], seen[1].shape[3]
         if seen[0].shape[1] != kv_heads or heads % kv_heads:
             raise CannotRecord("it has more heads of keys than of values")
         assert attend_rows is not None
-        scale = dim**-0.5 if scaling is None else scaling
         self._window = self._window or window(self._most)  # asked before it is recorded, for that waits
         if self._window is None:
-            raise CannotRecord("its rows see less than a window up to themselves")
+            raise CannotRecord("its rows see otherwise than by a window up to themselves")
         form = attend_rows.Attention(kv_heads, value_dim, scale, self._size.block, self._size.splits, self._window)
         return attend_rows.attend_rows(query[0], form, tables=self._tables)[None]
 

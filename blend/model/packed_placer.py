@@ -5,15 +5,14 @@ but nothing is written between codes and context, which takes a quarter of the t
 """
 
 import logging
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from blend.model.row_turn import CodePlacer, RowTurn
-from store.record import LAYOUT_AT, FrameLayout, PackedLayer
+from blend.model.row_turn import CodePlacer, RowTurn, Stored
+from store.record import LAYOUT_AT, FrameLayout
 
 try:
     from blend.model.place_kernel import place_kernel
@@ -60,13 +59,7 @@ class PackedPlacer:
         self._kernel = place_kernel(is_short=dtype == torch.bfloat16)
         self._learn_types()
 
-    def place(
-        self,
-        out: tuple[Tensor, Tensor],
-        stored: Sequence[tuple[int, int, PackedLayer]],
-        *,
-        turns: tuple[RowTurn, RowTurn],
-    ) -> None:
+    def place(self, out: tuple[Tensor, Tensor], stored: Stored, *, turns: tuple[RowTurn, RowTurn]) -> None:
         """Write first tokens of stored layers that lie in frames, each from a slot to another, to keys and values
         (H, C, D) of a context, all in one call.
         """

@@ -17,6 +17,7 @@ _NO_ANGLES = Angles(torch.empty(0, 0), torch.empty(0, 0))
 _NO_ARRAY = np.zeros((0, 0), np.float32)
 
 Arrays = tuple[bool, int, NDArray[np.float32], NDArray[np.float32]]
+Stored = Sequence[tuple[int, int, PackedLayer]]  # from which slot to which, and what
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,7 @@ class RowTurn:
 class CodePlacer(Protocol):
     """Packed codes to their slots in a context, without numbers that stand between. Threads may share it."""
 
-    def place(
-        self,
-        out: tuple[Tensor, Tensor],
-        stored: Sequence[tuple[int, int, PackedLayer]],
-        *,
-        turns: tuple[RowTurn, RowTurn],
-    ) -> None:
+    def place(self, out: tuple[Tensor, Tensor], stored: Stored, *, turns: tuple[RowTurn, RowTurn]) -> None:
         """Write first tokens of stored layers that lie in frames, each from a slot to another, to keys and values
         (H, C, D) of a context, all in one call.
         """

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.model.place_spans import HEAD, KEPT, ROW_AT, SLOT, place_spans
-from blend.model.row_turn import RowTurn
-from store.record import LAYOUT_AT, Codes, FrameLayout, PackedLayer, Scales
+from blend.model.row_turn import RowTurn, Stored
+from store.record import LAYOUT_AT, Codes, FrameLayout, Scales
 
-Stored = Sequence[tuple[int, int, PackedLayer]]
 Numbers = NDArray[np.int64]
 
 try:

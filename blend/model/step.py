@@ -137,7 +137,7 @@ class Step(Cache):
         query: Tensor,
         seen: tuple[Tensor, Tensor],
         *,
-        scaling: float | None,
+        scale: float,
         window: Callable[[int], int | None],
     ) -> Tensor | None:
         """Query (1, Hq, T, D) to (1, T, Hq, D), by a step that knows how; None by one that does not.

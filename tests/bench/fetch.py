@@ -2,8 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -46,14 +47,7 @@ def _shape(shape: Shape, device: str, *, tokens: int, chunk: int, runs: int) -> 
     model = adopted(random_model(shape, dtype="bfloat16", device=device))
     blobs = _blobs(shape, chunk, tokens // chunk)
     nbytes = tokens // chunk * chunk * model.decoder.token_bytes
-    with (
-        TemporaryDirectory() as folder,
-        LmdbStore(Path(folder)) as below,
-        MemoryCache(TierBudget(lowest=False)) as near,
-    ):
-        below.put_all(blobs)
-        for blob in blobs:
-            near.put(blob)
+    with media(blobs) as (below, near):
         cases: dict[tuple[str, str], Callable[[], object]] = {
             (store.name, f"{threads} threads"): _loading(model, store, blobs, threads=threads)
             for store in (below, near)
@@ -68,6 +62,20 @@ def _shape(shape: Shape, device: str, *, tokens: int, chunk: int, runs: int) -> 
     return found
 
 
+@contextmanager
+def media(blobs: Sequence[Blob]) -> Generator[tuple[BlobStore, BlobStore]]:
+    """LMDB and the tier in memory, with all blobs in both."""
+    with (
+        TemporaryDirectory() as folder,
+        LmdbStore(Path(folder)) as below,
+        MemoryCache(TierBudget(lowest=False)) as near,
+    ):
+        below.put_all(blobs)
+        for blob in blobs:
+            near.put(blob)
+        yield below, near
+
+
 def _blobs(shape: Shape, chunk: int, count: int) -> list[Blob]:
     """A few that are drawn, each under several names."""
     random = np.random.default_rng(0)
@@ -80,7 +88,11 @@ def _blobs(shape: Shape, chunk: int, count: int) -> list[Blob]:
         record = Record("bfloat16", tuple(LayerKV(tensor(), tensor()) for _ in range(shape.layers)))
         return encode(record, CacheKey("bench", "drawn", "random", "q4"), terms=Terms(0, precomputed=True))
 
-    some = [drawn() for _ in range(min(DISTINCT, count))]
+    return named([drawn() for _ in range(min(DISTINCT, count))], count)
+
+
+def named(some: Sequence[Blob], count: int) -> list[Blob]:
+    """So many blobs: each of some under several names."""
     heads = [msgspec.structs.replace(some[number % len(some)].head, chunk=str(number)) for number in range(count)]
     return [Blob(head, write_head(head), some[number % len(some)].frames) for number, head in enumerate(heads)]
 

@@ -14,13 +14,9 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
@@ -32,17 +28,14 @@ from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
 from service.app.give_back_memory import keep_freed_memory
 from service.model.blob_source import BlobSource
-from store.blob import Blob, Terms, write_head
+from store.blob import Blob, Terms
 from store.blob_store import BlobStore
 from store.codec.encode import encode
 from store.key import CacheKey
-from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
-from store.tiers.budget import TierBudget
-from store.tiers.memory_store import MemoryCache
 from tests.bench.blend import parsed, plain_prefill
 from tests.bench.decode import decode
-from tests.bench.fetch import floors
+from tests.bench.fetch import floors, media, named
 from tests.bench.model import PREFIX, QUESTION, SHAPES, adopted, best_device, fused, random_model, words
 
 DISTINCT = 8  # chunks that are captured; longer prompts have them under several names
@@ -75,22 +68,7 @@ def stored(model: LoadedModel, *, chunk: int, count: int, codec: str) -> list[Bl
     some = [
         encode(record, CacheKey("bench", "0", "random", codec), terms=Terms(0, precomputed=True)) for record in records
     ]
-    heads = [msgspec.structs.replace(some[number % len(some)].head, chunk=str(number)) for number in range(count)]
-    return [Blob(head, write_head(head), some[number % len(some)].frames) for number, head in enumerate(heads)]
-
-
-@contextmanager
-def media(blobs: Sequence[Blob]) -> Iterator[list[BlobStore]]:
-    """LMDB and the tier in memory, with all blobs in both."""
-    with (
-        TemporaryDirectory() as folder,
-        LmdbStore(Path(folder)) as below,
-        MemoryCache(TierBudget(lowest=False)) as near,
-    ):
-        below.put_all(blobs)
-        for blob in blobs:
-            near.put(blob)
-        yield [below, near]
+    return named(some, count)
 
 
 def first_token(
@@ -126,7 +104,7 @@ def first_token(
     }
 
 
-def on_the_card(chunks: StoredChunks, *, tokens: int, case: str, trace: Path | None = None) -> dict[str, object]:
+def on_the_card(chunks: StoredChunks, *, tokens: int, case: str) -> dict[str, object]:
     """One fuse under the profiler."""
     with Readers() as readers:
         for _ in range(2):
@@ -137,8 +115,6 @@ def on_the_card(chunks: StoredChunks, *, tokens: int, case: str, trace: Path | N
             fused(chunks.model, chunks.prompt(tokens), order=parsed(case), readers=readers)
             spent = time.perf_counter() - start
             torch.cuda.synchronize()
-    if trace is not None:
-        watched.export_chrome_trace(str(trace))
     taken: Counter[str] = Counter()
     spans: list[tuple[float, float]] = []
     calls = 0
