@@ -18,7 +18,7 @@ Codes = NDArray[np.uint8]
 Scales = NDArray[np.float32]
 Shape = tuple[int, ...]
 
-LAYOUT_AT = 3  # in a row of a `FramedPart`
+ADDRESS, NBYTES, START, IS_PINNED, LAYOUT_AT = range(5)  # in a row of a `FramedPart`
 
 STORAGE: dict[Dtype, np.dtype[np.float32 | np.float16 | np.uint16]] = {
     "float32": np.dtype(np.float32),
@@ -148,8 +148,8 @@ class FrameLayout(NamedTuple):
 class FramedPart(NamedTuple):
     """Tokens `start` to `start + layout.tokens` of one layer as their frame has them; `sizes`: of steps, by place.
 
-    `row` tells compiled code all of that: the address and length of the data, the start, and from `LAYOUT_AT` on the
-    layout.
+    `row` tells compiled code all of that: the address and length of the data, the start, whether a GPU reads the data
+    where it lies, and from `LAYOUT_AT` on the layout.
     """
 
     start: int

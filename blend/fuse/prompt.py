@@ -1,6 +1,7 @@
 """Prompts made of segments, and where each token stands. Knows token ids and where a record comes from, no tensors."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -33,6 +34,15 @@ class RecordSource(Protocol):
         """What the record covers behind the chunk."""
         ...
 
+    @property
+    def is_near(self) -> bool:
+        """Whether it stands in memory as it is placed, so that reading it takes no time."""
+        ...
+
+    def together(self) -> AbstractContextManager[object]:
+        """Lets records whose layers this thread reads inside share what reading one takes."""
+        ...
+
     def layer(self, index: int) -> LayerKV | PackedLayer:
         """Reads a layer with keys and values of its own, with the tail's. Raises Unreadable, or another OSError."""
         ...
@@ -40,6 +50,8 @@ class RecordSource(Protocol):
 
 class HeldRecord:
     """A record in memory, as a source."""
+
+    is_near = False  # its numbers have to be sent and turned
 
     def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
         self._record = record
@@ -59,6 +71,10 @@ class HeldRecord:
     def tail(self) -> Tail:
         """What the record covers behind the chunk."""
         return self._record.tail
+
+    def together(self) -> AbstractContextManager[object]:
+        """Nothing is shared."""
+        return nullcontext()
 
     def layer(self, index: int) -> LayerKV:
         """One layer of the record, which keeps keys and values of its own."""

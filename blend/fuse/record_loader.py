@@ -22,6 +22,7 @@ JOINED = 1 << 18  # numbers of short records that are unpacked together
 PLACED = 1 << 21  # and of packed ones that are placed at once, where that leaves each thread two such units of a layer
 UNIT = 1 << 19  # or of as many: fewer take less time than threads need to pass the interpreter's lock on
 ON_DEVICE = 1 << 23  # and of any, on a GPU: its calls cost more than its work, and what stands between takes memory
+NEAR = 1 << 26  # and there of records that are in memory, of several layers
 THREADS = min(8, max(2, (os.cpu_count() or 1) // 2))  # more would take the interpreter's lock from the model's thread
 
 
@@ -64,6 +65,9 @@ class Readers(ThreadPoolExecutor):
         return self._streams.setdefault(device, self._streams.get(device) or torch.cuda.Stream(device))
 
 
+_Unit = tuple[Sequence[int], Sequence[ChunkSpan]]  # layers, and the spans of them that are placed together
+
+
 class RecordLoader:
     """Reads, unpacks and places records, several at once, those of the first layers first.
 
@@ -93,17 +97,20 @@ class RecordLoader:
         self._began = time.perf_counter()
         self._stopped = Event()
         self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
+        self._held = list[object]()  # what a GPU may be reading where it lies
         self._is_apart = is_apart(decoder.device)
         layers = decoder.model_layers.keeping
-        units = [(layer, spans) for layer in layers for spans in self._together(layer, threads=readers.threads)]
+        near, far = [*self._near(layers)], [*self._far(layers, threads=readers.threads)]
+        units = [*near, *far]
         self._units = iter(units)
-        self._missing = Counter(layer for layer, _ in units)  # units of a layer that do not stand in the context yet
+        self._missing = Counter(layer for some, _ in units for layer in some)  # units of it that do not stand there yet
         self._layers: dict[int, Future[torch.Event | None]] = {layer: Future() for layer in self._missing}
         self._lock = Lock()  # of all that the readers change
         self._stream = readers.stream(decoder.device)
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream(decoder.device))
-        self._work = [readers.submit(self._read) for _ in range(min(readers.threads, len(units)))]
+        workers = min(readers.threads, len(far) + bool(near))  # one tells a GPU of all that is near, in no time
+        self._work = [readers.submit(self._read) for _ in range(workers)]
 
     def wait(self, layer: int) -> None:
         """Return once the layer's cached rows stand in the context. Raises Damaged where one cannot be read."""
@@ -122,13 +129,13 @@ class RecordLoader:
         wait(self._work)
         if self._stream:  # whoever gets the context's memory next, or that of a record, must not meet a copy on its way
             self._stream.synchronize()
+        self._held.clear()
 
     def _read(self) -> None:
         try:
             with self._on_stream(), torch.inference_mode():
                 while unit := self._next():
-                    layer, spans = unit
-                    self._placed(layer, nbytes=self._place(layer, spans))
+                    self._placed(unit[0], nbytes=self._place(*unit))
         except Exception as error:
             with self._lock:
                 for loaded in self._layers.values():
@@ -136,29 +143,47 @@ class RecordLoader:
                         loaded.set_exception(error)
             self._stopped.set()  # not before: the other threads end by an error that is not theirs to tell
 
-    def _next(self) -> tuple[int, list[ChunkSpan]] | None:
+    def _next(self) -> _Unit | None:
         with self._lock:
             return next(self._units, None)
 
-    def _placed(self, layer: int, *, nbytes: int) -> None:
+    def _placed(self, layers: Sequence[int], *, nbytes: int) -> None:
         with self._lock:
             self.bytes += nbytes
             self.read_s = time.perf_counter() - self._began
-            self._missing[layer] -= 1
-            if not self._missing[layer] and not (loaded := self._layers[layer]).done():
-                loaded.set_result(self._stream.record_event() if self._stream else None)
+            for layer in layers:
+                self._missing[layer] -= 1
+                if not self._missing[layer] and not (loaded := self._layers[layer]).done():
+                    loaded.set_result(self._stream.record_event() if self._stream else None)
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def _together(self, layer: int, *, threads: int) -> Iterator[list[ChunkSpan]]:
-        """Yields the spans that a layer needs, short neighbours in one list: calls cost them more than numbers do."""
-        spans, each = self._wanted(layer), self._shape(layer).numbers
-        if self._is_apart:
-            yield from self._joined(spans, most=ON_DEVICE // each)
-            return
-        wanted = sum([span.recorded for span in spans]) * each
-        yield from self._joined(spans, most=max(UNIT, min(PLACED, wanted // (2 * threads))) // each)
+    def _near(self, layers: Sequence[int]) -> Iterator[_Unit]:
+        """Yields what a GPU is told of at once: the spans in memory, of one layer, one more, two, four and so on."""
+        some, found, before = list[int](), list[ChunkSpan](), 0
+        for layer in layers if self._is_apart else ():
+            spans, shape = [span for span in self._wanted(layer) if span.source.is_near], self._shape(layer)
+            most = NEAR // max(1, sum([span.recorded for span in spans]) * shape.numbers)
+            is_next = some and spans == found and shape == self._shape(some[0])
+            if some and not (is_next and len(some) < min(most, before)):
+                yield some, found
+                before, some = before + len(some), []
+            if spans:
+                found, some = spans, [*some, layer]
+        if some:
+            yield some, found
+
+    def _far(self, layers: Sequence[int], *, threads: int) -> Iterator[_Unit]:
+        """Yields the other spans that a layer needs, short neighbours together: calls cost more than what they do."""
+        for layer in layers:
+            spans, each = self._wanted(layer), self._shape(layer).numbers
+            if self._is_apart:
+                spans, most = [span for span in spans if not span.source.is_near], ON_DEVICE
+            else:
+                wanted = sum([span.recorded for span in spans]) * each
+                most = max(UNIT, min(PLACED, wanted // (2 * threads)))
+            yield from (([layer], some) for some in self._joined(spans, most=most // each))
 
     def _joined(self, spans: Sequence[ChunkSpan], *, most: int) -> Iterator[list[ChunkSpan]]:
         """Yields them in lists of so many tokens at most, or of one."""
@@ -172,23 +197,34 @@ class RecordLoader:
         if group:
             yield group
 
-    def _place(self, layer: int, spans: Sequence[ChunkSpan]) -> int:
+    def _place(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> int:
         """Returns how many bytes of keys and values came out of the spans' records."""
-        decoder, shape = self._decoder, self._shape(layer)
-        stored = [(span, self._stored(layer, span, shape=shape)) for span in spans]
-        packed = [(span.start, span.stop, each) for span, each in stored if decoder.takes_packed(each)]
+        decoder, packed, nbytes = self._decoder, dict[int, list[tuple[int, int, PackedLayer]]](), 0
+        with spans[0].source.together():
+            stored = {layer: [(span, self._stored(layer, span)) for span in spans] for layer in layers}
+        for layer, records in stored.items():
+            found = [(span.start, span.stop, each) for span, each in records if decoder.takes_packed(each)]
+            if found:
+                packed[layer] = found
+            if len(found) < len(records):
+                self._place_plain(layer, [(span, each) for span, each in records if not decoder.takes_packed(each)])
+            nbytes += sum([span.recorded for span in spans]) * self._shape(layer).numbers * decoder.dtype.itemsize
         if packed:
-            decoder.place_packed(self._context, layer, stored=packed)
-        if len(packed) < len(stored):
-            left = {span.chunk: each for span, each in stored if not decoder.takes_packed(each)}
-            plain = [span for span in spans if span.chunk in left]
-            for some in self._joined(plain, most=(ON_DEVICE if self._is_apart else JOINED) // shape.numbers):
-                self._place_joined(layer, some, stored=[left[span.chunk] for span in some])
+            if spans[0].source.is_near:
+                self._held.append(packed)
+            decoder.place_packed(self._context, packed)
         if self._tell is not None:
-            for span, each in stored:
-                if isinstance(each, PackedLayer):
-                    self._tell(PlacedCodes(layer, span.start, span.stop, each))
-        return sum([span.recorded for span in spans]) * shape.numbers * decoder.dtype.itemsize
+            for layer, records in stored.items():
+                for span, each in records:
+                    if isinstance(each, PackedLayer):
+                        self._tell(PlacedCodes(layer, span.start, span.stop, each))
+        return nbytes
+
+    def _place_plain(self, layer: int, records: Sequence[tuple[ChunkSpan, LayerKV | PackedLayer]]) -> None:
+        stored = {span.chunk: each for span, each in records}
+        most = (ON_DEVICE if self._is_apart else JOINED) // self._shape(layer).numbers
+        for some in self._joined([span for span, _ in records], most=most):
+            self._place_joined(layer, some, stored=[stored[span.chunk] for span in some])
 
     def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:
         decoder = self._decoder
@@ -198,7 +234,7 @@ class RecordLoader:
             keys, values = keys.index_select(1, kept), values.index_select(1, kept)
         decoder.place(self._context, layer, slots=slots, keys=keys, values=values)
 
-    def _stored(self, layer: int, span: ChunkSpan, *, shape: LayerShape) -> LayerKV | PackedLayer:
+    def _stored(self, layer: int, span: ChunkSpan) -> LayerKV | PackedLayer:
         """What the span's record has of a layer, in the layer's shape."""
         if self._stopped.is_set():
             raise DamagedRecord(span, "stopped")
@@ -206,7 +242,7 @@ class RecordLoader:
             stored = span.source.layer(layer)
         except OSError as error:  # Unreadable among them: whatever a medium does, the text is at hand
             raise DamagedRecord(span, str(error)) from error
-        tokens = span.recorded
+        tokens, shape = span.recorded, self._shape(layer)
         keys, values = (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
         if stored.shapes != (keys, values):
             raise DamagedRecord(span, f"layer {layer} has the wrong shape")

@@ -1,6 +1,6 @@
 """A model as the rest of blend sees it: passes over rows, buffers, and keys that move between positions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import TypeGuard
 
@@ -16,7 +16,7 @@ from blend.model.layer_graphs import LayerGraphs, Recorder, replaying
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
 from blend.model.packed_placer import packed_placer
 from blend.model.rotation import Angles, rotate_into
-from blend.model.row_turn import RowTurn
+from blend.model.row_turn import LayerPlaces, RowTurn, Stored
 from blend.model.slabs import Slabs
 from blend.model.step import LayerHooks, LayerRange, Step
 from store.record import LayerKV, PackedLayer
@@ -146,11 +146,16 @@ class Decoder:
         """Whether `place_packed` can place what is stored."""
         return self._placer is not None and isinstance(stored, PackedLayer) and bool(stored.framed)
 
-    def place_packed(self, context: Context, layer: int, *, stored: Sequence[tuple[int, int, PackedLayer]]) -> None:
-        """The same as `place` of stored layers' first tokens, each from a slot to another, several times quicker."""
+    def place_packed(self, context: Context, stored: Mapping[int, Stored]) -> None:
+        """The same as `place` of stored layers' first tokens, each from a slot to another, several times quicker. The
+        layers' keys and values have the same heads and dims.
+        """
         assert self._placer is not None
-        turns = self._turns_of(self.rule(layer), stop=max([stop for _, stop, _ in stored]))
-        self._placer.place((context.keys(layer), context.values(layer)), stored, turns=turns)
+        layers = list[LayerPlaces]()
+        for layer, places in stored.items():
+            turns = self._turns_of(self.rule(layer), stop=max([stop for _, stop, _ in places]))
+            layers.append(LayerPlaces((context.keys(layer), context.values(layer)), places, turns))
+        self._placer.place(layers)
 
     def _turns_of(self, rule: LayerRule, *, stop: int) -> tuple[RowTurn, RowTurn]:
         """How rows below `stop` turn, as the placer takes it; kept while the tables stay."""

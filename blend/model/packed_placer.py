@@ -5,13 +5,13 @@ but nothing is written between codes and context, which takes a quarter of the t
 """
 
 import logging
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from blend.model.row_turn import CodePlacer, RowTurn, Stored
+from blend.model.row_turn import CodePlacer, LayerPlaces, RowTurn
 from store.record import LAYOUT_AT, FrameLayout
 
 try:
@@ -59,16 +59,14 @@ class PackedPlacer:
         self._kernel = place_kernel(is_short=dtype == torch.bfloat16)
         self._learn_types()
 
-    def place(self, out: tuple[Tensor, Tensor], stored: Stored, *, turns: tuple[RowTurn, RowTurn]) -> None:
-        """Write first tokens of stored layers that lie in frames, each from a slot to another, to keys and values
-        (H, C, D) of a context, all in one call.
-        """
-        keys, values = (each.view(self._words).numpy() for each in out)
-        rows = np.concatenate([part.row for _, _, layer in stored for part in layer.framed]).reshape(-1, _ROW)
-        slots = np.array([(start, stop) for start, stop, _ in stored], np.int64)
-        self._kernel(
-            (rows, slots), stored[0][2].framed[0].sizes, self._limit, (turns[0].arrays, turns[1].arrays), (keys, values)
-        )
+    def place(self, layers: Sequence[LayerPlaces]) -> None:
+        """Write what is stored of some layers, each in one call."""
+        for out, stored, turns in layers:
+            keys, values = (each.view(self._words).numpy() for each in out)
+            rows = np.concatenate([part.row for _, _, layer in stored for part in layer.framed]).reshape(-1, _ROW)
+            slots = np.array([(start, stop) for start, stop, _ in stored], np.int64)
+            both = turns[0].arrays, turns[1].arrays
+            self._kernel((rows, slots), stored[0][2].framed[0].sizes, self._limit, both, (keys, values))
 
     def _learn_types(self) -> None:
         """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""

@@ -35,7 +35,7 @@ from blend.model.lanes import (
     within,
 )
 from blend.model.unpack_head import ROWS, Floats, Room, is_usual, room_for, tell_middles, tell_steps, unpack_head
-from store.record import LAYOUT_AT, Codes, FrameLayout, Scales
+from store.record import LAYOUT_AT, START, Codes, FrameLayout, Scales
 
 Words = NDArray[np.uint16 | np.uint32]
 Numbers = NDArray[np.int64]
@@ -281,7 +281,7 @@ def _place(  # numba knows no keywords
         longest = max(longest, row[LAYOUT_AT + 1])
     room = room_for(longest, max(out[0].shape[2], out[1].shape[2]))
     for row in rows:
-        start, layout = row[2], FrameLayout(*to_fixed_tuple(row[LAYOUT_AT:], 13))
+        start, layout = row[START], FrameLayout(*to_fixed_tuple(row[LAYOUT_AT:], 13))
         record += start == 0
         slot = slots[record, 0] + start
         cut = min(layout.tokens, slots[record, 1] - slot), slot, limit

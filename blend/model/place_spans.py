@@ -4,20 +4,23 @@
 # ruff: noqa: ANN001, ANN202, PLR0917
 """What Triton compiles to place packed codes in a context, a span of tokens of one head at a time.
 
-All that it is told lies in a table of int64 before the frames' bytes: a side for keys and one for values, a row for
-each part of a layer (`FramedPart.row`), and for each span the place of its part's row, and its number in the part. So
-bits, layouts, rotations, strides and shapes make no code of their own. Nothing waits for the code before: what a
-trellis' codes turn in those behind them are sums along the tokens.
+All that it is told lies in a table of int64: where spans and pieces begin, for each layer a side for keys and one for
+values, a row for each part of a layer (`FramedPart.row`), for each span the place of its part's row and its number in
+the part, and for each piece that is brought where it is, its words, and where they go. So bits, layouts, rotations,
+strides and shapes make no code of their own. Nothing waits for the code before: what a trellis' codes turn in those
+behind them are sums along the tokens.
 """
 
 import triton
 import triton.language as tl
 
-from store.record import LAYOUT_AT, FrameLayout
+from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, FrameLayout
 
 SIDE = ("numbers", "heads", "dim", "by_head", "by_slot", "turning_at", "pairs", "apart", "hop", "cos", "sin", "sign")
-HEAD = 2 * len(SIDE) + 1  # of the table: both sides, and where spans begin
-ROW_AT, SLOT, KEPT = 0, 1, 2  # in a part's row: its first byte, the slot of its first token, how many are placed
+FIRST_SIDE, BOTH_SIDES = 2, 2 * len(SIDE)  # where in the table sides begin, and what a layer has of them
+# In a row as it is sent: its first byte, how many bytes behind the table's; how many tokens are placed; the slot of the
+# first; and where in the table its layer's sides begin.
+ROW_AT, KEPT, SLOT, SIDES = ADDRESS, NBYTES, START, IS_PINNED
 
 _COLUMNS = {name: LAYOUT_AT + number for number, name in enumerate(FrameLayout._fields)}
 
@@ -25,7 +28,7 @@ _SIDE = tl.constexpr(len(SIDE))
 _NUMBERS, _HEADS, _DIM, _BY_HEAD, _BY_SLOT, _TURNING_AT, _PAIRS, _APART, _HOP, _COS, _SIN, _SIGN = (
     tl.constexpr(number) for number in range(len(SIDE))
 )
-_DATA, _SLOT, _KEPT = tl.constexpr(ROW_AT), tl.constexpr(SLOT), tl.constexpr(KEPT)
+_DATA, _SLOT, _KEPT, _SIDES = (tl.constexpr(number) for number in (ROW_AT, SLOT, KEPT, SIDES))
 _TOKENS, _STEP, _IS_TURNED = (tl.constexpr(_COLUMNS[name]) for name in ("tokens", "step", "is_turned"))
 _BITS, _WIDTH, _CODES, _TRELLIS = (  # of keys; those of values stand so far behind
     tl.constexpr(_COLUMNS[f"key_{name}"]) for name in ("bits", "width", "codes", "trellis")
@@ -142,10 +145,12 @@ def place_spans(
     DTYPE: tl.constexpr, LIMIT: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, HAS_TRELLIS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Writes what a program is for: one span, one head of keys or values, and some of its channels."""
-    span = table + tl.load(table + 2 * _SIDE) + 2 * tl.program_id(0)
-    part, number, key_heads = table + tl.load(span), _number(span, 1), _number(table, _HEADS)
+    span = table + tl.load(table) + 2 * tl.program_id(0)
+    part, number = table + tl.load(span), _number(span, 1)
+    sides = table + tl.load(part + _SIDES)
+    key_heads = _number(sides, _HEADS)
     is_value = (tl.program_id(1) >= key_heads).to(tl.int32)
-    side, head, is_key = table + is_value * _SIDE, tl.program_id(1) - is_value * key_heads, is_value == 0
+    side, head, is_key = sides + is_value * _SIDE, tl.program_id(1) - is_value * key_heads, is_value == 0
     lanes_of_keys = tl.full((CHANNELS,), 0, tl.int32) == is_value  # as arrays, for which interpreters know a mask
     tokens_of_values = tl.full((TOKENS,), 1, tl.int32) == is_value
     heads, pairs, all_tokens = _number(side, _HEADS), _number(side, _PAIRS), _number(part, _TOKENS)
@@ -184,3 +189,16 @@ def place_spans(
         tl.store(out + (a[:, None] + to), x.to(DTYPE), mask=in_a)
         tl.store(out + (b[:, None] + to), y.to(DTYPE), mask=in_b)
         begin += TOKENS
+
+
+@triton.jit
+def bring(table, out, WORDS: tl.constexpr) -> None:
+    """Writes a piece of memory that the host has, with as many programs as the second axis has."""
+    piece = table + tl.load(table + 1) + 3 * tl.program_id(0)
+    source, words = tl.load(piece).to(tl.pointer_type(tl.int64)), tl.load(piece + 1)
+    to = out + tl.load(piece + 2)
+    begin = tl.program_id(1).to(tl.int64) * WORDS
+    while begin < words:
+        place = begin + tl.arange(0, WORDS)
+        tl.store(to + place, tl.load(source + place, mask=place < words, other=0), mask=place < words)
+        begin += tl.num_programs(1) * WORDS

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -41,11 +41,19 @@ class RowTurn:
         return self.rotation.pairing == "halves", self.rotation.start, self.angles.cos.numpy(), sin.numpy()
 
 
+class LayerPlaces(NamedTuple):
+    """First tokens of stored layers that lie in frames, each from a slot to another, to keys and values (H, C, D) of a
+    context.
+    """
+
+    out: tuple[Tensor, Tensor]
+    stored: Stored
+    turns: tuple[RowTurn, RowTurn]
+
+
 class CodePlacer(Protocol):
     """Packed codes to their slots in a context, without numbers that stand between. Threads may share it."""
 
-    def place(self, out: tuple[Tensor, Tensor], stored: Stored, *, turns: tuple[RowTurn, RowTurn]) -> None:
-        """Write first tokens of stored layers that lie in frames, each from a slot to another, to keys and values
-        (H, C, D) of a context, all in one call.
-        """
+    def place(self, layers: Sequence[LayerPlaces]) -> None:
+        """Write what is stored of some layers, whose keys and values have the same heads and dims."""
         ...

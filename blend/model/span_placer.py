@@ -1,14 +1,17 @@
 # Triton has no types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportIndexIssue=false, reportCallIssue=false
-"""Packed codes straight to their slots in a context, on a GPU: one copy and one launch for what comes at once.
+"""Packed codes straight to their slots in a context, on a GPU: one copy and two launches for what comes at once.
 
-There a call costs more than its work. Frames' bytes go as they lie, behind a table that tells where in them what lies.
-The numbers are those that `unpack` and `rotate_into` make, bit for bit. Needs triton, which torch for CUDA brings.
+There a call costs more than its work. Frames' bytes go behind a table that tells where in them what lies; those in
+memory that the GPU reads itself are brought by a kernel. The numbers are those that `unpack` and `rotate_into` make,
+bit for bit. Needs triton, which torch for CUDA brings.
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +19,9 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blend.model.place_spans import HEAD, KEPT, ROW_AT, SLOT, place_spans
-from blend.model.row_turn import RowTurn, Stored
-from store.record import LAYOUT_AT, Codes, FrameLayout, Scales
+from blend.model.place_spans import BOTH_SIDES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, bring, place_spans
+from blend.model.row_turn import LayerPlaces, RowTurn
+from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, Codes, FramedPart, FrameLayout, Scales
 
 Numbers = NDArray[np.int64]
 
@@ -29,14 +32,32 @@ except ImportError:
 
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _ROW = LAYOUT_AT + len(FrameLayout._fields)
-_START = LAYOUT_AT - 1  # in a part's row as it comes
 _TOKENS, _STEP, _KEY_TRELLIS, _VALUE_TRELLIS = (
     LAYOUT_AT + FrameLayout._fields.index(name) for name in ("tokens", "step", "key_trellis", "value_trellis")
 )
 _TOGETHER = 8  # tokens at a time
 _FEWEST, _MOST = 16, 64  # pairs of channels that a program has: each number of them is compiled for itself
 _WORD = 8  # bytes of a number in the table
+_BRINGING, _WORDS, _WARPS = 2, 1024, 8  # programs that bring a part, numbers at a time, and what takes 46 GB/s of 52
 _KEPT_SIZES, _PLACES = 4, 1 << 16
+
+
+class _Form(NamedTuple):
+    """What the kernels are compiled for."""
+
+    channels: int
+    has_trellis: bool
+    is_brought: bool
+
+
+class _Given(NamedTuple):
+    """What the kernels are given: `pieces` to bring, `spans` to place."""
+
+    table: Tensor
+    sizes: Tensor
+    brought: Tensor
+    pieces: int
+    spans: int
 
 
 class SpanPlacer:
@@ -47,39 +68,31 @@ class SpanPlacer:
         self._device = device
         self._limit = torch.finfo(dtype).max
         self._sizes: dict[int, tuple[Scales, Tensor]] = {}  # by identity
-        self._compiled = set[tuple[int, bool]]()
+        self._compiled = set[_Form]()
         self._lock = Lock()  # of whoever compiles, or sends sizes
         if gathered is not None:
             gathered(np.zeros((0, 2), np.int64), np.zeros(0, np.uint8))  # compiles it
 
-    def place(self, out: tuple[Tensor, Tensor], stored: Stored, *, turns: tuple[RowTurn, RowTurn]) -> None:
-        """Write first tokens of stored layers that lie in frames, each from a slot to another, to keys and values
-        (H, C, D) of a context, on the current stream.
-        """
-        rows, places, data = _parts(stored)
-        if not len(rows):
+    def place(self, layers: Sequence[LayerPlaces]) -> None:
+        """Write what is stored of some layers, on the current stream."""
+        parts, rows, told = _parts(layers)
+        if not parts:
             return
-        spans = _spans(rows)
-        sides = [_side(numbers, turn) for numbers, turn in zip(out, turns, strict=True)]
-        sizes = self._sizes_of(stored[0][2].framed[0].sizes)
-        head = np.array([*sides[0], *sides[1], HEAD + rows.size], np.int64)
-        before = (head.size + rows.size + spans.size) * _WORD
-        rows[:, ROW_AT] = before + places[:, 1].cumsum() - places[:, 1]
-        words = np.concatenate([head, rows.ravel(), spans.ravel()])
-        table = self._sent(words, places, data=data)
-        widest = max(out[0].shape[2], out[1].shape[2])
+        keys, values = layers[0].out
+        given = self._given(layers, parts, rows=rows, told=told)
+        widest = max(keys.shape[2], values.shape[2])
         channels = min(_MOST, max(_FEWEST, 1 << (-(-widest // 2) - 1).bit_length()))
-        blocks = -(-widest // (2 * channels))
-        grid = len(spans), out[0].shape[0] + out[1].shape[0], blocks
-        self._launch(grid, (table, sizes), form=(channels, bool(rows[:, [_KEY_TRELLIS, _VALUE_TRELLIS]].any())))
+        grid = given.spans, keys.shape[0] + values.shape[0], -(-widest // (2 * channels))
+        has_trellis = bool(rows[:, [_KEY_TRELLIS, _VALUE_TRELLIS]].any())
+        self._launch(grid, given, form=_Form(channels, has_trellis, given.pieces > 0))
         if self._device.type == "cuda":  # tables of angles grow: these may be gone before the kernel has run
             stream = torch.cuda.current_stream(self._device)
-            for turn in turns:
-                if turn.pairs:
-                    turn.angles.cos.record_stream(stream)
-                    turn.angles.sin.record_stream(stream)
+            turns = {id(turn.angles): turn for layer in layers for turn in layer.turns if turn.pairs}
+            for turn in turns.values():
+                turn.angles.cos.record_stream(stream)
+                turn.angles.sin.record_stream(stream)
 
-    def _launch(self, grid: tuple[int, int, int], given: tuple[Tensor, Tensor], *, form: tuple[int, bool]) -> None:
+    def _launch(self, grid: tuple[int, int, int], given: _Given, *, form: _Form) -> None:
         if form not in self._compiled:
             with self._lock:  # or each thread would compile it
                 self._run(grid, given, form=form)
@@ -87,15 +100,17 @@ class SpanPlacer:
         else:
             self._run(grid, given, form=form)
 
-    def _run(self, grid: tuple[int, int, int], given: tuple[Tensor, Tensor], *, form: tuple[int, bool]) -> None:
-        channels, has_trellis = form
+    def _run(self, grid: tuple[int, int, int], given: _Given, *, form: _Form) -> None:
+        if form.is_brought:
+            bring[given.pieces, _BRINGING](given.table, given.brought, WORDS=_WORDS, num_warps=_WARPS)
         place_spans[grid](
-            *given,
+            given.table,
+            given.sizes,
             DTYPE=_DTYPES[self._dtype],
             LIMIT=self._limit,
             TOKENS=_TOGETHER,
-            CHANNELS=channels,
-            HAS_TRELLIS=has_trellis,
+            CHANNELS=form.channels,
+            HAS_TRELLIS=form.has_trellis,
             enable_fp_fusion=False,  # which would round otherwise than `rotate_into`
         )
 
@@ -111,50 +126,80 @@ class SpanPlacer:
                 kept = self._sizes[id(sizes)] = sizes, sent
         return kept[1]
 
-    def _sent(self, words: Numbers, places: Numbers, *, data: Sequence[Codes]) -> Tensor:
-        """The table and the bytes behind it, in one copy out of pinned memory, which nobody waits for."""
-        nbytes = words.nbytes + int(places[:, 1].sum())
-        joined = torch.empty(-(-nbytes // _WORD), dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        memory = joined.numpy()
-        memory[: len(words)] = words
-        room = memory.view(np.uint8)[words.nbytes :]
-        if gathered is not None:
-            gathered(places, room)
-        else:
-            start = 0
-            for each in data:
-                room[start : start + each.nbytes] = each
-                start += each.nbytes
-        return joined.to(self._device, non_blocking=True)
+    def _given(
+        self, layers: Sequence[LayerPlaces], parts: Sequence[FramedPart], *, rows: Numbers, told: Numbers
+    ) -> _Given:
+        """The table, and behind it the bytes that only the host reads, in one copy out of pinned memory, which nobody
+        waits for; and room for the others.
+        """
+        head = np.array([0, 0, *(number for layer in layers for number in _sides(layer))], np.int64)
+        is_far = rows[:, IS_PINNED] == 0
+        far, near = rows[is_far][:, [ADDRESS, NBYTES]], rows[~is_far][:, [ADDRESS, NBYTES]]
+        pieces, spans = _pieces(near), _spans(told, first=len(head))
+        head[:FIRST_SIDE] = head.size + told.size, head.size + told.size + spans.size
+        words = head.size + told.size + spans.size + pieces.size
+        joined = torch.empty(
+            words + -(-int(far[:, 1].sum()) // _WORD), dtype=torch.int64, pin_memory=self._device.type == "cuda"
+        )
+        memory, table = joined.numpy(), torch.empty_like(joined, device=self._device)
+        brought = table.new_empty(int(pieces[:, 1].sum()))
+        if len(far):
+            _gather(far, [part.data for part in compress(parts, is_far)], out=memory[words:].view(np.uint8))
+        told[is_far, ROW_AT] = words * _WORD + far[:, 1].cumsum() - far[:, 1]
+        told[~is_far, ROW_AT] = brought.data_ptr() - table.data_ptr() + pieces[:, 2] * _WORD
+        np.concatenate([head, told.ravel(), spans.ravel(), pieces.ravel()], out=memory[:words])
+        table.copy_(joined, non_blocking=True)
+        return _Given(table, self._sizes_of(parts[0].sizes), brought, len(pieces), len(spans))
 
 
-def _parts(stored: Stored) -> tuple[Numbers, Numbers, list[Codes]]:
-    """The rows of parts that have tokens to place, with their slots and how many these are, where in memory the bytes
-    of each lie and how many these are, and these bytes.
-    """
-    parts = [part for _, _, layer in stored for part in layer.framed]
+def _gather(places: Numbers, data: Sequence[Codes], *, out: Codes) -> None:
+    """Brings bytes together on the host, of which places (N, 2) tell addresses and how many."""
+    if gathered is not None:
+        gathered(places, out)
+        return
+    start = 0
+    for each in data:
+        out[start : start + each.nbytes] = each
+        start += each.nbytes
+
+
+def _parts(layers: Sequence[LayerPlaces]) -> tuple[list[FramedPart], Numbers, Numbers]:
+    """Parts that have tokens to place, the row of each as it is and, but for where its bytes are, as it is told."""
+    records = [record for layer in layers for record in layer.stored]
+    parts = [part for _, _, layer in records for part in layer.framed]
     rows = np.concatenate([part.row for part in parts]).reshape(-1, _ROW)
-    places = rows[:, :2].copy()
-    slots = np.array([(start, stop) for start, stop, _ in stored], np.int64)
-    slots = slots.repeat([len(layer.framed) for _, _, layer in stored], axis=0)
-    rows[:, SLOT] = slots[:, 0] + rows[:, _START]  # before `KEPT` takes its place
-    rows[:, KEPT] = np.minimum(rows[:, _TOKENS], slots[:, 1] - rows[:, SLOT])
-    kept = rows[:, KEPT] > 0
-    if kept.all():
-        return rows, places, [part.data for part in parts]
-    return rows[kept], places[kept], [part.data for part, is_kept in zip(parts, kept, strict=True) if is_kept]
+    sides = range(FIRST_SIDE, FIRST_SIDE + BOTH_SIDES * len(layers), BOTH_SIDES)
+    of_layers = np.repeat(sides, [len(layer.stored) for layer in layers])
+    places = np.array([(start, stop) for start, stop, _ in records], np.int64)
+    of_records = np.arange(len(records)).repeat([len(layer.framed) for _, _, layer in records])
+    told = rows.copy()
+    told[:, SIDES] = of_layers[of_records]
+    told[:, SLOT] = places[of_records, 0] + rows[:, START]
+    told[:, KEPT] = np.minimum(rows[:, _TOKENS], places[of_records, 1] - told[:, SLOT])
+    some = told[:, KEPT] > 0
+    return (parts, rows, told) if some.all() else ([*compress(parts, some)], rows[some], told[some])
 
 
-def _spans(rows: Numbers) -> Numbers:
+def _pieces(near: Numbers) -> Numbers:
+    """Where pieces of memory are, how many words each has, and where among the words that are brought."""
+    words = -(-near[:, 1] // _WORD)
+    return np.stack([near[:, 0], words, words.cumsum() - words], axis=1)
+
+
+def _spans(told: Numbers, *, first: int) -> Numbers:
     """Where in the table the row of each span's part begins, and the span's number in it."""
-    counts = -(-rows[:, KEPT] // rows[:, _STEP])
+    counts = -(-told[:, KEPT] // told[:, _STEP])
     firsts = counts.cumsum() - counts
-    of_part = np.arange(len(rows)).repeat(counts)
-    return np.stack([HEAD + _ROW * of_part, np.arange(len(of_part)) - firsts[of_part]], axis=1)
+    of_part = np.arange(len(told)).repeat(counts)
+    return np.stack([first + _ROW * of_part, np.arange(len(of_part)) - firsts[of_part]], axis=1)
+
+
+def _sides(layer: LayerPlaces) -> tuple[int, ...]:
+    """What `place_spans.SIDE` names, of keys and of values."""
+    return tuple(number for out, turn in zip(layer.out, layer.turns, strict=True) for number in _side(out, turn))
 
 
 def _side(numbers: Tensor, turn: RowTurn) -> tuple[int, ...]:
-    """What `place_spans.SIDE` names."""
     heads, _, dim = numbers.shape
     by_head, by_slot, by_channel = numbers.stride()
     assert by_channel == 1 or dim == 1, "the numbers of a head lie side by side"

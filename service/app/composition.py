@@ -36,13 +36,14 @@ from service.model.checked_model import checked_model
 from service.model.codec_check import check_codec
 from service.model.hub import hub_checkpoint
 from service.model.kept_speeds import conditions, kept_speeds
+from service.model.pinned_memory import pinned_memory
 from service.model.prompt_builder import PromptBuilder
 from service.model.served_model import ServedModel
 from service.model.speeds import ModelSpeeds
 from service.settings import BUILTIN, Settings, SettingsError
 from service.telemetry.traces import Tracer, silent
 from store.blob_store import BlobStore
-from store.codec.unpacked import allocate
+from store.codec.unpacked import MemoryForm
 from store.url import open_store, place_of
 
 log = logging.getLogger(__name__)
@@ -52,9 +53,10 @@ REMOTE = ("http://", "https://")
 
 
 def compose_store(settings: Settings) -> BlobStore:
-    """The store that the settings name. Memory has frames, or arrays where torch unpacks them on a CPU."""
+    """The store that the settings name. Memory has frames, pinned for a GPU, or arrays where torch unpacks on a CPU."""
     on_gpu = torch.cuda.is_available() and settings.device.startswith(("auto", "cuda"))
-    return open_store(settings.store, None if on_gpu or IS_COMPILED else allocate)
+    form = MemoryForm(allocate=pinned_memory) if on_gpu else MemoryForm(as_arrays=not IS_COMPILED)
+    return open_store(settings.store, form)
 
 
 def compose_model(settings: Settings) -> LoadedModel:

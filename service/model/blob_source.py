@@ -1,6 +1,8 @@
 """A stored blob as a source of keys and values: what the model's side asks for, layer by layer, out of a reader."""
 
 import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from threading import Lock
 
@@ -41,6 +43,20 @@ class BlobSource:
     def parts(self) -> int:
         """How many parts of it come one after the other, each with some layers."""
         return 1 if self._reader is None else len(self._reader.numbers)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it stands in memory, unpacked."""
+        return self._reader is not None and self._reader.layers is not None
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """Reads what this thread asks for inside of one state of the medium, or lets each say why it cannot be read."""
+        with ExitStack() as stack:
+            if self._reader is not None:
+                with suppress(StoreError):
+                    stack.enter_context(self._reader.together())
+            yield
 
     def begin(self) -> None:
         """Begin to bring the record near, before anyone asks for its layers."""

@@ -8,7 +8,7 @@ for S spans, of values (H, T). A channel's middle is a small number in most mode
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -165,10 +165,12 @@ def address_of(data: Codes) -> int:
     return data.__array_interface__["data"][0]
 
 
-def framed_part(data: Codes, layout: FrameLayout, *, start: int, address: int | None = None) -> FramedPart:
+def framed_part(
+    data: Codes, layout: FrameLayout, *, start: int, address: int | None = None, is_pinned: bool = False
+) -> FramedPart:
     """The bytes of a quantized layer in one frame, whose first token is `start`. `address`: of them, if it is known."""
     row = _row(layout).copy()
-    row[:LAYOUT_AT] = address_of(data) if address is None else address, data.nbytes, start
+    row[:LAYOUT_AT] = address_of(data) if address is None else address, data.nbytes, start, is_pinned
     return FramedPart(start, data, row, layout, STEP_SIZES)
 
 
@@ -221,21 +223,29 @@ def _shape_of(layer: PackedLayer) -> StoredShape:
     return StoredShape(key_heads, key_dim, value_heads, value_dim)
 
 
-def turned_layer(layer: PackedLayer) -> PackedLayer:
-    """The same in memory of its own, with its codes as whoever makes numbers of them turns them."""
+def turned_layer(
+    layer: PackedLayer, room: Callable[[Codes], Codes] = np.empty_like, *, is_pinned: bool = False
+) -> PackedLayer:
+    """The same in memory that `room` makes for an array, its codes turned as whoever makes numbers of them needs it."""
     if not layer.framed:
         return layer
     shape = _shape_of(layer)
-    return framed_layer([_turned(part, shape) for part in layer.framed], shape)
+    parts = list[FramedPart]()
+    for part in layer.framed:
+        data = room(part.data)
+        _turn(part, shape, out=data)
+        parts.append(framed_part(data, _turned_layout(part.layout), start=part.start, is_pinned=is_pinned))
+    return framed_layer(parts, shape)
 
 
-def _turned(part: FramedPart, shape: StoredShape) -> FramedPart:
-    data = part.data.copy()
-    for block in _code_blocks(part.layout, shape):
-        heads, dim, packed, at = block
-        turned = _codes(part.data, block, is_turned=part.layout.is_turned > 0).transpose(0, 2, 1)
-        data[at : at + heads * dim * packed] = turned.ravel()
-    return framed_part(data, _turned_layout(part.layout), start=part.start)
+def _turn(part: FramedPart, shape: StoredShape, *, out: Codes) -> None:
+    begin = 0
+    for heads, dim, packed, at in _code_blocks(part.layout, shape):
+        out[begin:at] = part.data[begin:at]
+        begin = at + heads * dim * packed
+        codes = _codes(part.data, (heads, dim, packed, at), is_turned=part.layout.is_turned > 0)
+        out[at:begin].reshape(heads, packed, dim)[...] = codes.transpose(0, 2, 1)
+    out.flags.writeable = False
 
 
 @lru_cache(1024)

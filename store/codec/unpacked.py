@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,6 @@ from store.codec.frame import turned_layer
 from store.reader import Layers
 from store.record import Array, Codes, LayerKV, PackedLayer, PackedTensor, PackedTile, Scales
 
-Allocate = Callable[[int], NDArray[np.uint8]]  # memory of at least so many bytes, free again with its last view
-
 _ALIGNED = 64  # bytes: where each array begins
 _ARRAY_BYTES = 320  # of Python's objects around an array
 _LAYER_BYTES = 850  # and around a layer in codes
@@ -22,9 +20,30 @@ _LAYER_BYTES = 850  # and around a layer in codes
 Number = TypeVar("Number", bound=np.generic)
 
 
-def allocate(nbytes: int) -> NDArray[np.uint8]:
+class Memory(NamedTuple):
+    """One piece, free again with the last view of it; `is_pinned`: a GPU reads it where it lies."""
+
+    data: Codes
+    is_pinned: bool = False
+
+
+Allocate = Callable[[int], Memory]  # at least so many bytes
+
+
+def allocate(nbytes: int) -> Memory:
     """Ordinary memory."""
-    return np.empty(nbytes, np.uint8)
+    return Memory(np.empty(nbytes, np.uint8))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryForm:
+    """How layers are kept in memory: as they lie in frames, or as arrays of codes and steps. `allocate`s one piece."""
+
+    as_arrays: bool = False
+    allocate: Allocate = allocate
+
+
+AS_IT_LIES = MemoryForm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,36 +56,19 @@ class UnpackedBlob:
     nbytes: int
 
 
-def unpacked(blob: Blob, allocate: Allocate | None = None) -> UnpackedBlob:
-    """Unpacks a blob whose digests were checked. Raises `BadBlob` where it does not hold what its head says.
-
-    With `allocate` codes and steps are arrays, in the memory that it gives; without it they stay as they lie in frames.
-    """
+def unpacked(blob: Blob, form: MemoryForm = AS_IT_LIES) -> UnpackedBlob:
+    """Unpacks a blob whose digests were checked. Raises `BadBlob` where it does not hold what its head says."""
     layers = layers_of(blob)
-    packed = sum(isinstance(layer, PackedLayer) for layer in layers)
-
-    def around(arrays: int) -> int:
-        return len(blob.head_bytes) + _ARRAY_BYTES * arrays + _LAYER_BYTES * packed
-
-    if allocate is None:
-        kept = tuple(layer and _as_it_lies(layer) for layer in layers)
-        held = [array for layer in kept if layer for array in _held(layer)]
-        for array in held:
-            array.flags.writeable = False
-        return UnpackedBlob(blob.head, blob.head_bytes, kept, sum(array.nbytes for array in held) + around(len(held)))
-    arrays = [array for layer in layers if layer for array in _arrays(layer)]
-    memory = _Memory(allocate(sum(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)))
-    moved = tuple(layer and memory.moved(layer) for layer in layers)
-    return UnpackedBlob(blob.head, blob.head_bytes, moved, memory.nbytes + around(len(arrays)))
+    held = [array for layer in layers if layer for array in _held(layer, as_arrays=form.as_arrays)]
+    memory = _Filled(form.allocate(sum(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in held)))
+    kept = tuple(layer and memory.moved(layer, as_arrays=form.as_arrays) for layer in layers)
+    around = _ARRAY_BYTES * len(held) + _LAYER_BYTES * sum(isinstance(layer, PackedLayer) for layer in layers)
+    return UnpackedBlob(blob.head, blob.head_bytes, kept, memory.nbytes + len(blob.head_bytes) + around)
 
 
-def _as_it_lies(layer: LayerKV | PackedLayer) -> LayerKV | PackedLayer:
-    return turned_layer(layer) if isinstance(layer, PackedLayer) else layer
-
-
-def _held(layer: LayerKV | PackedLayer) -> Iterator[Array | Codes | Scales]:
-    """The arrays that a layer keeps alive."""
-    if isinstance(layer, PackedLayer) and layer.framed:
+def _held(layer: LayerKV | PackedLayer, *, as_arrays: bool) -> Iterator[Array | Codes | Scales]:
+    """The arrays that are kept of a layer."""
+    if isinstance(layer, PackedLayer) and layer.framed and not as_arrays:
         yield from (part.data for part in layer.framed)
     else:
         yield from _arrays(layer)
@@ -83,18 +85,20 @@ def _arrays(layer: LayerKV | PackedLayer) -> Iterator[Array | Codes | Scales]:
                 yield tensor.centers
 
 
-class _Memory:
+class _Filled:
     """One piece of memory that arrays move into, one behind the other."""
 
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
-        self.nbytes = memory.nbytes
-        self._memory = memory
+    def __init__(self, memory: Memory) -> None:
+        self.nbytes = memory.data.nbytes
+        self._data, self._is_pinned = memory
         self._used = 0
 
-    def moved(self, layer: LayerKV | PackedLayer) -> LayerKV | PackedLayer:
-        """The layer with its arrays in here."""
+    def moved(self, layer: LayerKV | PackedLayer, *, as_arrays: bool) -> LayerKV | PackedLayer:
+        """The layer with what is kept of it in here."""
         if isinstance(layer, LayerKV):
             return LayerKV(self._array(layer.keys), self._array(layer.values))
+        if layer.framed and not as_arrays:
+            return turned_layer(layer, self._room, is_pinned=self._is_pinned)
         tiles = (PackedTile(tile.start, self._tensor(tile.keys), self._tensor(tile.values)) for tile in layer.tiles)
         return PackedLayer.of(tuple(tiles))
 
@@ -104,10 +108,15 @@ class _Memory:
         return PackedTensor(codes, self._array(tensor.scales), tensor.bits, tensor.tokens, centers)
 
     def _array(self, array: NDArray[Number]) -> NDArray[Number]:
-        place: NDArray[Number] = (
-            self._memory[self._used : self._used + array.nbytes].view(array.dtype).reshape(array.shape)
-        )
+        place = self._room(array)
         place[...] = array
         place.flags.writeable = False
+        return place
+
+    def _room(self, array: NDArray[Number]) -> NDArray[Number]:
+        """Memory for an array's numbers."""
+        place: NDArray[Number] = (
+            self._data[self._used : self._used + array.nbytes].view(array.dtype).reshape(array.shape)
+        )
         self._used += -(-array.nbytes // _ALIGNED) * _ALIGNED
         return place

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -14,14 +14,15 @@ import lmdb
 from msgspec.structs import replace
 
 from store.blob import Blob, Buffer, Head
-from store.blob_store import BlobStore, Put
+from store.blob_store import BlobStore, FoundBlob, Put
 from store.errors import BadBlob, MissReason, StoreError, StoreFull
 from store.key import CacheKey, Scope, unquote
 from store.lmdb.broken import forget_broken
-from store.lmdb.environment import PAGE_BYTES, RESERVED_BYTES, Environment, MapFull, open_environment
+from store.lmdb.environment import RESERVED_BYTES, Environment, open_environment
 from store.lmdb.rows import BlobRow, Rows, new_row
 from store.lmdb.shared_ledger import SharedLedger
-from store.reader import Fetch
+from store.lmdb.typed import PAGE_BYTES, MapFull
+from store.reader import BlobReader, Fetch
 from store.tiers.budget import TierBudget
 from store.upkeep import Deletion, StorageUsage, StoredBlob
 
@@ -41,7 +42,7 @@ class _Found:
     rows: Rows
 
     def frames(self, head: Head) -> Fetch:
-        """The frames as views into the map, each in a snapshot of its own: a long read never holds pages back."""
+        """The frames as views into the map, in snapshots that end soon: a long read never holds pages back."""
         del head
 
         @contextmanager
@@ -56,6 +57,17 @@ class _Found:
                     data.release()
 
         return fetch
+
+
+class LmdbReader(BlobReader):
+    """A reader whose frames, and those of others, a thread may read in one snapshot."""
+
+    def __init__(self, head: Head, found: _Found) -> None:
+        super().__init__(head, found.raw_head, fetch=found.frames(head), source=LmdbStore.name)
+        self._env = found.env
+
+    def together(self) -> AbstractContextManager[object]:
+        return self._env.together()
 
 
 class LmdbStore(BlobStore):
@@ -92,6 +104,10 @@ class LmdbStore(BlobStore):
             found = _Found(head, raw, self.environment, self._rows)
         self._ledger.used(key.text)
         return found
+
+    def _reader(self, head: Head, found: FoundBlob) -> BlobReader:
+        assert isinstance(found, _Found)
+        return LmdbReader(head, found)
 
     def put(self, blob: Blob) -> Put:
         return self._store(blob, keep=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from store.blob import Blob, Buffer, Head
 from store.blob_store import BlobStore, Put
-from store.codec.unpacked import Allocate, UnpackedBlob, unpacked
+from store.codec.unpacked import AS_IT_LIES, MemoryForm, UnpackedBlob, unpacked
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Fetch
@@ -184,11 +184,11 @@ class MemoryStore(BlobStore):
 
 
 class MemoryCache(MemoryStore):
-    """A tier above others that keeps layers ready for use. Its budget counts what they take. `allocate`: `unpacked`."""
+    """A tier above others that keeps layers ready for use. Its budget counts what they take."""
 
-    def __init__(self, budget: TierBudget, allocate: Allocate | None = None) -> None:
+    def __init__(self, budget: TierBudget, form: MemoryForm = AS_IT_LIES) -> None:
         super().__init__(budget)
-        self._allocate = allocate
+        self._memory_form = form
 
     def open(self, key: CacheKey) -> BlobReader | Miss:
         kept = self._find(key)
@@ -198,4 +198,4 @@ class MemoryCache(MemoryStore):
         return BlobReader(head, kept.raw_head, fetch=kept.frames(head), source=self.name, layers=layers)
 
     def _form(self, blob: Blob) -> UnpackedBlob:
-        return unpacked(blob, self._allocate)
+        return unpacked(blob, self._memory_form)

@@ -28,9 +28,11 @@ from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
 from service.app.give_back_memory import keep_freed_memory
 from service.model.blob_source import BlobSource
+from service.model.pinned_memory import pinned_memory
 from store.blob import Blob, Terms
 from store.blob_store import BlobStore
 from store.codec.encode import encode
+from store.codec.unpacked import MemoryForm
 from store.key import CacheKey
 from store.reader import BlobReader
 from tests.bench.blend import parsed, plain_prefill
@@ -220,7 +222,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         blobs = stored(model, chunk=chunk, count=max(options.tokens) // chunk, codec=options.codec)
         few = blobs[: min(options.tokens) // chunk]
         report["host"] = host_floors(few, len(few) * chunk * model.decoder.token_bytes)
-        with media(blobs) as stores:
+        with media(blobs, MemoryForm(allocate=pinned_memory)) as stores:
             for store in stores:
                 chunks = StoredChunks(model, store, blobs)
                 for tokens in options.tokens:

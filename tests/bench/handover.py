@@ -65,7 +65,7 @@ def played(tokens: int) -> tuple[PlacedPrompt, list[PlacedCodes]]:
     for layer in context.layers:
         for start in range(0, tokens, CHUNK):
             stop = min(start + CHUNK, tokens)
-            decoder.place_packed(context, layer, stored=[(start, stop, stored)])
+            decoder.place_packed(context, {layer: [(start, stop, stored)]})
             codes.append(PlacedCodes(layer, start, stop, stored))
         anew = torch.from_numpy(random.choice(tokens, int(RECOMPUTED * tokens), replace=False))
         context.keys(layer)[:, anew] = context.values(layer)[:, anew] = 0.5

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -83,6 +84,7 @@ def _bytes() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
+@cache
 def words(count: int, seed: int) -> tuple[int, ...]:
     """Token ids; others for another seed."""
     return tuple(3 + (place * (7 + 2 * seed) + seed) % LISTED for place in range(count))

@@ -1,7 +1,7 @@
 """Fuses beside each other, reading beside computing, and every attention kernel."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
 
@@ -16,12 +16,17 @@ from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment
 from blend.load import adopt
 from blend.model import attention
 from blend.model.attention import DENSE, FLEX, NAME
+from blend.model.context import Context
+from blend.model.packed_placer import packed_placer
+from blend.model.row_turn import Stored
 from service.model.blob_source import BlobSource
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey
-from store.reader import read
+from store.reader import BlobReader, read
 from store.record import LayerKV
+from store.tiers.budget import TierBudget
+from store.tiers.memory_store import MemoryCache
 from tests.blend import dense
 from tests.blend.families import DEVICE, draw, native, ours, put, words
 from tests.blend.fusing import READERS, Case, chosen, close, fused, layout, source
@@ -131,6 +136,44 @@ def test_a_device_that_unpacks_frames_itself_gets_the_same_numbers(most: int, mo
     monkeypatch.setattr(record_loader, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr(record_loader, "ON_DEVICE", most)
     assert torch.equal(logits(), by_tiles)
+
+
+@pytest.mark.parametrize(("most", "units"), [(1 << 26, [[0], [1], [2, 3]]), (1, [[0], [1], [2], [3]])])
+def test_a_device_is_told_of_several_layers_that_are_in_memory_at_once(
+    most: int, units: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, told = ours("llama"), list[list[int]]()
+    texts = [A, B, C]
+    cache = MemoryCache(TierBudget(lowest=False))
+    for name, ids in enumerate(texts):
+        record = source(model, PREFIX, ids)._record  # pyright: ignore[reportPrivateUsage]
+        cache.put(
+            encode(
+                record, CacheKey("t", str(name), "f", ("q4", "k4v8", "q2.9")[name]), terms=Terms(0, precomputed=True)
+            )
+        )
+
+    def logits() -> torch.Tensor:
+        readers = [cache.open(entry.key) for entry in cache.entries()]
+        chunks = [
+            BlobSource(each, model.fingerprint.behind(PREFIX)) for each in readers if isinstance(each, BlobReader)
+        ]
+        segments = tuple(ChunkSegment(ids, each) for ids, each in zip(texts, chunks, strict=True))
+        return fused(model, Prompt(PREFIX, segments, SUFFIX), policy="reuse").logits
+
+    def placed(context: Context, stored: Mapping[int, Stored]) -> None:
+        told.append([*stored])
+        assert all(len(places) == len(texts) for places in stored.values())
+        place(context, stored)
+
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(model.decoder, "_placer", packed_placer(model.decoder.dtype, DEVICE))
+    one_by_one, place = logits(), model.decoder.place_packed
+    monkeypatch.setattr(model.decoder, "place_packed", placed)
+    monkeypatch.setattr(record_loader, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(record_loader, "NEAR", most)
+    assert torch.equal(logits(), one_by_one)
+    assert told == units
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

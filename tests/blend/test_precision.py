@@ -1,6 +1,7 @@
 """Half precision against the model's own half precision, and packed records against plain ones."""
 
 import copy
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -75,7 +76,10 @@ class Packed:
     def __init__(self, blob: BlobReader, fingerprint: Fingerprint) -> None:
         self._layers = packed_layers(blob)
         self.fingerprint = fingerprint
-        self.tokens, self.ids_digest, self.tail = blob.head.tokens, blob.head.ids_digest, Tail()
+        self.tokens, self.ids_digest, self.tail, self.is_near = blob.head.tokens, blob.head.ids_digest, Tail(), True
+
+    def together(self) -> nullcontext[None]:
+        return nullcontext()
 
     def layer(self, index: int) -> PackedLayer:
         layer = self._layers[index]

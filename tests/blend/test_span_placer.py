@@ -12,9 +12,10 @@ from torch import Tensor
 
 from blend.fuse.unpack import DTYPES, unpack
 from blend.model.rotation import Angles, Pairing, Rotation, rotate_into
-from blend.model.row_turn import RowTurn
+from blend.model.row_turn import LayerPlaces, RowTurn
+from service.model.pinned_memory import pinned_memory
 from store.codec.decode import read_group
-from store.codec.unpacked import unpacked
+from store.codec.unpacked import Memory, MemoryForm, allocate, unpacked
 from store.reader import BlobReader
 from store.record import Dtype, LayerKV, PackedLayer, Record
 from tests.blend.test_unpack import CPU, layers, plain, stored
@@ -69,9 +70,14 @@ def angles(pairs: int, *, slots: int, device: torch.device = CPU) -> Angles:
     return Angles(several.cos().to(device), several.sin().to(device))
 
 
+def as_if_pinned(nbytes: int) -> Memory:
+    return Memory(allocate(nbytes).data, is_pinned=True)
+
+
 def both_forms(reader: BlobReader) -> list[PackedLayer]:
-    """The one layer as a disk has it, and as memory keeps it."""
-    found = read_group(reader, 0)[0], unpacked(reader.blob()).layers[0]
+    """The one layer as a disk has it, and as memory keeps it that a GPU reads itself."""
+    kept = unpacked(reader.blob(), MemoryForm(allocate=pinned_memory if torch.cuda.is_available() else as_if_pinned))
+    found = read_group(reader, 0)[0], kept.layers[0]
     return [layer for layer in found if isinstance(layer, PackedLayer) and layer.framed]
 
 
@@ -87,7 +93,7 @@ def check(
         RowTurn() if rotation is None or found is None else RowTurn(rotation, found)
         for rotation, found in zip(rotations, turned, strict=True)
     )
-    span_placer.SpanPlacer(DTYPES[dtype], device).place((placed[0], placed[1]), places, turns=(keys, values))
+    span_placer.SpanPlacer(DTYPES[dtype], device).place([LayerPlaces((placed[0], placed[1]), places, (keys, values))])
     for start, stop, layer in places:
         for out, x, turn in zip(wanted, unpack(layer, dtype=DTYPES[dtype], device=device), (keys, values), strict=True):
             there = turn.angles.at(slice(start, stop)) if turn.pairs else turn.angles
@@ -186,10 +192,32 @@ def test_frames_come_together_with_numba_and_without(is_compiled: bool, monkeypa
 
 
 @interpreted
+def test_layers_are_placed_together_each_by_its_own_turns() -> None:
+    """Some of the parts are in memory that the device reads itself, some are not, and some bring no tokens."""
+    readers = [stored(plain("normal", (2, tokens, DIM), (1, tokens, 10)), "q4") for tokens in (70, 131)]
+    records = [both_forms(each) for each in readers]
+    layers = list[LayerPlaces]()
+    for rotation, (first, second) in zip(ROTATIONS, product((0, 1), repeat=2), strict=False):
+        out = tuple(torch.full((heads, 220, dim), FILLED, dtype=torch.bfloat16) for heads, dim in ((2, DIM), (1, 10)))
+        turn = RowTurn() if rotation is None else RowTurn(rotation, angles(rotation.pairs, slots=220))
+        places = [(1, 60, records[0][first]), (60, 60, records[0][0]), (61, 192, records[1][second])]
+        layers.append(LayerPlaces((out[0], out[1]), places, (turn, RowTurn())))
+    alone = [layer._replace(out=(layer.out[0].clone(), layer.out[1].clone())) for layer in layers]
+    placer = span_placer.SpanPlacer(torch.bfloat16, CPU)
+    placer.place(layers)
+    for one, layer in zip(alone, layers, strict=True):
+        check(layer.stored, (layer.turns[0].rotation, None), dtype="bfloat16", device=CPU)
+        placer.place([one])
+        assert all(torch.equal(bits(got), bits(wanted)) for got, wanted in zip(layer.out, one.out, strict=True))
+
+
+@interpreted
 def test_a_context_of_any_strides_is_filled() -> None:
     layer = both_forms(stored(plain("normal", (2, 70, 8), (2, 70, 8)), "q4"))[1]
     keys, values = (torch.full((80, 2, 8), FILLED, dtype=torch.bfloat16).transpose(0, 1) for _ in "12")
-    span_placer.SpanPlacer(torch.bfloat16, CPU).place((keys, values), [(4, 74, layer)], turns=(RowTurn(), RowTurn()))
+    span_placer.SpanPlacer(torch.bfloat16, CPU).place(
+        [LayerPlaces((keys, values), [(4, 74, layer)], (RowTurn(), RowTurn()))]
+    )
     for got, wanted in zip((keys, values), unpack(layer, dtype=torch.bfloat16, device=CPU), strict=True):
         assert torch.equal(bits(got[:, 4:74]), bits(wanted))
         assert bool((got[:, :4] == FILLED).all()) and bool((got[:, 74:] == FILLED).all())

@@ -5,15 +5,19 @@ from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from blend.errors import UnreadableRecord
 from blend.model.fingerprint import Fingerprint
 from service.model.blob_source import BlobSource
 from store.blob import Buffer, Terms
 from store.codec.decode import read_group
 from store.codec.encode import encode
+from store.errors import MissReason
+from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader, read
 from store.record import LayerKV, PackedLayer, Record
 from tests.store import samples
@@ -64,3 +68,17 @@ def test_a_record_that_was_let_go_of_holds_no_memory() -> None:
     assert held() is None
     source.begin()  # comes to nothing
     assert (source.tokens, source.tier) == (blob.head.tokens, "ram")
+
+
+def test_where_nothing_can_be_read_together_each_layer_says_why(tmp_path: Path) -> None:
+    with LmdbStore(tmp_path) as store:
+        store.put(samples.blob())
+        reader = store.open(samples.key())
+        assert isinstance(reader, BlobReader)
+        source = BlobSource(reader, Fingerprint("", "", "", "", "", "", ""))
+        with source.together():
+            assert source.layer(0).shapes and not source.is_near
+        source = BlobSource(reader, Fingerprint("", "", "", "", "", "", ""))
+    with source.together(), pytest.raises(UnreadableRecord, match="is closed"):
+        source.layer(0)
+    assert source.failure is MissReason.UNAVAILABLE

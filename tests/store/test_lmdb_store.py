@@ -4,6 +4,7 @@ import multiprocessing
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 
@@ -11,7 +12,7 @@ import lmdb
 import pytest
 
 from store.blob_store import Put
-from store.errors import BadBlob, StoreBusy, StoreClosed
+from store.errors import BadBlob, StoreBusy, StoreClosed, StoreUnavailable
 from store.key import Scope
 from store.lmdb.lmdb_store import LmdbStore
 from store.lmdb.rows import Rows, file_bytes
@@ -285,6 +286,26 @@ def test_a_long_read_does_not_keep_pages_from_being_used_again(tmp_path: Path) -
             for round_ in range(5):
                 store.replace(bulk("other", 400_000, seed=round_))
         assert store.environment.file_bytes() == before
+
+
+def test_frames_that_are_read_together_are_of_one_snapshot_whatever_goes_meanwhile(tmp_path: Path) -> None:
+    with LmdbStore(tmp_path) as store:
+        blobs = [bulk(name, 9000) for name in range(3)]
+        store.put_all(blobs)
+        readers = [opened(store, name) for name in range(3)]
+        with readers[0].together(), readers[1].together():
+            with readers[0].frame(0) as first:
+                assert bytes(first) == blobs[0].frames[0]
+            with ThreadPoolExecutor(1) as other:
+                other.submit(store.delete, Scope("acme")).result()
+            for reader, blob in zip(readers, blobs, strict=True):
+                with reader.frame(1) as data:
+                    assert bytes(data) == blob.frames[1]
+            with pytest.raises(StoreUnavailable, match="remove the folder"), readers[2].frame(2):
+                raise lmdb.CorruptedError("a page that is none")
+        with pytest.raises(BadBlob, match="went away"), readers[1].frame(1):
+            pass
+        assert store.environment.compact() > 0
 
 
 def in_a_fork(change: Callable[[], None]) -> int | None:

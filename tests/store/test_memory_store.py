@@ -8,13 +8,12 @@ from weakref import finalize
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from store.blob import Blob, Terms
 from store.blob_store import Put
 from store.codec.decode import decode, read_group
 from store.codec.encode import encode
-from store.codec.unpacked import Allocate, allocate
+from store.codec.unpacked import Memory, MemoryForm, allocate
 from store.errors import BadBlob, MissReason
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Layers, read
@@ -55,9 +54,9 @@ def kept(layers: Layers) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("path", [path for path in GOLDEN if path.stem not in UNREADABLE], ids=lambda path: path.stem)
-@pytest.mark.parametrize("memory", [None, allocate], ids=["as it lies", "arrays"])
-def test_blobs_of_every_form_are_the_same_unpacked(path: Path, memory: Allocate | None) -> None:
-    wanted, cache = Blob.parse(path.read_bytes()), MemoryCache(ABOVE, memory)
+@pytest.mark.parametrize("form", [MemoryForm(), MemoryForm(as_arrays=True)], ids=["as it lies", "arrays"])
+def test_blobs_of_every_form_are_the_same_unpacked(path: Path, form: MemoryForm) -> None:
+    wanted, cache = Blob.parse(path.read_bytes()), MemoryCache(ABOVE, form)
     assert cache.put(wanted) is Put.STORED
     found, below = opened(cache, wanted.head.key), read(wanted)
     for group in range(len(wanted.head.groups)):
@@ -80,15 +79,15 @@ def test_a_second_hit_is_ready_and_asks_nobody_below(tmp_path: Path) -> None:
             reader.blob()
 
 
-@pytest.mark.parametrize("memory", [None, allocate], ids=["as it lies", "arrays"])
+@pytest.mark.parametrize("form", [MemoryForm(), MemoryForm(as_arrays=True)], ids=["as it lies", "arrays"])
 @pytest.mark.parametrize("codec", ["q4", "k4v2", "lossless"])
-def test_a_budget_counts_what_layers_take(codec: str, memory: Allocate | None) -> None:
+def test_a_budget_counts_what_layers_take(codec: str, form: MemoryForm) -> None:
     blobs = [encode(record(n, tokens=30 + n), key(n, codec=codec), terms=Terms(0, precomputed=True)) for n in range(60)]
-    for_once = MemoryCache(ABOVE, memory)  # layouts of frames are remembered, once for all
+    for_once = MemoryCache(ABOVE, form)  # layouts of frames are remembered, once for all
     for each in blobs:
         for_once.put(each)
     del for_once
-    cache = MemoryCache(ABOVE, memory)
+    cache = MemoryCache(ABOVE, form)
     gc.collect()
     tracemalloc.start()
     for each in blobs:
@@ -124,13 +123,15 @@ def test_uses_of_a_blob_count_after_it_was_stored_anew(change: Callable[[MemoryS
 def test_memory_comes_from_whoever_opens_the_store_and_goes_back(tmp_path: Path) -> None:
     lent: list[int] = []
 
-    def lend(nbytes: int) -> NDArray[np.uint8]:
+    def lend(nbytes: int) -> Memory:
         memory = allocate(nbytes)
-        lent.append(memory.nbytes)
-        finalize(memory, lent.remove, memory.nbytes)
+        lent.append(memory.data.nbytes)
+        finalize(memory.data, lent.remove, memory.data.nbytes)
         return memory
 
-    with open_store(f"tiered:mem://?budget=25kB|file://{tmp_path}/low", lend) as store:
+    with open_store(
+        f"tiered:mem://?budget=25kB|file://{tmp_path}/low", MemoryForm(as_arrays=True, allocate=lend)
+    ) as store:
         for name in range(8):
             store.put(blob(name, tokens=40 + name))
             stored(store, key(name))
