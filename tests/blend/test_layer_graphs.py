@@ -125,9 +125,9 @@ def model(request: pytest.FixtureRequest) -> LoadedModel:
 @pytest.mark.parametrize(
     ("model", "recorded"),
     [
-        ("llama", 4),
         ("gemma3", 4),  # windows, and layers without
         ("llama4", 0),  # asks for positions, and sees chunks
+        pytest.param("llama", 4, marks=pytest.mark.long),
         pytest.param("mistral-window", 4, marks=pytest.mark.long),
         pytest.param("smollm3", 4, marks=pytest.mark.long),
     ],

@@ -220,6 +220,7 @@ def test_what_no_kernel_places_is_left_to_torch(monkeypatch: pytest.MonkeyPatch)
     assert packed_placer.__wrapped__(torch.bfloat16, torch.device("cuda")) is None
 
 
+@pytest.mark.long
 def test_a_cpu_with_no_instructions_of_its_own_does_the_same() -> None:
     some = "torch_makes_of_it and bfloat16 and (q4 or q2.9)"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__, "-k", some]

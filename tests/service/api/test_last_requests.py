@@ -78,7 +78,7 @@ def serving() -> Iterator[Stopping]:
 def test_who_had_connected_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the server had accepted him, read his request, answered an earlier one or begun to answer this one."""
     monkeypatch.setattr(connections, "LAST_S", float(WAIT_S))  # the test's own thread may be slow
-    with ExitStack() as stack, serving() as served:
+    with serving() as served, ExitStack() as stack:
         kept, silent, half, long, late, mute = (stack.enter_context(closing(served)) for _ in range(6))
         assert served.get(kept) == "200 None hello 0"
         silent.connect()
@@ -105,7 +105,7 @@ def test_who_had_connected_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_says_nothing_does_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LAST_S", 0.01)
-    with ExitStack() as stack, serving() as served:
+    with serving() as served, ExitStack() as stack:
         kept, silent = (stack.enter_context(closing(served)) for _ in range(2))
         assert served.get(kept) == "200 None hello 0"
         silent.connect()
