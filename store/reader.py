@@ -1,11 +1,11 @@
 """A blob being read frame by frame, every frame verified before anyone sees it. Knows no codec and no medium."""
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 
 from store.blob import Blob, Buffer, Head, verified
-from store.record import LayerKV, PackedLayer
+from store.record import FramedRecord, LayerKV, PackedLayer
 
 Fetch = Callable[[int], AbstractContextManager[Buffer]]
 Layers = Sequence[LayerKV | PackedLayer | None]  # as they are kept, in order; None for one without a cache
@@ -15,8 +15,10 @@ class BlobReader:
     """An open blob. Threads may share it; nothing needs to be closed.
 
     `source` names the medium that answered, for reports: ram, lmdb or object. `layers` are all of the blob's where
-    the medium has them unpacked: they were verified when they came.
+    the medium has them unpacked, and `framed` the same in rows: they were verified when they came.
     """
+
+    framed: FramedRecord | None = None
 
     def __init__(self, head: Head, raw_head: bytes, *, fetch: Fetch, source: str, layers: Layers | None = None) -> None:
         self.head = head
@@ -30,10 +32,6 @@ class BlobReader:
         """Those of the frames of each group."""
         return self.head.groups
 
-    def together(self) -> AbstractContextManager[object]:
-        """Reads all frames of this medium that the thread asks for inside of one state of it, which takes less time."""
-        return nullcontext()
-
     def begin(self) -> None:
         """Begin to bring the frames near, where they are far and there is memory for them. Promises nothing."""
 
@@ -42,6 +40,12 @@ class BlobReader:
         """The verified bytes of one frame, dead when the block ends. Raises `BadBlob` or what the medium raises."""
         with self._fetch(number) as data:
             yield verified(data, self.head, number=number)
+
+    @contextmanager
+    def several(self, wanted: "Sequence[tuple[BlobReader, int]]") -> Generator[Sequence[Buffer]]:
+        """The same of frames of several readers, this one's medium's among them, which may take less time together."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(reader.frame(number)) for reader, number in wanted]
 
     def blob(self) -> Blob:
         """The whole blob, copied into memory."""

@@ -3,7 +3,7 @@
 Letters: `L` layers, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a channel's `T` codes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self, get_args
 
@@ -185,6 +185,32 @@ class PackedLayer(NamedTuple):
     def tiles(self) -> tuple[PackedTile, ...]:
         """Made anew each time."""
         return self.read(self)
+
+
+class FramedRecord(NamedTuple):
+    """A record whose layers lie in one piece of memory as its frames have them, each in as many parts.
+
+    `rows` (L, P, R) are those of its parts, all zeros for a layer without a cache; `shapes` are each layer's heads and
+    dims of keys, then of values, its own and its tail's `tokens` aside; `sizes`: of steps, by place.
+    """
+
+    memory: Codes
+    rows: NDArray[np.int64]
+    shapes: tuple[tuple[int, int, int, int] | None, ...]
+    tokens: int
+    sizes: Scales
+
+
+class ReadFrames(NamedTuple):
+    """One layer of several records, each in one frame, unpacked into one piece of memory: `rows` (N, R) of their parts.
+
+    `shapes` are each record's heads and dims of keys, then of values; `sizes`: of steps, by place.
+    """
+
+    memory: object
+    rows: NDArray[np.int64]
+    shapes: Sequence[tuple[int, int, int, int]]
+    sizes: Scales
 
 
 def codes_per_byte(bits: int) -> int:

@@ -1,14 +1,13 @@
 """Prompts made of segments, and where each token stands. Knows token ids and where a record comes from, no tensors."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from blend.errors import PromptError
 from blend.model.fingerprint import Fingerprint, digest_ids
 from store.errors import Miss, MissReason
-from store.record import LayerKV, PackedLayer, Record, Tail
+from store.record import FramedRecord, LayerKV, PackedLayer, ReadFrames, Record, Tail
 
 
 class RecordSource(Protocol):
@@ -35,12 +34,12 @@ class RecordSource(Protocol):
         ...
 
     @property
-    def is_near(self) -> bool:
-        """Whether it stands in memory as it is placed, so that reading it takes no time."""
+    def framed(self) -> FramedRecord | None:
+        """All of it, where memory has it as frames do, so that no layer has to be read."""
         ...
 
-    def together(self) -> AbstractContextManager[object]:
-        """Lets records whose layers this thread reads inside share what reading one takes."""
+    def frames(self, layer: int, of: "Sequence[RecordSource]") -> ReadFrames | None:
+        """Reads a layer of several records by one call, this one among them; None where each is read by itself."""
         ...
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
@@ -51,7 +50,7 @@ class RecordSource(Protocol):
 class HeldRecord:
     """A record in memory, as a source."""
 
-    is_near = False  # its numbers have to be sent and turned
+    framed = None
 
     def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
         self._record = record
@@ -72,9 +71,8 @@ class HeldRecord:
         """What the record covers behind the chunk."""
         return self._record.tail
 
-    def together(self) -> AbstractContextManager[object]:
-        """Nothing is shared."""
-        return nullcontext()
+    def frames(self, layer: int, of: Sequence[RecordSource]) -> None:
+        """Nothing is read."""
 
     def layer(self, index: int) -> LayerKV:
         """One layer of the record, which keeps keys and values of its own."""

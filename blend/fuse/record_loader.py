@@ -6,17 +6,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import lru_cache
 from threading import Event, Lock
+from typing import NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.fuse.prompt import ChunkSpan
 from blend.fuse.unpack import first_rows, unpack_joined
 from blend.model.context import Context, LayerShape, Slots, numbers, scattered
 from blend.model.decoder import Decoder
-from store.record import LayerKV, PackedLayer
+from blend.model.row_turn import FramedRows, framed_rows
+from store.record import LAYOUT_AT, FramedRecord, LayerKV, PackedLayer, Scales
 
 JOINED = 1 << 18  # numbers of short records that are unpacked together
 PLACED = 1 << 21  # and of packed ones that are placed at once, where that leaves each thread two such units of a layer
@@ -65,6 +70,29 @@ class Readers(ThreadPoolExecutor):
         return self._streams.setdefault(device, self._streams.get(device) or torch.cuda.Stream(device))
 
 
+@lru_cache
+def _heads_and_dims(shape: LayerShape) -> tuple[int, ...]:
+    """Tells them as records do."""
+    return astuple(shape)
+
+
+class _NearRows(NamedTuple):
+    """Rows (L, N, R) of all layers of spans that are near, and where these stand; `records`: whose memory that is."""
+
+    records: Sequence[FramedRecord]
+    rows: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    sizes: Scales
+
+    @classmethod
+    def of(cls, spans: Sequence[ChunkSpan]) -> Self:
+        records = [span.source.framed for span in spans]
+        there = [each for each in records if each is not None]
+        rows = np.concatenate([each.rows for each in there], axis=1)
+        slots = np.array([(span.start, span.stop) for span in spans], np.int64)
+        return cls(there, rows, slots, there[0].sizes)
+
+
 _Unit = tuple[Sequence[int], Sequence[ChunkSpan]]  # layers, and the spans of them that are placed together
 
 
@@ -97,11 +125,12 @@ class RecordLoader:
         self._began = time.perf_counter()
         self._stopped = Event()
         self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
-        self._held = list[object]()  # what a GPU may be reading where it lies
+        self._rows: dict[tuple[int, ...], _NearRows] = {}  # by chunks; a GPU may be reading what they tell of
         self._is_apart = is_apart(decoder.device)
         layers = decoder.model_layers.keeping
-        near, far = [*self._near(layers)], [*self._far(layers, threads=readers.threads)]
-        units = [*near, *far]
+        self._near = self._found_near(layers)
+        near = [*self._told_at_once(layers)] if self._is_apart else []
+        units = [*near, *self._read_in_turn(layers, threads=readers.threads)]
         self._units = iter(units)
         self._missing = Counter(layer for some, _ in units for layer in some)  # units of it that do not stand there yet
         self._layers: dict[int, Future[torch.Event | None]] = {layer: Future() for layer in self._missing}
@@ -109,7 +138,7 @@ class RecordLoader:
         self._stream = readers.stream(decoder.device)
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream(decoder.device))
-        workers = min(readers.threads, len(far) + bool(near))  # one tells a GPU of all that is near, in no time
+        workers = min(readers.threads, len(units) - len(near) + bool(near))  # one tells a GPU of all that is near
         self._work = [readers.submit(self._read) for _ in range(workers)]
 
     def wait(self, layer: int) -> None:
@@ -129,7 +158,7 @@ class RecordLoader:
         wait(self._work)
         if self._stream:  # whoever gets the context's memory next, or that of a record, must not meet a copy on its way
             self._stream.synchronize()
-        self._held.clear()
+        self._rows.clear()
 
     def _read(self) -> None:
         try:
@@ -159,11 +188,22 @@ class RecordLoader:
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def _near(self, layers: Sequence[int]) -> Iterator[_Unit]:
-        """Yields what a GPU is told of at once: the spans in memory, of one layer, one more, two, four and so on."""
+    def _found_near(self, layers: Sequence[int]) -> set[int]:
+        """The chunks whose records stand in memory as this model's layers are placed."""
+        spans = {span.chunk: span for layer in layers for span in self._wanted(layer)}
+        shapes = tuple(shape and _heads_and_dims(shape) for shape in self._decoder.model_layers.shapes)
+        found = {chunk: span.source.framed for chunk, span in spans.items()} if self._decoder.places_frames else {}
+        return {
+            chunk
+            for chunk, framed in found.items()
+            if framed and framed.tokens == spans[chunk].recorded and framed.shapes == shapes
+        }
+
+    def _told_at_once(self, layers: Sequence[int]) -> Iterator[_Unit]:
+        """Yields what a GPU is told of at once: spans that are near, of one layer, one more, two, four and so on."""
         some, found, before = list[int](), list[ChunkSpan](), 0
-        for layer in layers if self._is_apart else ():
-            spans, shape = [span for span in self._wanted(layer) if span.source.is_near], self._shape(layer)
+        for layer in layers:
+            spans, shape = [span for span in self._wanted(layer) if span.chunk in self._near], self._shape(layer)
             most = NEAR // max(1, sum([span.recorded for span in spans]) * shape.numbers)
             is_next = some and spans == found and shape == self._shape(some[0])
             if some and not (is_next and len(some) < min(most, before)):
@@ -174,16 +214,16 @@ class RecordLoader:
         if some:
             yield some, found
 
-    def _far(self, layers: Sequence[int], *, threads: int) -> Iterator[_Unit]:
+    def _read_in_turn(self, layers: Sequence[int], *, threads: int) -> Iterator[_Unit]:
         """Yields the other spans that a layer needs, short neighbours together: calls cost more than what they do."""
         for layer in layers:
             spans, each = self._wanted(layer), self._shape(layer).numbers
-            if self._is_apart:
-                spans, most = [span for span in spans if not span.source.is_near], ON_DEVICE
-            else:
-                wanted = sum([span.recorded for span in spans]) * each
-                most = max(UNIT, min(PLACED, wanted // (2 * threads)))
-            yield from (([layer], some) for some in self._joined(spans, most=most // each))
+            wanted = sum([span.recorded for span in spans]) * each
+            most = ON_DEVICE if self._is_apart else max(UNIT, min(PLACED, wanted // (2 * threads)))
+            near = [] if self._is_apart else [span for span in spans if span.chunk in self._near]
+            far = [span for span in spans if span.chunk not in self._near]
+            for some in (*self._joined(near, most=most // each), *self._joined(far, most=most // each)):
+                yield [layer], some
 
     def _joined(self, spans: Sequence[ChunkSpan], *, most: int) -> Iterator[list[ChunkSpan]]:
         """Yields them in lists of so many tokens at most, or of one."""
@@ -199,26 +239,57 @@ class RecordLoader:
 
     def _place(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> int:
         """Returns how many bytes of keys and values came out of the spans' records."""
-        decoder, packed, nbytes = self._decoder, dict[int, list[tuple[int, int, PackedLayer]]](), 0
-        with spans[0].source.together():
-            stored = {layer: [(span, self._stored(layer, span)) for span in spans] for layer in layers}
-        for layer, records in stored.items():
-            found = [(span.start, span.stop, each) for span, each in records if decoder.takes_packed(each)]
-            if found:
-                packed[layer] = found
-            if len(found) < len(records):
-                self._place_plain(layer, [(span, each) for span, each in records if not decoder.takes_packed(each)])
-            nbytes += sum([span.recorded for span in spans]) * self._shape(layer).numbers * decoder.dtype.itemsize
-        if packed:
-            if spans[0].source.is_near:
-                self._held.append(packed)
-            decoder.place_packed(self._context, packed)
+        if spans[0].chunk in self._near:
+            self._place_near(layers, spans)
+        else:
+            for layer in layers:
+                self._place_far(layer, spans)
+        numbers = sum([self._shape(layer).numbers for layer in layers])
+        return sum([span.recorded for span in spans]) * numbers * self._decoder.dtype.itemsize
+
+    def _place_near(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> None:
+        if self._stopped.is_set():
+            raise DamagedRecord(spans[0], "stopped")
+        near = self._rows.get(chunks := tuple([span.chunk for span in spans]))
+        if near is None:
+            near = self._rows[chunks] = _NearRows.of(spans)
+        stored = {layer: FramedRows(near.rows[layer], near.slots, near.sizes) for layer in layers}
+        self._decoder.place_packed(self._context, stored)
         if self._tell is not None:
-            for layer, records in stored.items():
-                for span, each in records:
-                    if isinstance(each, PackedLayer):
-                        self._tell(PlacedCodes(layer, span.start, span.stop, each))
-        return nbytes
+            for layer in layers:
+                for span in spans:
+                    self._tell_packed(layer, span, stored=self._stored(layer, span))
+
+    def _place_far(self, layer: int, spans: Sequence[ChunkSpan]) -> None:
+        decoder = self._decoder
+        if self._tell is None and decoder.places_frames and self._place_frames(layer, spans):
+            return
+        stored = [(span, self._stored(layer, span)) for span in spans]
+        packed = [(span.start, span.stop, each) for span, each in stored if decoder.takes_packed(each)]
+        if packed:
+            decoder.place_packed(self._context, {layer: framed_rows(packed)})
+        if len(packed) < len(stored):
+            self._place_plain(layer, [(span, each) for span, each in stored if not decoder.takes_packed(each)])
+        if self._tell is not None:
+            for span, each in stored:
+                self._tell_packed(layer, span, stored=each)
+
+    def _place_frames(self, layer: int, spans: Sequence[ChunkSpan]) -> bool:
+        """Whether all could be read by one call, and was placed."""
+        if self._stopped.is_set():
+            return False
+        found = spans[0].source.frames(layer, [span.source for span in spans])
+        if found is None or {*found.shapes} != {_heads_and_dims(self._shape(layer))}:
+            return False
+        if found.rows[:, LAYOUT_AT].tolist() != [span.recorded for span in spans]:
+            return False
+        slots = np.array([(span.start, span.stop) for span in spans], np.int64)
+        self._decoder.place_packed(self._context, {layer: FramedRows(found.rows, slots, found.sizes)})
+        return True
+
+    def _tell_packed(self, layer: int, span: ChunkSpan, *, stored: LayerKV | PackedLayer) -> None:
+        if self._tell is not None and isinstance(stored, PackedLayer):
+            self._tell(PlacedCodes(layer, span.start, span.stop, stored))
 
     def _place_plain(self, layer: int, records: Sequence[tuple[ChunkSpan, LayerKV | PackedLayer]]) -> None:
         stored = {span.chunk: each for span, each in records}

@@ -16,7 +16,7 @@ from blend.model.layer_graphs import LayerGraphs, Recorder, replaying
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
 from blend.model.packed_placer import packed_placer
 from blend.model.rotation import Angles, rotate_into
-from blend.model.row_turn import LayerPlaces, RowTurn, Stored
+from blend.model.row_turn import FramedRows, LayerPlaces, RowTurn
 from blend.model.slabs import Slabs
 from blend.model.step import LayerHooks, LayerRange, Step
 from store.record import LayerKV, PackedLayer
@@ -142,19 +142,24 @@ class Decoder:
                 rotate_into(there, x, rotation=rotation, angles=turned)
                 out.index_copy_(1, slots.index, there)
 
+    @property
+    def places_frames(self) -> bool:
+        """Whether there is a placer of packed codes."""
+        return self._placer is not None
+
     def takes_packed(self, stored: LayerKV | PackedLayer) -> TypeGuard[PackedLayer]:
         """Whether `place_packed` can place what is stored."""
         return self._placer is not None and isinstance(stored, PackedLayer) and bool(stored.framed)
 
-    def place_packed(self, context: Context, stored: Mapping[int, Stored]) -> None:
-        """The same as `place` of stored layers' first tokens, each from a slot to another, several times quicker. The
-        layers' keys and values have the same heads and dims.
+    def place_packed(self, context: Context, stored: Mapping[int, FramedRows]) -> None:
+        """The same as `place` of what some layers have in frames, several times quicker. Their keys and values have the
+        same heads and dims.
         """
         assert self._placer is not None
         layers = list[LayerPlaces]()
-        for layer, places in stored.items():
-            turns = self._turns_of(self.rule(layer), stop=max([stop for _, stop, _ in places]))
-            layers.append(LayerPlaces((context.keys(layer), context.values(layer)), places, turns))
+        for layer, rows in stored.items():
+            turns = self._turns_of(self.rule(layer), stop=int(rows.slots[:, 1].max()))
+            layers.append(LayerPlaces((context.keys(layer), context.values(layer)), rows, turns))
         self._placer.place(layers)
 
     def _turns_of(self, rule: LayerRule, *, stop: int) -> tuple[RowTurn, RowTurn]:

@@ -11,8 +11,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from blend.model.row_turn import CodePlacer, LayerPlaces, RowTurn
-from store.record import LAYOUT_AT, FrameLayout
+from blend.model.row_turn import ROW, CodePlacer, LayerPlaces, RowTurn
 
 try:
     from blend.model.place_kernel import place_kernel
@@ -27,8 +26,7 @@ log = logging.getLogger(__name__)
 
 IS_COMPILED = place_kernel is not None  # so that codes are placed as they lie in frames, on a CPU
 
-_ROW = LAYOUT_AT + len(FrameLayout._fields)
-_NO_ROWS, _NO_SIZES = np.zeros((0, _ROW), np.int64), np.zeros(0, np.float32)
+_NO_ROWS, _NO_SIZES = np.zeros((0, ROW), np.int64), np.zeros(0, np.float32)
 _NO_TURN = RowTurn().arrays
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
 
@@ -63,10 +61,8 @@ class PackedPlacer:
         """Write what is stored of some layers, each in one call."""
         for out, stored, turns in layers:
             keys, values = (each.view(self._words).numpy() for each in out)
-            rows = np.concatenate([part.row for _, _, layer in stored for part in layer.framed]).reshape(-1, _ROW)
-            slots = np.array([(start, stop) for start, stop, _ in stored], np.int64)
             both = turns[0].arrays, turns[1].arrays
-            self._kernel((rows, slots), stored[0][2].framed[0].sizes, self._limit, both, (keys, values))
+            self._kernel((stored.rows, stored.slots), stored.sizes, self._limit, both, (keys, values))
 
     def _learn_types(self) -> None:
         """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""

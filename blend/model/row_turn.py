@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.model.rotation import Angles, Rotation
-from store.record import PackedLayer
+from store.record import LAYOUT_AT, FrameLayout, PackedLayer, Scales
+
+ROW = LAYOUT_AT + len(FrameLayout._fields)  # numbers of a part's
 
 _NO_ANGLES = Angles(torch.empty(0, 0), torch.empty(0, 0))
 _NO_ARRAY = np.zeros((0, 0), np.float32)
 
 Arrays = tuple[bool, int, NDArray[np.float32], NDArray[np.float32]]
-Stored = Sequence[tuple[int, int, PackedLayer]]  # from which slot to which, and what
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,30 @@ class RowTurn:
         return self.rotation.pairing == "halves", self.rotation.start, self.angles.cos.numpy(), sin.numpy()
 
 
-class LayerPlaces(NamedTuple):
-    """First tokens of stored layers that lie in frames, each from a slot to another, to keys and values (H, C, D) of a
-    context.
+class FramedRows(NamedTuple):
+    """First tokens of records of one layer that lie in frames, each from a slot to another.
+
+    `rows` (N, R) are those of their `FramedPart`s, record by record, `slots` (M, 2) of each record the first and the
+    one behind the last; `sizes`: of steps, by place. Whoever has this holds the memory that rows tell of.
     """
 
+    rows: Numbers
+    slots: Numbers
+    sizes: Scales
+
+
+def framed_rows(records: Sequence[tuple[int, int, PackedLayer]]) -> FramedRows:
+    """Rows of layers that lie in frames, each from which slot to which."""
+    rows = np.concatenate([part.row for _, _, layer in records for part in layer.framed]).reshape(-1, ROW)
+    slots = np.array([(start, stop) for start, stop, _ in records], np.int64)
+    return FramedRows(rows, slots, records[0][2].framed[0].sizes)
+
+
+class LayerPlaces(NamedTuple):
+    """What goes to keys and values (H, C, D) of a context, and how it turns."""
+
     out: tuple[Tensor, Tensor]
-    stored: Stored
+    stored: FramedRows
     turns: tuple[RowTurn, RowTurn]
 
 

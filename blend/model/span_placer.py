@@ -8,22 +8,19 @@ memory that the GPU reads itself are brought by a kernel. The numbers are those 
 bit for bit. Needs triton, which torch for CUDA brings.
 """
 
+import ctypes
 from collections.abc import Sequence
-from itertools import compress
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.model.place_spans import BOTH_SIDES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, bring, place_spans
-from blend.model.row_turn import LayerPlaces, RowTurn
-from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, Codes, FramedPart, FrameLayout, Scales
-
-Numbers = NDArray[np.int64]
+from blend.model.row_turn import ROW, LayerPlaces, Numbers, RowTurn
+from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, Codes, FrameLayout, Scales
 
 try:
     from blend.model.gathered import gathered
@@ -31,7 +28,6 @@ except ImportError:
     gathered = None
 
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-_ROW = LAYOUT_AT + len(FrameLayout._fields)
 _TOKENS, _STEP, _KEY_TRELLIS, _VALUE_TRELLIS = (
     LAYOUT_AT + FrameLayout._fields.index(name) for name in ("tokens", "step", "key_trellis", "value_trellis")
 )
@@ -75,11 +71,11 @@ class SpanPlacer:
 
     def place(self, layers: Sequence[LayerPlaces]) -> None:
         """Write what is stored of some layers, on the current stream."""
-        parts, rows, told = _parts(layers)
-        if not parts:
+        rows, told = _rows(layers)
+        if not len(rows):
             return
         keys, values = layers[0].out
-        given = self._given(layers, parts, rows=rows, told=told)
+        given = self._given(layers, rows=rows, told=told)
         widest = max(keys.shape[2], values.shape[2])
         channels = min(_MOST, max(_FEWEST, 1 << (-(-widest // 2) - 1).bit_length()))
         grid = given.spans, keys.shape[0] + values.shape[0], -(-widest // (2 * channels))
@@ -126,9 +122,7 @@ class SpanPlacer:
                 kept = self._sizes[id(sizes)] = sizes, sent
         return kept[1]
 
-    def _given(
-        self, layers: Sequence[LayerPlaces], parts: Sequence[FramedPart], *, rows: Numbers, told: Numbers
-    ) -> _Given:
+    def _given(self, layers: Sequence[LayerPlaces], *, rows: Numbers, told: Numbers) -> _Given:
         """The table, and behind it the bytes that only the host reads, in one copy out of pinned memory, which nobody
         waits for; and room for the others.
         """
@@ -144,40 +138,33 @@ class SpanPlacer:
         memory, table = joined.numpy(), torch.empty_like(joined, device=self._device)
         brought = table.new_empty(int(pieces[:, 1].sum()))
         if len(far):
-            _gather(far, [part.data for part in compress(parts, is_far)], out=memory[words:].view(np.uint8))
+            (gathered or _moved)(far, memory[words:].view(np.uint8))
         told[is_far, ROW_AT] = words * _WORD + far[:, 1].cumsum() - far[:, 1]
         told[~is_far, ROW_AT] = brought.data_ptr() - table.data_ptr() + pieces[:, 2] * _WORD
         np.concatenate([head, told.ravel(), spans.ravel(), pieces.ravel()], out=memory[:words])
         table.copy_(joined, non_blocking=True)
-        return _Given(table, self._sizes_of(parts[0].sizes), brought, len(pieces), len(spans))
+        return _Given(table, self._sizes_of(layers[0].stored.sizes), brought, len(pieces), len(spans))
 
 
-def _gather(places: Numbers, data: Sequence[Codes], *, out: Codes) -> None:
-    """Brings bytes together on the host, of which places (N, 2) tell addresses and how many."""
-    if gathered is not None:
-        gathered(places, out)
-        return
-    start = 0
-    for each in data:
-        out[start : start + each.nbytes] = each
-        start += each.nbytes
+def _moved(places: Numbers, out: Codes) -> None:
+    """The same as `gathered`, array by array."""
+    to = out.ctypes.data
+    for address, nbytes in places.tolist():
+        ctypes.memmove(to, address, nbytes)
+        to += nbytes
 
 
-def _parts(layers: Sequence[LayerPlaces]) -> tuple[list[FramedPart], Numbers, Numbers]:
-    """Parts that have tokens to place, the row of each as it is and, but for where its bytes are, as it is told."""
-    records = [record for layer in layers for record in layer.stored]
-    parts = [part for _, _, layer in records for part in layer.framed]
-    rows = np.concatenate([part.row for part in parts]).reshape(-1, _ROW)
+def _rows(layers: Sequence[LayerPlaces]) -> tuple[Numbers, Numbers]:
+    """The rows of parts that have tokens to place, and the same as they are told, but for where their bytes are."""
+    rows = np.concatenate([layer.stored.rows for layer in layers])
+    slots = np.concatenate([layer.stored.slots for layer in layers])[(rows[:, START] == 0).cumsum() - 1]
     sides = range(FIRST_SIDE, FIRST_SIDE + BOTH_SIDES * len(layers), BOTH_SIDES)
-    of_layers = np.repeat(sides, [len(layer.stored) for layer in layers])
-    places = np.array([(start, stop) for start, stop, _ in records], np.int64)
-    of_records = np.arange(len(records)).repeat([len(layer.framed) for _, _, layer in records])
     told = rows.copy()
-    told[:, SIDES] = of_layers[of_records]
-    told[:, SLOT] = places[of_records, 0] + rows[:, START]
-    told[:, KEPT] = np.minimum(rows[:, _TOKENS], places[of_records, 1] - told[:, SLOT])
+    told[:, SIDES] = np.repeat(sides, [len(layer.stored.rows) for layer in layers])
+    told[:, SLOT] += slots[:, 0]
+    told[:, KEPT] = np.minimum(rows[:, _TOKENS], slots[:, 1] - told[:, SLOT])
     some = told[:, KEPT] > 0
-    return (parts, rows, told) if some.all() else ([*compress(parts, some)], rows[some], told[some])
+    return (rows, told) if some.all() else (rows[some], told[some])
 
 
 def _pieces(near: Numbers) -> Numbers:
@@ -191,7 +178,7 @@ def _spans(told: Numbers, *, first: int) -> Numbers:
     counts = -(-told[:, KEPT] // told[:, _STEP])
     firsts = counts.cumsum() - counts
     of_part = np.arange(len(told)).repeat(counts)
-    return np.stack([first + _ROW * of_part, np.arange(len(of_part)) - firsts[of_part]], axis=1)
+    return np.stack([first + ROW * of_part, np.arange(len(of_part)) - firsts[of_part]], axis=1)
 
 
 def _sides(layer: LayerPlaces) -> tuple[int, ...]:

@@ -1,18 +1,17 @@
 """A stored blob as a source of keys and values: what the model's side asks for, layer by layer, out of a reader."""
 
 import time
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
 from functools import cached_property
 from threading import Lock
 
 from blend.errors import UnreadableRecord
 from blend.model.fingerprint import Fingerprint
 from store.blob import Frame
-from store.codec.decode import read_group
+from store.codec.decode import read_frames, read_group
 from store.errors import BadBlob, MissReason, StoreError
 from store.reader import BlobReader
-from store.record import LayerKV, PackedLayer, Tail
+from store.record import FramedRecord, LayerKV, PackedLayer, ReadFrames, Tail
 
 _TIERS = {"object": "s3"}  # what reports call a medium
 
@@ -45,18 +44,24 @@ class BlobSource:
         return 1 if self._reader is None else len(self._reader.numbers)
 
     @property
-    def is_near(self) -> bool:
-        """Whether it stands in memory, unpacked."""
-        return self._reader is not None and self._reader.layers is not None
+    def framed(self) -> FramedRecord | None:
+        """All of it, where memory has it as frames do."""
+        return None if self._reader is None else self._reader.framed
 
-    @contextmanager
-    def together(self) -> Generator[None]:
-        """Reads what this thread asks for inside of one state of the medium, or lets each say why it cannot be read."""
-        with ExitStack() as stack:
-            if self._reader is not None:
-                with suppress(StoreError):
-                    stack.enter_context(self._reader.together())
-            yield
+    def frames(self, layer: int, of: Sequence[object]) -> ReadFrames | None:
+        """A layer of several records, read by one call; None where each is better read by itself, and says why."""
+        sources = [each for each in of if isinstance(each, BlobSource)]
+        wanted = [(each._reader, each._group_of[layer]) for each in sources if each._reader is not None]
+        if len(wanted) < len(of) or any(each._kept for each in sources):
+            return None
+        start = time.perf_counter()
+        found = read_frames(wanted)
+        if found is not None:
+            seconds = (time.perf_counter() - start) / len(sources)
+            for each, (reader, group) in zip(sources, wanted, strict=True):
+                each.read += reader.head.frames[reader.numbers[group].start].nbytes
+                each.read_s += seconds
+        return found
 
     def begin(self) -> None:
         """Begin to bring the record near, before anyone asks for its layers."""

@@ -18,17 +18,19 @@ from store.codec.frame import (
     framed_layer,
     framed_part,
     read_plain,
+    rows_of,
 )
 from store.codec.frame_v1 import frame_v1_bytes, read_frame_v1
-from store.codec.quantize import dequantize
+from store.codec.quantize import STEP_SIZES, dequantize
 from store.codec.spec import Spec
-from store.errors import BadBlob, MissReason, SpecError
+from store.errors import BadBlob, MissReason, SpecError, StoreError
 from store.reader import BlobReader, Fetch, Layers
-from store.record import Codes, Dtype, FramedPart, FrameLayout, LayerKV, PackedLayer, Record, Tail
+from store.record import Codes, Dtype, FramedPart, FrameLayout, LayerKV, PackedLayer, ReadFrames, Record, Tail
 
 _Part = LayerKV | PackedLayer | FramedPart  # a layer's tokens of one frame
 
 _spec = lru_cache(64)(Spec.parse)
+_UNPACKS_SEVERAL = "multi_decompress_to_buffer" in zstandard.backend_features  # in a call; some builds do not
 _local = threading.local()  # zstd's contexts belong to one thread each
 
 
@@ -47,6 +49,60 @@ def read_group(reader: BlobReader, group: int) -> Layers:
         frame = reader.head.frames[numbers.start]
         return reader.layers[frame.layer : frame.layer + frame.layers]
     return _read(reader.head, numbers, fetch=reader.frame)
+
+
+def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
+    """What a group of each reader has, where that is one layer of codes in one frame, all unpacked by one call.
+
+    None where any is something else, or cannot be read: `read_group` says why.
+    """
+    if not _UNPACKS_SEVERAL:
+        return None
+    alone = [_alone(reader, group) for reader, group in wanted]
+    found = [each for each in alone if each is not None]
+    if len(found) < len(alone):
+        return None
+    sizes = [each.nbytes for each in found]
+    numbers = [(reader, reader.numbers[group].start) for reader, group in wanted]
+    try:
+        with wanted[0][0].several(numbers) as data:
+            expected = np.array(sizes, np.uint64).tobytes()
+            memory = _decompressor().multi_decompress_to_buffer([*data], decompressed_sizes=expected)
+    except (BadBlob, StoreError, zstandard.ZstdError):
+        return None
+    addresses, begin = list[int](), 0
+    for number in range(len(memory)):
+        segment = memory[number]
+        if not segment.offset:  # another piece begins
+            begin = _address_of(segment)
+        addresses.append(begin + segment.offset)
+    rows = rows_of([each.layout for each in found], addresses=addresses, nbytes=sizes)
+    return ReadFrames(memory, rows, [each.shape for each in found], STEP_SIZES)
+
+
+def _address_of(segment: zstandard.BufferSegment) -> int:
+    return address_of(np.frombuffer(memoryview(segment), np.uint8))  # pyright: ignore[reportArgumentType]
+
+
+class _Alone(NamedTuple):
+    """A layer that has a frame for itself: its bytes before zstd, where in them what lies, its heads and dims."""
+
+    nbytes: int
+    layout: FrameLayout
+    shape: tuple[int, int, int, int]
+
+
+def _alone(reader: BlobReader, group: int) -> _Alone | None:
+    """What a group is, if it is that."""
+    head, numbers = reader.head, reader.numbers[group]
+    frame = head.frames[numbers.start]
+    shape = head.shapes[frame.layer]
+    if reader.layers is not None or len(numbers) > 1 or frame.layers > 1 or shape is None:
+        return None
+    nbytes, (laid,) = _laid_out(head, frame)
+    if laid is None or laid.layout is None:
+        return None
+    return _Alone(nbytes, laid.layout, (shape.key_heads, shape.key_dim, shape.value_heads, shape.value_dim))
 
 
 def layers_of(blob: Blob) -> Layers:

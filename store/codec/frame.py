@@ -21,7 +21,9 @@ from store.codec.quantize import KEYS, STEP_SIZES, VALUES, Quantized, centers, q
 from store.codec.spec import KVBits, code_bits, is_between
 from store.codec.trellis import trellis_levels
 from store.record import (
+    ADDRESS,
     LAYOUT_AT,
+    NBYTES,
     STORAGE,
     Array,
     Codes,
@@ -172,6 +174,13 @@ def framed_part(
     row = _row(layout).copy()
     row[:LAYOUT_AT] = address_of(data) if address is None else address, data.nbytes, start, is_pinned
     return FramedPart(start, data, row, layout, STEP_SIZES)
+
+
+def rows_of(layouts: Sequence[FrameLayout], *, addresses: Sequence[int], nbytes: Sequence[int]) -> NDArray[np.int64]:
+    """Rows of whole layers, each in one frame, whose bytes lie at these addresses."""
+    rows = np.stack([_row(layout) for layout in layouts])
+    rows[:, ADDRESS], rows[:, NBYTES] = addresses, nbytes
+    return rows
 
 
 @lru_cache(1024)

@@ -11,7 +11,7 @@ from store.blob import Blob, Head
 from store.codec.decode import layers_of
 from store.codec.frame import turned_layer
 from store.reader import Layers
-from store.record import Array, Codes, LayerKV, PackedLayer, PackedTensor, PackedTile, Scales
+from store.record import Array, Codes, FramedRecord, LayerKV, PackedLayer, PackedTensor, PackedTile, Scales
 
 _ALIGNED = 64  # bytes: where each array begins
 _ARRAY_BYTES = 320  # of Python's objects around an array
@@ -54,6 +54,7 @@ class UnpackedBlob:
     head_bytes: bytes
     layers: Layers
     nbytes: int
+    framed: FramedRecord | None = None
 
 
 def unpacked(blob: Blob, form: MemoryForm = AS_IT_LIES) -> UnpackedBlob:
@@ -62,8 +63,26 @@ def unpacked(blob: Blob, form: MemoryForm = AS_IT_LIES) -> UnpackedBlob:
     held = [array for layer in layers if layer for array in _held(layer, as_arrays=form.as_arrays)]
     memory = _Filled(form.allocate(sum(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in held)))
     kept = tuple(layer and memory.moved(layer, as_arrays=form.as_arrays) for layer in layers)
-    around = _ARRAY_BYTES * len(held) + _LAYER_BYTES * sum(isinstance(layer, PackedLayer) for layer in layers)
-    return UnpackedBlob(blob.head, blob.head_bytes, kept, memory.nbytes + len(blob.head_bytes) + around)
+    framed = None if form.as_arrays else _framed(blob.head, kept, memory=memory.data)
+    nbytes = memory.data.nbytes + len(blob.head_bytes) + (0 if framed is None else framed.rows.nbytes)
+    nbytes += _ARRAY_BYTES * len(held) + _LAYER_BYTES * sum(isinstance(layer, PackedLayer) for layer in layers)
+    return UnpackedBlob(blob.head, blob.head_bytes, kept, nbytes, framed)
+
+
+def _framed(head: Head, layers: Layers, *, memory: Codes) -> FramedRecord | None:
+    """The same as rows, where all layers lie in frames, in as many parts each."""
+    packed = {number: layer.framed for number, layer in enumerate(layers) if isinstance(layer, PackedLayer)}
+    counts = {len(parts) for parts in packed.values()}
+    if len(packed) < sum(layer is not None for layer in layers) or len(counts) != 1 or 0 in counts:
+        return None
+    first = next(iter(packed.values()))[0]
+    rows = np.zeros((len(layers), counts.pop(), len(first.row)), np.int64)
+    for number, parts in packed.items():
+        rows[number] = [part.row for part in parts]
+    shapes = tuple(
+        shape and (shape.key_heads, shape.key_dim, shape.value_heads, shape.value_dim) for shape in head.shapes
+    )
+    return FramedRecord(memory, rows, shapes, head.tokens, first.sizes)
 
 
 def _held(layer: LayerKV | PackedLayer, *, as_arrays: bool) -> Iterator[Array | Codes | Scales]:
@@ -89,8 +108,7 @@ class _Filled:
     """One piece of memory that arrays move into, one behind the other."""
 
     def __init__(self, memory: Memory) -> None:
-        self.nbytes = memory.data.nbytes
-        self._data, self._is_pinned = memory
+        self.data, self._is_pinned = memory
         self._used = 0
 
     def moved(self, layer: LayerKV | PackedLayer, *, as_arrays: bool) -> LayerKV | PackedLayer:
@@ -116,7 +134,7 @@ class _Filled:
     def _room(self, array: NDArray[Number]) -> NDArray[Number]:
         """Memory for an array's numbers."""
         place: NDArray[Number] = (
-            self._data[self._used : self._used + array.nbytes].view(array.dtype).reshape(array.shape)
+            self.data[self._used : self._used + array.nbytes].view(array.dtype).reshape(array.shape)
         )
         self._used += -(-array.nbytes // _ALIGNED) * _ALIGNED
         return place

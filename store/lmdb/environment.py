@@ -4,9 +4,11 @@ The map is reserved sparse: the file is only as large as what was written. A map
 Every process holds a shared lock on the folder while it has the environment open; compaction needs it alone.
 """
 
+import errno
 import fcntl
 import logging
 import os
+import resource
 import shutil
 import threading
 import time
@@ -18,30 +20,69 @@ from typing import TypeVar
 import lmdb
 
 from store.disk import sync_to_disk, take_rights_of_others
-from store.errors import StoreBusy, StoreClosed, StoreUnavailable
+from store.errors import StoreBusy, StoreClosed, StoreDenied, StoreError, StoreFull, StoreUnavailable
 from store.lmdb.broken import DATA, LeftAs, is_broken, left_as, mark, move_aside
 from store.lmdb.rewrite import rewrite
-from store.lmdb.typed import PAGE_BYTES, by_errno, typed
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 RESERVED_BYTES = 1 << 40
+PAGE_BYTES = 4096
 _MAX_READERS = 1024
 _READER_BYTES = 64  # of a place in the table; its head takes two
 _LEAST_BYTES = 48 * PAGE_BYTES  # an empty store and one transaction
 _LOCK_TIMEOUT_S = 60.0
+_NEARLY_FULL_BYTES = 1 << 20
 
 _open: dict[Path, "Environment"] = {}
 _open_lock = threading.Lock()
 
 
-class _Mine(threading.local):
-    """A thread's open transactions: how many, and the one that all that it reads is of."""
+class MapFull(Exception):
+    """The map has no room for this transaction; nothing of it was written."""
 
-    depth = 0
-    held: lmdb.Transaction | None = None
+
+@contextmanager
+def _typed(path: Path) -> Generator[None]:
+    """Raises the errors of LMDB and of the system as errors of the store, with the remedy."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except lmdb.MapFullError:
+        raise MapFull from None
+    except (lmdb.ReadonlyError, PermissionError) as error:
+        raise StoreDenied(
+            f"{path} cannot be written: {error}; check its owner and mode, or name another folder"
+        ) from None
+    except (lmdb.DiskError, lmdb.Error, OSError) as error:
+        raise _by_errno(path, error) from error
+
+
+def _by_errno(path: Path, error: Exception) -> StoreError:
+    text = str(error)
+    number = getattr(error, "errno", None)
+    if (
+        number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        or os.strerror(errno.ENOSPC) in text
+        or os.strerror(errno.EFBIG) in text
+        or (os.strerror(errno.EIO) in text and _is_full(path))
+    ):
+        return StoreFull(f"the disk that holds {path} is full: free some space, or give the store a smaller budget")
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS) or os.strerror(errno.EROFS) in text:
+        return StoreDenied(f"{path} cannot be written: {text}; check its owner and mode, or name another folder")
+    return StoreUnavailable(
+        f"LMDB at {path}: {text}; if its file is damaged, remove the folder: all in it can be recomputed"
+    )
+
+
+def _is_full(path: Path) -> bool:
+    """Whether no more can be written: LMDB calls a write that was cut short an I/O error."""
+    disk, (limit, _) = os.statvfs(path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    is_limited = limit != resource.RLIM_INFINITY and (path / DATA).stat().st_size > limit - PAGE_BYTES
+    return is_limited or disk.f_bavail * disk.f_frsize < _NEARLY_FULL_BYTES
 
 
 class Environment:
@@ -56,12 +97,12 @@ class Environment:
         self._gate = threading.Condition()
         self._active = 0
         self._alone = False
-        self._mine = _Mine()
+        self._mine = threading.local()
         self._dbs: dict[bytes, lmdb._Database] = {}
-        with typed(path):
+        with _typed(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_file = os.open(path / "kvweave.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with ExitStack() as undo, typed(path):
+        with ExitStack() as undo, _typed(path):
             undo.callback(os.close, self._lock_file)
             for place in (path, *path.glob("*.lock"), *path.glob("*.mdb")):
                 take_rights_of_others(place)
@@ -178,19 +219,13 @@ class Environment:
         """A named database, made when it is not there. Ask for each use: a compaction replaces them."""
         known = self._dbs.get(name)
         if known is None:
-            with self._entered(), typed(self.path):
+            with self._entered(), _typed(self.path):
                 known = self._dbs[name] = self._env.open_db(name)
         return known
 
     @contextmanager
     def read(self) -> Generator[lmdb.Transaction]:
         """A snapshot. Values are views into the map and die with the block."""
-        if self._mine.held is not None:
-            try:
-                yield self._mine.held
-            except lmdb.Error as error:
-                raise by_errno(self.path, error) from error
-            return
         self._enter()
         try:
             txn = self._begin(write=False)
@@ -199,24 +234,13 @@ class Environment:
             finally:
                 txn.abort()
         except lmdb.Error as error:
-            raise by_errno(self.path, error) from error
+            raise _by_errno(self.path, error) from error
         finally:
             self._leave()
 
-    @contextmanager
-    def together(self) -> Generator[None]:
-        """Makes all that the thread reads inside one snapshot. Not for long: it keeps pages from being used again."""
-        before = self._mine.held
-        with self.read() as held:
-            self._mine.held = held
-            try:
-                yield
-            finally:
-                self._mine.held = before
-
     def write(self, change: Callable[[lmdb.Transaction], T]) -> T:
         """Run a change in one durable transaction. Raises `MapFull` where there is no room: then nothing happened."""
-        with self._entered(), typed(self.path):
+        with self._entered(), _typed(self.path):
             self._env.reader_check()  # what killed processes were reading keeps pages from being used again
             txn = self._begin(write=True)
             try:
@@ -241,12 +265,12 @@ class Environment:
 
     def grow(self, at_least: int) -> None:
         """Enlarge the map of this process; others adopt it."""
-        with self._exclusively(), typed(self.path):
+        with self._exclusively(), _typed(self.path):
             self._env.set_mapsize(max(at_least, 2 * self._env.info()["map_size"]))
 
     def cap(self, nbytes: int) -> None:
         """Set the map of this process to that size, which the file cannot outgrow."""
-        with self._exclusively(), typed(self.path):
+        with self._exclusively(), _typed(self.path):
             self._env.set_mapsize(max(nbytes, _LEAST_BYTES))
 
     def file_bytes(self) -> int:
@@ -255,7 +279,7 @@ class Environment:
 
     def compact(self) -> int:
         """Rewrite the file without its free pages; returns the bytes given back. `StoreBusy` if others have it."""
-        with self._exclusively(), typed(self.path):
+        with self._exclusively(), _typed(self.path):
             before = self.file_bytes()
             try:
                 self._flock(fcntl.LOCK_EX, 0.0)
@@ -293,7 +317,7 @@ class Environment:
     def _enter(self) -> None:
         if os.getpid() != self._pid:
             raise StoreClosed(f"{self.path} was opened before a fork: open it again in the child")
-        depth = self._mine.depth
+        depth = getattr(self._mine, "depth", 0)
         with self._gate:
             if self._alone and depth == 0:  # a thread that is inside must not wait for whoever waits for it
                 self._gate.wait_for(lambda: not self._alone)
@@ -312,7 +336,7 @@ class Environment:
     @contextmanager
     def _exclusively(self) -> Generator[None]:
         """No transaction of this process is open inside the block."""
-        if self._mine.depth:
+        if getattr(self._mine, "depth", 0):
             raise StoreBusy(f"{self.path}: the map must grow, but this thread is reading a frame: let go of it first")
         with self._gate:
             self._gate.wait_for(lambda: not self._alone)
@@ -335,7 +359,7 @@ class Environment:
         """Count one user less; the last one closes the environment, when the last transaction has ended."""
         if self.stale:
             return  # it is the parent's to close
-        if self._mine.depth:
+        if getattr(self._mine, "depth", 0):
             raise StoreBusy(f"{self.path} cannot be closed by the thread that is reading a frame: let go of it first")
         with _open_lock, self._gate:
             if self.users == 0:

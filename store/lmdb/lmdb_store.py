@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -13,15 +13,14 @@ from typing import TypeVar
 import lmdb
 from msgspec.structs import replace
 
-from store.blob import Blob, Buffer, Head
+from store.blob import Blob, Buffer, Head, verified
 from store.blob_store import BlobStore, FoundBlob, Put
 from store.errors import BadBlob, MissReason, StoreError, StoreFull
 from store.key import CacheKey, Scope, unquote
 from store.lmdb.broken import forget_broken
-from store.lmdb.environment import RESERVED_BYTES, Environment, open_environment
+from store.lmdb.environment import PAGE_BYTES, RESERVED_BYTES, Environment, MapFull, open_environment
 from store.lmdb.rows import BlobRow, Rows, new_row
 from store.lmdb.shared_ledger import SharedLedger
-from store.lmdb.typed import PAGE_BYTES, MapFull
 from store.reader import BlobReader, Fetch
 from store.tiers.budget import TierBudget
 from store.upkeep import Deletion, StorageUsage, StoredBlob
@@ -42,15 +41,13 @@ class _Found:
     rows: Rows
 
     def frames(self, head: Head) -> Fetch:
-        """The frames as views into the map, in snapshots that end soon: a long read never holds pages back."""
+        """The frames as views into the map, each in a snapshot of its own: a long read never holds pages back."""
         del head
 
         @contextmanager
         def fetch(number: int) -> Generator[Buffer]:
             with self.env.read() as txn:
-                data = self.rows.frame(txn, self.key, number=number)
-                if data is None:
-                    raise BadBlob(MissReason.ABSENT, f"frame {number} went away while the blob was read")
+                data = self.frame(txn, number)
                 try:
                     yield data
                 finally:
@@ -58,16 +55,39 @@ class _Found:
 
         return fetch
 
+    def frame(self, txn: lmdb.Transaction, number: int) -> memoryview:
+        """One frame as a view into the map, to be released before the snapshot ends."""
+        data = self.rows.frame(txn, self.key, number=number)
+        if data is None:
+            raise BadBlob(MissReason.ABSENT, f"frame {number} went away while the blob was read")
+        return data
+
 
 class LmdbReader(BlobReader):
-    """A reader whose frames, and those of others, a thread may read in one snapshot."""
+    """A reader that reads frames of several in one snapshot."""
 
     def __init__(self, head: Head, found: _Found) -> None:
         super().__init__(head, found.raw_head, fetch=found.frames(head), source=LmdbStore.name)
-        self._env = found.env
+        self._found = found
 
-    def together(self) -> AbstractContextManager[object]:
-        return self._env.together()
+    @contextmanager
+    def several(self, wanted: Sequence[tuple[BlobReader, int]]) -> Generator[Sequence[Buffer]]:
+        env = self._found.env
+        own = [(each, number) for each, number in wanted if isinstance(each, LmdbReader) and each._found.env is env]
+        if len(own) < len(wanted):
+            with super().several(wanted) as frames:
+                yield frames
+            return
+        views = list[memoryview]()
+        with env.read() as txn:
+            try:
+                for each, number in own:
+                    views.append(each._found.frame(txn, number))
+                    verified(views[-1], each.head, number=number)
+                yield views
+            finally:
+                for view in views:
+                    view.release()
 
 
 class LmdbStore(BlobStore):

@@ -17,8 +17,7 @@ import msgspec
 
 from store.blob import Blob, Buffer, Head
 from store.key import CacheKey, Scope, quote
-from store.lmdb.environment import Environment
-from store.lmdb.typed import PAGE_BYTES
+from store.lmdb.environment import PAGE_BYTES, Environment
 from store.upkeep import Deletion
 
 _HEADS, _FRAMES, _ROWS, _TOTALS = b"heads", b"frames", b"rows", b"totals"

@@ -194,8 +194,13 @@ class MemoryCache(MemoryStore):
         kept = self._find(key)
         if kept is None:
             return Miss(MissReason.ABSENT)
-        head, layers = kept.blob.head, kept.blob.layers if isinstance(kept.blob, UnpackedBlob) else None
-        return BlobReader(head, kept.raw_head, fetch=kept.frames(head), source=self.name, layers=layers)
+        blob = kept.blob
+        assert isinstance(blob, UnpackedBlob)
+        reader = BlobReader(
+            blob.head, kept.raw_head, fetch=kept.frames(blob.head), source=self.name, layers=blob.layers
+        )
+        reader.framed = blob.framed
+        return reader
 
     def _form(self, blob: Blob) -> UnpackedBlob:
         return unpacked(blob, self._memory_form)

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
 
@@ -17,7 +17,7 @@ from store.blob import Blob, Buffer, Head, verified
 from store.blob_store import BlobStore, Put
 from store.errors import BadBlob, Miss, MissReason, StoreError
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Fetch
+from store.reader import BlobReader
 from store.tiers.background_queue import BackgroundQueue
 from store.tiers.single_flight import SingleFlight
 from store.upkeep import Deletion, StorageUsage, StoredBlob
@@ -35,17 +35,6 @@ class _Lower:
 
     reader: BlobReader
     tier: int
-
-
-class _GuardedReader(BlobReader):
-    """A reader of a cache whose frames come from below where they fail."""
-
-    def __init__(self, reader: BlobReader, fetch: Fetch) -> None:
-        super().__init__(reader.head, reader.raw_head, fetch=fetch, source=reader.source, layers=reader.layers)
-        self._reader = reader
-
-    def together(self) -> AbstractContextManager[object]:
-        return self._reader.together()
 
 
 class TieredStore(BlobStore):
@@ -188,7 +177,9 @@ class TieredStore(BlobStore):
                     data = stack.enter_context(self._same_frame(found, number, bad=bad))
                 yield data
 
-        return _GuardedReader(reader, fetch)
+        guarded = BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source, layers=reader.layers)
+        guarded.framed = reader.framed
+        return guarded
 
     @contextmanager
     def _same_frame(self, found: _Lower, number: int, *, bad: BadBlob) -> Generator[Buffer]:

@@ -29,6 +29,7 @@ from blend.engine.engine import PlacedPrompt
 from blend.fuse.record_loader import PlacedCodes
 from blend.model.context import Context, LayerShape
 from blend.model.rotation import Rotation
+from blend.model.row_turn import framed_rows
 from service.handoffs.handoff import Handoff, LayerPart
 from service.handoffs.handoffs import HandoffReaders
 from store.blob import StoredShape
@@ -65,7 +66,7 @@ def played(tokens: int) -> tuple[PlacedPrompt, list[PlacedCodes]]:
     for layer in context.layers:
         for start in range(0, tokens, CHUNK):
             stop = min(start + CHUNK, tokens)
-            decoder.place_packed(context, {layer: [(start, stop, stored)]})
+            decoder.place_packed(context, {layer: framed_rows([(start, stop, stored)])})
             codes.append(PlacedCodes(layer, start, stop, stored))
         anew = torch.from_numpy(random.choice(tokens, int(RECOMPUTED * tokens), replace=False))
         context.keys(layer)[:, anew] = context.values(layer)[:, anew] = 0.5

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ from blend.model import attention
 from blend.model.attention import DENSE, FLEX, NAME
 from blend.model.context import Context
 from blend.model.packed_placer import packed_placer
-from blend.model.row_turn import Stored
+from blend.model.row_turn import FramedRows
 from service.model.blob_source import BlobSource
-from store.blob import Terms
+from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader, read
@@ -138,42 +139,63 @@ def test_a_device_that_unpacks_frames_itself_gets_the_same_numbers(most: int, mo
     assert torch.equal(logits(), by_tiles)
 
 
-@pytest.mark.parametrize(("most", "units"), [(1 << 26, [[0], [1], [2, 3]]), (1, [[0], [1], [2], [3]])])
-def test_a_device_is_told_of_several_layers_that_are_in_memory_at_once(
-    most: int, units: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, told = ours("llama"), list[list[int]]()
-    texts = [A, B, C]
-    cache = MemoryCache(TierBudget(lowest=False))
-    for name, ids in enumerate(texts):
+class Placing(NamedTuple):
+    """`near` of three records are in memory; `calls`: the layers that each call places."""
+
+    is_apart: bool
+    most: int
+    near: int
+    calls: list[list[int]]
+
+
+ONE_BY_ONE = [[0], [1], [2], [3]]
+PLACINGS = {
+    "a GPU": Placing(is_apart=True, most=1 << 26, near=3, calls=[[0], [1], [2, 3]]),
+    "a GPU and long layers": Placing(is_apart=True, most=1, near=3, calls=ONE_BY_ONE),
+    "a CPU": Placing(is_apart=False, most=1, near=3, calls=ONE_BY_ONE),
+    "a GPU and one that is read": Placing(
+        is_apart=True, most=1 << 26, near=2, calls=sorted([[0], [1], [2, 3], *ONE_BY_ONE])
+    ),
+    "a CPU and one that is read": Placing(is_apart=False, most=1, near=2, calls=sorted(2 * ONE_BY_ONE)),
+}
+
+
+@pytest.mark.parametrize("name", PLACINGS)
+def test_what_is_in_memory_is_placed_by_its_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers as out of frames that are read, layer by layer."""
+    is_apart, most, near, calls = PLACINGS[name]
+    model, told, specs = ours("llama"), list[list[int]](), ("q4", "k4v8", "q2.9")
+    cache, blobs = MemoryCache(TierBudget(lowest=False)), list[Blob]()
+    for spec, ids in zip(specs, (A, B, C), strict=True):
         record = source(model, PREFIX, ids)._record  # pyright: ignore[reportPrivateUsage]
-        cache.put(
-            encode(
-                record, CacheKey("t", str(name), "f", ("q4", "k4v8", "q2.9")[name]), terms=Terms(0, precomputed=True)
-            )
-        )
+        blobs.append(encode(record, CacheKey("t", spec, "f", spec), terms=Terms(0, precomputed=True)))
+        cache.put(blobs[-1])
 
-    def logits() -> torch.Tensor:
-        readers = [cache.open(entry.key) for entry in cache.entries()]
-        chunks = [
-            BlobSource(each, model.fingerprint.behind(PREFIX)) for each in readers if isinstance(each, BlobReader)
-        ]
-        segments = tuple(ChunkSegment(ids, each) for ids, each in zip(texts, chunks, strict=True))
-        return fused(model, Prompt(PREFIX, segments, SUFFIX), policy="reuse").logits
+    def logits(near: int, policy: str) -> torch.Tensor:
+        found = [cache.open(blob.head.key) if number < near else read(blob) for number, blob in enumerate(blobs)]
+        readers = [each for each in found if isinstance(each, BlobReader)]
+        chunks = [BlobSource(each, model.fingerprint.behind(PREFIX)) for each in readers]
+        assert [each.framed is not None for each in chunks] == [number < near for number in range(3)]
+        segments = tuple(ChunkSegment(ids, each) for ids, each in zip((A, B, C), chunks, strict=True))
+        return fused(model, Prompt(PREFIX, (TextSegment(GAP), *segments), SUFFIX), policy=policy, ratio=0.2).logits
 
-    def placed(context: Context, stored: Mapping[int, Stored]) -> None:
+    def placed(context: Context, stored: Mapping[int, FramedRows]) -> None:
         told.append([*stored])
-        assert all(len(places) == len(texts) for places in stored.values())
         place(context, stored)
 
     if DEVICE.type == "cpu":
         monkeypatch.setattr(model.decoder, "_placer", packed_placer(model.decoder.dtype, DEVICE))
-    one_by_one, place = logits(), model.decoder.place_packed
-    monkeypatch.setattr(model.decoder, "place_packed", placed)
-    monkeypatch.setattr(record_loader, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
+    place = model.decoder.place_packed
     monkeypatch.setattr(record_loader, "NEAR", most)
-    assert torch.equal(logits(), one_by_one)
-    assert told == units
+    for policy in ("reuse", "hybrid"):
+        wanted = logits(0, policy)
+        with monkeypatch.context() as patch:
+            patch.setattr(model.decoder, "place_packed", placed)
+            patch.setattr(record_loader, "is_apart", lambda device: is_apart)  # pyright: ignore[reportUnknownLambdaType]
+            found = logits(near, policy)
+        assert torch.equal(found, wanted) or (DEVICE.type == "cuda" and close(found, wanted.cpu()))  # recorded since
+        if policy == "reuse":
+            assert sorted(told) == calls
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

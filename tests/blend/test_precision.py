@@ -1,7 +1,7 @@
 """Half precision against the model's own half precision, and packed records against plain ones."""
 
 import copy
-from contextlib import nullcontext
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -73,13 +73,14 @@ def test_one_row_sees_what_exact_arithmetic_sees(dtype: torch.dtype, group: int,
 class Packed:
     """A record as a store delivers it."""
 
+    framed = None
+
     def __init__(self, blob: BlobReader, fingerprint: Fingerprint) -> None:
         self._layers = packed_layers(blob)
         self.fingerprint = fingerprint
-        self.tokens, self.ids_digest, self.tail, self.is_near = blob.head.tokens, blob.head.ids_digest, Tail(), True
+        self.tokens, self.ids_digest, self.tail = blob.head.tokens, blob.head.ids_digest, Tail()
 
-    def together(self) -> nullcontext[None]:
-        return nullcontext()
+    def frames(self, layer: int, of: Sequence[object]) -> None: ...
 
     def layer(self, index: int) -> PackedLayer:
         layer = self._layers[index]

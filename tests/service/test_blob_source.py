@@ -1,5 +1,6 @@
-"""A stored blob read by several threads at once."""
+"""A stored blob read by several threads at once, and several read together."""
 
+import ctypes
 import weakref
 from collections import Counter
 from collections.abc import Generator
@@ -13,13 +14,13 @@ import pytest
 from blend.errors import UnreadableRecord
 from blend.model.fingerprint import Fingerprint
 from service.model.blob_source import BlobSource
-from store.blob import Buffer, Terms
+from store.blob import Blob, Buffer, Terms
 from store.codec.decode import read_group
 from store.codec.encode import encode
 from store.errors import MissReason
 from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader, read
-from store.record import LayerKV, PackedLayer, Record
+from store.record import ADDRESS, NBYTES, LayerKV, PackedLayer, Record
 from tests.store import samples
 
 LAYERS, SHAPE = 12, (4, 300, 64)
@@ -70,15 +71,47 @@ def test_a_record_that_was_let_go_of_holds_no_memory() -> None:
     assert (source.tokens, source.tier) == (blob.head.tokens, "ram")
 
 
-def test_where_nothing_can_be_read_together_each_layer_says_why(tmp_path: Path) -> None:
+def test_layers_of_several_records_are_read_by_one_call_or_each_says_why_not(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+
+    def blob(name: int, spec: str, tokens: int, layers: int = 3) -> Blob:
+        shape = (4, tokens, 256)  # so that a layer has a frame for itself
+        each = [random.standard_normal(shape, dtype=np.float32) for _ in range(layers)]
+        record = Record("float32", tuple(LayerKV(one, one + 1) for one in each))
+        return encode(record, samples.key(name, codec=spec), terms=Terms(0, precomputed=True))
+
+    alike = [blob(0, "q4", 250), blob(1, "q8", 150), blob(2, "k4v8@1-q2.9", 190)]
+    others = [
+        blob(3, "lossless", 60),
+        blob(4, "q4", 20),
+        blob(5, "q4", 900),
+    ]  # no codes, several layers, several frames
     with LmdbStore(tmp_path) as store:
-        store.put(samples.blob())
-        reader = store.open(samples.key())
-        assert isinstance(reader, BlobReader)
-        source = BlobSource(reader, Fingerprint("", "", "", "", "", "", ""))
-        with source.together():
-            assert source.layer(0).shapes and not source.is_near
-        source = BlobSource(reader, Fingerprint("", "", "", "", "", "", ""))
-    with source.together(), pytest.raises(UnreadableRecord, match="is closed"):
-        source.layer(0)
-    assert source.failure is MissReason.UNAVAILABLE
+        store.put_all([*alike, *others])
+
+        def opened(blobs: list[Blob]) -> list[BlobSource]:
+            readers = [store.open(each.head.key) for each in blobs]
+            there = [each for each in readers if isinstance(each, BlobReader)]
+            return [BlobSource(each, Fingerprint("", "", "", "", "", "", "")) for each in there]
+
+        sources = opened(alike)
+        for layer in range(3):
+            found = sources[0].frames(layer, sources)
+            assert found is not None and {*found.shapes} == {(4, 256, 4, 256)}
+            for row, each in zip(found.rows, opened(alike), strict=True):
+                stored = each.layer(layer)
+                assert isinstance(stored, PackedLayer) and len(stored.framed) == 1
+                part = stored.framed[0]
+                there = ctypes.string_at(int(row[ADDRESS]), int(row[NBYTES]))
+                assert there == part.data.tobytes() and row[NBYTES:].tolist() == part.row[NBYTES:].tolist()
+        assert [each.read for each in sources] == [each.nbytes for each in sources]
+        for other in others:
+            mixed = opened([alike[0], other])
+            assert mixed[0].frames(1, mixed) is None and mixed[0].read < 1000
+        sources = opened(alike)
+        sources[1].layer(0)
+        store.discard(alike[1].head.key)
+        assert sources[0].frames(1, sources) is None
+    with pytest.raises(UnreadableRecord, match="is closed"):
+        sources[0].layer(1)
+    assert sources[0].failure is MissReason.UNAVAILABLE

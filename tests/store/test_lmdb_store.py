@@ -12,11 +12,11 @@ import lmdb
 import pytest
 
 from store.blob_store import Put
-from store.errors import BadBlob, StoreBusy, StoreClosed, StoreUnavailable
+from store.errors import BadBlob, StoreBusy, StoreClosed
 from store.key import Scope
 from store.lmdb.lmdb_store import LmdbStore
 from store.lmdb.rows import Rows, file_bytes
-from store.reader import BlobReader
+from store.reader import BlobReader, read
 from store.tiers.budget import TierBudget
 from store.tiers.eviction import Evictor
 from tests.store.crash_writer import bulk
@@ -288,24 +288,32 @@ def test_a_long_read_does_not_keep_pages_from_being_used_again(tmp_path: Path) -
         assert store.environment.file_bytes() == before
 
 
-def test_frames_that_are_read_together_are_of_one_snapshot_whatever_goes_meanwhile(tmp_path: Path) -> None:
+def test_several_frames_are_of_one_snapshot_whatever_goes_meanwhile(tmp_path: Path) -> None:
     with LmdbStore(tmp_path) as store:
         blobs = [bulk(name, 9000) for name in range(3)]
         store.put_all(blobs)
         readers = [opened(store, name) for name in range(3)]
-        with readers[0].together(), readers[1].together():
-            with readers[0].frame(0) as first:
-                assert bytes(first) == blobs[0].frames[0]
-            with ThreadPoolExecutor(1) as other:
-                other.submit(store.delete, Scope("acme")).result()
-            for reader, blob in zip(readers, blobs, strict=True):
-                with reader.frame(1) as data:
-                    assert bytes(data) == blob.frames[1]
-            with pytest.raises(StoreUnavailable, match="remove the folder"), readers[2].frame(2):
-                raise lmdb.CorruptedError("a page that is none")
-        with pytest.raises(BadBlob, match="went away"), readers[1].frame(1):
+        wanted = [(reader, number) for reader in readers for number in (0, 1)]
+        with ThreadPoolExecutor(1) as other, readers[0].several(wanted) as views:
+            other.submit(store.delete, Scope("acme")).result()
+            assert [*map(bytes, views)] == [frame for blob in blobs for frame in blob.frames[:2]]
+        with pytest.raises(ValueError, match="released"):
+            len(bytes(views[0]))
+        with pytest.raises(BadBlob, match="went away"), readers[1].several(wanted):
             pass
         assert store.environment.compact() > 0
+
+
+def test_several_frames_may_be_of_any_media(tmp_path: Path) -> None:
+    with LmdbStore(tmp_path / "one") as one, LmdbStore(tmp_path / "two") as two:
+        for store, name in ((one, 1), (two, 2)):
+            store.put(bulk(name, 9000))
+        there = read(bulk(3, 9000))
+        wanted = [(opened(two, 2), 0), (opened(one, 1), 1), (there, 2)]
+        with wanted[0][0].several(wanted) as frames:
+            assert [*map(bytes, frames)] == [
+                bulk(name, 9000).frames[number] for name, number in ((2, 0), (1, 1), (3, 2))
+            ]
 
 
 def in_a_fork(change: Callable[[], None]) -> int | None:
