@@ -3,7 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 ARGS ?=
-PROCESSES ?= 3
+PROCESSES ?= 4
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -c constraints.txt

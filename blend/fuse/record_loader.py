@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from threading import Event, Lock
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -77,20 +77,11 @@ def _heads_and_dims(shape: LayerShape) -> tuple[int, ...]:
 
 
 class _NearRows(NamedTuple):
-    """Rows (L, N, R) of all layers of spans that are near, and where these stand; `records`: whose memory that is."""
+    """Rows (L, N, R) of all layers of spans that are near, and where these stand."""
 
-    records: Sequence[FramedRecord]
     rows: NDArray[np.int64]
     slots: NDArray[np.int64]
     sizes: Scales
-
-    @classmethod
-    def of(cls, spans: Sequence[ChunkSpan]) -> Self:
-        records = [span.source.framed for span in spans]
-        there = [each for each in records if each is not None]
-        rows = np.concatenate([each.rows for each in there], axis=1)
-        slots = np.array([(span.start, span.stop) for span in spans], np.int64)
-        return cls(there, rows, slots, there[0].sizes)
 
 
 _Unit = tuple[Sequence[int], Sequence[ChunkSpan]]  # layers, and the spans of them that are placed together
@@ -125,7 +116,7 @@ class RecordLoader:
         self._began = time.perf_counter()
         self._stopped = Event()
         self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
-        self._rows: dict[tuple[int, ...], _NearRows] = {}  # by chunks; a GPU may be reading what they tell of
+        self._rows: dict[tuple[int, ...], _NearRows] = {}  # by chunks
         self._is_apart = is_apart(decoder.device)
         layers = decoder.model_layers.keeping
         self._near = self._found_near(layers)
@@ -158,7 +149,7 @@ class RecordLoader:
         wait(self._work)
         if self._stream:  # whoever gets the context's memory next, or that of a record, must not meet a copy on its way
             self._stream.synchronize()
-        self._rows.clear()
+        self._near.clear()
 
     def _read(self) -> None:
         try:
@@ -188,13 +179,15 @@ class RecordLoader:
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def _found_near(self, layers: Sequence[int]) -> set[int]:
-        """The chunks whose records stand in memory as this model's layers are placed."""
+    def _found_near(self, layers: Sequence[int]) -> dict[int, FramedRecord]:
+        """Records that stand in memory as this model's layers are placed, by chunks. A GPU may be reading that memory
+        until all is closed.
+        """
         spans = {span.chunk: span for layer in layers for span in self._wanted(layer)}
         shapes = tuple(shape and _heads_and_dims(shape) for shape in self._decoder.model_layers.shapes)
         found = {chunk: span.source.framed for chunk, span in spans.items()} if self._decoder.places_frames else {}
         return {
-            chunk
+            chunk: framed
             for chunk, framed in found.items()
             if framed and framed.tokens == spans[chunk].recorded and framed.shapes == shapes
         }
@@ -252,7 +245,10 @@ class RecordLoader:
             raise DamagedRecord(spans[0], "stopped")
         near = self._rows.get(chunks := tuple([span.chunk for span in spans]))
         if near is None:
-            near = self._rows[chunks] = _NearRows.of(spans)
+            records = [self._near[chunk] for chunk in chunks]
+            rows = np.concatenate([each.rows for each in records], axis=1)
+            slots = np.array([(span.start, span.stop) for span in spans], np.int64)
+            near = self._rows[chunks] = _NearRows(rows, slots, records[0].sizes)
         stored = {layer: FramedRows(near.rows[layer], near.slots, near.sizes) for layer in layers}
         self._decoder.place_packed(self._context, stored)
         if self._tell is not None:
