@@ -191,12 +191,12 @@ class FramedRecord(NamedTuple):
     """A record whose layers lie in one piece of memory as its frames have them, each in as many parts.
 
     `rows` (L, P, R) are those of its parts, all zeros for a layer without a cache; `shapes` are each layer's heads and
-    dims of keys, then of values, its own and its tail's `tokens` aside; `sizes`: of steps, by place.
+    dims of keys, then of values; `tokens` are its own and its tail's; `sizes`: of steps, by place.
     """
 
     memory: Codes
     rows: NDArray[np.int64]
-    shapes: tuple[tuple[int, int, int, int] | None, ...]
+    shapes: tuple[Shape | None, ...]
     tokens: int
     sizes: Scales
 
@@ -209,7 +209,7 @@ class ReadFrames(NamedTuple):
 
     memory: object
     rows: NDArray[np.int64]
-    shapes: Sequence[tuple[int, int, int, int]]
+    shapes: Sequence[Shape]
     sizes: Scales
 
 

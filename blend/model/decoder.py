@@ -149,7 +149,7 @@ class Decoder:
 
     def takes_packed(self, stored: LayerKV | PackedLayer) -> TypeGuard[PackedLayer]:
         """Whether `place_packed` can place what is stored."""
-        return self._placer is not None and isinstance(stored, PackedLayer) and bool(stored.framed)
+        return self.places_frames and isinstance(stored, PackedLayer) and bool(stored.framed)
 
     def place_packed(self, context: Context, stored: Mapping[int, FramedRows]) -> None:
         """The same as `place` of what some layers have in frames, several times quicker. Their keys and values have the

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import zstandard
+from msgspec.structs import astuple
 
 from store.blob import PLAIN_FORMAT, Blob, Buffer, Frame, Head, StoredShape
 from store.codec.frame import (
@@ -25,7 +26,7 @@ from store.codec.quantize import STEP_SIZES, dequantize
 from store.codec.spec import Spec
 from store.errors import BadBlob, MissReason, SpecError, StoreError
 from store.reader import BlobReader, Fetch, Layers
-from store.record import Codes, Dtype, FramedPart, FrameLayout, LayerKV, PackedLayer, ReadFrames, Record, Tail
+from store.record import Codes, Dtype, FramedPart, FrameLayout, LayerKV, PackedLayer, ReadFrames, Record, Shape, Tail
 
 _Part = LayerKV | PackedLayer | FramedPart  # a layer's tokens of one frame
 
@@ -56,11 +57,13 @@ def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
 
     None where any is something else, or cannot be read: `read_group` says why.
     """
-    if not _UNPACKS_SEVERAL:
-        return None
-    alone = [_alone(reader, group) for reader, group in wanted]
-    found = [each for each in alone if each is not None]
-    if len(found) < len(alone):
+    found = list[_Alone]()
+    for reader, group in wanted if _UNPACKS_SEVERAL else ():
+        alone = _alone(reader, group)
+        if alone is None:  # the others are not looked at: where layers share frames, each unit asks
+            return None
+        found.append(alone)
+    if not found:
         return None
     sizes = [each.nbytes for each in found]
     numbers = [(reader, reader.numbers[group].start) for reader, group in wanted]
@@ -89,7 +92,7 @@ class _Alone(NamedTuple):
 
     nbytes: int
     layout: FrameLayout
-    shape: tuple[int, int, int, int]
+    shape: Shape
 
 
 def _alone(reader: BlobReader, group: int) -> _Alone | None:
@@ -102,7 +105,7 @@ def _alone(reader: BlobReader, group: int) -> _Alone | None:
     nbytes, (laid,) = _laid_out(head, frame)
     if laid is None or laid.layout is None:
         return None
-    return _Alone(nbytes, laid.layout, (shape.key_heads, shape.key_dim, shape.value_heads, shape.value_dim))
+    return _Alone(nbytes, laid.layout, astuple(shape))
 
 
 def layers_of(blob: Blob) -> Layers:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from store.blob import Blob, Head
@@ -79,9 +80,7 @@ def _framed(head: Head, layers: Layers, *, memory: Codes) -> FramedRecord | None
     rows = np.zeros((len(layers), counts.pop(), len(first.row)), np.int64)
     for number, parts in packed.items():
         rows[number] = [part.row for part in parts]
-    shapes = tuple(
-        shape and (shape.key_heads, shape.key_dim, shape.value_heads, shape.value_dim) for shape in head.shapes
-    )
+    shapes = tuple(shape and astuple(shape) for shape in head.shapes)
     return FramedRecord(memory, rows, shapes, head.tokens, first.sizes)
 
 
