@@ -1,5 +1,6 @@
 """An evictor that finds out whether past uses tell of coming ones, by what two small tiers without blobs would hit."""
 
+import math
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 from zlib import crc32
@@ -9,8 +10,8 @@ from store.tiers.eviction import Evictor, Rule
 K = TypeVar("K", bound=Hashable)
 
 SHADOWED = 8  # one key in so many also goes through the shadows, which are as much smaller than the tier
-LEAST = 256  # blobs of a shadow: what fewer hit is chance
-LEAD = 0.05  # of the cost asked for, that the last use alone must have saved more: chance stays below it
+TOGETHER = 32  # uses that the shadows saw count as one observation: those of one prompt hit or miss together
+ERRORS = 2.0  # standard errors that the last use alone must be ahead by: chance rarely is
 FADES = 3 / 4  # what evidence is worth after as many uses as a shadow holds blobs
 
 
@@ -19,18 +20,18 @@ class _Shadow(Generic[K]):
 
     def __init__(self, rule: Rule) -> None:
         self.evictor: Evictor[K] = Evictor(rule)
-        self.saved = 0.0
 
-    def ask(self, key: K, nbytes: int, *, cost: float, limit: float) -> None:
-        """A use: a hit where the key is held, and else it comes in."""
+    def ask(self, key: K, nbytes: int, *, cost: float, limit: float) -> float:
+        """A use: a hit where the key is held, and else it comes in. Returns the cost that it saves."""
         evictor = self.evictor
-        if key in evictor:
-            self.saved += cost
+        is_held = key in evictor
+        if is_held:
             evictor.used(key)
         elif nbytes <= limit:
             evictor.inserted(key, nbytes, cost=cost)
         for victim in evictor.victims(int(evictor.bytes - limit), lambda other: other != key):
             evictor.evicted(victim)
+        return cost if is_held else 0.0
 
 
 class AdaptiveEvictor(Evictor[K]):
@@ -43,7 +44,9 @@ class AdaptiveEvictor(Evictor[K]):
     def __init__(self) -> None:
         super().__init__()
         self._shadows: dict[Rule, _Shadow[K]] = {rule: _Shadow(rule) for rule in Rule}
-        self._asked = 0.0  # cost, of all uses that the shadows saw lately
+        self._ahead = 0.0  # cost that the last use alone saved more, of the uses that are counted together
+        self._lead = 0.0  # and in all of late
+        self._variance = 0.0  # of the lead, were neither better
         self._fresh = 0  # uses since evidence faded last
 
     @property
@@ -69,22 +72,22 @@ class AdaptiveEvictor(Evictor[K]):
     def _ask(self, key: K, nbytes: int, *, cost: float) -> None:
         if crc32(repr(key).encode()) % SHADOWED:
             return
-        for shadow in self._shadows.values():
-            shadow.ask(key, nbytes, cost=cost, limit=self.bytes / SHADOWED)
-        self._asked += cost
+        limit = self.bytes / SHADOWED
+        saved = {rule: shadow.ask(key, nbytes, cost=cost, limit=limit) for rule, shadow in self._shadows.items()}
+        self._ahead += saved[Rule.LAST_USE] - saved[Rule.USES]
         self._fresh += 1
-        least = min(len(shadow.evictor) for shadow in self._shadows.values())
-        if least >= LEAST and self._fresh >= least:
+        if not self._fresh % TOGETHER:
             self._judge()
 
     def _judge(self) -> None:
-        uses, last = self._shadows[Rule.USES], self._shadows[Rule.LAST_USE]
-        lead = last.saved - uses.saved
-        if lead > LEAD * self._asked:
+        self._lead += self._ahead
+        self._variance += self._ahead**2
+        self._ahead = 0.0
+        if self._lead > ERRORS * math.sqrt(self._variance):
             self.follow(Rule.LAST_USE)
-        elif lead <= 0:
+        elif self._lead < 0:
             self.follow(Rule.USES)
-        for shadow in (uses, last):
-            shadow.saved *= FADES
-        self._asked *= FADES
-        self._fresh = 0
+        if self._fresh >= min(len(shadow.evictor) for shadow in self._shadows.values()):
+            self._lead *= FADES
+            self._variance *= FADES**2
+            self._fresh = 0

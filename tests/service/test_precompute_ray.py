@@ -42,12 +42,9 @@ INSIDE = "TEST_APART"
 LOOPBACK = 'ip link set lo up && "$@"; exit $?'
 NAMESPACE = ("--net", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", LOOPBACK, "sh")
 COMMANDS = (("unshare", *NAMESPACE), ("unshare", "--user", "--map-root-user", *NAMESPACE))
-QUICK = {"period_ms": "500", "timeout_ms": "2000", "initial_delay_ms": "500", "failure_threshold": "4"}
-RAY = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",
-    **{f"RAY_health_check_{name}": value for name, value in QUICK.items()},
-}
+RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+CHECKS = {"period_ms": "500", "timeout_ms": "2000", "initial_delay_ms": "500", "failure_threshold": "4"}
+QUICK = {f"RAY_health_check_{name}": value for name, value in CHECKS.items()}  # a busy node may be taken for dead
 WAIT_S = 400
 PROGRESS = re.compile(r"[\d.,]+ \w+ of [\d.,]+ \w+: ")
 
@@ -140,8 +137,10 @@ class Place:
 class Cluster:
     """Nodes of a CPU each, at 127.0.0.1, 127.0.0.2 and so on; the first is the head."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: str) -> None:
+        """`settings` are of Ray's environment."""
         self._folder = folder
+        self._settings = {**RAY, **settings}
         self._nodes = 0
         self.address = f"127.0.0.1:{free_port()}"
 
@@ -159,7 +158,7 @@ class Cluster:
             command = ["unshare", "--mount", "sh", "-c", f'{before} && exec "$@"', "sh", *command]
         log = self._folder / f"node{self._nodes}.log"
         with log.open("wb") as out:
-            subprocess.run(command, env={**os.environ, **RAY}, stdout=out, stderr=out, check=True, timeout=120)
+            subprocess.run(command, env={**os.environ, **self._settings}, stdout=out, stderr=out, check=True, timeout=120)
 
     def kill(self, number: int) -> None:
         """Its raylet and all that came from it, as a power cut does."""
@@ -181,9 +180,9 @@ def short_folder() -> Generator[Path]:
 
 
 @contextmanager
-def cluster(*, nodes: int = 2) -> Generator[Cluster]:
+def cluster(*, nodes: int = 2, **settings: str) -> Generator[Cluster]:
     with short_folder() as folder:
-        made = Cluster(folder)
+        made = Cluster(folder, **settings)
         for _ in range(nodes):
             made.add()
         yield made
@@ -269,7 +268,7 @@ def test_a_node_lost_in_the_middle_changes_nothing_of_the_end(tmp_path: Path) ->
     root, local, spread = corpus(tmp_path, files=60), Place(tmp_path / "local"), Place(tmp_path / "spread")
     local.run(root)
     when = random.SystemRandom().randint(1, local.blobs() * 2 // 3)
-    with cluster() as found:
+    with cluster(**QUICK) as found:
         process = spread.start(root, "--executor", "ray", RAY_ADDRESS=found.address)
         wait_for(lambda: spread.blobs() >= when or process.poll() is not None, f"{when} are stored")
         assert process.poll() is None, when

@@ -2,7 +2,7 @@
 
 import pytest
 
-from store.tiers.adaptive_evictor import LEAST, SHADOWED, AdaptiveEvictor
+from store.tiers.adaptive_evictor import AdaptiveEvictor
 from store.tiers.eviction import Evictor
 from tests.bench.block_traces import CONVERSATIONS, conversations, equal_blocks, zipf
 from tests.bench.eviction import Lru, Ours, replay
@@ -24,9 +24,16 @@ def test_popularity_that_drifts_is_ranked_by_uses_as_before() -> None:
     assert replay(Ours(budget), blocks, budget) == replay(Ours(budget, Evictor), blocks, budget)
 
 
-def test_a_small_tier_that_cannot_tell_is_ranked_by_uses() -> None:
-    budget = LEAST * SHADOWED // 4
-    blocks = equal_blocks(conversations(5, **{**CONVERSATIONS["short"], "sessions": 300}))
+def test_a_small_tier_finds_out_too() -> None:
+    blocks = equal_blocks(conversations(6, **{**CONVERSATIONS["long"], "sessions": 300}))
+    by_uses, by_both, by_last = (replay(cache, blocks, 1000) for cache in (Ours(1000, Evictor), Ours(1000), Lru(1000)))
+    assert by_both - by_uses > (by_last - by_uses) / 2 > 0.02
+
+
+@pytest.mark.parametrize("alpha", [0, 0.9])
+@pytest.mark.parametrize("budget", [32, 100, 300, 1000])
+def test_chance_moves_no_tier(alpha: float, budget: int) -> None:
+    blocks = equal_blocks(zipf(9, alpha=alpha, drift=0, scans=0, length=20_000))
     assert replay(Ours(budget), blocks, budget) == replay(Ours(budget, Evictor), blocks, budget)
 
 
