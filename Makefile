@@ -15,6 +15,8 @@ LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platfor
 	--only-binary :all: --generate-hashes --no-header --no-annotate -c constraints.txt --extra cpu --extra postgres --extra readers --extra traces \
 	pyproject.toml
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
+# Processes of tests are many, and what one has compiled the next one need not; most of what they install nobody imports.
+export PYTHONDONTWRITEBYTECODE =
 TRITON := $(shell sed -n 's/^\(triton==[^ ]*\).*/\1/p' torch.lock)
 
 .DEFAULT_GOAL := help
@@ -40,7 +42,7 @@ $(RUNS): pyproject.toml constraints.txt
 $(INSTALLED): $(RUNS) torch.lock $(wildcard clients/*/pyproject.toml)
 	@test ! -e $(UNFINISHED) || $(MAKE) --always-make $(RUNS)
 	@touch $(UNFINISHED)
-	$(PIP) -q -e '.[dev]' $(patsubst %/pyproject.toml,-e %,$(wildcard clients/*/pyproject.toml))
+	$(PIP) -q --no-compile -e '.[dev]' $(patsubst %/pyproject.toml,-e %,$(wildcard clients/*/pyproject.toml))
 	test "$$(uname)" != Linux || $(PIP) -q --no-deps $(TRITON)
 	@touch $@ && rm $(UNFINISHED)
 

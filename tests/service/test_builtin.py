@@ -120,6 +120,7 @@ def test_its_tokenizer_writes_any_text() -> None:
         assert tokenizer.control.isdisjoint(tokenizer.encode_text(text))
 
 
+@pytest.mark.long
 def test_its_tokenizer_is_the_one_that_training_makes() -> None:
     assert Tokenizer(make_tokenizer(seed=SEED)).digest == builtin().tokenizer.digest
 

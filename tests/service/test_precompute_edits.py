@@ -189,7 +189,7 @@ SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Heal
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)  # a smaller example is not worth minutes
 
 
-@settings(SLOW, max_examples=10, derandomize=True, phases=UNSHRUNK)
+@settings(SLOW, max_examples=6, derandomize=True, phases=UNSHRUNK)
 @given(st.lists(steps, min_size=1, max_size=5))
 def test_whatever_was_edited_a_run_ends_as_a_fresh_one_does(history: list[Step]) -> None:
     _whatever_was_edited(history)
