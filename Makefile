@@ -15,8 +15,6 @@ LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platfor
 	--only-binary :all: --generate-hashes --no-header --no-annotate -c constraints.txt --extra cpu --extra postgres --extra readers --extra traces \
 	pyproject.toml
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
-# Processes of tests are many, and what one has compiled the next one need not; most of what they install nobody imports.
-export PYTHONDONTWRITEBYTECODE =
 TRITON := $(shell sed -n 's/^\(triton==[^ ]*\).*/\1/p' torch.lock)
 
 .DEFAULT_GOAL := help
@@ -38,7 +36,7 @@ $(RUNS): pyproject.toml constraints.txt
 	@touch $@ && rm $(UNFINISHED)
 
 # What the tests and checks need on top, and the client libraries. Triton, which comes with torch where there is a GPU,
-# has an interpreter that runs a GPU's kernels without one.
+# has an interpreter that runs a GPU's kernels without one. What of all that is imported is compiled then.
 $(INSTALLED): $(RUNS) torch.lock $(wildcard clients/*/pyproject.toml)
 	@test ! -e $(UNFINISHED) || $(MAKE) --always-make $(RUNS)
 	@touch $(UNFINISHED)
@@ -52,10 +50,13 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --threads 2 --pythonpath $(PY)
 	$(PY) -m pytest tests/test_architecture.py
 
+# Tests start many processes: what one has compiled the next one need not, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE =
+
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
 test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas bench eval model: export OMP_WAIT_POLICY = PASSIVE
 
-# One file's tests run in one process, which computes with one thread. A quarter of its time it waits, so three fill two cores.
+# One file's tests run in one process, which computes with one thread. It often waits, so four fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 

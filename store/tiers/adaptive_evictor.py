@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import TypeVar
 from zlib import crc32
 
 from store.tiers.eviction import Evictor, Rule
@@ -15,22 +15,18 @@ ERRORS = 2.0  # standard errors that the last use alone must be ahead by: chance
 FADES = 3 / 4  # what evidence is worth after as many uses as a shadow holds blobs
 
 
-class _Shadow(Generic[K]):
+class _Shadow(Evictor[K]):
     """What a tier would hold under one rule."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.evictor: Evictor[K] = Evictor(rule)
 
     def ask(self, key: K, nbytes: int, *, cost: float, limit: float) -> float:
         """A use: a hit where the key is held, and else it comes in. Returns the cost that it saves."""
-        evictor = self.evictor
-        is_held = key in evictor
+        is_held = key in self
         if is_held:
-            evictor.used(key)
+            self.used(key)
         elif nbytes <= limit:
-            evictor.inserted(key, nbytes, cost=cost)
-        for victim in evictor.victims(int(evictor.bytes - limit), lambda other: other != key):
-            evictor.evicted(victim)
+            self.inserted(key, nbytes, cost=cost)
+        for victim in self.victims(int(self.bytes - limit), lambda other: other != key):
+            self.evicted(victim)
         return cost if is_held else 0.0
 
 
@@ -51,7 +47,7 @@ class AdaptiveEvictor(Evictor[K]):
 
     @property
     def entries(self) -> int:
-        return super().entries + sum(shadow.evictor.entries for shadow in self._shadows.values())
+        return super().entries + sum(shadow.entries for shadow in self._shadows.values())
 
     def inserted(self, key: K, bytes: int, *, cost: float) -> None:
         if key not in self:
@@ -66,7 +62,7 @@ class AdaptiveEvictor(Evictor[K]):
 
     def removed(self, key: K) -> None:
         for shadow in self._shadows.values():
-            shadow.evictor.removed(key)
+            shadow.removed(key)
         super().removed(key)
 
     def _ask(self, key: K, nbytes: int, *, cost: float) -> None:
@@ -87,7 +83,7 @@ class AdaptiveEvictor(Evictor[K]):
             self.follow(Rule.LAST_USE)
         elif self._lead < 0:
             self.follow(Rule.USES)
-        if self._fresh >= min(len(shadow.evictor) for shadow in self._shadows.values()):
+        if self._fresh >= min(map(len, self._shadows.values())):
             self._lead *= FADES
             self._variance *= FADES**2
             self._fresh = 0
