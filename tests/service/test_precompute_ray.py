@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -42,9 +42,13 @@ INSIDE = "TEST_APART"
 LOOPBACK = 'ip link set lo up && "$@"; exit $?'
 NAMESPACE = ("--net", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", LOOPBACK, "sh")
 COMMANDS = (("unshare", *NAMESPACE), ("unshare", "--user", "--map-root-user", *NAMESPACE))
-RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-CHECKS = {"period_ms": "500", "timeout_ms": "2000", "initial_delay_ms": "500", "failure_threshold": "4"}
-QUICK = {**RAY, **{f"RAY_health_check_{name}": value for name, value in CHECKS.items()}}  # takes a busy node for dead
+QUICK = {"period_ms": "500", "timeout_ms": "2000", "initial_delay_ms": "500", "failure_threshold": "4"}
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",  # of 15, which beside other tests is no time at all
+    **{f"RAY_health_check_{name}": value for name, value in QUICK.items()},
+}
 WAIT_S = 400
 PROGRESS = re.compile(r"[\d.,]+ \w+ of [\d.,]+ \w+: ")
 
@@ -137,10 +141,8 @@ class Place:
 class Cluster:
     """Nodes of a CPU each, at 127.0.0.1, 127.0.0.2 and so on; the first is the head."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
-        """`settings` are of Ray's environment."""
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._settings = settings
         self._nodes = 0
         self.address = f"127.0.0.1:{free_port()}"
 
@@ -158,9 +160,7 @@ class Cluster:
             command = ["unshare", "--mount", "sh", "-c", f'{before} && exec "$@"', "sh", *command]
         log = self._folder / f"node{self._nodes}.log"
         with log.open("wb") as out:
-            subprocess.run(
-                command, env={**os.environ, **self._settings}, stdout=out, stderr=out, check=True, timeout=120
-            )
+            subprocess.run(command, env={**os.environ, **RAY}, stdout=out, stderr=out, check=True, timeout=120)
 
     def kill(self, number: int) -> None:
         """Its raylet and all that came from it, as a power cut does."""
@@ -182,9 +182,9 @@ def short_folder() -> Generator[Path]:
 
 
 @contextmanager
-def cluster(*, nodes: int = 2, settings: Mapping[str, str] = RAY) -> Generator[Cluster]:
+def cluster(*, nodes: int = 2) -> Generator[Cluster]:
     with short_folder() as folder:
-        made = Cluster(folder, settings)
+        made = Cluster(folder)
         for _ in range(nodes):
             made.add()
         yield made
@@ -270,7 +270,7 @@ def test_a_node_lost_in_the_middle_changes_nothing_of_the_end(tmp_path: Path) ->
     root, local, spread = corpus(tmp_path, files=60), Place(tmp_path / "local"), Place(tmp_path / "spread")
     local.run(root)
     when = random.SystemRandom().randint(1, local.blobs() * 2 // 3)
-    with cluster(settings=QUICK) as found:
+    with cluster() as found:
         process = spread.start(root, "--executor", "ray", RAY_ADDRESS=found.address)
         wait_for(lambda: spread.blobs() >= when or process.poll() is not None, f"{when} are stored")
         assert process.poll() is None, when
