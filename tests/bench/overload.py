@@ -29,7 +29,8 @@ import numpy as np
 
 from service.access.control import Control
 from service.access.principal import Role
-from tests.bench.serving import Json, Server, free_port, resident_mb, server, until
+from tests.bench.serving import Json, Server, resident_mb, server, until
+from tests.servers.free_port import free_port
 
 LOADS = ("requests", "bodies", "readers", "heads", "followers", "unfinished", "grammars")
 SCHEMAS: tuple[Json, ...] = (

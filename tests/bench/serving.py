@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from service.quality.cases import Case
 from service.quality.suites import Draw, multihop
 from service.settings import load_settings
 from tests.bench.models import random_model
+from tests.servers.free_port import free_port
 
 SEED = 77
 TOKENS = 24
@@ -241,12 +241,6 @@ def server(threads: int, model: str, *, memory: str = "2GB", store: str = "") ->
         finally:
             process.terminate()
             process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def until(holds: Callable[[], bool], *, seconds: float = 60) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import service
+from tests.servers.free_port import free_port
 
 DELIVERED = Path(service.__file__).parent / "deploy" / "nginx.conf"
 _SERVERS = re.compile(r"^( +server )[\w-]+:\d+( max_fails.*\n)", re.MULTILINE)
@@ -27,8 +28,7 @@ def nginx(urls: Sequence[str]) -> Iterator[str | None]:
         return
     with tempfile.TemporaryDirectory(prefix="kvweave-nginx-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            port = listening.getsockname()[1]
+        port = free_port()
         (folder / "nginx.conf").write_text(_told(folder, urls, port=port))
         (folder / "log").touch()
         user = "nobody" if os.geteuid() == 0 else None

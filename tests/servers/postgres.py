@@ -9,7 +9,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import psycopg
+
+from tests.servers.free_port import free_port
 
 SECRET = "kv-secret-4711"  # the password of whoever the service logs in as
 _PLACES = ("/usr/lib/postgresql/17/bin", "/usr/lib/postgresql/16/bin", "/usr/lib/postgresql/15/bin")
@@ -36,8 +37,7 @@ class PostgresServer:
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            self.port: int = listening.getsockname()[1]
+        self.port = free_port()
         self._programs = programs
         self._process: subprocess.Popen[bytes] | None = None
         self._user = "nobody" if os.geteuid() == 0 else None

@@ -32,6 +32,7 @@ from service.commands.serve import server_over
 from service.settings import PREFIX, Settings
 from store.blob_store import BlobStore
 from tests.nursery import FEW, Nursery, nursing
+from tests.servers.free_port import free_port
 from tests.servers.postgres import PostgresServer, postgres_server
 
 WAIT_S = 120  # for what a working service does at once
@@ -261,11 +262,6 @@ def client_of(base_url: str, key: str) -> httpx.Client:
     """A client that holds this key, or none where it is empty."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return httpx.Client(base_url=base_url, headers=headers, timeout=WAIT_S, trust_env=False)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
 
 
 def wait_for(is_so: Callable[[], object], what: str, *, log: Path | None = None) -> None:

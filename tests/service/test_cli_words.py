@@ -25,7 +25,8 @@ from service.commands.console import address, lasting, size
 from service.settings import PREFIX
 from store.scrub import GRACE_S
 from store.url import open_store
-from tests.service.serving import free_port, kvweave
+from tests.servers.free_port import free_port
+from tests.service.serving import kvweave
 from tests.store.samples import blob
 
 NARROW = 60  # columns of the narrowest terminal that the help pages are made for

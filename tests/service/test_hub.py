@@ -7,7 +7,8 @@ from huggingface_hub import constants
 
 from service.model.hub import hub_checkpoint
 from service.settings import SettingsError
-from tests.service.serving import free_port, kvweave_ended
+from tests.servers.free_port import free_port
+from tests.service.serving import kvweave_ended
 
 NAME = "somebody/some-model"
 

@@ -32,8 +32,9 @@ from store.key import CacheKey
 from store.reader import BlobReader
 from store.record import LayerKV, Record
 from store.url import open_store
+from tests.servers.free_port import free_port
 from tests.servers.s3 import moto_server
-from tests.service.serving import KVWEAVE, free_port, wait_for
+from tests.service.serving import KVWEAVE, wait_for
 from tests.service.test_precompute import held
 
 pytest.importorskip("ray", reason="needs the extra kvweave[ray]")

@@ -11,7 +11,8 @@ import pytest
 
 from service.quality.cases import Case
 from service.quality.suites import Draw, multihop
-from tests.service.serving import Inside, Json, free_port, good, in_process, put_in, settings_in, wait_for
+from tests.servers.free_port import free_port
+from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in, wait_for
 from tests.vllm.vllm_server import MODEL, PYTHON, VllmOptions, VllmServer
 
 ANSWER = 24  # tokens at most

@@ -16,7 +16,7 @@ from types import TracebackType
 import httpx
 
 from service.builtin import CHECKPOINT
-from tests.service.serving import free_port
+from tests.servers.free_port import free_port
 
 PYTHON = "VLLM_PYTHON"  # the interpreter of that environment
 START_S = 900.0

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from service.generator.vllm_engine import VllmEngine
+from tests.servers.free_port import free_port
 from tests.service.generator.scripted_vllm import VllmScript, scripted_vllm
 from tests.service.serving import (
     Inside,
     Json,
-    free_port,
     in_process,
     put_in,
     settings_in,
