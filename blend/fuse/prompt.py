@@ -1,11 +1,16 @@
 """Prompts made of segments, and where each token stands. Knows token ids and where a record comes from, no tensors."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
 from typing import Protocol
 
+import numpy as np
+
 from blend.errors import PromptError
-from blend.model.fingerprint import Fingerprint, digest_ids
+from blend.model.fingerprint import Fingerprint, digest_ids, packed_ids
 from store.errors import Miss, MissReason
 from store.record import FramedRecord, LayerKV, PackedLayer, ReadFrames, Record, Tail
 
@@ -107,8 +112,7 @@ class Prompt:
     @property
     def ids(self) -> tuple[int, ...]:
         """All tokens in order."""
-        middle = [each for segment in self.segments for each in segment.ids]
-        return (*self.prefix, *middle, *self.suffix)
+        return (*self.prefix, *chain.from_iterable([segment.ids for segment in self.segments]), *self.suffix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,12 @@ class PromptLayout:
 
 def check_ids(ids: Sequence[int], *, vocabulary: int) -> None:
     """Raise PromptError for an id that the model has no row for; on an accelerator it would end the process."""
-    strange = next((each for each in (min(ids, default=0), max(ids, default=0)) if not 0 <= each < vocabulary), None)
+    try:
+        numbers = np.frombuffer(packed_ids(ids), "<i8")
+        bounds = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+    except struct.error:  # numbers that no integer of eight bytes holds
+        bounds = min(ids), max(ids)
+    strange = next((each for each in bounds if not 0 <= each < vocabulary), None)
     if strange is not None:
         raise PromptError(
             f"token id {strange} is not in the model's vocabulary of {vocabulary}: another tokenizer made it"
@@ -205,9 +214,14 @@ def _tail(prompt: Prompt, index: int, *, source: RecordSource) -> int:
 def _why_not(chunk: ChunkSegment, fingerprint: Fingerprint) -> MissReason | None:
     if chunk.source is None:
         return MissReason.ABSENT
-    theirs = chunk.source.fingerprint
-    differing = replace(theirs, prefix=fingerprint.prefix).differs(fingerprint)
+    differing = _differing(chunk.source.fingerprint, fingerprint)
     if differing is not None:
         return MissReason(differing)
     same = chunk.source.tokens == len(chunk.ids) and chunk.source.ids_digest in ("", digest_ids(chunk.ids))
     return None if same else MissReason.TOKENS
+
+
+@lru_cache
+def _differing(theirs: Fingerprint, ours: Fingerprint) -> str | None:
+    """The first field that is not the same, but for the prefix. A prompt's chunks mostly have one fingerprint."""
+    return replace(theirs, prefix=ours.prefix).differs(ours)

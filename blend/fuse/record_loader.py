@@ -3,17 +3,16 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass
 from functools import lru_cache
-from threading import Event, Lock
-from typing import NamedTuple
+from itertools import groupby
+from threading import Condition, Event
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.fuse.prompt import ChunkSpan
@@ -21,13 +20,14 @@ from blend.fuse.unpack import first_rows, unpack_joined
 from blend.model.context import Context, LayerShape, Slots, numbers, scattered
 from blend.model.decoder import Decoder
 from blend.model.row_turn import FramedRows, framed_rows
-from store.record import LAYOUT_AT, FramedRecord, LayerKV, PackedLayer, Scales
+from store.record import LAYOUT_AT, FramedRecord, LayerKV, PackedLayer
 
 JOINED = 1 << 18  # numbers of short records that are unpacked together
 PLACED = 1 << 21  # and of packed ones that are placed at once, where that leaves each thread two such units of a layer
 UNIT = 1 << 19  # or of as many: fewer take less time than threads need to pass the interpreter's lock on
+NEAR = 1 << 22  # and of records that are in memory, of several layers
 ON_DEVICE = 1 << 23  # and of any, on a GPU: its calls cost more than its work, and what stands between takes memory
-NEAR = 1 << 26  # and there of records that are in memory, of several layers
+NEAR_DEVICE = 1 << 26  # and there of records that are in memory
 THREADS = min(8, max(2, (os.cpu_count() or 1) // 2))  # more would take the interpreter's lock from the model's thread
 
 
@@ -76,15 +76,11 @@ def _heads_and_dims(shape: LayerShape) -> tuple[int, ...]:
     return astuple(shape)
 
 
-class _NearRows(NamedTuple):
-    """Rows (L, N, R) of all layers of spans that are near, and where these stand."""
-
-    rows: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    sizes: Scales
-
-
 _Unit = tuple[Sequence[int], Sequence[ChunkSpan]]  # layers, and the spans of them that are placed together
+
+
+def _tokens(spans: Sequence[ChunkSpan]) -> int:
+    return sum([span.recorded for span in spans])
 
 
 class RecordLoader:
@@ -116,30 +112,38 @@ class RecordLoader:
         self._began = time.perf_counter()
         self._stopped = Event()
         self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
-        self._rows: dict[tuple[int, ...], _NearRows] = {}  # by chunks
+        self._rows: dict[tuple[int, ...], FramedRows] = {}  # of all layers, by chunks
         self._is_apart = is_apart(decoder.device)
-        layers = decoder.model_layers.keeping
-        self._near = self._found_near(layers)
-        near = [*self._told_at_once(layers)] if self._is_apart else []
-        units = [*near, *self._read_in_turn(layers, threads=readers.threads)]
+        alike = [*self._alike(decoder.model_layers.keeping)]
+        self._near = self._found_near({span.chunk: span for _, spans in alike for span in spans})
+        near, far = self._units_of(alike, threads=readers.threads)
+        units = [*near, *far] if self._is_apart else sorted([*near, *far], key=lambda unit: unit[0][0])
         self._units = iter(units)
         self._missing = Counter(layer for some, _ in units for layer in some)  # units of it that do not stand there yet
-        self._layers: dict[int, Future[torch.Event | None]] = {layer: Future() for layer in self._missing}
-        self._lock = Lock()  # of all that the readers change
+        self._events: dict[int, torch.Event] = {}  # behind which a layer stands there, on a GPU
+        self._failed: Exception | None = None
+        self._awaited = set[int]()
+        self._changed = Condition()  # of all that the readers change
         self._stream = readers.stream(decoder.device)
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream(decoder.device))
-        workers = min(readers.threads, len(units) - len(near) + bool(near))  # one tells a GPU of all that is near
+        many = len(far) + bool(near) if self._is_apart else len(units)  # one tells a GPU of all that is near
+        workers = min(readers.threads, many)
         self._work = [readers.submit(self._read) for _ in range(workers)]
 
     def wait(self, layer: int) -> None:
         """Return once the layer's cached rows stand in the context. Raises Damaged where one cannot be read."""
-        loaded = self._layers.get(layer)
-        if loaded is None:
-            return
-        start = time.perf_counter()
-        event = loaded.result()
-        self.waited_s += time.perf_counter() - start
+        if self._missing[layer]:
+            start = time.perf_counter()
+            with self._changed:
+                self._awaited.add(layer)
+                self._changed.wait_for(lambda: self._failed or not self._missing[layer])
+                self._awaited.remove(layer)
+            self.waited_s += time.perf_counter() - start
+            if self._missing[layer]:
+                assert self._failed is not None
+                raise self._failed
+        event = self._events.get(layer)
         if event is not None:
             torch.cuda.current_stream(self._decoder.device).wait_event(event)
 
@@ -157,33 +161,33 @@ class RecordLoader:
                 while unit := self._next():
                     self._placed(unit[0], nbytes=self._place(*unit))
         except Exception as error:
-            with self._lock:
-                for loaded in self._layers.values():
-                    if not loaded.done():
-                        loaded.set_exception(error)
+            with self._changed:
+                self._failed = self._failed or error
+                self._changed.notify_all()
             self._stopped.set()  # not before: the other threads end by an error that is not theirs to tell
 
     def _next(self) -> _Unit | None:
-        with self._lock:
+        with self._changed:
             return next(self._units, None)
 
     def _placed(self, layers: Sequence[int], *, nbytes: int) -> None:
-        with self._lock:
+        with self._changed:
             self.bytes += nbytes
             self.read_s = time.perf_counter() - self._began
             for layer in layers:
+                if self._stream and self._missing[layer] == 1:
+                    self._events[layer] = self._stream.record_event()
                 self._missing[layer] -= 1
-                if not self._missing[layer] and not (loaded := self._layers[layer]).done():
-                    loaded.set_result(self._stream.record_event() if self._stream else None)
+            if any(not self._missing[layer] for layer in self._awaited):
+                self._changed.notify_all()
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def _found_near(self, layers: Sequence[int]) -> dict[int, FramedRecord]:
+    def _found_near(self, spans: Mapping[int, ChunkSpan]) -> dict[int, FramedRecord]:
         """Records that stand in memory as this model's layers are placed, by chunks. A GPU may be reading that memory
         until all is closed.
         """
-        spans = {span.chunk: span for layer in layers for span in self._wanted(layer)}
         shapes = tuple(shape and _heads_and_dims(shape) for shape in self._decoder.model_layers.shapes)
         found = {chunk: span.source.framed for chunk, span in spans.items()} if self._decoder.places_frames else {}
         return {
@@ -192,31 +196,43 @@ class RecordLoader:
             if framed and framed.tokens == spans[chunk].recorded and framed.shapes == shapes
         }
 
-    def _told_at_once(self, layers: Sequence[int]) -> Iterator[_Unit]:
-        """Yields what a GPU is told of at once: spans that are near, of one layer, one more, two, four and so on."""
-        some, found, before = list[int](), list[ChunkSpan](), 0
-        for layer in layers:
-            spans, shape = [span for span in self._wanted(layer) if span.chunk in self._near], self._shape(layer)
-            most = NEAR // max(1, sum([span.recorded for span in spans]) * shape.numbers)
-            is_next = some and spans == found and shape == self._shape(some[0])
-            if some and not (is_next and len(some) < min(most, before)):
-                yield some, found
-                before, some = before + len(some), []
-            if spans:
-                found, some = spans, [*some, layer]
-        if some:
-            yield some, found
+    def _alike(self, layers: Sequence[int]) -> Iterator[_Unit]:
+        """Yields neighbours among layers that have the same shape, with the spans that all of them need."""
+        for _, neighbours in groupby(layers, key=lambda layer: (self._shape(layer), self._wanted(layer))):
+            some = [*neighbours]
+            yield some, self._wanted(some[0])
 
-    def _read_in_turn(self, layers: Sequence[int], *, threads: int) -> Iterator[_Unit]:
-        """Yields the other spans that a layer needs, short neighbours together: calls cost more than what they do."""
-        for layer in layers:
-            spans, each = self._wanted(layer), self._shape(layer).numbers
-            wanted = sum([span.recorded for span in spans]) * each
+    def _units_of(self, alike: Iterable[_Unit], *, threads: int) -> tuple[list[_Unit], list[_Unit]]:
+        """What is placed together: of spans that are near, layers together, and of others."""
+        near, far, told = list[_Unit](), list[_Unit](), 0
+        for layers, spans in alike:
+            here = [span for span in spans if span.chunk in self._near]
+            there = [span for span in spans if span.chunk not in self._near]
+            each = self._shape(layers[0]).numbers
+            wanted = _tokens(spans) * each
             most = ON_DEVICE if self._is_apart else max(UNIT, min(PLACED, wanted // (2 * threads)))
-            near = [] if self._is_apart else [span for span in spans if span.chunk in self._near]
-            far = [span for span in spans if span.chunk not in self._near]
-            for some in (*self._joined(near, most=most // each), *self._joined(far, most=most // each)):
-                yield [layer], some
+            groups = [*self._joined(there, most=most // each)]
+            far += [([layer], group) for layer in layers for group in groups]
+            if here:
+                near += self._near_units(layers, here, before=told, threads=threads)
+                told += len(layers)
+        return near, far
+
+    def _near_units(
+        self, layers: Sequence[int], spans: Sequence[ChunkSpan], *, before: int, threads: int
+    ) -> Iterator[_Unit]:
+        """Yields one layer, one more, two, four and so on: a GPU is told of them at once, each thread of a CPU of a
+        part of the spans.
+        """
+        tokens, shape, place = _tokens(spans), self._shape(layers[0]), 0
+        most = max(1, (NEAR_DEVICE if self._is_apart else NEAR * threads) // (tokens * shape.numbers))
+        while place < len(layers):
+            some = layers[place : place + min(most, max(1, before + place))]
+            place += len(some)
+            together = shape.numbers * len(some)
+            part = max(UNIT, min(NEAR, tokens * together // threads))
+            for group in [spans] if self._is_apart else self._joined(spans, most=-(-part // together)):
+                yield some, group
 
     def _joined(self, spans: Sequence[ChunkSpan], *, most: int) -> Iterator[list[ChunkSpan]]:
         """Yields them in lists of so many tokens at most, or of one."""
@@ -238,7 +254,7 @@ class RecordLoader:
             for layer in layers:
                 self._place_far(layer, spans)
         numbers = sum([self._shape(layer).numbers for layer in layers])
-        return sum([span.recorded for span in spans]) * numbers * self._decoder.dtype.itemsize
+        return _tokens(spans) * numbers * self._decoder.dtype.itemsize
 
     def _place_near(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> None:
         if self._stopped.is_set():
@@ -248,9 +264,8 @@ class RecordLoader:
             records = [self._near[chunk] for chunk in chunks]
             rows = np.concatenate([each.rows for each in records], axis=1)
             slots = np.array([(span.start, span.stop) for span in spans], np.int64)
-            near = self._rows[chunks] = _NearRows(rows, slots, records[0].sizes)
-        stored = {layer: FramedRows(near.rows[layer], near.slots, near.sizes) for layer in layers}
-        self._decoder.place_packed(self._context, stored)
+            near = self._rows[chunks] = FramedRows(rows, slots, records[0].sizes)
+        self._decoder.place_packed(self._context, layers, stored=near._replace(rows=near.rows[[*layers]]))
         if self._tell is not None:
             for layer in layers:
                 for span in spans:
@@ -263,7 +278,7 @@ class RecordLoader:
         stored = [(span, self._stored(layer, span)) for span in spans]
         packed = [(span.start, span.stop, each) for span, each in stored if decoder.takes_packed(each)]
         if packed:
-            decoder.place_packed(self._context, {layer: framed_rows(packed)})
+            decoder.place_packed(self._context, [layer], stored=framed_rows(packed))
         if len(packed) < len(stored):
             self._place_plain(layer, [(span, each) for span, each in stored if not decoder.takes_packed(each)])
         if self._tell is not None:
@@ -280,7 +295,7 @@ class RecordLoader:
         if found.rows[:, LAYOUT_AT].tolist() != [span.recorded for span in spans]:
             return False
         slots = np.array([(span.start, span.stop) for span in spans], np.int64)
-        self._decoder.place_packed(self._context, {layer: FramedRows(found.rows, slots, found.sizes)})
+        self._decoder.place_packed(self._context, [layer], stored=FramedRows(found.rows[None], slots, found.sizes))
         return True
 
     def _tell_packed(self, layer: int, span: ChunkSpan, *, stored: LayerKV | PackedLayer) -> None:

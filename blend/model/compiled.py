@@ -17,7 +17,6 @@ from numba import (
     int64,
     njit,
     types,
-    uint8,
     uint16,
     uint32,
 )
@@ -77,14 +76,20 @@ def _chosen_cast(x: types.Type, to: types.Type, like: types.Type) -> Callable[..
 
 
 @intrinsic
-def _pointer(typing: object, address: types.Type) -> tuple[Signature, Callable[..., Value]]:
+def _pointer(typing: object, address: types.Type, like: types.Type) -> tuple[Signature, Callable[..., Value]]:
     def converted(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Value]) -> Value:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(uint8)(int64), converted
+    return types.CPointer(like)(int64, like), converted
 
 
 @compiled
 def bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
     """The memory at an address, as an array that counts no references."""
-    return carray(_pointer(address), nbytes)
+    return carray(_pointer(address, np.uint8(0)), nbytes)
+
+
+@compiled
+def words_at(address: int, shape: tuple[int, int, int], like: Word) -> NDArray[Word]:
+    """The same of words, which are like this one."""
+    return carray(_pointer(address, like), shape)

@@ -1,6 +1,6 @@
 """A model as the rest of blend sees it: passes over rows, buffers, and keys that move between positions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TypeGuard
 
@@ -151,20 +151,18 @@ class Decoder:
         """Whether `place_packed` can place what is stored."""
         return self.places_frames and isinstance(stored, PackedLayer) and bool(stored.framed)
 
-    def place_packed(self, context: Context, stored: Mapping[int, FramedRows]) -> None:
+    def place_packed(self, context: Context, layers: Sequence[int], *, stored: FramedRows) -> None:
         """The same as `place` of what some layers have in frames, several times quicker. Their keys and values have the
         same heads and dims.
         """
         assert self._placer is not None
-        layers = list[LayerPlaces]()
-        for layer, rows in stored.items():
-            turns = self._turns_of(self.rule(layer), stop=int(rows.slots[:, 1].max()))
-            layers.append(LayerPlaces((context.keys(layer), context.values(layer)), rows, turns))
-        self._placer.place(layers)
+        self.prepare(int(stored.slots[:, 1].max()))
+        out = [(context.keys(layer), context.values(layer)) for layer in layers]
+        self._placer.place(LayerPlaces(out, stored, [self._turns_of(self.rule(layer)) for layer in layers]))
 
-    def _turns_of(self, rule: LayerRule, *, stop: int) -> tuple[RowTurn, RowTurn]:
-        """How rows below `stop` turn, as the placer takes it; kept while the tables stay."""
-        turned = self.angles_at(rule, slice(None), stop=stop)
+    def _turns_of(self, rule: LayerRule) -> tuple[RowTurn, RowTurn]:
+        """How rows turn at positions that are prepared, as the placer takes it; kept while the tables stay."""
+        turned = self._tables[rule.table] if rule.turns else UNTURNED
         kept = self._turns.get(rule)
         if kept is None or kept[0] is not turned:
             kept = self._turns[rule] = turned, (RowTurn(rule.keys, turned), RowTurn(rule.values, turned))

@@ -1,11 +1,11 @@
 """What must match before a stored record may be used. Knows texts and numbers; digests.py knows tensors and files."""
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Self
 
-import numpy as np
 from blake3 import blake3
 
 DIGEST_BYTES = 16
@@ -50,9 +50,14 @@ class Fingerprint:
         return cls(**given)
 
 
+def packed_ids(ids: Sequence[int]) -> bytes:
+    """Token ids in eight bytes each. Raises `struct.error` for numbers that need more."""
+    return struct.pack(f"<{len(ids)}q", *ids)
+
+
 def digest_ids(ids: Sequence[int]) -> str:
     """A digest of token ids: of a chunk, or of what it is captured behind."""
-    return blake3(np.asarray(ids, dtype="<i8").tobytes()).hexdigest(DIGEST_BYTES)
+    return blake3(packed_ids(ids)).hexdigest(DIGEST_BYTES)
 
 
 def digest_of(value: object) -> str:

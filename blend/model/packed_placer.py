@@ -5,8 +5,8 @@ but nothing is written between codes and context, which takes a quarter of the t
 """
 
 import logging
-from collections.abc import Sequence
 from functools import cache
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 IS_COMPILED = place_kernel is not None  # so that codes are placed as they lie in frames, on a CPU
 
-_NO_ROWS, _NO_SIZES = np.zeros((0, ROW), np.int64), np.zeros(0, np.float32)
+_NO_ROWS, _NO_SLOTS, _NO_SIZES = np.zeros((1, 0, ROW), np.int64), np.zeros((0, 2), np.int64), np.zeros(0, np.float32)
 _NO_TURN = RowTurn().arrays
-_WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
+_WORDS = {torch.float32: np.uint32(0), torch.bfloat16: np.uint16(0)}
 
 
 @cache
@@ -52,19 +52,26 @@ class PackedPlacer:
 
     def __init__(self, dtype: torch.dtype) -> None:
         assert place_kernel is not None
-        self._words = _WORDS[dtype]
+        self._word = _WORDS[dtype]
         self._limit = np.float32(torch.finfo(dtype).max)
         self._kernel = place_kernel(is_short=dtype == torch.bfloat16)
         self._learn_types()
 
-    def place(self, layers: Sequence[LayerPlaces]) -> None:
-        """Write what is stored of some layers, each in one call."""
-        for out, stored, turns in layers:
-            keys, values = (each.view(self._words).numpy() for each in out)
-            both = turns[0].arrays, turns[1].arrays
-            self._kernel((stored.rows, stored.slots), stored.sizes, self._limit, both, (keys, values))
+    def place(self, layers: LayerPlaces) -> None:
+        """Write what is stored, layers by one call that turn alike."""
+        out, (rows, slots, sizes), turns = layers
+        assert all(each.is_contiguous() for both in out for each in both), "a layer's keys lie in one piece"
+        begins = np.array([[each.data_ptr() for each in both] for both in out], np.int64)
+        shapes = tuple(out[0][0].shape), tuple(out[0][1].shape)
+        stop = 0
+        for _, alike in groupby(turns, key=id):
+            same = [*alike]
+            start, stop = stop, stop + len(same)
+            angles = same[0][0].arrays, same[0][1].arrays
+            buffers = begins[start:stop], *shapes, self._word
+            self._kernel((rows[start:stop], slots), sizes, self._limit, angles, buffers)
 
     def _learn_types(self) -> None:
         """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""
-        nowhere = torch.zeros((0, 0, 0), dtype=self._words).numpy()
-        self._kernel((_NO_ROWS, _NO_ROWS), _NO_SIZES, self._limit, (_NO_TURN, _NO_TURN), (nowhere, nowhere))
+        nowhere = np.zeros((1, 2), np.int64), (0, 0, 0), (0, 0, 0), self._word
+        self._kernel((_NO_ROWS, _NO_SLOTS), _NO_SIZES, self._limit, (_NO_TURN, _NO_TURN), nowhere)

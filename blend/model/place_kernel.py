@@ -12,7 +12,7 @@ from numba import boolean, float32, int64, njit, types, uint16, uint32, void
 from numba.np.unsafe.ndarray import to_fixed_tuple  # pyright: ignore[reportUnknownVariableType]
 from numpy.typing import NDArray
 
-from blend.model.compiled import Word, bytes_at, cast, compiled_apart
+from blend.model.compiled import Word, bytes_at, cast, compiled_apart, words_at
 from blend.model.lanes import (
     LANES,
     Lanes,
@@ -39,7 +39,9 @@ from store.record import LAYOUT_AT, START, Codes, FrameLayout, Scales
 
 Words = NDArray[np.uint16 | np.uint32]
 Numbers = NDArray[np.int64]
-Parts = tuple[Numbers, Numbers]  # rows of `FramedPart`, record by record; the slots of each, and the one behind it
+Parts = tuple[Numbers, Numbers]  # rows of `FramedPart` (L, N, R), record by record; slots of each, the one behind it
+Shape = tuple[int, int, int]
+Buffers = tuple[Numbers, Shape, Shape, Word]  # where keys and values of each layer are, (L, 2); their shapes; a word
 Cut = tuple[int, int, np.float32]  # tokens that are placed, the slot of the first, the largest number of the dtype
 Turning = tuple[bool, int, Floats, Floats]  # whether halves are paired, the first number that turns, cosines and sines
 Packed = tuple[Codes, int, np.float32, np.float32]  # rows (P, D), bits of a code, the middle between codes, the largest
@@ -272,23 +274,26 @@ def _place_values(  # noqa: PLR0917
 
 
 def _place(  # numba knows no keywords
-    parts: Parts, sizes: Scales, limit: np.float32, turning: tuple[Turning, Turning], out: tuple[Words, Words]
+    parts: Parts, sizes: Scales, limit: np.float32, turning: tuple[Turning, Turning], out: Buffers
 ) -> None:
-    """Writes keys and values of a layer's parts to their slots (H, C, D)."""
-    rows, slots = parts
-    longest, record = 0, -1
-    for row in rows:
+    """Writes keys and values of some layers' parts to their slots (H, C, D)."""
+    (rows, slots), (places, key_shape, value_shape, like) = parts, out
+    longest = 0
+    for row in rows.reshape(-1, rows.shape[2]):
         longest = max(longest, row[LAYOUT_AT + 1])
-    room = room_for(longest, max(out[0].shape[2], out[1].shape[2]))
-    for row in rows:
-        start, layout = row[START], FrameLayout(*to_fixed_tuple(row[LAYOUT_AT:], 13))
-        record += start == 0
-        slot = slots[record, 0] + start
-        cut = min(layout.tokens, slots[record, 1] - slot), slot, limit
-        if cut[0] > 0:
-            data = bytes_at(row[0], row[1])
-            _place_keys(data, sizes, layout, cut, turning[0], out[0], room)
-            _place_values(data, sizes, layout, cut, turning[1], out[1], room)
+    room = room_for(longest, max(key_shape[2], value_shape[2]))
+    for layer in range(len(rows)):
+        keys, values = words_at(places[layer, 0], key_shape, like), words_at(places[layer, 1], value_shape, like)
+        record = -1
+        for row in rows[layer]:
+            start, layout = row[START], FrameLayout(*to_fixed_tuple(row[LAYOUT_AT:], 13))
+            record += start == 0
+            slot = slots[record, 0] + start
+            cut = min(layout.tokens, slots[record, 1] - slot), slot, limit
+            if cut[0] > 0:
+                data = bytes_at(row[0], row[1])
+                _place_keys(data, sizes, layout, cut, turning[0], keys, room)
+                _place_values(data, sizes, layout, cut, turning[1], values, room)
     all_written()
 
 
@@ -299,9 +304,10 @@ def place_kernel(*, is_short: bool) -> Callable[..., None]:
         return types.Array(kind, ndim, "C", readonly=True)
 
     turning = types.Tuple((boolean, int64, read(float32, 2), read(float32, 2)))
-    out = types.Array(uint16 if is_short else uint32, 3, "C")
-    parts = types.UniTuple(read(int64, 2), 2)
-    signature = void(parts, read(float32, 1), float32, types.UniTuple(turning, 2), types.UniTuple(out, 2))
+    shape = types.UniTuple(int64, 3)
+    out = types.Tuple((read(int64, 2), shape, shape, uint16 if is_short else uint32))
+    parts = types.Tuple((read(int64, 3), read(int64, 2)))
+    signature = void(parts, read(float32, 1), float32, types.UniTuple(turning, 2), out)
     try:
         return njit(signature, nogil=True, cache=True)(_place)
     except RuntimeError:  # there is no folder to keep it in: each process compiles it

@@ -44,9 +44,9 @@ class RowTurn:
 
 
 class FramedRows(NamedTuple):
-    """First tokens of records of one layer that lie in frames, each from a slot to another.
+    """First tokens of records that lie in frames, of some layers alike, each from a slot to another.
 
-    `rows` (N, R) are those of their `FramedPart`s, record by record, `slots` (M, 2) of each record the first and the
+    `rows` (L, N, R) are those of their `FramedPart`s, record by record, `slots` (M, 2) of each record the first and the
     one behind the last; `sizes`: of steps, by place. Whoever has this holds the memory that rows tell of.
     """
 
@@ -56,23 +56,25 @@ class FramedRows(NamedTuple):
 
 
 def framed_rows(records: Sequence[tuple[int, int, PackedLayer]]) -> FramedRows:
-    """Rows of layers that lie in frames, each from which slot to which."""
-    rows = np.concatenate([part.row for _, _, layer in records for part in layer.framed]).reshape(-1, ROW)
+    """Rows of one layer of records that lie in frames, each from which slot to which."""
+    rows = np.concatenate([part.row for _, _, layer in records for part in layer.framed]).reshape(1, -1, ROW)
     slots = np.array([(start, stop) for start, stop, _ in records], np.int64)
     return FramedRows(rows, slots, records[0][2].framed[0].sizes)
 
 
 class LayerPlaces(NamedTuple):
-    """What goes to keys and values (H, C, D) of a context, and how it turns."""
+    """What goes to a context's keys and values (H, C, D) of some layers, of the same heads and dims, and how it turns
+    in each.
+    """
 
-    out: tuple[Tensor, Tensor]
+    out: Sequence[tuple[Tensor, Tensor]]
     stored: FramedRows
-    turns: tuple[RowTurn, RowTurn]
+    turns: Sequence[tuple[RowTurn, RowTurn]]
 
 
 class CodePlacer(Protocol):
     """Packed codes to their slots in a context, without numbers that stand between. Threads may share it."""
 
-    def place(self, layers: Sequence[LayerPlaces]) -> None:
-        """Write what is stored of some layers, whose keys and values have the same heads and dims."""
+    def place(self, layers: LayerPlaces) -> None:
+        """Write what is stored."""
         ...

@@ -9,7 +9,6 @@ bit for bit. Needs triton, which torch for CUDA brings.
 """
 
 import ctypes
-from collections.abc import Sequence
 from threading import Lock
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blend.model.place_spans import BOTH_SIDES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, bring, place_spans
-from blend.model.row_turn import ROW, LayerPlaces, Numbers, RowTurn
+from blend.model.row_turn import ROW, FramedRows, LayerPlaces, Numbers, RowTurn
 from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, Codes, FrameLayout, Scales
 
 try:
@@ -69,12 +68,12 @@ class SpanPlacer:
         if gathered is not None:
             gathered(np.zeros((0, 2), np.int64), np.zeros(0, np.uint8))  # compiles it
 
-    def place(self, layers: Sequence[LayerPlaces]) -> None:
-        """Write what is stored of some layers, on the current stream."""
-        rows, told = _rows(layers)
+    def place(self, layers: LayerPlaces) -> None:
+        """Write what is stored, on the current stream."""
+        rows, told = _rows(layers.stored)
         if not len(rows):
             return
-        keys, values = layers[0].out
+        keys, values = layers.out[0]
         given = self._given(layers, rows=rows, told=told)
         widest = max(keys.shape[2], values.shape[2])
         channels = min(_MOST, max(_FEWEST, 1 << (-(-widest // 2) - 1).bit_length()))
@@ -83,7 +82,7 @@ class SpanPlacer:
         self._launch(grid, given, form=_Form(channels, has_trellis, given.pieces > 0))
         if self._device.type == "cuda":  # tables of angles grow: these may be gone before the kernel has run
             stream = torch.cuda.current_stream(self._device)
-            turns = {id(turn.angles): turn for layer in layers for turn in layer.turns if turn.pairs}
+            turns = {id(turn.angles): turn for both in layers.turns for turn in both if turn.pairs}
             for turn in turns.values():
                 turn.angles.cos.record_stream(stream)
                 turn.angles.sin.record_stream(stream)
@@ -122,11 +121,17 @@ class SpanPlacer:
                 kept = self._sizes[id(sizes)] = sizes, sent
         return kept[1]
 
-    def _given(self, layers: Sequence[LayerPlaces], *, rows: Numbers, told: Numbers) -> _Given:
+    def _given(self, layers: LayerPlaces, *, rows: Numbers, told: Numbers) -> _Given:
         """The table, and behind it the bytes that only the host reads, in one copy out of pinned memory, which nobody
         waits for; and room for the others.
         """
-        head = np.array([0, 0, *(number for layer in layers for number in _sides(layer))], np.int64)
+        sides = [
+            number
+            for both, turns in zip(layers.out, layers.turns, strict=True)
+            for each, turn in zip(both, turns, strict=True)
+            for number in _side(each, turn)
+        ]
+        head = np.array([0, 0, *sides], np.int64)
         is_far = rows[:, IS_PINNED] == 0
         far, near = rows[is_far][:, [ADDRESS, NBYTES]], rows[~is_far][:, [ADDRESS, NBYTES]]
         pieces, spans = _pieces(near), _spans(told, first=len(head))
@@ -143,7 +148,7 @@ class SpanPlacer:
         told[~is_far, ROW_AT] = brought.data_ptr() - table.data_ptr() + pieces[:, 2] * _WORD
         np.concatenate([head, told.ravel(), spans.ravel(), pieces.ravel()], out=memory[:words])
         table.copy_(joined, non_blocking=True)
-        return _Given(table, self._sizes_of(layers[0].stored.sizes), brought, len(pieces), len(spans))
+        return _Given(table, self._sizes_of(layers.stored.sizes), brought, len(pieces), len(spans))
 
 
 def _moved(places: Numbers, out: Codes) -> None:
@@ -154,13 +159,13 @@ def _moved(places: Numbers, out: Codes) -> None:
         to += nbytes
 
 
-def _rows(layers: Sequence[LayerPlaces]) -> tuple[Numbers, Numbers]:
+def _rows(stored: FramedRows) -> tuple[Numbers, Numbers]:
     """The rows of parts that have tokens to place, and the same as they are told, but for where their bytes are."""
-    rows = np.concatenate([layer.stored.rows for layer in layers])
-    slots = np.concatenate([layer.stored.slots for layer in layers])[(rows[:, START] == 0).cumsum() - 1]
-    sides = range(FIRST_SIDE, FIRST_SIDE + BOTH_SIDES * len(layers), BOTH_SIDES)
+    layers, parts, _ = stored.rows.shape
+    rows = stored.rows.reshape(-1, ROW)
+    slots = stored.slots[((stored.rows[:, :, START] == 0).cumsum(1) - 1).ravel()]
     told = rows.copy()
-    told[:, SIDES] = np.repeat(sides, [len(layer.stored.rows) for layer in layers])
+    told[:, SIDES] = np.repeat(FIRST_SIDE + BOTH_SIDES * np.arange(layers), parts)
     told[:, SLOT] += slots[:, 0]
     told[:, KEPT] = np.minimum(rows[:, _TOKENS], slots[:, 1] - told[:, SLOT])
     some = told[:, KEPT] > 0
@@ -181,12 +186,8 @@ def _spans(told: Numbers, *, first: int) -> Numbers:
     return np.stack([first + ROW * of_part, np.arange(len(of_part)) - firsts[of_part]], axis=1)
 
 
-def _sides(layer: LayerPlaces) -> tuple[int, ...]:
-    """What `place_spans.SIDE` names, of keys and of values."""
-    return tuple(number for out, turn in zip(layer.out, layer.turns, strict=True) for number in _side(out, turn))
-
-
 def _side(numbers: Tensor, turn: RowTurn) -> tuple[int, ...]:
+    """What `place_spans.SIDE` names, of keys or of values."""
     heads, _, dim = numbers.shape
     by_head, by_slot, by_channel = numbers.stride()
     assert by_channel == 1 or dim == 1, "the numbers of a head lie side by side"

@@ -66,7 +66,7 @@ def played(tokens: int) -> tuple[PlacedPrompt, list[PlacedCodes]]:
     for layer in context.layers:
         for start in range(0, tokens, CHUNK):
             stop = min(start + CHUNK, tokens)
-            decoder.place_packed(context, {layer: framed_rows([(start, stop, stored)])})
+            decoder.place_packed(context, [layer], stored=framed_rows([(start, stop, stored)]))
             codes.append(PlacedCodes(layer, start, stop, stored))
         anew = torch.from_numpy(random.choice(tokens, int(RECOMPUTED * tokens), replace=False))
         context.keys(layer)[:, anew] = context.values(layer)[:, anew] = 0.5

@@ -1,7 +1,7 @@
 """Fuses beside each other, reading beside computing, and every attention kernel."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
 from typing import NamedTuple
@@ -148,15 +148,14 @@ class Placing(NamedTuple):
     calls: list[list[int]]
 
 
-ONE_BY_ONE = [[0], [1], [2], [3]]
+ONE_BY_ONE, TOGETHER = [[0], [1], [2], [3]], [[0], [1], [2, 3]]
 PLACINGS = {
-    "a GPU": Placing(is_apart=True, most=1 << 26, near=3, calls=[[0], [1], [2, 3]]),
+    "a GPU": Placing(is_apart=True, most=1 << 26, near=3, calls=TOGETHER),
     "a GPU and long layers": Placing(is_apart=True, most=1, near=3, calls=ONE_BY_ONE),
-    "a CPU": Placing(is_apart=False, most=1, near=3, calls=ONE_BY_ONE),
-    "a GPU and one that is read": Placing(
-        is_apart=True, most=1 << 26, near=2, calls=sorted([[0], [1], [2, 3], *ONE_BY_ONE])
-    ),
-    "a CPU and one that is read": Placing(is_apart=False, most=1, near=2, calls=sorted(2 * ONE_BY_ONE)),
+    "a GPU and one that is read": Placing(is_apart=True, most=1 << 26, near=2, calls=sorted(TOGETHER + ONE_BY_ONE)),
+    "a CPU": Placing(is_apart=False, most=1 << 26, near=3, calls=TOGETHER),
+    "a CPU and long layers": Placing(is_apart=False, most=1, near=3, calls=ONE_BY_ONE),
+    "a CPU and one that is read": Placing(is_apart=False, most=1 << 26, near=2, calls=sorted(TOGETHER + ONE_BY_ONE)),
 }
 
 
@@ -179,14 +178,15 @@ def test_what_is_in_memory_is_placed_by_its_rows(name: str, monkeypatch: pytest.
         segments = tuple(ChunkSegment(ids, each) for ids, each in zip((A, B, C), chunks, strict=True))
         return fused(model, Prompt(PREFIX, (TextSegment(GAP), *segments), SUFFIX), policy=policy, ratio=0.2).logits
 
-    def placed(context: Context, stored: Mapping[int, FramedRows]) -> None:
-        told.append([*stored])
-        place(context, stored)
+    def placed(context: Context, layers: Sequence[int], *, stored: FramedRows) -> None:
+        told.append([*layers])
+        place(context, layers, stored=stored)
 
     if DEVICE.type == "cpu":
         monkeypatch.setattr(model.decoder, "_placer", packed_placer(model.decoder.dtype, DEVICE))
     place = model.decoder.place_packed
-    monkeypatch.setattr(record_loader, "NEAR", most)
+    for limit in ("NEAR", "NEAR_DEVICE"):
+        monkeypatch.setattr(record_loader, limit, most)
     for policy in ("reuse", "hybrid"):
         wanted = logits(0, policy)
         with monkeypatch.context() as patch:

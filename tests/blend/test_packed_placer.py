@@ -18,7 +18,7 @@ from blend.fuse.unpack import DTYPES, unpack
 from blend.model import packed_placer as packed_placing
 from blend.model.packed_placer import PackedPlacer, packed_placer
 from blend.model.rotation import Angles, Pairing, Rotation, rotate_into
-from blend.model.row_turn import LayerPlaces, RowTurn, framed_rows
+from blend.model.row_turn import FramedRows, LayerPlaces, RowTurn, framed_rows
 from store.codec.decode import read_group
 from store.codec.unpacked import unpacked
 from store.reader import BlobReader
@@ -120,7 +120,7 @@ def test_it_equals_the_store_where_nothing_turns(spec: str, dtype: Dtype, draw: 
         _, decoded = layers(reader)
         for layer, kept in product(both_forms(reader), {tokens, min(tokens, 70), 1}):
             out = filled(layer, 150, dtype=dtype)
-            placer(dtype).place([LayerPlaces(out, framed_rows([(9, 9 + kept, layer)]), (UNTURNED, UNTURNED))])
+            placer(dtype).place(LayerPlaces([out], framed_rows([(9, 9 + kept, layer)]), [(UNTURNED, UNTURNED)]))
             for got, wanted in zip(out, (decoded.keys, decoded.values), strict=True):
                 assert same(got[:, 9 : 9 + kept], np.ascontiguousarray(wanted[:, :kept]))
                 assert (got[:, :9] == FILLED).all() and (got[:, 9 + kept :] == FILLED).all()
@@ -150,7 +150,7 @@ def test_what_turns_is_off_by_its_rounding_alone(
     angles = Angles(several.cos(), several.sin())
     out, values = filled(layer, tokens, dtype=dtype)
     turns = RowTurn(rotation, angles), UNTURNED
-    placer(dtype).place([LayerPlaces((out, values), framed_rows([(0, tokens, layer)]), turns)])
+    placer(dtype).place(LayerPlaces([(out, values)], framed_rows([(0, tokens, layer)]), [turns]))
     keys, _ = unpack(layer, dtype=DTYPES[dtype], device=CPU)
     wanted = turned(keys, rotation, angles)
     room = torch.finfo(DTYPES[dtype]).eps * wanted.abs() / 2 + 4 * torch.finfo(torch.float32).eps * keys.abs().max()
@@ -171,13 +171,34 @@ def test_it_is_what_torch_makes_of_it(spec: str, dtype: Dtype, draw: str) -> Non
         for layer in both_forms(reader):
             out, beside = (moved(each, apart) for each in filled(layer, 131, dtype=dtype))
             turns = RowTurn(rotation, angles), UNTURNED
-            placer(dtype).place([LayerPlaces((out, beside), framed_rows([(0, 131, layer)]), turns)])
+            placer(dtype).place(LayerPlaces([(out, beside)], framed_rows([(0, 131, layer)]), [turns]))
             unturned, wanted_values = unpack(layer, dtype=DTYPES[dtype], device=CPU)
             wanted = torch.empty_like(unturned)
             rotate_into(wanted, unturned, rotation=rotation, angles=angles)
             held = wanted.isfinite()
             assert torch.equal(bits(out)[held], bits(wanted)[held]) and not out[~held].isfinite().any()
             assert torch.equal(bits(beside), bits(wanted_values))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_layers_are_placed_together_each_by_its_own_turns(dtype: Dtype) -> None:
+    shape, random = (2, 131, 64), torch.Generator().manual_seed(1)
+    tables = [Angles(each.cos(), each.sin()) for each in torch.rand(2, 300, 32, generator=random) * 6]
+    readers = [stored(plain(draw, shape, shape, dtype=dtype), "q4") for draw in list(DATA)[:4]]
+    first, second = ((RowTurn(Rotation("halves", 0, 32), each), UNTURNED) for each in tables)
+    turns = [first, first, second, (UNTURNED, UNTURNED)]
+    layers = [both_forms(reader)[0] for reader in readers]
+    rows, wanted = list[FramedRows](), list[tuple[Tensor, Tensor]]()
+    for layer, both in zip(layers, turns, strict=True):
+        rows.append(framed_rows([(2, 60, layer), (60, 191, layer)]))
+        wanted.append(filled(layer, 300, dtype=dtype))
+        placer(dtype).place(LayerPlaces([wanted[-1]], rows[-1], [both]))
+    found = [(torch.full_like(keys, FILLED), torch.full_like(values, FILLED)) for keys, values in wanted]
+
+    placer(dtype).place(LayerPlaces(found, rows[0]._replace(rows=np.concatenate([each.rows for each in rows])), turns))
+
+    for ours, alone in zip(found, wanted, strict=True):
+        assert all(torch.equal(bits(got), bits(one)) for got, one in zip(ours, alone, strict=True))
 
 
 @pytest.mark.parametrize("spec", ["q4", "k8v2", "q2.9"])
@@ -194,7 +215,7 @@ def test_several_records_of_several_parts_stand_each_in_its_own_slots(spec: str)
         out = filled(packed[0], 2_100, dtype="bfloat16")
         wanted = tuple(each.clone() for each in out)
         places = [(5, 5 + cuts[0], packed[0]), (1_030, 1_030 + cuts[1], packed[1])]
-        placer("bfloat16").place([LayerPlaces(out, framed_rows(places), (RowTurn(rotation, angles), UNTURNED))])
+        placer("bfloat16").place(LayerPlaces([out], framed_rows(places), [(RowTurn(rotation, angles), UNTURNED)]))
         for start, stop, layer in places:
             keys, values = unpack(layer, dtype=torch.bfloat16, device=CPU)
             there = Angles(angles.cos[start:stop], angles.sin[start:stop])
@@ -210,7 +231,7 @@ def test_what_a_step_lifts_beyond_the_dtype_becomes_its_largest_number(dtype: Dt
     array = numbers.view(torch.uint16).numpy() if dtype == "bfloat16" else numbers.numpy()
     packed, decoded = layers(stored(Record(dtype, (LayerKV(array, array),)), "q2"))
     keys, values = filled(packed, 100, dtype=dtype)
-    placer(dtype).place([LayerPlaces((keys, values), framed_rows([(0, 100, packed)]), (UNTURNED, UNTURNED))])
+    placer(dtype).place(LayerPlaces([(keys, values)], framed_rows([(0, 100, packed)]), [(UNTURNED, UNTURNED)]))
     assert same(keys, decoded.keys) and same(values, decoded.values)
 
 

@@ -94,7 +94,7 @@ def check(
         for rotation, found in zip(rotations, turned, strict=True)
     )
     span_placer.SpanPlacer(DTYPES[dtype], device).place(
-        [LayerPlaces((placed[0], placed[1]), framed_rows(places), (keys, values))]
+        LayerPlaces([(placed[0], placed[1])], framed_rows(places), [(keys, values)])
     )
     for start, stop, layer in places:
         for out, x, turn in zip(wanted, unpack(layer, dtype=DTYPES[dtype], device=device), (keys, values), strict=True):
@@ -198,20 +198,21 @@ def test_layers_are_placed_together_each_by_its_own_turns() -> None:
     """Some of the parts are in memory that the device reads itself, some are not, and some bring no tokens."""
     readers = [stored(plain("normal", (2, tokens, DIM), (1, tokens, 10)), "q4") for tokens in (70, 131)]
     records = [both_forms(each) for each in readers]
-    layers, every = list[LayerPlaces](), list[Places]()
+    alone, every = list[LayerPlaces](), list[Places]()
     for rotation, (first, second) in zip(ROTATIONS, product((0, 1), repeat=2), strict=False):
         out = tuple(torch.full((heads, 220, dim), FILLED, dtype=torch.bfloat16) for heads, dim in ((2, DIM), (1, 10)))
         turn = RowTurn() if rotation is None else RowTurn(rotation, angles(rotation.pairs, slots=220))
         places = [(1, 60, records[0][first]), (60, 60, records[0][0]), (61, 192, records[1][second])]
-        layers.append(LayerPlaces((out[0], out[1]), framed_rows(places), (turn, RowTurn())))
+        alone.append(LayerPlaces([(out[0], out[1])], framed_rows(places), [(turn, RowTurn())]))
         every.append(places)
-    alone = [layer._replace(out=(layer.out[0].clone(), layer.out[1].clone())) for layer in layers]
+    joined = alone[0].stored._replace(rows=np.concatenate([each.stored.rows for each in alone]))
+    together = [(keys.clone(), values.clone()) for each in alone for keys, values in each.out]
     placer = span_placer.SpanPlacer(torch.bfloat16, CPU)
-    placer.place(layers)
-    for one, layer, places in zip(alone, layers, every, strict=True):
-        check(places, (layer.turns[0].rotation, None), dtype="bfloat16", device=CPU)
-        placer.place([one])
-        assert all(torch.equal(bits(got), bits(wanted)) for got, wanted in zip(layer.out, one.out, strict=True))
+    placer.place(LayerPlaces(together, joined, [turns for each in alone for turns in each.turns]))
+    for one, out, places in zip(alone, together, every, strict=True):
+        check(places, (one.turns[0][0].rotation, None), dtype="bfloat16", device=CPU)
+        placer.place(one)
+        assert all(torch.equal(bits(got), bits(wanted)) for got, wanted in zip(out, one.out[0], strict=True))
 
 
 @interpreted
@@ -219,7 +220,7 @@ def test_a_context_of_any_strides_is_filled() -> None:
     layer = both_forms(stored(plain("normal", (2, 70, 8), (2, 70, 8)), "q4"))[1]
     keys, values = (torch.full((80, 2, 8), FILLED, dtype=torch.bfloat16).transpose(0, 1) for _ in "12")
     span_placer.SpanPlacer(torch.bfloat16, CPU).place(
-        [LayerPlaces((keys, values), framed_rows([(4, 74, layer)]), (RowTurn(), RowTurn()))]
+        LayerPlaces([(keys, values)], framed_rows([(4, 74, layer)]), [(RowTurn(), RowTurn())])
     )
     for got, wanted in zip((keys, values), unpack(layer, dtype=torch.bfloat16, device=CPU), strict=True):
         assert torch.equal(bits(got[:, 4:74]), bits(wanted))
