@@ -3,7 +3,7 @@
 Letters: `L` layers, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a channel's `T` codes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self, get_args
 
@@ -202,14 +202,15 @@ class FramedRecord(NamedTuple):
 
 
 class ReadFrames(NamedTuple):
-    """One layer of several records, each in one frame, unpacked into one piece of memory: `rows` (N, R) of their parts.
+    """Neighbouring layers of several records, each record's in one frame, unpacked into one piece of memory.
 
-    `shapes` are each record's heads and dims of keys, then of values; `sizes`: of steps, by place.
+    `rows` (L, N, R) are those of their parts, `shapes` all heads and dims of keys, then of values, that are among them;
+    `sizes`: of steps, by place.
     """
 
     memory: object
     rows: NDArray[np.int64]
-    shapes: Sequence[Shape]
+    shapes: Collection[Shape]
     sizes: Scales
 
 

@@ -43,8 +43,13 @@ class RecordSource(Protocol):
         """All of it, where memory has it as frames do, so that no layer has to be read."""
         ...
 
-    def frames(self, layer: int, of: "Sequence[RecordSource]") -> ReadFrames | None:
-        """Reads a layer of several records by one call, this one among them; None where each is read by itself."""
+    @property
+    def groups(self) -> tuple[range, ...]:
+        """Neighbouring layers that come together; none where each comes by itself."""
+        ...
+
+    def frames(self, layers: Sequence[int], of: "Sequence[RecordSource]") -> ReadFrames | None:
+        """Reads a group of several records by one call, this one among them; None where each is read by itself."""
         ...
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
@@ -56,6 +61,7 @@ class HeldRecord:
     """A record in memory, as a source."""
 
     framed = None
+    groups: tuple[range, ...] = ()
 
     def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
         self._record = record
@@ -76,7 +82,7 @@ class HeldRecord:
         """What the record covers behind the chunk."""
         return self._record.tail
 
-    def frames(self, layer: int, of: Sequence[RecordSource]) -> None:
+    def frames(self, layers: Sequence[int], of: Sequence[RecordSource]) -> None:
         """Nothing is read."""
 
     def layer(self, index: int) -> LayerKV:

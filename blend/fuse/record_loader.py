@@ -83,6 +83,14 @@ def _tokens(spans: Sequence[ChunkSpan]) -> int:
     return sum([span.recorded for span in spans])
 
 
+def _divided(spans: Sequence[ChunkSpan]) -> Iterable[list[ChunkSpan]]:
+    """The spans by which layers of their records come together."""
+    found: dict[tuple[range, ...], list[ChunkSpan]] = {}
+    for span in spans:
+        found.setdefault(span.source.groups, []).append(span)
+    return found.values()
+
+
 class RecordLoader:
     """Reads, unpacks and places records, several at once, those of the first layers first.
 
@@ -208,15 +216,23 @@ class RecordLoader:
         for layers, spans in alike:
             here = [span for span in spans if span.chunk in self._near]
             there = [span for span in spans if span.chunk not in self._near]
-            each = self._shape(layers[0]).numbers
-            wanted = _tokens(spans) * each
-            most = ON_DEVICE if self._is_apart else max(UNIT, min(PLACED, wanted // (2 * threads)))
-            groups = [*self._joined(there, most=most // each)]
-            far += [([layer], group) for layer in layers for group in groups]
+            for some in _divided(there):
+                far += self._far_units(layers, some, threads=threads)
             if here:
                 near += self._near_units(layers, here, before=told, threads=threads)
                 told += len(layers)
         return near, far
+
+    def _far_units(self, layers: Sequence[int], spans: Sequence[ChunkSpan], *, threads: int) -> Iterator[_Unit]:
+        """Yields layers that come together, with some of the spans, whose records have them together."""
+        group_of = {layer: number for number, group in enumerate(spans[0].source.groups) for layer in group}
+        for _, neighbours in groupby(layers, key=lambda layer: group_of.get(layer, -1 - layer)):
+            some = [*neighbours]
+            together = self._shape(some[0]).numbers * len(some)
+            wanted = _tokens(spans) * together
+            most = ON_DEVICE if self._is_apart else max(UNIT, min(PLACED, wanted // (2 * threads)))
+            for group in self._joined(spans, most=most // together):
+                yield some, group
 
     def _near_units(
         self, layers: Sequence[int], spans: Sequence[ChunkSpan], *, before: int, threads: int
@@ -251,8 +267,7 @@ class RecordLoader:
         if spans[0].chunk in self._near:
             self._place_near(layers, spans)
         else:
-            for layer in layers:
-                self._place_far(layer, spans)
+            self._place_far(layers, spans)
         numbers = sum([self._shape(layer).numbers for layer in layers])
         return _tokens(spans) * numbers * self._decoder.dtype.itemsize
 
@@ -271,10 +286,14 @@ class RecordLoader:
                 for span in spans:
                     self._tell_packed(layer, span, stored=self._stored(layer, span))
 
-    def _place_far(self, layer: int, spans: Sequence[ChunkSpan]) -> None:
-        decoder = self._decoder
-        if self._tell is None and decoder.places_frames and self._place_frames(layer, spans):
+    def _place_far(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> None:
+        if self._tell is None and self._decoder.places_frames and self._place_frames(layers, spans):
             return
+        for layer in layers:
+            self._place_layer(layer, spans)
+
+    def _place_layer(self, layer: int, spans: Sequence[ChunkSpan]) -> None:
+        decoder = self._decoder
         stored = [(span, self._stored(layer, span)) for span in spans]
         packed = [(span.start, span.stop, each) for span, each in stored if decoder.takes_packed(each)]
         if packed:
@@ -285,17 +304,17 @@ class RecordLoader:
             for span, each in stored:
                 self._tell_packed(layer, span, stored=each)
 
-    def _place_frames(self, layer: int, spans: Sequence[ChunkSpan]) -> bool:
+    def _place_frames(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> bool:
         """Whether all could be read by one call, and was placed."""
         if self._stopped.is_set():
             return False
-        found = spans[0].source.frames(layer, [span.source for span in spans])
-        if found is None or {*found.shapes} != {_heads_and_dims(self._shape(layer))}:
+        found = spans[0].source.frames(layers, [span.source for span in spans])
+        if found is None or {*found.shapes} != {_heads_and_dims(self._shape(layers[0]))}:
             return False
-        if found.rows[:, LAYOUT_AT].tolist() != [span.recorded for span in spans]:
+        if found.rows[0, :, LAYOUT_AT].tolist() != [span.recorded for span in spans]:
             return False
         slots = np.array([(span.start, span.stop) for span in spans], np.int64)
-        self._decoder.place_packed(self._context, [layer], stored=FramedRows(found.rows[None], slots, found.sizes))
+        self._decoder.place_packed(self._context, layers, stored=FramedRows(found.rows, slots, found.sizes))
         return True
 
     def _tell_packed(self, layer: int, span: ChunkSpan, *, stored: LayerKV | PackedLayer) -> None:

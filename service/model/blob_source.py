@@ -48,11 +48,20 @@ class BlobSource:
         """All of it, where memory has it as frames do."""
         return None if self._reader is None else self._reader.framed
 
-    def frames(self, layer: int, of: Sequence[object]) -> ReadFrames | None:
-        """A layer of several records, read by one call; None where each is better read by itself, and says why."""
+    @property
+    def groups(self) -> tuple[range, ...]:
+        """Layers that come together."""
+        return self._groups
+
+    def frames(self, layers: Sequence[int], of: Sequence[object]) -> ReadFrames | None:
+        """A group of layers of several records, read by one call; None where each is better read by itself, and says
+        why.
+        """
         sources = [each for each in of if isinstance(each, BlobSource)]
-        wanted = [(each._reader, each._group_of[layer]) for each in sources if each._reader is not None]
+        wanted = [(each._reader, each._group_of[layers[0]]) for each in sources if each._reader is not None]
         if len(wanted) < len(of) or any(each._kept for each in sources):
+            return None
+        if [*self._groups[wanted[0][1]]] != [*layers]:
             return None
         start = time.perf_counter()
         found = read_frames(wanted)
@@ -90,11 +99,15 @@ class BlobSource:
         return layer
 
     @cached_property
+    def _groups(self) -> tuple[range, ...]:
+        assert self._reader is not None, "the record was let go of"
+        frames = self._reader.head.frames
+        return tuple([_layers_of(frames[each.start]) for each in self._reader.numbers])
+
+    @cached_property
     def _group_of(self) -> dict[int, int]:
         """Each layer's."""
-        assert self._reader is not None
-        groups, frames = self._reader.numbers, self._reader.head.frames
-        return {layer: group for group, each in enumerate(groups) for layer in _layers_of(frames[each.start])}
+        return {layer: number for number, group in enumerate(self._groups) for layer in group}
 
     def _read(self, reader: BlobReader, group: int) -> dict[int, LayerKV | PackedLayer]:
         start = time.perf_counter()

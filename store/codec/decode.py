@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 from msgspec.structs import astuple
+from numpy.typing import NDArray
 
 from store.blob import PLAIN_FORMAT, Blob, Buffer, Frame, Head, StoredShape
 from store.codec.frame import (
@@ -26,7 +27,7 @@ from store.codec.quantize import STEP_SIZES, dequantize
 from store.codec.spec import Spec
 from store.errors import BadBlob, MissReason, SpecError, StoreError
 from store.reader import BlobReader, Fetch, Layers
-from store.record import Codes, Dtype, FramedPart, FrameLayout, LayerKV, PackedLayer, ReadFrames, Record, Shape, Tail
+from store.record import ADDRESS, Codes, Dtype, FramedPart, FrameLayout, LayerKV, PackedLayer, ReadFrames, Record, Tail
 
 _Part = LayerKV | PackedLayer | FramedPart  # a layer's tokens of one frame
 
@@ -53,17 +54,22 @@ def read_group(reader: BlobReader, group: int) -> Layers:
 
 
 def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
-    """What a group of each reader has, where that is one layer of codes in one frame, all unpacked by one call.
+    """A group of each reader, unpacked by one call, where these are the same layers of codes, each time in one frame.
 
     None where any is something else, or cannot be read: `read_group` says why.
     """
-    found = list[_Alone]()
+    found, covered = list[_Laid](), set[tuple[int, int]]()
     for reader, group in wanted if _UNPACKS_SEVERAL else ():
-        alone = _alone(reader, group)
-        if alone is None:  # the others are not looked at: where layers share frames, each unit asks
+        numbers = reader.numbers[group]
+        frame = reader.head.frames[numbers.start]
+        if reader.layers is not None or len(numbers) > 1:
             return None
-        found.append(alone)
-    if not found:
+        found.append(_laid_out(reader.head, frame))
+        covered.add((frame.layer, frame.layers))
+    if len(covered) != 1:
+        return None
+    layers = [each.rows for each in found if each.rows is not None]
+    if len(layers) < len(found):
         return None
     sizes = [each.nbytes for each in found]
     numbers = [(reader, reader.numbers[group].start) for reader, group in wanted]
@@ -79,33 +85,14 @@ def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
         if not segment.offset:  # another piece begins
             begin = _address_of(segment)
         addresses.append(begin + segment.offset)
-    rows = rows_of([each.layout for each in found], addresses=addresses, nbytes=sizes)
-    return ReadFrames(memory, rows, [each.shape for each in found], STEP_SIZES)
+    rows = np.stack(layers, axis=1)
+    rows[:, :, ADDRESS] += addresses
+    shapes = {laid.form.shape for each in found for laid in each.layers if laid is not None}
+    return ReadFrames(memory, rows, [astuple(shape) for shape in shapes], STEP_SIZES)
 
 
 def _address_of(segment: zstandard.BufferSegment) -> int:
     return address_of(np.frombuffer(memoryview(segment), np.uint8))  # pyright: ignore[reportArgumentType]
-
-
-class _Alone(NamedTuple):
-    """A layer that has a frame for itself: its bytes before zstd, where in them what lies, its heads and dims."""
-
-    nbytes: int
-    layout: FrameLayout
-    shape: Shape
-
-
-def _alone(reader: BlobReader, group: int) -> _Alone | None:
-    """What a group is, if it is that."""
-    head, numbers = reader.head, reader.numbers[group]
-    frame = head.frames[numbers.start]
-    shape = head.shapes[frame.layer]
-    if reader.layers is not None or len(numbers) > 1 or frame.layers > 1 or shape is None:
-        return None
-    nbytes, (laid,) = _laid_out(head, frame)
-    if laid is None or laid.layout is None:
-        return None
-    return _Alone(nbytes, laid.layout, astuple(shape))
 
 
 def layers_of(blob: Blob) -> Layers:
@@ -126,7 +113,7 @@ class _FrameForm(NamedTuple):
     version: int
 
 
-class _Laid(NamedTuple):
+class _LaidLayer(NamedTuple):
     """Where in a frame's bytes a layer lies, and how; `layout` where it is read as it lies."""
 
     form: LayerForm
@@ -134,12 +121,24 @@ class _Laid(NamedTuple):
     layout: FrameLayout | None
 
 
+class _Laid(NamedTuple):
+    """A frame's bytes before zstd, and where in them each layer lies; None for one without a cache.
+
+    `rows` (L, R) are those of the layers' parts, were the frame at the address zero; None where not all are read as
+    they lie.
+    """
+
+    nbytes: int
+    layers: tuple[_LaidLayer | None, ...]
+    rows: NDArray[np.int64] | None
+
+
 def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
     """The layers of the frames of one group."""
     found = list[tuple[LayerForm | None, list[_Part]]]()
     for number in numbers:
         frame = head.frames[number]
-        nbytes, every = _laid_out(head, frame)
+        nbytes, every, _ = _laid_out(head, frame)
         found = found or [(laid.form if laid else None, []) for laid in every]
         with fetch(number) as data:
             raw = np.frombuffer(_decompress(data, nbytes, number=number), np.uint8)
@@ -150,11 +149,8 @@ def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
     return [None if form is None else _join(parts, form) for form, parts in found]
 
 
-def _laid_out(head: Head, frame: Frame) -> tuple[int, tuple[_Laid | None, ...]]:
-    """The bytes of a frame before zstd, and where in them each layer lies; None for one without a cache.
-
-    Raises `BadBlob`.
-    """
+def _laid_out(head: Head, frame: Frame) -> _Laid:
+    """How a frame's layers lie. Raises `BadBlob`."""
     shapes = head.shapes[frame.layer : frame.layer + frame.layers]
     try:
         return _laid(_FrameForm(head.codec, shapes, frame.layer, frame.tokens, head.dtype, head.format))
@@ -163,9 +159,9 @@ def _laid_out(head: Head, frame: Frame) -> tuple[int, tuple[_Laid | None, ...]]:
 
 
 @lru_cache(1024)  # each frame of each chunk asks, and most lie alike
-def _laid(frame: _FrameForm) -> tuple[int, tuple[_Laid | None, ...]]:
+def _laid(frame: _FrameForm) -> _Laid:
     spec, tokens, place = _spec(frame.codec), frame.tokens, 0
-    found: list[_Laid | None] = []
+    found: list[_LaidLayer | None] = []
     for number, shape in enumerate(frame.shapes, frame.first):
         if shape is None:
             found.append(None)
@@ -173,12 +169,14 @@ def _laid(frame: _FrameForm) -> tuple[int, tuple[_Laid | None, ...]]:
         form = LayerForm(spec.bits(number), shape, frame.dtype, has_trellis=frame.version > PLAIN_FORMAT)
         stop = place + (form.nbytes(tokens) if frame.version > 1 else frame_v1_bytes(form, tokens))
         is_framed = form.bits is not None and frame.version > 1 and stop <= MAX_FRAME_BYTES
-        found.append(_Laid(form, slice(place, stop), frame_layout(form, tokens) if is_framed else None))
+        found.append(_LaidLayer(form, slice(place, stop), frame_layout(form, tokens) if is_framed else None))
         place = stop
-    return place, tuple(found)
+    framed = [(each.layout, each.where) for each in found if each and each.layout]
+    rows = rows_of(framed) if len(framed) == len(found) else None
+    return _Laid(place, tuple(found), rows)
 
 
-def _read_layer(raw: Codes, laid: _Laid, *, frame: Frame, address: int) -> _Part:
+def _read_layer(raw: Codes, laid: _LaidLayer, *, frame: Frame, address: int) -> _Part:
     if laid.layout is not None:
         return framed_part(raw, laid.layout, start=frame.start, address=address)
     if laid.form.bits is None:

@@ -176,10 +176,11 @@ def framed_part(
     return FramedPart(start, data, row, layout, STEP_SIZES)
 
 
-def rows_of(layouts: Sequence[FrameLayout], *, addresses: Sequence[int], nbytes: Sequence[int]) -> NDArray[np.int64]:
-    """Rows of whole layers, each in one frame, whose bytes lie at these addresses."""
-    rows = np.stack([_row(layout) for layout in layouts])
-    rows[:, ADDRESS], rows[:, NBYTES] = addresses, nbytes
+def rows_of(layers: Sequence[tuple[FrameLayout, slice]]) -> NDArray[np.int64]:
+    """Rows of a frame's layers, each with its place in the frame for its address."""
+    rows = np.stack([_row(layout) for layout, _ in layers])
+    rows[:, ADDRESS] = [where.start for _, where in layers]
+    rows[:, NBYTES] = [where.stop - where.start for _, where in layers]
     return rows
 
 

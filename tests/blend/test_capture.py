@@ -110,8 +110,9 @@ def test_what_cannot_be_captured_says_so() -> None:
         capture(decoder, PREFIX, chunks=[(5,), ()])
     with pytest.raises(PromptError, match="4090 tokens behind a prefix of 10, the model's window is 4096: cut it"):
         capture(decoder, PREFIX, chunks=draw(13, 4090))
-    with pytest.raises(PromptError, match="token id 999"):
-        capture(decoder, PREFIX, chunks=[(5, 999)])
+    for strange in (999, -1, 2**63):
+        with pytest.raises(PromptError, match=f"token id {strange} "):
+            capture(decoder, PREFIX, chunks=[(5, strange)])
 
 
 def test_numbers_that_are_not_finite_are_never_stored() -> None:

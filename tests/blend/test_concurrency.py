@@ -148,14 +148,14 @@ class Placing(NamedTuple):
     calls: list[list[int]]
 
 
-ONE_BY_ONE, TOGETHER = [[0], [1], [2], [3]], [[0], [1], [2, 3]]
+IN_A_FRAME, ONE_BY_ONE, TOGETHER = [0, 1, 2, 3], [[0], [1], [2], [3]], [[0], [1], [2, 3]]
 PLACINGS = {
     "a GPU": Placing(is_apart=True, most=1 << 26, near=3, calls=TOGETHER),
     "a GPU and long layers": Placing(is_apart=True, most=1, near=3, calls=ONE_BY_ONE),
-    "a GPU and one that is read": Placing(is_apart=True, most=1 << 26, near=2, calls=sorted(TOGETHER + ONE_BY_ONE)),
+    "a GPU and one that is read": Placing(is_apart=True, most=1 << 26, near=2, calls=sorted([*TOGETHER, IN_A_FRAME])),
     "a CPU": Placing(is_apart=False, most=1 << 26, near=3, calls=TOGETHER),
     "a CPU and long layers": Placing(is_apart=False, most=1, near=3, calls=ONE_BY_ONE),
-    "a CPU and one that is read": Placing(is_apart=False, most=1 << 26, near=2, calls=sorted(TOGETHER + ONE_BY_ONE)),
+    "a CPU and one that is read": Placing(is_apart=False, most=1 << 26, near=2, calls=sorted([*TOGETHER, IN_A_FRAME])),
 }
 
 

@@ -73,14 +73,14 @@ def test_one_row_sees_what_exact_arithmetic_sees(dtype: torch.dtype, group: int,
 class Packed:
     """A record as a store delivers it."""
 
-    framed = None
+    framed, groups = None, ()
 
     def __init__(self, blob: BlobReader, fingerprint: Fingerprint) -> None:
         self._layers = packed_layers(blob)
         self.fingerprint = fingerprint
         self.tokens, self.ids_digest, self.tail = blob.head.tokens, blob.head.ids_digest, Tail()
 
-    def frames(self, layer: int, of: Sequence[object]) -> None: ...
+    def frames(self, layers: Sequence[int], of: Sequence[object]) -> None: ...
 
     def layer(self, index: int) -> PackedLayer:
         layer = self._layers[index]

@@ -75,43 +75,45 @@ def test_layers_of_several_records_are_read_by_one_call_or_each_says_why_not(tmp
     random = np.random.default_rng(2)
 
     def blob(name: int, spec: str, tokens: int, layers: int = 3) -> Blob:
-        shape = (4, tokens, 256)  # so that a layer has a frame for itself
+        shape = (4, tokens, 256)  # so that a layer of some hundred tokens has a frame for itself
         each = [random.standard_normal(shape, dtype=np.float32) for _ in range(layers)]
         record = Record("float32", tuple(LayerKV(one, one + 1) for one in each))
         return encode(record, samples.key(name, codec=spec), terms=Terms(0, precomputed=True))
 
     alike = [blob(0, "q4", 250), blob(1, "q8", 150), blob(2, "k4v8@1-q2.9", 190)]
-    others = [
-        blob(3, "lossless", 60),
-        blob(4, "q4", 20),
-        blob(5, "q4", 900),
-    ]  # no codes, several layers, several frames
+    small = [blob(4, "q4", 20), blob(6, "k4v8@1-q2.9", 9)]
+    others = [blob(3, "lossless", 60), small[0], blob(5, "q4", 900)]  # no codes, other groups, several frames
     with LmdbStore(tmp_path) as store:
-        store.put_all([*alike, *others])
+        store.put_all([*alike, *small, *others])
 
         def opened(blobs: list[Blob]) -> list[BlobSource]:
             readers = [store.open(each.head.key) for each in blobs]
             there = [each for each in readers if isinstance(each, BlobReader)]
             return [BlobSource(each, Fingerprint("", "", "", "", "", "", "")) for each in there]
 
-        sources = opened(alike)
-        for layer in range(3):
-            found = sources[0].frames(layer, sources)
-            assert found is not None and {*found.shapes} == {(4, 256, 4, 256)}
-            for row, each in zip(found.rows, opened(alike), strict=True):
-                stored = each.layer(layer)
-                assert isinstance(stored, PackedLayer) and len(stored.framed) == 1
-                part = stored.framed[0]
-                there = ctypes.string_at(int(row[ADDRESS]), int(row[NBYTES]))
-                assert there == part.data.tobytes() and row[NBYTES:].tolist() == part.row[NBYTES:].tolist()
-        assert [each.read for each in sources] == [each.nbytes for each in sources]
+        for blobs, groups in ((alike, [[0], [1], [2]]), (small, [[0, 1, 2]])):
+            sources = opened(blobs)
+            assert all([[*group] for group in each.groups] == groups for each in sources)
+            for group in groups:
+                found = sources[0].frames(group, sources)
+                assert found is not None and {*found.shapes} == {(4, 256, 4, 256)}
+                for layer, rows in zip(group, found.rows, strict=True):
+                    for row, each in zip(rows, opened(blobs), strict=True):
+                        stored = each.layer(layer)
+                        assert isinstance(stored, PackedLayer) and len(stored.framed) == 1
+                        part = stored.framed[0]
+                        there = ctypes.string_at(int(row[ADDRESS]), int(row[NBYTES]))
+                        assert there == part.data.tobytes() and row[NBYTES:].tolist() == part.row[NBYTES:].tolist()
+            assert [each.read for each in sources] == [each.nbytes for each in sources]
+        sources = opened(small)
+        assert sources[0].frames([1], sources) is None and sources[0].frames([0, 1], sources) is None
         for other in others:
             mixed = opened([alike[0], other])
-            assert mixed[0].frames(1, mixed) is None and mixed[0].read < 1000
+            assert mixed[0].frames([1], mixed) is None and mixed[0].read < 1000
         sources = opened(alike)
         sources[1].layer(0)
         store.discard(alike[1].head.key)
-        assert sources[0].frames(1, sources) is None
+        assert sources[0].frames([1], sources) is None
     with pytest.raises(UnreadableRecord, match="is closed"):
         sources[0].layer(1)
     assert sources[0].failure is MissReason.UNAVAILABLE
