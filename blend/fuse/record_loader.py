@@ -221,7 +221,7 @@ class RecordLoader:
             if here:
                 near += self._near_units(layers, here, before=told, threads=threads)
                 told += len(layers)
-        return near, far
+        return near, sorted(far, key=lambda unit: unit[0][0])
 
     def _far_units(self, layers: Sequence[int], spans: Sequence[ChunkSpan], *, threads: int) -> Iterator[_Unit]:
         """Yields layers that come together, with some of the spans, whose records have them together."""
