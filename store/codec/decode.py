@@ -58,24 +58,23 @@ def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
 
     None where any is something else, or cannot be read: `read_group` says why.
     """
-    found, covered = list[_Laid](), set[tuple[int, int]]()
+    found, frames, layers = list[_Laid](), list[tuple[BlobReader, int]](), list[NDArray[np.int64]]()
+    covered = set[tuple[int, int]]()
     for reader, group in wanted if _UNPACKS_SEVERAL else ():
         numbers = reader.numbers[group]
         frame = reader.head.frames[numbers.start]
-        if reader.layers is not None or len(numbers) > 1:
+        laid = None if reader.layers is not None or len(numbers) > 1 else _laid_out(reader.head, frame)
+        if laid is None or laid.rows is None:  # the others are not looked at
             return None
-        found.append(_laid_out(reader.head, frame))
+        found.append(laid)
+        layers.append(laid.rows)
+        frames.append((reader, numbers.start))
         covered.add((frame.layer, frame.layers))
     if len(covered) != 1:
         return None
-    layers = [each.rows for each in found if each.rows is not None]
-    if len(layers) < len(found):
-        return None
-    sizes = [each.nbytes for each in found]
-    numbers = [(reader, reader.numbers[group].start) for reader, group in wanted]
     try:
-        with wanted[0][0].several(numbers) as data:
-            expected = np.array(sizes, np.uint64).tobytes()
+        with wanted[0][0].several(frames) as data:
+            expected = np.array([each.nbytes for each in found], np.uint64).tobytes()
             memory = _decompressor().multi_decompress_to_buffer([*data], decompressed_sizes=expected)
     except (BadBlob, StoreError, zstandard.ZstdError):
         return None
@@ -87,7 +86,7 @@ def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
         addresses.append(begin + segment.offset)
     rows = np.stack(layers, axis=1)
     rows[:, :, ADDRESS] += addresses
-    shapes = {laid.form.shape for each in found for laid in each.layers if laid is not None}
+    shapes = {layer.form.shape for laid in found for layer in laid.layers if layer is not None}
     return ReadFrames(memory, rows, [astuple(shape) for shape in shapes], STEP_SIZES)
 
 

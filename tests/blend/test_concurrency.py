@@ -13,7 +13,8 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # pyr
 from blend import load
 from blend.fuse import record_loader
 from blend.fuse.fuse import BlendOrder, fuse
-from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment
+from blend.fuse.prompt import ChunkSegment, ChunkSpan, HeldRecord, Prompt, TextSegment
+from blend.fuse.record_loader import Readers, RecordLoader
 from blend.load import adopt
 from blend.model import attention
 from blend.model.attention import DENSE, FLEX, NAME
@@ -196,6 +197,31 @@ def test_what_is_in_memory_is_placed_by_its_rows(name: str, monkeypatch: pytest.
         assert torch.equal(found, wanted) or (DEVICE.type == "cuda" and close(found, wanted.cpu()))  # recorded since
         if policy == "reuse":
             assert sorted(told) == calls
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_records_come_by_their_layers_whichever_of_these_come_together(
+    is_apart: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record_loader, "is_apart", lambda device: is_apart)  # pyright: ignore[reportUnknownLambdaType]
+    model, told, place = ours("llama"), list[list[int]](), RecordLoader._place  # pyright: ignore[reportPrivateUsage]
+
+    def noted(loader: RecordLoader, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> int:
+        told.append([*layers])
+        return place(loader, layers, spans)
+
+    monkeypatch.setattr(RecordLoader, "_place", noted)
+    plain = [source(model, PREFIX, ids) for ids in (A, B, C)]
+    sources = (plain[0], packed(plain[1], "q4"), plain[2])
+    segments = tuple(ChunkSegment(ids, each) for ids, each in zip((A, B, C), sources, strict=True))
+    placed = layout(model, Prompt(PREFIX, segments, SUFFIX))
+    with Readers(1) as readers:
+        context = model.decoder.context(len(placed.ids))
+        RecordLoader(model.decoder, context, wanted=lambda layer: placed.spans, readers=readers).wait(3)
+
+    assert [layers for layers in told if len(layers) > 1] == [[0, 1, 2, 3]]
+    assert [layers[0] for layers in told] == sorted(layers[0] for layers in told)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
