@@ -164,7 +164,7 @@ def read_head(start: Buffer) -> Head:
 def _check_table(head: Head) -> None:
     """Groups of layers follow each other without a gap, and so do the tokens inside each group."""
     _ = head.key
-    if head.tokens < 1 or not any(head.shapes) or any(min(msgspec.structs.astuple(s)) < 1 for s in head.shapes if s):
+    if head.tokens < 1 or not any(head.shapes) or any(min(msgspec.structs.astuple(s)) < 1 for s in {*head.shapes} if s):
         raise BadBlob(MissReason.CORRUPT, "a record has at least one token, one layer, one head and one dim")
     start, stop, reached = 0, 0, head.tokens
     for number, frame in enumerate(head.frames):

@@ -3,7 +3,7 @@
 Letters: `L` layers, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a channel's `T` codes.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self, get_args
 
@@ -202,14 +202,15 @@ class FramedRecord(NamedTuple):
 
 
 class ReadFrames(NamedTuple):
-    """Neighbouring layers of several records, each record's in one frame, unpacked into one piece of memory.
+    """Neighbouring layers of several records, unpacked into memory that lives as long as this.
 
-    `rows` (L, N, R) are those of their parts, `shapes` all heads and dims of keys, then of values, that are among them;
-    `sizes`: of steps, by place.
+    `rows` (L, N, R) are those of their parts, record by record, `tokens` of each record so many; `shapes` all heads and
+    dims of keys, then of values, that are among them, `sizes` of steps, by place.
     """
 
     memory: object
     rows: NDArray[np.int64]
+    tokens: Sequence[int]
     shapes: Collection[Shape]
     sizes: Scales
 

@@ -20,10 +20,10 @@ from blend.fuse.unpack import first_rows, unpack_joined
 from blend.model.context import Context, LayerShape, Slots, numbers, scattered
 from blend.model.decoder import Decoder
 from blend.model.row_turn import FramedRows, framed_rows
-from store.record import LAYOUT_AT, FramedRecord, LayerKV, PackedLayer
+from store.record import FramedRecord, LayerKV, PackedLayer
 
 JOINED = 1 << 18  # numbers of short records that are unpacked together
-PLACED = 1 << 21  # and of packed ones that are placed at once, where that leaves each thread two such units of a layer
+PLACED = 1 << 22  # and of packed ones that are read and placed at once, where that leaves each thread a part of a layer
 UNIT = 1 << 19  # or of as many: fewer take less time than threads need to pass the interpreter's lock on
 NEAR = 1 << 22  # and of records that are in memory, of several layers
 ON_DEVICE = 1 << 23  # and of any, on a GPU: its calls cost more than its work, and what stands between takes memory
@@ -230,7 +230,7 @@ class RecordLoader:
             some = [*neighbours]
             together = self._shape(some[0]).numbers * len(some)
             wanted = _tokens(spans) * together
-            most = ON_DEVICE if self._is_apart else max(UNIT, min(PLACED, wanted // (2 * threads)))
+            most = ON_DEVICE if self._is_apart else max(UNIT, min(PLACED, wanted // threads))
             for group in self._joined(spans, most=most // together):
                 yield some, group
 
@@ -311,7 +311,7 @@ class RecordLoader:
         found = spans[0].source.frames(layers, [span.source for span in spans])
         if found is None or {*found.shapes} != {_heads_and_dims(self._shape(layers[0]))}:
             return False
-        if found.rows[0, :, LAYOUT_AT].tolist() != [span.recorded for span in spans]:
+        if [*found.tokens] != [span.recorded for span in spans]:
             return False
         slots = np.array([(span.start, span.stop) for span in spans], np.int64)
         self._decoder.place_packed(self._context, layers, stored=FramedRows(found.rows, slots, found.sizes))

@@ -68,7 +68,7 @@ class BlobSource:
         if found is not None:
             seconds = (time.perf_counter() - start) / len(sources)
             for each, (reader, group) in zip(sources, wanted, strict=True):
-                each.read += reader.head.frames[reader.numbers[group].start].nbytes
+                each.read += _frames_bytes(reader, group)
                 each.read_s += seconds
         return found
 
@@ -120,10 +120,13 @@ class BlobSource:
             self.failure = MissReason.UNAVAILABLE
             raise UnreadableRecord(str(error)) from error
         self.read_s += time.perf_counter() - start
-        frames = [reader.head.frames[number] for number in reader.numbers[group]]
-        self.read += sum(frame.nbytes for frame in frames)
-        return {number: layer for number, layer in zip(_layers_of(frames[0]), layers, strict=True) if layer}
+        self.read += _frames_bytes(reader, group)
+        return {number: layer for number, layer in zip(self._groups[group], layers, strict=True) if layer}
 
 
 def _layers_of(frame: Frame) -> range:
     return range(frame.layer, frame.layer + frame.layers)
+
+
+def _frames_bytes(reader: BlobReader, group: int) -> int:
+    return sum([reader.head.frames[number].nbytes for number in reader.numbers[group]])

@@ -27,7 +27,19 @@ from store.codec.quantize import STEP_SIZES, dequantize
 from store.codec.spec import Spec
 from store.errors import BadBlob, MissReason, SpecError, StoreError
 from store.reader import BlobReader, Fetch, Layers
-from store.record import ADDRESS, Codes, Dtype, FramedPart, FrameLayout, LayerKV, PackedLayer, ReadFrames, Record, Tail
+from store.record import (
+    ADDRESS,
+    START,
+    Codes,
+    Dtype,
+    FramedPart,
+    FrameLayout,
+    LayerKV,
+    PackedLayer,
+    ReadFrames,
+    Record,
+    Tail,
+)
 
 _Part = LayerKV | PackedLayer | FramedPart  # a layer's tokens of one frame
 
@@ -54,22 +66,22 @@ def read_group(reader: BlobReader, group: int) -> Layers:
 
 
 def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
-    """A group of each reader, unpacked by one call, where these are the same layers of codes, each time in one frame.
+    """A group of each reader, unpacked by one call, where these are the same layers of codes.
 
     None where any is something else, or cannot be read: `read_group` says why.
     """
-    found, frames, layers = list[_Laid](), list[tuple[BlobReader, int]](), list[NDArray[np.int64]]()
+    found, frames, starts = list[_Laid](), list[tuple[BlobReader, int]](), list[int]()
     covered = set[tuple[int, int]]()
     for reader, group in wanted if _UNPACKS_SEVERAL else ():
-        numbers = reader.numbers[group]
-        frame = reader.head.frames[numbers.start]
-        laid = None if reader.layers is not None or len(numbers) > 1 else _laid_out(reader.head, frame)
-        if laid is None or laid.rows is None:  # the others are not looked at
-            return None
-        found.append(laid)
-        layers.append(laid.rows)
-        frames.append((reader, numbers.start))
-        covered.add((frame.layer, frame.layers))
+        for number in reader.numbers[group]:
+            frame = reader.head.frames[number]
+            laid = None if reader.layers is not None else _laid_out(reader.head, frame)
+            if laid is None or laid.rows is None:  # the others are not looked at
+                return None
+            found.append(laid)
+            frames.append((reader, number))
+            starts.append(frame.start)
+            covered.add((frame.layer, frame.layers))
     if len(covered) != 1:
         return None
     try:
@@ -84,10 +96,12 @@ def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
         if not segment.offset:  # another piece begins
             begin = _address_of(segment)
         addresses.append(begin + segment.offset)
-    rows = np.stack(layers, axis=1)
-    rows[:, :, ADDRESS] += addresses
+    rows = np.concatenate([each.rows for each in found if each.rows is not None], axis=1)
+    rows[:, :, ADDRESS] += np.array(addresses)
+    rows[:, :, START] = starts
     shapes = {layer.form.shape for laid in found for layer in laid.layers if layer is not None}
-    return ReadFrames(memory, rows, [astuple(shape) for shape in shapes], STEP_SIZES)
+    tokens = [reader.head.tokens for reader, _ in wanted]
+    return ReadFrames(memory, rows, tokens, [astuple(shape) for shape in shapes], STEP_SIZES)
 
 
 def _address_of(segment: zstandard.BufferSegment) -> int:
@@ -123,7 +137,7 @@ class _LaidLayer(NamedTuple):
 class _Laid(NamedTuple):
     """A frame's bytes before zstd, and where in them each layer lies; None for one without a cache.
 
-    `rows` (L, R) are those of the layers' parts, were the frame at the address zero; None where not all are read as
+    `rows` (L, 1, R) are those of the layers' parts, were the frame at the address zero; None where not all are read as
     they lie.
     """
 

@@ -177,11 +177,11 @@ def framed_part(
 
 
 def rows_of(layers: Sequence[tuple[FrameLayout, slice]]) -> NDArray[np.int64]:
-    """Rows of a frame's layers, each with its place in the frame for its address."""
+    """Rows (L, 1, R) of a frame's layers, each with its place in the frame for its address."""
     rows = np.stack([_row(layout) for layout, _ in layers])
     rows[:, ADDRESS] = [where.start for _, where in layers]
     rows[:, NBYTES] = [where.stop - where.start for _, where in layers]
-    return rows
+    return rows[:, None]
 
 
 @lru_cache(1024)

@@ -80,9 +80,10 @@ def test_layers_of_several_records_are_read_by_one_call_or_each_says_why_not(tmp
         record = Record("float32", tuple(LayerKV(one, one + 1) for one in each))
         return encode(record, samples.key(name, codec=spec), terms=Terms(0, precomputed=True))
 
-    alike = [blob(0, "q4", 250), blob(1, "q8", 150), blob(2, "k4v8@1-q2.9", 190)]
+    long = blob(5, "q4", 900)  # a layer of it takes several frames
+    alike = [blob(0, "q4", 250), blob(1, "q8", 150), long, blob(2, "k4v8@1-q2.9", 190)]
     small = [blob(4, "q4", 20), blob(6, "k4v8@1-q2.9", 9)]
-    others = [blob(3, "lossless", 60), small[0], blob(5, "q4", 900)]  # no codes, other groups, several frames
+    others = [blob(3, "lossless", 60), small[0]]  # no codes, other groups
     with LmdbStore(tmp_path) as store:
         store.put_all([*alike, *small, *others])
 
@@ -97,11 +98,12 @@ def test_layers_of_several_records_are_read_by_one_call_or_each_says_why_not(tmp
             for group in groups:
                 found = sources[0].frames(group, sources)
                 assert found is not None and {*found.shapes} == {(4, 256, 4, 256)}
+                assert [*found.tokens] == [each.head.tokens for each in blobs]
                 for layer, rows in zip(group, found.rows, strict=True):
-                    for row, each in zip(rows, opened(blobs), strict=True):
-                        stored = each.layer(layer)
-                        assert isinstance(stored, PackedLayer) and len(stored.framed) == 1
-                        part = stored.framed[0]
+                    stored = [each.layer(layer) for each in opened(blobs)]
+                    parts = [part for each in stored if isinstance(each, PackedLayer) for part in each.framed]
+                    assert len(parts) == sum(len(each.head.frames) for each in blobs) // len(groups)
+                    for row, part in zip(rows, parts, strict=True):
                         there = ctypes.string_at(int(row[ADDRESS]), int(row[NBYTES]))
                         assert there == part.data.tobytes() and row[NBYTES:].tolist() == part.row[NBYTES:].tolist()
             assert [each.read for each in sources] == [each.nbytes for each in sources]
