@@ -26,7 +26,7 @@ from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader, read
-from store.record import LayerKV
+from store.record import LayerKV, ReadFrames
 from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache
 from tests.blend import dense
@@ -138,6 +138,31 @@ def test_a_device_that_unpacks_frames_itself_gets_the_same_numbers(most: int, mo
     monkeypatch.setattr(record_loader, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr(record_loader, "ON_DEVICE", most)
     assert torch.equal(logits(), by_tiles)
+
+
+def test_layers_that_take_several_frames_are_read_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers as frame by frame, of chunks of which some have one frame for a layer."""
+    monkeypatch.setattr("store.codec.encode.FRAME_BYTES", 1)
+    texts, told, model = (B, (*A, *A, *A), C), list[bool](), ours("llama")
+    chunks = [(ids, source(model, PREFIX, ids)) for ids in texts]
+    frames = BlobSource.frames
+
+    def logits() -> torch.Tensor:
+        segments = tuple(ChunkSegment(ids, packed(held, "q4")) for ids, held in chunks)
+        return fused(model, Prompt(PREFIX, segments, SUFFIX), policy="reuse").logits
+
+    def noted(one: BlobSource, layers: Sequence[int], of: Sequence[object]) -> ReadFrames | None:
+        found = frames(one, layers, of)
+        told.append(found is not None and found.rows.shape[1] > len(of))
+        return found
+
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(model.decoder, "_placer", packed_placer(model.decoder.dtype, DEVICE))
+    monkeypatch.setattr(BlobSource, "frames", noted)
+    together = logits()
+    assert told == [True] * 4
+    monkeypatch.setattr(BlobSource, "frames", lambda *_: None)  # pyright: ignore[reportUnknownLambdaType]
+    assert torch.equal(logits(), together)
 
 
 class Placing(NamedTuple):
