@@ -60,7 +60,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
 }
 
 # Decorators of what numba or Triton compiles, or calls while it does; what stands inside is compiled or called with it.
-OF_COMPILERS = r"compiled|compiled_apart|intrinsic|overload\(.+|triton\.jit.*"
+OF_COMPILERS = r"compiled|compiled_apart|compiled_loosely|intrinsic|overload\(.+|triton\.jit.*"
 
 # What frameworks decide in the clients, by file and function.
 _SDK = "clients/kvweave-client/src/kvweave_client"
@@ -90,6 +90,7 @@ _OF_LLAMA = (
 # Exceptions by rule and place ("store/blob_store.py:Store.put"), each with its reason.
 EXCUSED: dict[str, dict[str, str]] = {
     "deferred_imports": {
+        "blend/model/lone_rows.py:": "numba is an extra",
         "blend/model/packed_placer.py:": "numba is an extra, and triton comes with torch for CUDA",
         "blend/model/attention.py:": "triton comes with torch for CUDA",
         "blend/model/layer_graphs.py:": "triton comes with torch for CUDA",
@@ -132,6 +133,9 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/model/compiled.py:cast": "numba knows no keywords",
         "blend/model/lanes.py:_emitted.emitted": "numba decides",
         "blend/model/lanes.py:_reading.found": "called as what `_emitted` takes",
+        **dict.fromkeys(
+            (f"blend/model/lone_kernel.py:{name}" for name in ("_attend", "_write")), "numba knows no keywords"
+        ),
         "blend/model/place_kernel.py:_place": "numba knows no keywords",
         "service/commands/ask.py:ask": "typer makes an option of every parameter",
         "service/commands/ask.py:search": "typer makes an option of every parameter",

@@ -57,6 +57,7 @@ class Visibility:
     masks: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     blocks: dict[tuple[int, int], BlockMask] = field(default_factory=dict[tuple[int, int], BlockMask])
     groups: dict[int, JointRows | None] = field(default_factory=dict[int, JointRows | None])
+    windows: dict[int, int | None] = field(default_factory=dict[int, int | None])
 
     @property
     def is_causal(self) -> bool:
@@ -67,6 +68,11 @@ class Visibility:
         """How many slots up to its own a row sees, of `most`: all of them, or some; None where it sees otherwise."""
         if self.is_causal:
             return most
+        if most not in self.windows:
+            self.windows[most] = self._found_window(most, device=device)
+        return self.windows[most]
+
+    def _found_window(self, most: int, *, device: torch.device) -> int | None:
         rows = torch.linspace(0, most - 1, min(most, LOOKED_AT), device=device).long()
         allowed, before = self._allowed(rows, most), rows[:, None] - torch.arange(most, device=device)
         found = int(allowed.sum(1).max())

@@ -51,6 +51,11 @@ def compiled_apart(function: Function) -> Function:
     return njit(nogil=True, pipeline_class=_Apart, _nrt=False)(function)
 
 
+def compiled_loosely(function: Function) -> Function:
+    """The function, compiled so that it may add in another order than is written, the same each time."""
+    return njit(nogil=True, fastmath={"reassoc", "contract", "nsz", "nnan"}, error_model="numpy")(function)
+
+
 def cast(x: np.float32, to: np.float32 | Word, like: Word) -> np.float32 | Word:
     """What a context's words, which are like `like`, hold of a number: as such a word, or as a float32 again."""
     raise NotImplementedError

@@ -13,6 +13,7 @@ from blend.model.context import Context, Segment, Slots, numbers, token_bytes
 from blend.model.joint_rows import attends_jointly, joint_rows
 from blend.model.layer_gate import text_config
 from blend.model.layer_graphs import LayerGraphs, Recorder, replaying
+from blend.model.lone_rows import lone_attention
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
 from blend.model.packed_placer import packed_placer
 from blend.model.rotation import Angles, rotate_into
@@ -37,6 +38,7 @@ class Decoder:
         self.vocabulary: int = text_config(model).vocab_size
         self.token_bytes = token_bytes(model_layers.shapes, model.dtype)  # that one token keeps in a context
         self._placer = packed_placer(self.dtype, self.device)
+        self._lone = lone_attention(self.dtype, self.device)
         self._tables: dict[int, Angles] = {}
         self._turns: dict[LayerRule, tuple[Angles, tuple[RowTurn, RowTurn]]] = {}  # by which angles
         self._known = 0  # positions in each table
@@ -79,8 +81,9 @@ class Decoder:
         """
         is_whole = layer_range is None and hooks is None
         with replaying(self._graphs[1] if self._graphs and is_whole else None, segments) as replay:
-            direct, joint = self.model_layers.direct, [] if replay else joint_rows(segments)
-            step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct, joint=joint)
+            lone = self._lone.rows(segments) if self._lone and is_whole else None
+            direct, together = self.model_layers.direct, lone or ([] if replay else joint_rows(segments))
+            step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct, together=together)
             step.replay = replay
             return run(self.model, step, ids=ids, wanted=torch.arange(step.rows, device=self.device))
 

@@ -22,6 +22,7 @@ from llvmlite.ir import (  # pyright: ignore[reportMissingTypeStubs]
     Undefined,
     Value,
     VectorType,
+    VoidType,
 )
 from numba import (
     config,
@@ -169,6 +170,54 @@ def _reading(apart: int, first: int) -> tuple[Callable[..., Lanes], Callable[...
 numbers_at, codes_at = _reading(1, 0)
 even_numbers, even_codes = _reading(2, 0)
 odd_numbers, odd_codes = _reading(2, 1)
+
+
+@intrinsic
+def floats_at(typing: object, row: types.Type, start: types.Type) -> Emitted:
+    """Numbers that a row holds as words, or as they are."""
+
+    def made(builder: IRBuilder, row: Value, start: Value) -> Value:
+        found = _loaded(builder, row, at=start)
+        if row.type.pointee == _SHORT:
+            found = builder.shl(builder.zext(found, _WORDS), _filled(builder, _LONG(16)))
+        return builder.bitcast(found, _FLOATS)
+
+    return _LANES(row, int64), _emitted(made)
+
+
+@intrinsic
+def asked_for(typing: object, row: types.Type, start: types.Type) -> Emitted:
+    """Memory that is needed soon, brought near meanwhile."""
+
+    def made(builder: IRBuilder, row: Value, start: Value) -> None:
+        bytes_ = _BYTE.as_pointer()
+        kind = FunctionType(VoidType(), (bytes_, _LONG, _LONG, _LONG))
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", (bytes_,), kind)
+        builder.call(fetch, (builder.bitcast(builder.gep(row, [start]), bytes_), _LONG(0), _LONG(2), _LONG(1)))
+
+    return types.void(row, int64), _emitted(made)
+
+
+@intrinsic
+def sum_of(typing: object, x: types.Type) -> Emitted:
+    """The sum of all lanes, pairs first."""
+
+    def made(builder: IRBuilder, x: Value) -> Value:
+        kind = FunctionType(FloatType(), (FloatType(), _FLOATS))
+        added = builder.module.declare_intrinsic("llvm.vector.reduce.fadd.v16f32", (), kind)
+        return builder.call(added, (FloatType()(-0.0), x), fastmath=("reassoc",))
+
+    return float32(x), _emitted(made)
+
+
+@intrinsic
+def keep(typing: object, row: types.Type, start: types.Type, x: types.Type) -> Emitted:
+    """Writes numbers as they are, to be read soon."""
+
+    def made(builder: IRBuilder, row: Value, start: Value, x: Value) -> None:
+        builder.store(x, builder.bitcast(builder.gep(row, [start]), _FLOATS.as_pointer()), align=4)
+
+    return types.void(row, int64, x), _emitted(made)
 
 
 @intrinsic

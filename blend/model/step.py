@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 
 from blend.model.context import Segment, places
 from blend.model.joint_rows import JointRows
+from blend.model.lone_rows import LoneRows
 
 ACTIVE: ContextVar["Step | None"] = ContextVar("active step", default=None)
 
@@ -75,10 +76,10 @@ class Step(Cache):
         layer_range: LayerRange | None = None,
         hooks: LayerHooks | None = None,
         direct: frozenset[int] = frozenset(),
-        joint: Sequence[JointRows] = (),
+        together: Sequence[JointRows] | LoneRows = (),
     ) -> None:
-        """`direct`: layers whose attention takes the returned keys as they are, and may look them up instead. `joint`:
-        the rows of all segments by the buffers that they share.
+        """`direct`: layers whose attention takes the returned keys as they are, and may look them up instead.
+        `together`: the rows of all segments by the buffers that they share, or each with its own, for one call.
         """
         super().__init__(layers=[])
         self.segments = tuple(segments)
@@ -87,8 +88,9 @@ class Step(Cache):
         self._watch = hooks or LayerHooks()
         self._direct = direct
         self.replay: Replay | None = None  # by which layers run that are recorded
-        self._joint = joint
-        self._places = joint or places(self.segments)
+        self._lone = together if isinstance(together, LoneRows) else None
+        self._joint: Sequence[JointRows] = () if isinstance(together, LoneRows) else together
+        self._places = [self._lone] if self._lone else self._joint or places(self.segments)
         self._returned: dict[int, tuple[int, Tensor]] = {}
         self._at = -1  # the layer that runs
 
@@ -144,7 +146,11 @@ class Step(Cache):
 
         `window` tells how many of so many slots a row sees up to its own, None where it sees otherwise.
         """
-        return None
+        layer = None if self._lone is None else self.layer_of(seen[0])
+        if self._lone is None or layer is None:
+            return None
+        width = window(self._lone.most)
+        return None if width is None else self._lone.attend(layer, query, window=width, scale=scale)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object

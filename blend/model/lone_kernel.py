@@ -1,0 +1,183 @@
+# numba's decorators have no types:
+# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportCallIssue=false
+"""What numba compiles for a decoding step: rows of several contexts written, and attended, by one call each.
+
+A core waits for memory there: what it needs next is asked for while it computes.
+Letters: `N` rows, `H` kv heads, `G` query heads of each, `D` and `E` numbers of a key and of a value.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numba import float32, int64, njit, types, uint16, uint32, void
+from numpy.typing import NDArray
+
+from blend.model.compiled import Word, compiled_apart, compiled_loosely, words_at
+from blend.model.lanes import (
+    LANES,
+    asked_for,
+    filled,
+    floats_at,
+    keep,
+    multiply_add,
+    numbers_at,
+    plus,
+    sum_of,
+    times,
+)
+
+Floats = NDArray[np.float32]
+Words = NDArray[np.uint16 | np.uint32]
+Numbers = NDArray[np.int64]
+Room = tuple[Floats, Floats, Floats]  # scores (G, _SEEN), the largest of each query head so far, and its weights' sum
+
+_SEEN = 64  # keys at a time, which stay in the nearest cache with their values
+_LOG2E, _HALF, _LEAST = np.float32(math.log2(math.e)), np.float32(0.5), np.float32(-126)
+_BIAS, _MANTISSA = np.int32(127), np.int32(23)
+_POLYNOMIAL = [np.float32(math.log(2) ** n / math.factorial(n)) for n in range(7)]  # of 2 to the power of -0.5 to 0.5
+_ONE, _P1, _P2, _P3, _P4, _P5, _P6 = _POLYNOMIAL
+
+
+@compiled_loosely
+def _largest(scores: Floats, count: int) -> np.float32:
+    top = scores[0]
+    for t in range(count):
+        top = max(top, scores[t])
+    return top
+
+
+@compiled_loosely
+def _to_weights(scores: Floats, count: int, top: np.float32) -> np.float32:
+    """Scores, of which none is above the top, to weights; returns their sum."""
+    total = np.float32(0)
+    for t in range(count):
+        x = max(np.float32(np.float32(scores[t] - top) * _LOG2E), _LEAST)
+        whole = np.floor(np.float32(x + _HALF))
+        r = np.float32(x - whole)
+        p = np.float32(_P6 * r + _P5)
+        p = np.float32(p * r + _P4)
+        p = np.float32(p * r + _P3)
+        p = np.float32(p * r + _P2)
+        p = np.float32(p * r + _P1)
+        p = np.float32(p * r + _ONE)
+        power = np.int32(np.int32(np.int32(whole) + _BIAS) << _MANTISSA)
+        weight = np.float32(p * power.view(np.float32))
+        scores[t] = weight
+        total += weight
+    return total
+
+
+@compiled_apart
+def _score(scores: Floats, query: Floats, keys: Words, values: Words, count: int, scale: np.float32) -> None:  # noqa: PLR0917
+    """Scores (G, count) of some keys. Their values are asked for meanwhile, and the keys behind them."""
+    group, dim = query.shape
+    wide = len(values) // count
+    line = 64 // values.itemsize
+    for t in range(count):
+        for e in range(0, wide, line):
+            asked_for(values, t * wide + e)
+        for d in range(0, dim, line):
+            asked_for(keys, (t + _SEEN) * dim + d)
+        for g in range(group):
+            found = times(floats_at(query[g], 0), floats_at(keys, t * dim))
+            for d in range(LANES, dim, LANES):
+                found = multiply_add(floats_at(query[g], d), floats_at(keys, t * dim + d), found)
+            scores[g, t] = np.float32(sum_of(found) * scale)
+
+
+@compiled_apart
+def _add(out: Floats, weights: Floats, values: Words, count: int, shrunk: np.float32) -> None:
+    """Adds weighted values to what was found, which shrinks."""
+    wide = len(out)
+    for e in range(0, wide, LANES):
+        a = times(numbers_at(out, e), filled(shrunk))
+        b = c = d = filled(np.float32(0))
+        whole = count // 4 * 4
+        for t in range(0, whole, 4):
+            at = t * wide + e
+            a = multiply_add(filled(weights[t]), floats_at(values, at), a)
+            b = multiply_add(filled(weights[t + 1]), floats_at(values, at + wide), b)
+            c = multiply_add(filled(weights[t + 2]), floats_at(values, at + 2 * wide), c)
+            d = multiply_add(filled(weights[t + 3]), floats_at(values, at + 3 * wide), d)
+        for t in range(whole, count):
+            a = multiply_add(filled(weights[t]), floats_at(values, t * wide + e), a)
+        keep(out, e, plus(plus(a, b), plus(c, d)))
+
+
+@compiled_apart
+def _attend_head(out: Floats, query: Floats, keys: Words, values: Words, scale: np.float32, room: Room) -> None:  # noqa: PLR0917
+    """Query (G, D) over keys (S, D) and values (S, E), to (G, E)."""
+    group, seen, (scores, tops, totals) = len(query), len(keys), room
+    for g in range(group):
+        tops[g], totals[g] = -np.inf, 0
+        for e in range(out.shape[1]):
+            out[g, e] = 0
+    for first in range(0, seen, _SEEN):
+        count = min(_SEEN, seen - first)
+        some, what = keys[first : first + count], values[first : first + count]
+        flat = what.reshape(count * out.shape[1])
+        _score(scores, query, some.reshape(count * query.shape[1]), flat, count, scale)
+        for g in range(group):
+            top = max(tops[g], _largest(scores[g], count))
+            shrunk = np.float32(math.exp(tops[g] - top))
+            totals[g] = totals[g] * shrunk + _to_weights(scores[g], count, top)
+            tops[g] = top
+            _add(out[g], scores[g], flat, count, shrunk)
+    for g in range(group):
+        for e in range(out.shape[1]):
+            out[g, e] /= totals[g]
+
+
+def _attend(  # noqa: PLR0917  # numba knows no keywords
+    out: Floats, query: Floats, places: Numbers, slots: Numbers, window: int, scale: np.float32, like: Word
+) -> None:
+    """Query (N, H, G, D) to (N, H, G, E): each row sees so many slots at most, up to its own.
+
+    `places` (N, 4): the addresses of a context's keys and values, and how many bytes their heads are apart.
+    """
+    group = query.shape[2]
+    room = np.empty((group, _SEEN), np.float32), np.empty(group, np.float32), np.empty(group, np.float32)
+    for row in range(len(query)):
+        stop = slots[row] + 1
+        first = max(0, stop - window)
+        for head in range(query.shape[1]):
+            keys = words_at(places[row, 0] + head * places[row, 2], (1, stop, query.shape[3]), like)[0, first:]
+            values = words_at(places[row, 1] + head * places[row, 3], (1, stop, out.shape[3]), like)[0, first:]
+            _attend_head(out[row, head], query[row, head], keys, values, scale, room)
+
+
+def _write(keys: Words, values: Words, places: Numbers, slots: Numbers) -> None:
+    """Puts keys (N, H, D) and values (N, H, E) of rows at their slots."""
+    like = keys.dtype.type(0)
+    for row in range(len(slots)):
+        for side in range(2):
+            fresh = keys[row] if side == 0 else values[row]
+            heads, dim = fresh.shape
+            for head in range(heads):
+                at = places[row, side] + head * places[row, 2 + side]
+                to = words_at(at, (1, slots[row] + 1, dim), like)[0, slots[row]]
+                for d in range(dim):
+                    to[d] = fresh[head, d]
+
+
+class LoneKernels(NamedTuple):
+    """`_attend` and `_write`, of heads whose numbers are a multiple of `lanes`."""
+
+    attend: Callable[..., None]
+    write: Callable[..., None]
+    lanes: int = LANES
+
+
+def lone_kernels(*, is_short: bool) -> LoneKernels:
+    """Those for contexts in bfloat16 or float32."""
+    word = uint16 if is_short else uint32
+    floats, whole = types.Array(float32, 4, "C"), types.Array(int64, 2, "C")
+    rows, fresh = types.Array(int64, 1, "C"), types.Array(word, 3, "C")
+    attend = void(floats, floats, whole, rows, int64, float32, word)
+    write = void(fresh, fresh, whole, rows)
+    try:
+        return LoneKernels(njit(attend, nogil=True, cache=True)(_attend), njit(write, nogil=True, cache=True)(_write))
+    except RuntimeError:  # there is no folder to keep it in: each process compiles it
+        return LoneKernels(njit(attend, nogil=True)(_attend), njit(write, nogil=True)(_write))
