@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
-from llvmlite.ir import IRBuilder, Value  # pyright: ignore[reportMissingTypeStubs]
+from llvmlite.ir import FunctionType, IntType, IRBuilder, Value  # pyright: ignore[reportMissingTypeStubs]
 from numba import (
     carray,  # pyright: ignore[reportPrivateImportUsage]
+    int32,
     int64,
     njit,
     types,
@@ -88,10 +89,32 @@ def _pointer(typing: object, address: types.Type, like: types.Type) -> tuple[Sig
     return types.CPointer(like)(int64, like), converted
 
 
+@intrinsic
+def called(typing: object, address: types.Type) -> tuple[Signature, Callable[..., Value]]:
+    """What a C function without parameters returns, an int; its address is told."""
+
+    def made(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Value]) -> Value:
+        return builder.call(builder.inttoptr(args[0], FunctionType(IntType(32), ()).as_pointer()), ())
+
+    return int32(int64), made
+
+
 @compiled
 def bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
     """The memory at an address, as an array that counts no references."""
     return carray(_pointer(address, np.uint8(0)), nbytes)
+
+
+@compiled
+def whole_at(address: int, shape: tuple[int, int]) -> NDArray[np.int64]:
+    """The same of whole numbers."""
+    return carray(_pointer(address, np.int64(0)), shape)
+
+
+@compiled
+def floats_of(address: int, shape: tuple[int, int, int]) -> NDArray[np.float32]:
+    """The same of numbers."""
+    return carray(_pointer(address, np.float32(0)), shape)
 
 
 @compiled

@@ -11,10 +11,29 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import float32, int64, njit, types, uint16, uint32, void
+from numba import (
+    cfunc,
+    int64,
+    njit,
+    types,
+    uint16,
+    uint32,
+    void,
+)
+from numba.np.unsafe.ndarray import to_fixed_tuple  # pyright: ignore[reportUnknownVariableType]
 from numpy.typing import NDArray
 
-from blend.model.compiled import Word, compiled_apart, compiled_loosely, words_at
+from blend.model.attend_call import PLACE, SLOT, AttendCall
+from blend.model.compiled import (
+    Word,
+    called,
+    compiled,
+    compiled_apart,
+    compiled_loosely,
+    floats_of,
+    whole_at,
+    words_at,
+)
 from blend.model.lanes import (
     LANES,
     asked_for,
@@ -33,6 +52,7 @@ Words = NDArray[np.uint16 | np.uint32]
 Numbers = NDArray[np.int64]
 Room = tuple[Floats, Floats, Floats]  # scores (G, _SEEN), the largest of each query head so far, and its weights' sum
 
+_FIELDS = len(AttendCall._fields)
 _SEEN = 64  # keys at a time, which stay in the nearest cache with their values
 _LOG2E, _HALF, _LEAST = np.float32(math.log2(math.e)), np.float32(0.5), np.float32(-126)
 _BIAS, _MANTISSA = np.int32(127), np.int32(23)
@@ -130,54 +150,77 @@ def _attend_head(out: Floats, query: Floats, keys: Words, values: Words, scale: 
             out[g, e] /= totals[g]
 
 
-def _attend(  # noqa: PLR0917  # numba knows no keywords
-    out: Floats, query: Floats, places: Numbers, slots: Numbers, window: int, scale: np.float32, like: Word
-) -> None:
-    """Query (N, H, G, D) to (N, H, G, E): each row sees so many slots at most, up to its own.
-
-    `places` (N, 4): the addresses of a context's keys and values, and how many bytes their heads are apart.
-    """
-    group = query.shape[2]
+@compiled
+def _attend(told: Numbers, like: Word) -> None:
+    """One thread's part of the heads of an `AttendCall`: about as many keys as each of the others has."""
+    call = AttendCall(*to_fixed_tuple(told, _FIELDS))
+    heads, window, threads = call.heads, call.window, 1
+    number = 0
+    if call.threads:
+        number, threads = called(call.number), called(call.threads)
+    query = floats_of(call.query, (call.rows * heads, call.group, call.key_dim))
+    out = floats_of(call.out, (call.rows * heads, call.group, call.value_dim))
+    places = whole_at(call.places, (call.rows, PLACE))
+    scale = np.uint32(call.scale_bits).view(np.float32)
+    group = call.group
     room = np.empty((group, _SEEN), np.float32), np.empty(group, np.float32), np.empty(group, np.float32)
-    for row in range(len(query)):
-        stop = slots[row] + 1
-        first = max(0, stop - window)
-        for head in range(query.shape[1]):
-            keys = words_at(places[row, 0] + head * places[row, 2], (1, stop, query.shape[3]), like)[0, first:]
-            values = words_at(places[row, 1] + head * places[row, 3], (1, stop, out.shape[3]), like)[0, first:]
-            _attend_head(out[row, head], query[row, head], keys, values, scale, room)
+    every = begun = 0
+    for row in range(call.rows):
+        every += min(places[row, SLOT] + 1, window) * heads
+    for row in range(call.rows):
+        keys_at, values_at, key_head, value_head, slot = places[row]
+        first, stop = max(0, slot + 1 - window), slot + 1
+        for head in range(heads):
+            if begun * threads // every == number:
+                keys = words_at(keys_at + head * key_head, (1, stop, call.key_dim), like)[0, first:]
+                values = words_at(values_at + head * value_head, (1, stop, call.value_dim), like)[0, first:]
+                at = row * heads + head
+                _attend_head(out[at], query[at], keys, values, scale, room)
+            begun += stop - first
 
 
-def _write(keys: Words, values: Words, places: Numbers, slots: Numbers) -> None:
+def _attend_short(told: int) -> None:
+    _attend(whole_at(told, (1, _FIELDS))[0], np.uint16(0))
+
+
+def _attend_long(told: int) -> None:
+    _attend(whole_at(told, (1, _FIELDS))[0], np.uint32(0))
+
+
+def _write(keys: Words, values: Words, places: Numbers) -> None:
     """Puts keys (N, H, D) and values (N, H, E) of rows at their slots."""
     like = keys.dtype.type(0)
-    for row in range(len(slots)):
+    for row in range(len(places)):
         for side in range(2):
             fresh = keys[row] if side == 0 else values[row]
             heads, dim = fresh.shape
             for head in range(heads):
                 at = places[row, side] + head * places[row, 2 + side]
-                to = words_at(at, (1, slots[row] + 1, dim), like)[0, slots[row]]
+                to = words_at(at, (1, places[row, SLOT] + 1, dim), like)[0, places[row, SLOT]]
                 for d in range(dim):
                     to[d] = fresh[head, d]
 
 
 class LoneKernels(NamedTuple):
-    """`_attend` and `_write`, of heads whose numbers are a multiple of `lanes`."""
+    """`_write`, and the address of what C calls with that of an `AttendCall`, of heads whose numbers are whole `lanes`.
 
-    attend: Callable[..., None]
+    `kept` is what has to live as long.
+    """
+
     write: Callable[..., None]
+    attend: int
+    kept: object
     lanes: int = LANES
 
 
 def lone_kernels(*, is_short: bool) -> LoneKernels:
     """Those for contexts in bfloat16 or float32."""
-    word = uint16 if is_short else uint32
-    floats, whole = types.Array(float32, 4, "C"), types.Array(int64, 2, "C")
-    rows, fresh = types.Array(int64, 1, "C"), types.Array(word, 3, "C")
-    attend = void(floats, floats, whole, rows, int64, float32, word)
-    write = void(fresh, fresh, whole, rows)
+    fresh = types.Array(uint16 if is_short else uint32, 3, "C")
+    write, attend = void(fresh, fresh, types.Array(int64, 2, "C")), void(int64)
+    wanted = _attend_short if is_short else _attend_long
     try:
-        return LoneKernels(njit(attend, nogil=True, cache=True)(_attend), njit(write, nogil=True, cache=True)(_write))
+        written, attended = njit(write, nogil=True, cache=True)(_write), cfunc(attend, cache=True)(wanted)
     except RuntimeError:  # there is no folder to keep it in: each process compiles it
-        return LoneKernels(njit(attend, nogil=True)(_attend), njit(write, nogil=True)(_write))
+        written, attended = njit(write, nogil=True)(_write), cfunc(attend)(wanted)
+    assert attended.address is not None
+    return LoneKernels(written, attended.address, attended)

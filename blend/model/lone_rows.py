@@ -3,15 +3,19 @@
 Letters: `N` rows, `H` kv heads, `Hq` query heads, `D` and `E` numbers of a key and of a value.
 """
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blend.model.attend_call import PLACE, SLOT, AttendCall
 from blend.model.context import Context, LayerShape, Segment
 
 try:
@@ -19,7 +23,7 @@ try:
 except ImportError:
     lone_kernels = None
 
-_WORDS = {torch.float32: np.uint32(0), torch.bfloat16: np.uint16(0)}
+_WORDS = {torch.float32: np.uint32, torch.bfloat16: np.uint16}
 _VIEWED = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
 
 
@@ -37,63 +41,92 @@ class LoneAttention:
     def __init__(self, dtype: torch.dtype) -> None:
         assert lone_kernels is not None
         self.dtype = dtype
-        self.word = _WORDS[dtype]
         self.kernels = lone_kernels(is_short=dtype == torch.bfloat16)
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.kernels.attend)
         self._learn_types()
 
     def rows(self, segments: Sequence[Segment]) -> "LoneRows | None":
-        """A pass' rows; None where some have more of a context than one row, or share it.
-
-        Where torch computes by several threads it reads a long context sooner than one thread here.
-        """
-        if torch.get_num_threads() > 1:
-            return None
+        """A pass' rows; None where some have more of a context than one row, or share it."""
         contexts = [each.context for each in segments if type(each.context) is Context and len(each.slots) == 1]
         if len(contexts) < len(segments) or not all(self._takes(shape) for shape in contexts[0].shapes if shape):
             return None
-        places = np.stack([each.addresses for each in contexts], axis=1)
-        places[:, :, 2:] *= self.dtype.itemsize
-        return LoneRows(self, contexts[0].shapes, places, np.array([each.slots.last for each in segments], np.int64))
+        if torch.get_num_threads() > 1 and _team() is None:
+            return None
+        places = np.empty((len(contexts[0].shapes), len(segments), PLACE), np.int64)
+        for row, (context, each) in enumerate(zip(contexts, segments, strict=True)):
+            places[:, row, :SLOT], places[:, row, SLOT] = context.addresses, each.slots.last
+        places[:, :, 2:SLOT] *= self.dtype.itemsize
+        return LoneRows(self, contexts[0].shapes, places)
+
+    def attend(self, call: AttendCall) -> None:
+        """Do what the call says, by the threads that torch computes with."""
+        threads, team = torch.get_num_threads(), _team()
+        if threads == 1 or team is None:
+            self._alone(np.array(call, np.int64).ctypes.data)
+        else:
+            told = np.array(call._replace(number=team.number, threads=team.threads), np.int64)
+            team.run(self.kernels.attend, told.ctypes.data, threads, 0)
 
     def _takes(self, shape: LayerShape) -> bool:
         """Whether its numbers are whole lanes, and each head of keys has its values."""
         return not (shape.key_dim | shape.value_dim) % self.kernels.lanes and shape.key_heads == shape.value_heads
 
     def _learn_types(self) -> None:
-        """Call them once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""
-        nobody, nowhere, nothing = np.zeros(0, np.int64), np.zeros((0, 4), np.int64), np.zeros((0, 1, 1, 1), np.float32)
-        self.kernels.attend(nothing, nothing, nowhere, nobody, 1, np.float32(1), self.word)
-        words = np.zeros((0, 1, 1), self.word.dtype)
-        self.kernels.write(words, words, nowhere, nobody)
+        """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""
+        words = np.zeros((0, 1, 1), _WORDS[self.dtype])
+        self.kernels.write(words, words, np.zeros((0, PLACE), np.int64))
+
+
+class _Team(NamedTuple):
+    """C functions: one that has another run by so many threads, and the addresses of those that tell such a thread its
+    number, and how many they are.
+    """
+
+    run: Callable[[int, int, int, int], None]
+    number: int
+    threads: int
+
+
+@cache
+def _team() -> _Team | None:
+    """The threads that torch computes with; None where it does not use OpenMP as gcc has it called."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        run, tellers = library.GOMP_parallel, (library.omp_get_thread_num, library.omp_get_num_threads)
+    except (OSError, AttributeError):
+        return None
+    run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    number, threads = (ctypes.cast(each, ctypes.c_void_p).value or 0 for each in tellers)
+    return _Team(run, number, threads)
 
 
 @dataclass(frozen=True, slots=True)
 class LoneRows:
-    """Rows of a pass, one of each context: `places` (L, N, 4) as the kernels take them, and slots (N,)."""
+    """Rows of a pass, one of each context, with `places` (L, N, PLACE) as the kernels take them."""
 
     by: LoneAttention
     shapes: Sequence[LayerShape | None]
     places: NDArray[np.int64]
-    slots: NDArray[np.int64]
 
     @property
     def most(self) -> int:
         """How many slots are visible to one of them."""
-        return int(self.slots.max()) + 1
+        return int(self.places[0, :, SLOT].max()) + 1
 
     def write(self, layer: int, keys: Tensor, *, values: Tensor) -> None:
         """Put a pass' keys and values (H, N, D) at their slots."""
         words = _VIEWED[keys.dtype]
         fresh = [each.transpose(0, 1).contiguous().view(words).numpy() for each in (keys, values)]
-        self.by.kernels.write(*fresh, self.places[layer], self.slots)
+        self.by.kernels.write(*fresh, self.places[layer])
 
     def attend(self, layer: int, query: Tensor, *, window: int, scale: float) -> Tensor:
         """Query (1, Hq, N, D) to (1, N, Hq, E), each row over so many slots up to its own."""
-        shape, (heads, count, dim) = self.shapes[layer], query.shape[1:]
+        shape, (heads, rows, dim) = self.shapes[layer], query.shape[1:]
         assert shape is not None
-        asked = query[0].transpose(0, 1).float().contiguous().view(count, shape.key_heads, -1, dim)
-        found = torch.empty(1, count, heads, shape.value_dim)
-        out = found.view(count, shape.key_heads, -1, shape.value_dim).numpy()
-        places = self.places[layer]
-        self.by.kernels.attend(out, asked.numpy(), places, self.slots, window, np.float32(scale), self.by.word)
+        asked, places = query[0].transpose(0, 1).float().contiguous(), self.places[layer]
+        found = torch.empty(1, rows, heads, shape.value_dim)
+        group = heads // shape.key_heads
+        begins = asked.data_ptr(), found.data_ptr(), places.ctypes.data
+        sizes = rows, shape.key_heads, group, dim, shape.value_dim, window
+        self.by.attend(AttendCall(*begins, *sizes, int(np.float32(scale).view(np.uint32)), 0, 0))
         return found.to(query.dtype)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from blend.load import adopt
+from blend.model import lone_rows
 from blend.model.context import Context, LayerShape, Segment, span
 from blend.model.lone_rows import LoneAttention, LoneRows, lone_attention
 from tests.blend.families import FAMILIES, OTHERS, build, draw, words
@@ -20,9 +21,8 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
@@ -69,6 +69,9 @@ def test_rows_see_what_a_computation_in_double_precision_sees(
         alone = attention(dtype).rows([Segment(each.context, each.slots, 0)])
         assert alone is not None
         assert torch.equal(alone.attend(0, query[:, :, row : row + 1], window=window, scale=0.3)[0, 0], found[0, row])
+    for threads in (2, 3, 40):
+        torch.set_num_threads(threads)
+        assert torch.equal(rows.attend(0, query, window=window, scale=0.3), found)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,7 +88,7 @@ def test_rows_are_written_to_their_slots_alone(dtype: torch.dtype) -> None:
             assert torch.equal(now.nan_to_num(7), wanted.nan_to_num(7))
 
 
-def test_what_is_not_one_row_of_a_context_of_its_own_is_left_to_torch() -> None:
+def test_what_is_not_one_row_of_a_context_of_its_own_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels, shape = attention(torch.float32), LayerShape(2, 16, 2, 16)
     [one] = drawn(shape, torch.float32, [9])
     assert kernels.rows([one]) is not None
@@ -93,6 +96,8 @@ def test_what_is_not_one_row_of_a_context_of_its_own_is_left_to_torch() -> None:
     assert kernels.rows(drawn(LayerShape(2, 24, 2, 16), torch.float32, [9])) is None
     assert kernels.rows(drawn(LayerShape(2, 16, 1, 16), torch.float32, [9])) is None
     torch.set_num_threads(2)
+    assert kernels.rows([one]) is not None
+    monkeypatch.setattr(lone_rows, "_team", lambda: None)  # pyright: ignore[reportUnknownLambdaType]
     assert kernels.rows([one]) is None
     assert lone_attention(torch.float16, CPU) is None
 
