@@ -4,7 +4,7 @@
 # pyright: reportAttributeAccessIssue=false
 """What numba does not offer by itself: functions whose arrays lie apart, casts chosen by types, and memory by address.
 
-Numba keeps what `place_kernel.py` became until that file changes: touch it where this one changes alone.
+Numba keeps what `place_kernel.py` and `lone_kernel.py` became until they change: touch both where this changes alone.
 """
 
 from collections.abc import Callable, Sequence

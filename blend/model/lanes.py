@@ -5,7 +5,7 @@
 """Sixteen numbers at a time, by instructions that no loop becomes. What they write goes past the caches, which would
 first read what is written over; it stands in memory when `all_written` returns.
 
-Numba keeps what `place_kernel.py` became until that file changes: touch it where this one changes alone.
+Numba keeps what `place_kernel.py` and `lone_kernel.py` became until they change: touch both where this changes alone.
 """
 
 import platform

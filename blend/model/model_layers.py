@@ -98,7 +98,7 @@ class LayerProbe(Step):
         origin = self.layer_of(keys)
         if origin is not None and origin != self._layer:
             self.shared.add(origin)
-        elif origin is not None:
+        elif origin is not None and values is self.stored[origin][1]:
             self.direct.add(origin)
         yield self._rebased, keys, values
 

@@ -147,7 +147,7 @@ class Step(Cache):
         `window` tells how many of so many slots a row sees up to its own, None where it sees otherwise.
         """
         layer = None if self._lone is None else self.layer_of(seen[0])
-        if self._lone is None or layer is None:
+        if self._lone is None or layer not in self._direct:
             return None
         width = window(self._lone.most)
         return None if width is None else self._lone.attend(layer, query, window=width, scale=scale)
