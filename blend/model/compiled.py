@@ -29,6 +29,7 @@ from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., object])
+Number = TypeVar("Number", bound=np.generic)
 Word = np.uint16 | np.uint32  # the bits of bfloat16 or float32
 
 _HALF, _ODD, _ONE, _UPPER = np.uint32(16), np.uint32(0x7FFF), np.uint32(1), np.uint32(0xFFFF0000)
@@ -106,18 +107,6 @@ def bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
 
 
 @compiled
-def whole_at(address: int, shape: tuple[int, int]) -> NDArray[np.int64]:
-    """The same of whole numbers."""
-    return carray(_pointer(address, np.int64(0)), shape)
-
-
-@compiled
-def floats_of(address: int, shape: tuple[int, int, int]) -> NDArray[np.float32]:
-    """The same of numbers."""
-    return carray(_pointer(address, np.float32(0)), shape)
-
-
-@compiled
-def words_at(address: int, shape: tuple[int, int, int], like: Word) -> NDArray[Word]:
-    """The same of words, which are like this one."""
+def words_at(address: int, shape: tuple[int, ...], like: Number) -> NDArray[Number]:
+    """The same of words or numbers, which are like this one."""
     return carray(_pointer(address, like), shape)

@@ -30,8 +30,6 @@ from blend.model.compiled import (
     compiled,
     compiled_apart,
     compiled_loosely,
-    floats_of,
-    whole_at,
     words_at,
 )
 from blend.model.lanes import (
@@ -158,9 +156,9 @@ def _attend(told: Numbers, like: Word) -> None:
     number = 0
     if call.threads:
         number, threads = called(call.number), called(call.threads)
-    query = floats_of(call.query, (call.rows * heads, call.group, call.key_dim))
-    out = floats_of(call.out, (call.rows * heads, call.group, call.value_dim))
-    places = whole_at(call.places, (call.rows, PLACE))
+    query = words_at(call.query, (call.rows * heads, call.group, call.key_dim), np.float32(0))
+    out = words_at(call.out, (call.rows * heads, call.group, call.value_dim), np.float32(0))
+    places = words_at(call.places, (call.rows, PLACE), np.int64(0))
     scale = np.uint32(call.scale_bits).view(np.float32)
     group = call.group
     room = np.empty((group, _SEEN), np.float32), np.empty(group, np.float32), np.empty(group, np.float32)
@@ -172,19 +170,19 @@ def _attend(told: Numbers, like: Word) -> None:
         first, stop = max(0, slot + 1 - window), slot + 1
         for head in range(heads):
             if begun * threads // every == number:
-                keys = words_at(keys_at + head * key_head, (1, stop, call.key_dim), like)[0, first:]
-                values = words_at(values_at + head * value_head, (1, stop, call.value_dim), like)[0, first:]
+                keys = words_at(keys_at + head * key_head, (stop, call.key_dim), like)[first:]
+                values = words_at(values_at + head * value_head, (stop, call.value_dim), like)[first:]
                 at = row * heads + head
                 _attend_head(out[at], query[at], keys, values, scale, room)
             begun += stop - first
 
 
 def _attend_short(told: int) -> None:
-    _attend(whole_at(told, (1, _FIELDS))[0], np.uint16(0))
+    _attend(words_at(told, (_FIELDS,), np.int64(0)), np.uint16(0))
 
 
 def _attend_long(told: int) -> None:
-    _attend(whole_at(told, (1, _FIELDS))[0], np.uint32(0))
+    _attend(words_at(told, (_FIELDS,), np.int64(0)), np.uint32(0))
 
 
 def _write(keys: Words, values: Words, places: Numbers) -> None:
@@ -196,7 +194,7 @@ def _write(keys: Words, values: Words, places: Numbers) -> None:
             heads, dim = fresh.shape
             for head in range(heads):
                 at = places[row, side] + head * places[row, 2 + side]
-                to = words_at(at, (1, places[row, SLOT] + 1, dim), like)[0, places[row, SLOT]]
+                to = words_at(at, (places[row, SLOT] + 1, dim), like)[places[row, SLOT]]
                 for d in range(dim):
                     to[d] = fresh[head, d]
 

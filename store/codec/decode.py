@@ -71,6 +71,7 @@ def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
     None where any is something else, or cannot be read: `read_group` says why.
     """
     found, frames, starts = list[_Laid](), list[tuple[BlobReader, int]](), list[int]()
+    parts = list[NDArray[np.int64]]()
     covered = set[tuple[int, int]]()
     for reader, group in wanted if _UNPACKS_SEVERAL else ():
         for number in reader.numbers[group]:
@@ -79,6 +80,7 @@ def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
             if laid is None or laid.rows is None:  # the others are not looked at
                 return None
             found.append(laid)
+            parts.append(laid.rows)
             frames.append((reader, number))
             starts.append(frame.start)
             covered.add((frame.layer, frame.layers))
@@ -96,7 +98,7 @@ def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
         if not segment.offset:  # another piece begins
             begin = _address_of(segment)
         addresses.append(begin + segment.offset)
-    rows = np.concatenate([each.rows for each in found if each.rows is not None], axis=1)
+    rows = np.concatenate(parts, axis=1)
     rows[:, :, ADDRESS] += np.array(addresses)
     rows[:, :, START] = starts
     shapes = {layer.form.shape for laid in found for layer in laid.layers if layer is not None}
