@@ -49,7 +49,7 @@ class RecordSource(Protocol):
         ...
 
     def frames(self, layers: Sequence[int], of: "Sequence[RecordSource]") -> ReadFrames | None:
-        """Reads a group of several records by one call, this one among them; None where each is read by itself."""
+        """Reads groups of several records by one call, this one among them; None where each is read by itself."""
         ...
 
     def layer(self, index: int) -> LayerKV | PackedLayer:

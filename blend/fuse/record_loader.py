@@ -27,6 +27,7 @@ PLACED = 1 << 22  # and of packed ones that are read and placed at once, where t
 UNIT = 1 << 19  # or of as many: fewer take less time than threads need to pass the interpreter's lock on
 NEAR = 1 << 22  # and of records that are in memory, of several layers
 ON_DEVICE = 1 << 23  # and of any, on a GPU: its calls cost more than its work, and what stands between takes memory
+FAR_DEVICE = 1 << 25  # and there of packed ones, of several layers: so much is read by one thread before it is placed
 NEAR_DEVICE = 1 << 26  # and there of records that are in memory
 THREADS = min(8, max(2, (os.cpu_count() or 1) // 2))  # more would take the interpreter's lock from the model's thread
 
@@ -224,14 +225,22 @@ class RecordLoader:
         return near, sorted(far, key=lambda unit: unit[0][0])
 
     def _far_units(self, layers: Sequence[int], spans: Sequence[ChunkSpan], *, threads: int) -> Iterator[_Unit]:
-        """Yields layers that come together, with some of the spans, whose records have them together."""
-        group_of = {layer: number for number, group in enumerate(spans[0].source.groups) for layer in group}
-        for _, neighbours in groupby(layers, key=lambda layer: group_of.get(layer, -1 - layer)):
-            some = [*neighbours]
-            together = self._shape(some[0]).numbers * len(some)
-            wanted = _tokens(spans) * together
-            most = ON_DEVICE if self._is_apart else max(UNIT, min(PLACED, wanted // threads))
-            for group in self._joined(spans, most=most // together):
+        """Yields layers that come together, with some of the spans, whose records have them together; for a GPU those
+        of one group, one more, two, four and so on.
+        """
+        of_source = spans[0].source.groups
+        group_of = {layer: number for number, group in enumerate(of_source) for layer in group}
+        groups = [[*each] for _, each in groupby(layers, key=lambda layer: group_of.get(layer, -1 - layer))]
+        numbers, place = _tokens(spans) * self._shape(layers[0]).numbers, 0
+        while place < len(groups):
+            most, many, wanted = FAR_DEVICE, 1, numbers * len(groups[place])
+            if not self._is_apart:
+                most = max(UNIT, min(PLACED, wanted // threads))
+            elif of_source:
+                many = max(1, min(place, FAR_DEVICE // wanted, len(groups) // threads))
+            some = [layer for group in groups[place : place + many] for layer in group]
+            place += many
+            for group in self._joined(spans, most=most * _tokens(spans) // (numbers * len(some))):
                 yield some, group
 
     def _near_units(

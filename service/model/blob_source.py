@@ -54,23 +54,30 @@ class BlobSource:
         return self._groups
 
     def frames(self, layers: Sequence[int], of: Sequence[object]) -> ReadFrames | None:
-        """A group of layers of several records, read by one call; None where each is better read by itself, and says
+        """Groups of layers of several records, read by one call; None where each is better read by itself, and says
         why.
         """
         sources = [each for each in of if isinstance(each, BlobSource)]
-        wanted = [(each._reader, each._group_of[layers[0]]) for each in sources if each._reader is not None]
-        if len(wanted) < len(of) or any(each._kept for each in sources):
-            return None
-        if [*self._groups[wanted[0][1]]] != [*layers]:
+        readers = [each._reader for each in sources if each._reader is not None]
+        groups = self._groups_of(layers)
+        if len(readers) < len(of) or any(each._kept or each.parts != self.parts for each in sources) or groups is None:
             return None
         start = time.perf_counter()
-        found = read_frames(wanted)
+        found = read_frames(readers, groups)
         if found is not None:
             seconds = (time.perf_counter() - start) / len(sources)
-            for each, (reader, group) in zip(sources, wanted, strict=True):
-                each.read += _frames_bytes(reader, group)
+            for each, reader in zip(sources, readers, strict=True):
+                each.read += sum([_frames_bytes(reader, group) for group in groups])
                 each.read_s += seconds
         return found
+
+    def _groups_of(self, layers: Sequence[int]) -> list[int] | None:
+        """Those that have these layers and no others."""
+        if self._reader is None:
+            return None
+        groups = list(dict.fromkeys([self._group_of[layer] for layer in layers]))
+        found = [layer for group in groups for layer in self._groups[group]]
+        return groups if found == [*layers] else None
 
     def begin(self) -> None:
         """Begin to bring the record near, before anyone asks for its layers."""

@@ -65,45 +65,54 @@ def read_group(reader: BlobReader, group: int) -> Layers:
     return _read(reader.head, numbers, fetch=reader.frame)
 
 
-def read_frames(wanted: Sequence[tuple[BlobReader, int]]) -> ReadFrames | None:
-    """A group of each reader, unpacked by one call, where these are the same layers of codes.
+def read_frames(readers: Sequence[BlobReader], groups: Sequence[int]) -> ReadFrames | None:
+    """Groups of each reader, unpacked by one call, where these are the same layers of codes in as many frames.
 
     None where any is something else, or cannot be read: `read_group` says why.
     """
-    found, frames, starts = list[_Laid](), list[tuple[BlobReader, int]](), list[int]()
-    parts = list[NDArray[np.int64]]()
-    covered = set[tuple[int, int]]()
-    for reader, group in wanted if _UNPACKS_SEVERAL else ():
-        for number in reader.numbers[group]:
-            frame = reader.head.frames[number]
-            laid = None if reader.layers is not None else _laid_out(reader.head, frame)
-            if laid is None or laid.rows is None:  # the others are not looked at
-                return None
-            found.append(laid)
-            parts.append(laid.rows)
-            frames.append((reader, number))
-            starts.append(frame.start)
-            covered.add((frame.layer, frame.layers))
-    if len(covered) != 1:
+    laid, frames, forms = list[_Laid](), list[tuple[BlobReader, int]](), set[tuple[int, int]]()
+    for group in groups if _UNPACKS_SEVERAL else ():
+        before, covered = len(laid), set[tuple[int, int]]()
+        for reader in readers:
+            for number in reader.numbers[group]:
+                frame = reader.head.frames[number]
+                one = None if reader.layers is not None else _laid_out(reader.head, frame)
+                if one is None or one.rows is None:  # the others are not looked at
+                    return None
+                laid.append(one)
+                frames.append((reader, number))
+                covered.add((frame.layer, frame.layers))
+        if len(covered) != 1:
+            return None
+        forms.add((len(laid[-1].layers), len(laid) - before))
+    if len(forms) != 1:
         return None
     try:
-        with wanted[0][0].several(frames) as data:
-            expected = np.array([each.nbytes for each in found], np.uint64).tobytes()
+        with readers[0].several(frames) as data:
+            expected = np.array([each.nbytes for each in laid], np.uint64).tobytes()
             memory = _decompressor().multi_decompress_to_buffer([*data], decompressed_sizes=expected)
     except (BadBlob, StoreError, zstandard.ZstdError):
         return None
+    rows = np.concatenate([each.rows for each in laid if each.rows is not None], axis=1)
+    rows[:, :, ADDRESS] += _addresses(memory)
+    rows[:, :, START] = [reader.head.frames[number].start for reader, number in frames]
+    shapes = {layer.form.shape for one in laid for layer in one.layers if layer is not None}
+    layers, parts, columns = len(rows), len(laid) // len(groups), rows.shape[2]
+    if len(groups) > 1:
+        rows = rows.reshape(layers, len(groups), parts, columns).swapaxes(0, 1).reshape(-1, parts, columns)
+    tokens = [reader.head.tokens for reader in readers]
+    return ReadFrames(memory, rows, tokens, [astuple(shape) for shape in shapes], STEP_SIZES)
+
+
+def _addresses(memory: zstandard.BufferWithSegmentsCollection) -> list[int]:
+    """Where its segments begin."""
     addresses, begin = list[int](), 0
     for number in range(len(memory)):
         segment = memory[number]
         if not segment.offset:  # another piece begins
             begin = _address_of(segment)
         addresses.append(begin + segment.offset)
-    rows = np.concatenate(parts, axis=1)
-    rows[:, :, ADDRESS] += np.array(addresses)
-    rows[:, :, START] = starts
-    shapes = {layer.form.shape for laid in found for layer in laid.layers if layer is not None}
-    tokens = [reader.head.tokens for reader, _ in wanted]
-    return ReadFrames(memory, rows, tokens, [astuple(shape) for shape in shapes], STEP_SIZES)
+    return addresses
 
 
 def _address_of(segment: zstandard.BufferSegment) -> int:

@@ -92,17 +92,17 @@ def test_layers_of_several_records_are_read_by_one_call_or_each_says_why_not(tmp
             there = [each for each in readers if isinstance(each, BlobReader)]
             return [BlobSource(each, Fingerprint("", "", "", "", "", "", "")) for each in there]
 
-        for blobs, groups in ((alike, [[0], [1], [2]]), (small, [[0, 1, 2]])):
+        for blobs, calls in ((alike, [[0], [1], [2]]), (alike, [[0], [1, 2]]), (small, [[0, 1, 2]])):
             sources = opened(blobs)
-            assert all([[*group] for group in each.groups] == groups for each in sources)
-            for group in groups:
-                found = sources[0].frames(group, sources)
+            assert all(each.parts == (3 if blobs is alike else 1) for each in sources)
+            for layers in calls:
+                found = sources[0].frames(layers, sources)
                 assert found is not None and {*found.shapes} == {(4, 256, 4, 256)}
                 assert [*found.tokens] == [each.head.tokens for each in blobs]
-                for layer, rows in zip(group, found.rows, strict=True):
+                for layer, rows in zip(layers, found.rows, strict=True):
                     stored = [each.layer(layer) for each in opened(blobs)]
                     parts = [part for each in stored if isinstance(each, PackedLayer) for part in each.framed]
-                    assert len(parts) == sum(len(each.head.frames) for each in blobs) // len(groups)
+                    assert len(parts) == sum(len(each.head.frames) for each in blobs) // sources[0].parts
                     for row, part in zip(rows, parts, strict=True):
                         there = ctypes.string_at(int(row[ADDRESS]), int(row[NBYTES]))
                         assert there == part.data.tobytes() and row[NBYTES:].tolist() == part.row[NBYTES:].tolist()
