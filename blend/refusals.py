@@ -107,12 +107,13 @@ def disagreement(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> str 
     whole = decoder.advance([Segment(context, everything, 0)], tokens)
     again = scattered(AGAIN, device=decoder.device)
     rows = decoder.advance([Segment(context, again, 0)], tokens[again.index])
-    steps = torch.stack(decoder.decode([(context, place, ids[place]) for place in (TOKENS - 2, TOKENS - 1)]))
+    pairs = (TOKENS - 4, TOKENS - 3), (TOKENS - 2, TOKENS - 1)  # what is recorded of the one has to suit the other
+    steps = torch.stack([each for pair in pairs for each in decoder.decode([(context, at, ids[at]) for at in pair])])
     assert whole is not None and rows is not None
     found = {
         "a prefill": _agree(whole, plain),
         "scattered rows": _agree(rows, plain[again.index]),
-        "decoding": _agree(steps, plain[-2:]),
+        "decoding": _agree(steps, plain[-4:]),
         "a chunk behind its prefix": _agree(_exact_hit(decoder, ids)[None], plain[-1:]),
     }
     return next((name for name, agrees in found.items() if not agrees), None)

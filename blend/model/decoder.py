@@ -85,7 +85,11 @@ class Decoder:
             direct, together = self.model_layers.direct, lone or ([] if replay else joint_rows(segments))
             step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct, together=together)
             step.replay = replay
-            return run(self.model, step, ids=ids, wanted=torch.arange(step.rows, device=self.device))
+            logits = replay.whole(self._run_all, ids) if replay else None
+            return self._run_all(step, ids) if logits is None else logits
+
+    def _run_all(self, step: Step, ids: Tensor) -> Tensor | None:
+        return run(self.model, step, ids=ids, wanted=torch.arange(step.rows, device=self.device))
 
     def record_layers(self, recorder: Callable[[], Recorder] | None) -> bool:
         """Have layers recorded as they run, from the second pass of as many rows on; whether any can be. None: no more.

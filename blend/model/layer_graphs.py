@@ -1,9 +1,10 @@
-"""Layers recorded once for each number of rows, and replayed by one call each: a GPU's calls cost more than their work.
+"""Layers, or whole passes, recorded once for each number of rows, and replayed by one call each: a GPU's calls cost
+more than their work.
 
 A recorded layer is the model's own, but for where keys go and what rows see: two kernels read that from a table in the
 device's memory, which each pass fills. So one recording serves all prompts. Who comes while another pass is under way,
 and whatever cannot be recorded, runs as it would without.
-Letters: `B` rows of a recording, `R` of a pass, `N` contexts, `L` layers, `E` hidden size.
+Letters: `B` rows of a recording, `R` of a pass, `N` contexts, `L` layers, `E` hidden size, `V` vocabulary.
 """
 
 import logging
@@ -11,13 +12,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from blend.model.context import Branch, Context, LayerShape, Segment, span
+from blend.model.context import Branch, Context, LayerShape, Segment
+from blend.model.recorded_step import COLUMNS, CannotRecord, RecordedStep, RowRoom, WholeStep
 from blend.model.step import Arguments, Step, active
 
 try:
@@ -30,7 +32,6 @@ log = logging.getLogger(__name__)
 LEAST, MOST = 8, 2048  # rows of a recording; more of them keep a GPU busy for longer than their calls take
 POWERS = 64  # rows from which on powers of two waste too much
 TOGETHER = 64  # contexts of a pass
-_COLUMNS = 4  # of the table of contexts
 
 Call = Callable[..., object]
 Path = tuple[int | str, ...]
@@ -62,24 +63,22 @@ class CudaRecorder:
         return graph.replay
 
 
-class CannotRecord(Exception):
-    """A layer does what no recording holds."""
+class _Whole(NamedTuple):
+    """A recorded pass, and the logits (B, V) that it leaves."""
+
+    replay: Callable[[], None]
+    logits: Tensor
 
 
 @dataclass(slots=True)
 class _Size:
     """What recordings of so many rows read and write."""
 
-    rows: int
-    block: int  # rows of a block
-    blocks: int
-    splits: int
-    table: Tensor  # int64: owners (B,), blocks (_, 2), contexts (N, L, 4)
-    parts: tuple[int, int, int]  # how many numbers each of them has
-    slots: Tensor  # (B,) int64
+    room: RowRoom
     passes: int = 0
     hidden: Tensor | None = None  # (1, B, E)
     layers: dict[int, "_Recorded"] = field(default_factory=dict[int, "_Recorded"])
+    whole: _Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +103,7 @@ class LayerGraphs:
         attention asks the step.
         """
         self.is_whole = attend_rows is not None  # until something cannot be recorded
+        self.has_passes = True  # until a whole pass cannot be
         self.layers = len(shapes)
         self._groups, self.most = limits
         self._heads = max([shape.key_heads for shape in shapes if shape], default=1)
@@ -126,7 +126,7 @@ class LayerGraphs:
                 size = self._sizes[number] = self._sized(number, device=positions.device)
             size.passes += 1
             if size.passes > 1:  # few sizes come twice; those that do are recorded the second time
-                _fill(size, segments, positions=positions)
+                _fill(size.room, segments, positions=positions)
                 replay = RecordedPass(self, size, rows=rows)
         finally:
             if replay is None:
@@ -152,9 +152,10 @@ class LayerGraphs:
         contexts = min(rows, TOGETHER)
         blocks = -(-rows // block) + contexts - 1
         splits = attend_rows.splits_for(-(-rows // block) * self._heads)
-        parts = rows, 2 * blocks, contexts * self.layers * _COLUMNS
+        parts = rows, 2 * blocks, contexts * self.layers * COLUMNS
         table, slots = torch.zeros(sum(parts), dtype=torch.int64), torch.full((rows,), -1)
-        return _Size(rows, block, blocks, splits, table.to(device), parts, slots.to(device))
+        ids = torch.zeros(rows, dtype=torch.int64, device=device)
+        return _Size(RowRoom(rows, block, blocks, splits, table.to(device), parts, slots.to(device), ids))
 
 
 def size_of(rows: int) -> int:
@@ -164,27 +165,27 @@ def size_of(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def _fill(size: _Size, segments: Sequence[Segment], *, positions: Tensor) -> None:
+def _fill(room: RowRoom, segments: Sequence[Segment], *, positions: Tensor) -> None:
     """Tell the device where a pass' rows stand."""
     numbers: dict[int, int] = {}
     contexts = list[Context]()
-    owners = np.zeros(size.rows, np.int64)
-    blocks = np.zeros((size.blocks, 2), np.int64)
+    owners = np.zeros(room.rows, np.int64)
+    blocks = np.zeros((room.blocks, 2), np.int64)
     filled = 0
     for each in segments:
         number = numbers.setdefault(id(each.context), len(contexts))
         if number == len(contexts):
             contexts.append(each.context)
         owners[each.start : each.stop] = number
-        for start in range(each.start, each.stop, size.block):
-            blocks[filled] = start, min(size.block, each.stop - start)
+        for start in range(each.start, each.stop, room.block):
+            blocks[filled] = start, min(room.block, each.stop - start)
             filled += 1
     told = np.concatenate([owners, blocks.ravel(), *(each.addresses.ravel() for each in contexts)])
-    held = torch.empty(len(told), dtype=torch.int64, pin_memory=size.table.is_cuda)
+    held = torch.empty(len(told), dtype=torch.int64, pin_memory=room.table.is_cuda)
     held.numpy()[:] = told
-    size.table[: len(told)].copy_(held, non_blocking=True)
-    size.slots[: len(positions)].copy_(positions)
-    size.slots[len(positions) :].fill_(-1)
+    room.table[: len(told)].copy_(held, non_blocking=True)
+    room.slots[: len(positions)].copy_(positions)
+    room.slots[len(positions) :].fill_(-1)
 
 
 class RecordedPass:
@@ -199,6 +200,36 @@ class RecordedPass:
     def end(self) -> None:
         """Called once, when the pass is over."""
         self._graphs.end()
+
+    def whole(self, run: Callable[[Step, Tensor], Tensor | None], ids: Tensor) -> Tensor | None:
+        """The logits (R, V) of all rows, with these ids (R,); None where the pass has to go layer by layer."""
+        graphs, size = self._graphs, self._size
+        if not graphs.has_passes:
+            return None
+        size.room.ids[: self._rows].copy_(ids)
+        if size.whole is None:
+            try:
+                size.whole = self._record_pass(run)
+            except (CannotRecord, RuntimeError, TypeError, ValueError) as error:
+                graphs.has_passes = False
+                log.info("no pass is recorded whole: %s", error)
+                return None
+        size.whole.replay()
+        return size.whole.logits[: self._rows].clone()  # recordings share memory
+
+    def _record_pass(self, run: Callable[[Step, Tensor], Tensor | None]) -> _Whole:
+        graphs, room, windows, left = self._graphs, self._size.room, dict[int, int](), list[Tensor]()
+
+        def work() -> None:
+            logits = run(WholeStep(room, layers=graphs.layers, most=graphs.most, windows=windows), room.ids)
+            if logits is None:
+                raise CannotRecord("it has no logits")
+            if not left:
+                left.append(torch.empty_like(logits))
+            left[0].copy_(logits)
+
+        work()  # compiles what is not compiled yet, and asks what waits, which a recording must not
+        return _Whole(graphs.recorder(work), left[0])
 
     def layer(self, index: int, inner: Call, *, hidden: Tensor, more: Arguments) -> tuple[object] | None:
         """What the layer returns, alone in a tuple; None where it has to run by itself."""
@@ -232,7 +263,7 @@ class RecordedPass:
     def _enter(self, hidden: Tensor) -> None:
         size = self._size
         if size.hidden is None:
-            size.hidden = hidden.new_zeros((1, size.rows, hidden.shape[2]))
+            size.hidden = hidden.new_zeros((1, size.room.rows, hidden.shape[2]))
         if hidden.data_ptr() != size.hidden.data_ptr():
             size.hidden[:, : self._rows].copy_(hidden)
 
@@ -250,7 +281,7 @@ class RecordedPass:
             there = self._room(source) if known is None else known[1]
             self._feed(source, there)
             ports.append((path, there))
-        step, kinds = RecordedStep(size, index, layers=self._graphs.layers, most=self._graphs.most), set[bool]()
+        step, kinds = RecordedStep(size.room, index, layers=self._graphs.layers, most=self._graphs.most), set[bool]()
         args, kwargs = cast("Arguments", _replaced(more, dict(ports), step=step))
 
         def work() -> None:
@@ -272,72 +303,7 @@ class RecordedPass:
         along = 0 if source.ndim == 1 else 1
         if not source.ndim or source.shape[along] != self._rows or (along and source.shape[0] != 1):
             raise CannotRecord(f"it is given a tensor of {tuple(source.shape)} for {self._rows} rows")
-        return source.new_zeros([*source.shape[:along], self._size.rows, *source.shape[along + 1 :]])
-
-
-class RecordedStep(Step):
-    """The step that a layer sees while it is recorded: rows are written and see by the table."""
-
-    def __init__(self, size: _Size, layer: int, *, layers: int, most: int) -> None:
-        nothing = Context([], capacity=0, dtype=torch.float32, device=size.slots.device)
-        super().__init__([Segment(nothing, span(0, size.rows, device=size.slots.device), 0)])
-        self._size = size
-        self._layer = layer
-        self._most = most
-        self._window: int | None = None
-        owners, blocks, contexts = size.table.split_with_sizes(size.parts)
-        apart = _COLUMNS * layers
-        assert attend_rows is not None
-        self._tables = attend_rows.RowTables(
-            size.slots, owners, blocks.view(-1, 2), contexts[_COLUMNS * layer :], apart
-        )
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        if layer_idx != self._layer or key_states.stride(3) != 1 or value_states.stride(3) != 1:
-            raise CannotRecord(f"it stores keys as layer {layer_idx}")
-        assert attend_rows is not None
-        attend_rows.write_rows(key_states[0], value_states[0], tables=self._tables)
-        self._returned[id(key_states)] = (layer_idx, key_states)
-        return key_states, value_states
-
-    def attend(
-        self,
-        query: Tensor,
-        seen: tuple[Tensor, Tensor],
-        *,
-        scale: float,
-        window: Callable[[int], int | None],
-    ) -> Tensor:
-        """Query (1, Hq, B, D) to (1, B, Hq, D): each row sees all before it and itself, or a window of that."""
-        if self.layer_of(seen[0]) != self._layer or query.stride(3) != 1:
-            raise CannotRecord("its attention makes other keys of those that it stored")
-        heads, kv_heads, value_dim = query.shape[1], seen[1].shape[1], seen[1].shape[3]
-        if seen[0].shape[1] != kv_heads or heads % kv_heads:
-            raise CannotRecord("it has more heads of keys than of values")
-        assert attend_rows is not None
-        self._window = self._window or window(self._most)  # asked before it is recorded, for that waits
-        if self._window is None:
-            raise CannotRecord("its rows see otherwise than by a window up to themselves")
-        form = attend_rows.Attention(kv_heads, value_dim, scale, self._size.block, self._size.splits, self._window)
-        return attend_rows.attend_rows(query[0], form, tables=self._tables)[None]
-
-    def sources(self, keys: Tensor, values: Tensor) -> Iterator[tuple[Segment, Tensor, Tensor]]:
-        raise CannotRecord("it has an attention of its own")
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        raise CannotRecord("it asks for positions, which are another pass' later")
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        raise CannotRecord("it asks for positions, which are another pass' later")
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        raise CannotRecord("it makes a mask, which is another pass' later")
-
-    @property
-    def positions(self) -> Tensor:
-        raise CannotRecord("it asks for positions, which are another pass' later")
+        return source.new_zeros([*source.shape[:along], self._size.room.rows, *source.shape[along + 1 :]])
 
 
 @contextmanager
