@@ -48,8 +48,10 @@ class RecordSource(Protocol):
         """Neighbouring layers that come together; none where each comes by itself."""
         ...
 
-    def frames(self, layers: Sequence[int], of: "Sequence[RecordSource]") -> ReadFrames | None:
-        """Reads groups of several records by one call, this one among them; None where each is read by itself."""
+    def frames(self, layers: Sequence[int], of: "Sequence[RecordSource]", *, threads: int = 1) -> ReadFrames | None:
+        """Reads groups of several records by one call, this one among them, with so many threads of its own; None where
+        each is read by itself.
+        """
         ...
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
@@ -82,7 +84,7 @@ class HeldRecord:
         """What the record covers behind the chunk."""
         return self._record.tail
 
-    def frames(self, layers: Sequence[int], of: Sequence[RecordSource]) -> None:
+    def frames(self, layers: Sequence[int], of: Sequence[RecordSource], *, threads: int = 1) -> None:
         """Nothing is read."""
 
     def layer(self, index: int) -> LayerKV:

@@ -136,8 +136,10 @@ class RecordLoader:
         self._stream = readers.stream(decoder.device)
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream(decoder.device))
-        many = len(far) + bool(near) if self._is_apart else len(units)  # one tells a GPU of all that is near
-        workers = min(readers.threads, many)
+        workers, self._unpacking = min(readers.threads, len(units)), 1
+        if self._is_apart:  # half the threads for what is far, each with as many of zstd's, who knows no lock
+            self._unpacking = max(1, readers.threads // 2)
+            workers = min(self._unpacking, len(far) + bool(near))  # one tells it of all that is near
         self._work = [readers.submit(self._read) for _ in range(workers)]
 
     def wait(self, layer: int) -> None:
@@ -317,7 +319,7 @@ class RecordLoader:
         """Whether all could be read by one call, and was placed."""
         if self._stopped.is_set():
             return False
-        found = spans[0].source.frames(layers, [span.source for span in spans])
+        found = spans[0].source.frames(layers, [span.source for span in spans], threads=self._unpacking)
         if found is None or {*found.shapes} != {_heads_and_dims(self._shape(layers[0]))}:
             return False
         if [*found.tokens] != [span.recorded for span in spans]:

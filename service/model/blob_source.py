@@ -53,7 +53,7 @@ class BlobSource:
         """Layers that come together."""
         return self._groups
 
-    def frames(self, layers: Sequence[int], of: Sequence[object]) -> ReadFrames | None:
+    def frames(self, layers: Sequence[int], of: Sequence[object], *, threads: int = 1) -> ReadFrames | None:
         """Groups of layers of several records, read by one call; None where each is better read by itself, and says
         why.
         """
@@ -63,7 +63,7 @@ class BlobSource:
         if len(readers) < len(of) or any(each._kept or each.parts != self.parts for each in sources) or groups is None:
             return None
         start = time.perf_counter()
-        found = read_frames(readers, groups)
+        found = read_frames(readers, groups, threads=threads)
         if found is not None:
             seconds = (time.perf_counter() - start) / len(sources)
             for each, reader in zip(sources, readers, strict=True):

@@ -65,8 +65,9 @@ def read_group(reader: BlobReader, group: int) -> Layers:
     return _read(reader.head, numbers, fetch=reader.frame)
 
 
-def read_frames(readers: Sequence[BlobReader], groups: Sequence[int]) -> ReadFrames | None:
-    """Groups of each reader, unpacked by one call, where these are the same layers of codes in as many frames.
+def read_frames(readers: Sequence[BlobReader], groups: Sequence[int], *, threads: int = 1) -> ReadFrames | None:
+    """Groups of each reader, unpacked by one call with so many threads, where these are the same layers of codes in as
+    many frames.
 
     None where any is something else, or cannot be read: `read_group` says why.
     """
@@ -90,7 +91,7 @@ def read_frames(readers: Sequence[BlobReader], groups: Sequence[int]) -> ReadFra
     try:
         with readers[0].several(frames) as data:
             expected = np.array([each.nbytes for each in laid], np.uint64).tobytes()
-            memory = _decompressor().multi_decompress_to_buffer([*data], decompressed_sizes=expected)
+            memory = _decompressor().multi_decompress_to_buffer([*data], decompressed_sizes=expected, threads=threads)
     except (BadBlob, StoreError, zstandard.ZstdError):
         return None
     rows = np.concatenate([each.rows for each in laid if each.rows is not None], axis=1)

@@ -80,7 +80,7 @@ class Packed:
         self.fingerprint = fingerprint
         self.tokens, self.ids_digest, self.tail = blob.head.tokens, blob.head.ids_digest, Tail()
 
-    def frames(self, layers: Sequence[int], of: Sequence[object]) -> None: ...
+    def frames(self, layers: Sequence[int], of: Sequence[object], *, threads: int = 1) -> None: ...
 
     def layer(self, index: int) -> PackedLayer:
         layer = self._layers[index]

@@ -96,7 +96,7 @@ def test_layers_of_several_records_are_read_by_one_call_or_each_says_why_not(tmp
             sources = opened(blobs)
             assert all(each.parts == (3 if blobs is alike else 1) for each in sources)
             for layers in calls:
-                found = sources[0].frames(layers, sources)
+                found = sources[0].frames(layers, sources, threads=1 + len(layers))
                 assert found is not None and {*found.shapes} == {(4, 256, 4, 256)}
                 assert [*found.tokens] == [each.head.tokens for each in blobs]
                 for layer, rows in zip(layers, found.rows, strict=True):
