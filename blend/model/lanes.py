@@ -37,6 +37,7 @@ from numba.core.typing.templates import Signature
 from numba.extending import intrinsic, register_model
 
 LANES = 16
+_LINE_BITS = 512
 _BYTE, _SHORT, _LONG = IntType(8), IntType(16), IntType(32)
 _BYTES, _FLOATS, _WORDS = VectorType(_BYTE, LANES), VectorType(FloatType(), LANES), VectorType(_LONG, LANES)
 _X86, _ARM = "llvm.x86.ssse3.pshuf.b.128", "llvm.aarch64.neon.tbl1.v16i8"
@@ -183,6 +184,12 @@ def floats_at(typing: object, row: types.Type, start: types.Type) -> Emitted:
         return builder.bitcast(found, _FLOATS)
 
     return _LANES(row, int64), _emitted(made)
+
+
+@intrinsic
+def per_line(typing: object, row: types.Type) -> Emitted:
+    """How many numbers of a row a line of the caches holds: known when it is compiled."""
+    return int64(row), _emitted(lambda builder, row: IntType(64)(_LINE_BITS // row.type.pointee.width))
 
 
 @intrinsic

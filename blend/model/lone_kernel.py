@@ -40,6 +40,7 @@ from blend.model.lanes import (
     keep,
     multiply_add,
     numbers_at,
+    per_line,
     plus,
     sum_of,
     times,
@@ -92,7 +93,7 @@ def _score(scores: Floats, query: Floats, keys: Words, values: Words, count: int
     """Scores (G, count) of some keys. Their values are asked for meanwhile, and the keys behind them."""
     group, dim = query.shape
     wide = len(values) // count
-    line = 64 // values.itemsize
+    line = per_line(values)
     for t in range(count):
         for e in range(0, wide, line):
             asked_for(values, t * wide + e)
