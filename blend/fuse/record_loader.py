@@ -230,19 +230,19 @@ class RecordLoader:
         """Yields layers that come together, with some of the spans, whose records have them together; for a GPU those
         of one group, one more, two, four and so on.
         """
-        of_source = spans[0].source.groups
-        group_of = {layer: number for number, group in enumerate(of_source) for layer in group}
+        together = spans[0].source.groups
+        group_of = {layer: number for number, group in enumerate(together) for layer in group}
         groups = [[*each] for _, each in groupby(layers, key=lambda layer: group_of.get(layer, -1 - layer))]
-        numbers, place = _tokens(spans) * self._shape(layers[0]).numbers, 0
+        tokens, numbers, place = _tokens(spans), self._shape(layers[0]).numbers, 0
         while place < len(groups):
-            most, many, wanted = FAR_DEVICE, 1, numbers * len(groups[place])
+            wanted, most, many = tokens * numbers * len(groups[place]), FAR_DEVICE, 1
             if not self._is_apart:
                 most = max(UNIT, min(PLACED, wanted // threads))
-            elif of_source:
+            elif together:
                 many = max(1, min(place, FAR_DEVICE // wanted, len(groups) // threads))
             some = [layer for group in groups[place : place + many] for layer in group]
             place += many
-            for group in self._joined(spans, most=most * _tokens(spans) // (numbers * len(some))):
+            for group in self._joined(spans, most=most // (numbers * len(some))):
                 yield some, group
 
     def _near_units(
