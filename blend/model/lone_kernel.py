@@ -89,10 +89,15 @@ def _to_weights(scores: Floats, count: int, top: np.float32) -> np.float32:
 
 
 @compiled_apart
-def _score(scores: Floats, query: Floats, keys: Words, values: Words, count: int, scale: np.float32) -> None:  # noqa: PLR0917
-    """Scores (G, count) of some keys. Their values are asked for meanwhile, and the keys behind them."""
+def _score(  # noqa: PLR0917
+    scores: Floats, query: Floats, keys: Words, values: Words, count: int, wide: int, scale: np.float32
+) -> None:
+    """Scores (G, count) of some keys. Their values, so wide, are asked for meanwhile, and the keys behind them.
+
+    Nothing is divided here, nor whatever else takes long: inlined, as where it is compiled, it is other code than where
+    it was kept.
+    """
     group, dim = query.shape
-    wide = len(values) // count
     line = per_line(values)
     for t in range(count):
         for e in range(0, wide, line):
@@ -137,7 +142,7 @@ def _attend_head(out: Floats, query: Floats, keys: Words, values: Words, scale: 
         count = min(_SEEN, seen - first)
         some, what = keys[first : first + count], values[first : first + count]
         flat = what.reshape(count * out.shape[1])
-        _score(scores, query, some.reshape(count * query.shape[1]), flat, count, scale)
+        _score(scores, query, some.reshape(count * query.shape[1]), flat, count, out.shape[1], scale)
         for g in range(group):
             top = max(tops[g], _largest(scores[g], count))
             shrunk = np.float32(math.exp(tops[g] - top))

@@ -1,12 +1,14 @@
 """Decoding steps on a CPU whose rows are written and attended by one call."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 import torch
+from numba import cfunc, int64, void  # pyright: ignore[reportMissingTypeStubs]
 
 from blend.load import adopt
-from blend.model import lone_rows
+from blend.model import lone_kernel, lone_rows
 from blend.model.context import Context, LayerShape, Segment, span
 from blend.model.lone_rows import LoneAttention, LoneRows, lone_attention
 from tests.blend.families import FAMILIES, OTHERS, build, draw, words
@@ -43,6 +45,15 @@ def drawn(shape: LayerShape, dtype: torch.dtype, lengths: list[int]) -> list[Seg
             each[:, length + 1 :] = torch.nan
         segments.append(Segment(context, span(length, length + 1, device=CPU), row))
     return segments
+
+
+def test_nothing_is_divided_for_each_key() -> None:
+    """In the code that is kept, which is not inlined as where it is compiled: a division took most of its time."""
+    told = cfunc(void(int64))(lone_kernel._attend_long).inspect_llvm()  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
+    found = re.findall(r'^define [^@]*@"?[^"(]*lone_kernel\d+(_\w+?)B[^\n]*\n(.*?)^}', told, re.MULTILINE | re.DOTALL)
+    bodies = {name: body for name, body in found if name in {"_score", "_to_weights", "_add", "_largest"}}
+    assert {"_score", "_to_weights", "_add"} <= {*bodies}
+    assert not [name for name, body in bodies.items() if re.search(r"\b[su](div|rem) ", body)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
