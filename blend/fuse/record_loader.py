@@ -138,8 +138,9 @@ class RecordLoader:
             self._stream.wait_stream(torch.cuda.current_stream(decoder.device))
         workers, self._unpacking = min(readers.threads, len(units)), 1
         if self._is_apart:  # half the threads for what is far, each with as many of zstd's, who knows no lock
-            self._unpacking = max(1, readers.threads // 2)
-            workers = min(self._unpacking, len(far) + bool(near))  # one tells it of all that is near
+            half = readers.threads // 2
+            self._unpacking = max(1, half)
+            workers = min(readers.threads, max(2, half), len(far) + bool(near))  # one tells it of all that is near
         self._work = [readers.submit(self._read) for _ in range(workers)]
 
     def wait(self, layer: int) -> None:

@@ -104,7 +104,7 @@ class Decoder:
             return False
         groups = max([heads // shape.key_heads for shape in kept])
         limits = groups, self.window
-        first, second = (LayerGraphs(shapes, limits, direct=rules.direct, recorder=recorder()) for _ in range(2))
+        first, second = (LayerGraphs(shapes, limits, direct=rules.direct, recorder=recorder) for _ in range(2))
         self._graphs = first, second
         return first.is_whole
 

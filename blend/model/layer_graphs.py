@@ -97,18 +97,18 @@ class LayerGraphs:
         limits: tuple[int, int],
         *,
         direct: frozenset[int],
-        recorder: Recorder,
+        recorder: Callable[[], Recorder],
     ) -> None:
         """`limits`: how many query heads to each key head there are at most, and slots. `direct` layers are those whose
         attention asks the step.
         """
         self.is_whole = attend_rows is not None  # until something cannot be recorded
-        self.has_passes = True  # until a whole pass cannot be
+        self.has_passes = direct >= {layer for layer, shape in enumerate(shapes) if shape}  # until one cannot be
         self.layers = len(shapes)
         self._groups, self.most = limits
         self._heads = max([shape.key_heads for shape in shapes if shape], default=1)
         self._fit = {*direct}
-        self.recorder = recorder
+        self.of_layers, self.of_passes = recorder(), recorder()  # what one leaves that fails is not the other's
         self._sizes: dict[int, _Size] = {}
         self._held = Lock()
 
@@ -229,7 +229,7 @@ class RecordedPass:
             left[0].copy_(logits)
 
         work()  # compiles what is not compiled yet, and asks what waits, which a recording must not
-        return _Whole(graphs.recorder(work), left[0])
+        return _Whole(graphs.of_passes(work), left[0])
 
     def layer(self, index: int, inner: Call, *, hidden: Tensor, more: Arguments) -> tuple[object] | None:
         """What the layer returns, alone in a tuple; None where it has to run by itself."""
@@ -297,7 +297,7 @@ class RecordedPass:
         self._enter(hidden)
         work()  # compiles what is not compiled yet, which a recording must not
         self._enter(hidden)
-        return _Recorded(self._graphs.recorder(work), ports, True in kinds)
+        return _Recorded(self._graphs.of_layers(work), ports, True in kinds)
 
     def _room(self, source: Tensor) -> Tensor:
         along = 0 if source.ndim == 1 else 1

@@ -173,7 +173,7 @@ def test_layers_that_read_the_keys_of_others_are_not_recorded(model: LoadedModel
 def test_who_comes_while_a_pass_is_under_way_and_branches_go_without() -> None:
     shape = LayerShape(2, 8, 2, 8)
     context = Context([shape], capacity=40, dtype=torch.float32, device=DEVICE)
-    graphs = LayerGraphs([shape], (2, 40), direct=frozenset({0}), recorder=recorder())
+    graphs = LayerGraphs([shape], (2, 40), direct=frozenset({0}), recorder=recorder)
     slots = span(0, 8, device=DEVICE)
     segments = [Segment(context, slots, 0)]
     assert graphs.begin(segments, slots.index) is None  # the first of as many rows
