@@ -136,7 +136,8 @@ def test_a_device_that_unpacks_frames_itself_gets_the_same_numbers(most: int, mo
 
     by_tiles = logits()
     monkeypatch.setattr(record_loader, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
-    monkeypatch.setattr(record_loader, "ON_DEVICE", most)
+    for limit in ("ON_DEVICE", "FAR_DEVICE"):
+        monkeypatch.setattr(record_loader, limit, most)
     assert torch.equal(logits(), by_tiles)
 
 
