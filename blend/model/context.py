@@ -66,8 +66,6 @@ class Slots:
         if self.adjoining:
             return Slots(self.index[start:stop], self.first + start, self.first + stop - 1)
         part = self.index[start:stop]
-        if stop - start == 1 and stop == len(self):
-            return Slots(part, self.last, self.last)
         return Slots(part, int(part[0]), int(part[-1]))
 
 

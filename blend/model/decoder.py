@@ -81,12 +81,14 @@ class Decoder:
         """
         is_whole = layer_range is None and hooks is None
         with replaying(self._graphs[1] if self._graphs and is_whole else None, segments) as replay:
+            logits = replay.whole(self._run_all, ids) if replay else None
+            if logits is not None:
+                return logits
             lone = self._lone.rows(segments) if self._lone and is_whole else None
             direct, together = self.model_layers.direct, lone or ([] if replay else joint_rows(segments))
             step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct, together=together)
             step.replay = replay
-            logits = replay.whole(self._run_all, ids) if replay else None
-            return self._run_all(step, ids) if logits is None else logits
+            return self._run_all(step, ids)
 
     def _run_all(self, step: Step, ids: Tensor) -> Tensor | None:
         return run(self.model, step, ids=ids, wanted=torch.arange(step.rows, device=self.device))

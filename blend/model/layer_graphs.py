@@ -218,10 +218,11 @@ class RecordedPass:
         return size.whole.logits[: self._rows].clone()  # recordings share memory
 
     def _record_pass(self, run: Callable[[Step, Tensor], Tensor | None]) -> _Whole:
-        graphs, room, windows, left = self._graphs, self._size.room, dict[int, int](), list[Tensor]()
+        graphs, room, left = self._graphs, self._size.room, list[Tensor]()
+        step = WholeStep(room, layers=graphs.layers, most=graphs.most)
 
         def work() -> None:
-            logits = run(WholeStep(room, layers=graphs.layers, most=graphs.most, windows=windows), room.ids)
+            logits = run(step, room.ids)
             if logits is None:
                 raise CannotRecord("it has no logits")
             if not left:

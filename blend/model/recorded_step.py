@@ -42,16 +42,13 @@ class RowRoom:
 class RecordedStep(Step):
     """The step that one layer sees: rows are written and see by the table."""
 
-    def __init__(
-        self, room: RowRoom, layer: int, *, layers: int, most: int, windows: dict[int, int] | None = None
-    ) -> None:
-        """`windows`: of layers, as far as known: to ask for them waits."""
+    def __init__(self, room: RowRoom, layer: int, *, layers: int, most: int) -> None:
         nothing = Context([], capacity=0, dtype=torch.float32, device=room.slots.device)
         super().__init__([Segment(nothing, span(0, room.rows, device=room.slots.device), 0)])
         self._at = layer
         self._room = room
         self._most = most
-        self._windows = {} if windows is None else windows
+        self._windows = dict[int, int]()  # of layers, asked before they are recorded, for that waits
         self._apart = COLUMNS * layers
 
     @property
@@ -98,9 +95,6 @@ class RecordedStep(Step):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         raise CannotRecord("it asks for positions, which are another pass' later")
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        raise CannotRecord("it asks for positions, which are another pass' later")
-
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         raise CannotRecord("it makes a mask, which is another pass' later")
 
@@ -112,19 +106,15 @@ class RecordedStep(Step):
 class WholeStep(RecordedStep):
     """The step of a pass that is recorded whole, which reads its rows' positions anew whenever it runs."""
 
-    def __init__(self, room: RowRoom, *, layers: int, most: int, windows: dict[int, int]) -> None:
-        super().__init__(room, -1, layers=layers, most=most, windows=windows)
+    def __init__(self, room: RowRoom, *, layers: int, most: int) -> None:
+        super().__init__(room, -1, layers=layers, most=most)
 
     def enter(self, layer: int, hidden: Tensor, *, given: object) -> Tensor:
         self._at = layer
         return hidden
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        vector: Tensor = self.positions - torch.arange(self.rows, device=self._room.slots.device)
-        return vector  # type: ignore[return-value]  # as a step of several contexts returns it
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.get_seq_length(layer_idx)
+        return self._offsets()
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self._most, 0

@@ -204,9 +204,11 @@ class Step(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Where the first row stands; for scattered rows a vector that makes `arange(rows) + it` their positions."""
         only = self.segments[0].slots
-        if len(self.segments) == 1 and only.adjoining:
-            return only.first
-        vector: Tensor = self.positions - torch.arange(self.rows, device=only.index.device)
+        return only.first if len(self.segments) == 1 and only.adjoining else self._offsets()
+
+    def _offsets(self) -> int:
+        positions = self.positions
+        vector: Tensor = positions - torch.arange(self.rows, device=positions.device)
         return vector  # type: ignore[return-value]  # models add it to an arange, and to nothing else
 
     def get_query_offset(self, layer_idx: int = 0) -> int:

@@ -59,8 +59,10 @@ class BlobSource:
         """
         sources = [each for each in of if isinstance(each, BlobSource)]
         readers = [each._reader for each in sources if each._reader is not None]
-        groups = self._groups_of(layers)
-        if len(readers) < len(of) or any(each._kept or each.parts != self.parts for each in sources) or groups is None:
+        if len(readers) < len(of) or any(each._kept or each.parts != self.parts for each in sources):
+            return None
+        groups = [*dict.fromkeys([self._group_of[layer] for layer in layers])]
+        if [layer for group in groups for layer in self._groups[group]] != [*layers]:
             return None
         start = time.perf_counter()
         found = read_frames(readers, groups, threads=threads)
@@ -70,14 +72,6 @@ class BlobSource:
                 each.read += sum([_frames_bytes(reader, group) for group in groups])
                 each.read_s += seconds
         return found
-
-    def _groups_of(self, layers: Sequence[int]) -> list[int] | None:
-        """Those that have these layers and no others."""
-        if self._reader is None:
-            return None
-        groups = list(dict.fromkeys([self._group_of[layer] for layer in layers]))
-        found = [layer for group in groups for layer in self._groups[group]]
-        return groups if found == [*layers] else None
 
     def begin(self) -> None:
         """Begin to bring the record near, before anyone asks for its layers."""

@@ -71,7 +71,8 @@ def read_frames(readers: Sequence[BlobReader], groups: Sequence[int], *, threads
 
     None where any is something else, or cannot be read: `read_group` says why.
     """
-    laid, frames, forms = list[_Laid](), list[tuple[BlobReader, int]](), set[tuple[int, int]]()
+    laid, frames, starts = list[_Laid](), list[tuple[BlobReader, int]](), list[int]()
+    parts, forms = list[NDArray[np.int64]](), set[tuple[int, int]]()
     for group in groups if _UNPACKS_SEVERAL else ():
         before, covered = len(laid), set[tuple[int, int]]()
         for reader in readers:
@@ -81,7 +82,9 @@ def read_frames(readers: Sequence[BlobReader], groups: Sequence[int], *, threads
                 if one is None or one.rows is None:  # the others are not looked at
                     return None
                 laid.append(one)
+                parts.append(one.rows)
                 frames.append((reader, number))
+                starts.append(frame.start)
                 covered.add((frame.layer, frame.layers))
         if len(covered) != 1:
             return None
@@ -94,13 +97,13 @@ def read_frames(readers: Sequence[BlobReader], groups: Sequence[int], *, threads
             memory = _decompressor().multi_decompress_to_buffer([*data], decompressed_sizes=expected, threads=threads)
     except (BadBlob, StoreError, zstandard.ZstdError):
         return None
-    rows = np.concatenate([each.rows for each in laid if each.rows is not None], axis=1)
+    rows = np.concatenate(parts, axis=1)
     rows[:, :, ADDRESS] += _addresses(memory)
-    rows[:, :, START] = [reader.head.frames[number].start for reader, number in frames]
+    rows[:, :, START] = starts
     shapes = {layer.form.shape for one in laid for layer in one.layers if layer is not None}
-    layers, parts, columns = len(rows), len(laid) // len(groups), rows.shape[2]
-    if len(groups) > 1:
-        rows = rows.reshape(layers, len(groups), parts, columns).swapaxes(0, 1).reshape(-1, parts, columns)
+    layers, every, columns = rows.shape
+    of_group = every // len(groups)
+    rows = rows.reshape(layers, len(groups), of_group, columns).swapaxes(0, 1).reshape(-1, of_group, columns)
     tokens = [reader.head.tokens for reader in readers]
     return ReadFrames(memory, rows, tokens, [astuple(shape) for shape in shapes], STEP_SIZES)
 
