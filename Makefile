@@ -48,7 +48,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 	$(PY) -m ruff format --check
 	$(PY) -m ruff check
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --threads 2 --pythonpath $(PY)
-	$(PY) -m pytest tests/test_architecture.py
+	$(PY) -m pytest tests/test_architecture.py tests/test_commits.py
 
 # Tests start many processes: what one has compiled the next one need not, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE =

@@ -20,6 +20,10 @@ DEFERRING = ("service.app.composition", "service.app.compose_truth", "service.co
 FILE_LINES, FUNCTION_LINES = 400, 50
 PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
+# Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
+# of its own that says what was bought.
+BUDGET = {"store": 6029, "retriever": 7911, "blend": 8698, "service": 24440, "clients": 8294}
+
 RECORDS = ("store.record", "store.errors")  # what blend may know of store: pure data, no medium
 CONTRACTS = (
     "store.blob_store",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import EXCUSED, ROOT, RULES, Source, broken, load
+from tests.architecture import BUDGET, EXCUSED, PRODUCT, ROOT, RULES, Source, broken, load
 from tests.import_cycles import file_cycle, folder_cycle
 
 
@@ -29,6 +29,25 @@ def test_every_excuse_has_a_reason_and_is_needed() -> None:
     for name, excused in EXCUSED.items():
         needed = broken(RULES[name], load(ROOT))
         assert {place: reason for place, reason in excused.items() if not reason or place not in needed} == {}
+
+
+def test_packages_stay_within_their_lines() -> None:
+    sizes = {package: lines_of(package, load(ROOT)) for package in PRODUCT}
+    assert BUDGET.keys() == sizes.keys()
+    grown = {package: f"{lines} lines, the budget is {BUDGET[package]}" for package, lines in sizes.items()}
+    assert {package: grown[package] for package in sizes if sizes[package] > BUDGET[package]} == {}
+
+
+def lines_of(package: str, sources: tuple[Source, ...]) -> int:
+    """Lines of a package's files; of those that are its tests none."""
+    own = [each for each in sources if each.path.parts[0] == package and not each.module.startswith("tests.")]
+    return sum(len(source.text.splitlines()) for source in own)
+
+
+def test_lines_of_a_package_are_counted_without_its_tests(tmp_path: Path) -> None:
+    files = {"clients/a/src/a.py": "x = 1\n\n", "clients/a/tests/test_a.py": "x = 1\n", "store/b.py": "x = 1\n"}
+    sources = written(tmp_path, files)
+    assert [lines_of(package, sources) for package in ("clients", "store", "blend")] == [2, 1, 0]
 
 
 def test_no_file_names_a_folder_of_somebodys_machine() -> None:
