@@ -1,6 +1,7 @@
 """Names of blobs: tenant, chunk, fingerprint, codec, in that order, so that one scan finds all of a chunk.
 
-Behind a dot the fingerprint may name a domain: whoever sees no document of it shares none of its blobs.
+Behind an @ the fingerprint may name a context: what else a chunk was computed behind, besides what all are behind.
+Behind a dot it may name a domain: whoever sees no document of it shares none of its blobs.
 """
 
 import re
@@ -69,8 +70,13 @@ class CacheKey:
 
     @property
     def origin(self) -> str:
-        """The fingerprint without a domain: what computed the blob."""
-        return self.fingerprint.partition(".")[0]
+        """The fingerprint without context and domain: what computed the blob."""
+        return self.fingerprint.partition(".")[0].partition("@")[0]
+
+    @property
+    def context(self) -> str:
+        """The context that the chunk was computed in; empty where there was none."""
+        return context_of(self.fingerprint)
 
     @property
     def domain(self) -> str:
@@ -90,6 +96,11 @@ class CacheKey:
         if len(parts) != 4:
             raise KeyFormatError(f"{text!r} is not tenant/chunk/fingerprint/codec")
         return cls(*(unquote(part) for part in parts))
+
+
+def context_of(fingerprint: str) -> str:
+    """The context that a blob's fingerprint names; empty where there was none."""
+    return fingerprint.partition(".")[0].partition("@")[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,8 +173,13 @@ class Engine(Protocol):
         """How long a request of this payer would wait for its turn now."""
         ...
 
-    def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
-        """Compute records of chunks, when no request wants to be served, and for a share of the time at least."""
+    def capture(
+        self, prefix: Sequence[int], chunks: Sequence[Sequence[int]], *, before: Sequence[Sequence[int]] = ()
+    ) -> Future[list[Record]]:
+        """Compute records of chunks, when no request wants to be served, and for a share of the time at least.
+
+        `before`: the ids between the prefix and each chunk; without it there are none.
+        """
         ...
 
     def identify(self, fingerprint: Fingerprint) -> None:

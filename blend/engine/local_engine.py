@@ -57,6 +57,7 @@ class EngineLimits:
 class _Capture:
     prefix: Sequence[int]
     chunks: Sequence[Sequence[int]]
+    before: Sequence[Sequence[int]]
     result: Future[list[Record]]
 
 
@@ -144,13 +145,15 @@ class LocalEngine:
         with self._changed:
             return self._waiting.waits_s(payer)
 
-    def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
+    def capture(
+        self, prefix: Sequence[int], chunks: Sequence[Sequence[int]], *, before: Sequence[Sequence[int]] = ()
+    ) -> Future[list[Record]]:
         """See `Engine.capture`."""
         result: Future[list[Record]] = Future()
         with self._changed:
             if self._closing:
                 raise Busy("the engine is closing and takes nothing more")
-            self._captures.append(_Capture(prefix, chunks, result))
+            self._captures.append(_Capture(prefix, chunks, before, result))
             self._changed.notify()
         return result
 
@@ -355,6 +358,7 @@ class LocalEngine:
                 self._decoder,
                 job.prefix,
                 chunks=job.chunks,
+                before=job.before,
                 hooks=CaptureHooks(self._let_requests, self._hold, self._kv_bytes // self._decoder.token_bytes),
                 prefixes=self._capture_prefixes,
             )

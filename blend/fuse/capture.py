@@ -1,4 +1,6 @@
-"""Computes chunks alone behind their capture prefix, and lifts their keys to no position. The result may be stored.
+"""Computes chunks behind what they share and what is their own, and lifts their keys to no position, to be stored.
+
+What stands before a chunk is computed and let go. All chunks of a call share a prefix, which is computed once.
 
 The rows of a pass depend on the size of its chunks alone: chunks are padded to a bucket chosen by their own length,
 and dummy rows fill up. So the bits of a record depend on the chunk, and not on its companions. All chunks of a pass
@@ -86,36 +88,52 @@ def capture(
     prefix: Ids,
     *,
     chunks: Sequence[Ids],
+    before: Sequence[Ids] = (),
     hooks: CaptureHooks = CaptureHooks(),
     prefixes: Prefixes | None = None,
 ) -> list[Record]:
     """Records of chunks behind a prefix, in their order.
 
+    `before`: the ids between the prefix and each chunk, of which no record is made; without it there are none.
     `prefixes` remembers capture prefixes, and nothing that was computed in another shape.
     """
     rows = ROWS.get(decoder.device.type, FEW_ROWS)
     check_ids(prefix, vocabulary=decoder.vocabulary)
-    for number, ids in enumerate(chunks):
-        check_ids(ids, vocabulary=decoder.vocabulary)
-        if not ids:
+    placed = [_Placed(tuple(own), tuple(ids)) for own, ids in zip(before or [()] * len(chunks), chunks, strict=True)]
+    for number, each in enumerate(placed):
+        check_ids(each.all, vocabulary=decoder.vocabulary)
+        if not each.ids:
             raise PromptError(f"chunk {number} has no tokens: there is nothing to capture")
-        if len(prefix) + len(ids) > decoder.window:
+        if len(prefix) + len(each.all) > decoder.window:
             raise PromptError(
-                f"chunk {number} has {len(ids)} tokens behind a prefix of {len(prefix)}, "
+                f"chunk {number} has {len(each.ids)} tokens behind {len(prefix) + len(each.before)} others, "
                 f"the model's window is {decoder.window}: cut it smaller"
             )
-    work = _Capture(decoder, rows=rows, hooks=hooks)
-    before = work.prefix(tuple(prefix), prefixes or Prefixes(0))
-    for each in plan(chunks, rows=rows, room=hooks.room - before.capacity):
-        work.together(before, chunks, planned=each, behind=len(prefix))
+    work = _Capture(decoder, placed, rows=rows, hooks=hooks)
+    shared = work.prefix(tuple(prefix), prefixes or Prefixes(0))
+    for each in plan([each.all for each in placed], rows=rows, room=hooks.room - shared.capacity):
+        work.together(shared, planned=each, behind=len(prefix))
     work.settle()
     dtype, layers = _name(decoder.dtype), work.layers
     return [Record(dtype, tuple(joined(layers.pop(number))), digest_ids(ids)) for number, ids in enumerate(chunks)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A chunk's ids, and those that stand right before it."""
+
+    before: tuple[int, ...]
+    ids: tuple[int, ...]
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return self.before + self.ids
+
+
 class _Capture:
-    def __init__(self, decoder: Decoder, *, rows: int, hooks: CaptureHooks) -> None:
+    def __init__(self, decoder: Decoder, chunks: Sequence[_Placed], *, rows: int, hooks: CaptureHooks) -> None:
         self._decoder = decoder
+        self._chunks = chunks
         self._rows = rows
         self._hooks = hooks
         self._watch = LayerHooks(lambda layer: hooks.between())
@@ -138,28 +156,33 @@ class _Capture:
             prefixes.keep(ids, context)
         return context
 
-    def together(self, before: Context, chunks: Sequence[Ids], *, planned: PassPlan, behind: int) -> None:
+    def together(self, shared: Context, *, planned: PassPlan, behind: int) -> None:
         """Compute the chunks of one pass. A lone one may be longer than that; its rows are lifted pass by pass."""
         size, device = planned.size, self._decoder.device
-        own = [chunks[number] for number in planned.numbers]
-        capacity = -(-max(len(ids) for ids in own) // size) * size
-        self._hooks.hold(before.capacity)
+        own = [self._chunks[number] for number in planned.numbers]
+        capacity = -(-max(len(each.all) for each in own) // size) * size
+        self._hooks.hold(shared.capacity)
         self._hooks.between()
         dummies = planned.rows // size - len(own)
-        self._hooks.hold(before.capacity + len(own) * capacity + (size if dummies else 0))
+        self._hooks.hold(shared.capacity + len(own) * capacity + (size if dummies else 0))
         rest, dummy = self._decoder.context(len(own) * capacity), self._decoder.context(size if dummies else 0)
         parts = [slice(start, start + capacity) for start in range(0, rest.capacity, capacity)]
-        contexts = [Branch(before, behind, rest=rest, part=part) for part in parts]
+        contexts = [Branch(shared, behind, rest=rest, part=part) for part in parts]
         nowhere = span(0, size, device=device)
         for start in range(0, capacity, size):
             slots = span(behind + start, behind + start + size, device=device)
             segments = [Segment(context, slots, row * size) for row, context in enumerate(contexts)]
             segments += [Segment(dummy, nowhere, row * size) for row in range(len(own), len(own) + dummies)]
-            ids = [each[start : start + size] for each in own]
+            ids = [each.all[start : start + size] for each in own]
             self._pass(segments, ids, size=size)
             self.settle()  # the last one, while a GPU computes this
-            rows = ChunkRows(tuple(map(len, ids)), size, start, position=behind + start)
-            self._lifted = planned.numbers, LiftedPass(self._decoder, rest, rows=rows)
+            kept = tuple(
+                range(min(len(part), max(0, len(each.before) - start)), len(part))
+                for part, each in zip(ids, own, strict=True)
+            )
+            if any(kept):
+                rows = ChunkRows(kept, size, start, position=behind + start)
+                self._lifted = planned.numbers, LiftedPass(self._decoder, rest, rows=rows)
 
     def settle(self) -> None:
         """Wait for what the last pass computed."""

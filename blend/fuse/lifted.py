@@ -27,10 +27,10 @@ Layers = list[LayerKV | None]  # of one chunk
 class ChunkRows:
     """Where the rows of a pass stand: its chunks' parts of a context adjoin, from `start` on, with `size` slots each.
 
-    `counts` of these hold tokens, of which the first stands at `position`.
+    `kept` of these hold a chunk's tokens. The first slot of each part stands at `position`.
     """
 
-    counts: tuple[int, ...]
+    kept: tuple[range, ...]
     size: int
     start: int
     position: int
@@ -38,13 +38,19 @@ class ChunkRows:
     @property
     def slots(self) -> slice:
         """All of them."""
-        return slice(self.start, self.start + len(self.counts) * self.size)
+        return slice(self.start, self.start + len(self.kept) * self.size)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many tokens of each chunk there are."""
+        return [len(each) for each in self.kept]
 
     def index(self, heads: int) -> NDArray[np.int64]:
         """The places of all tokens in the rows of (H, N, size): those of one chunk adjoin, head by head."""
-        chunk, head, token = np.ogrid[: len(self.counts), :heads, : self.size]
-        places = (head * len(self.counts) + chunk) * self.size + token
-        return places[np.broadcast_to(token < np.array(self.counts)[:, None, None], places.shape)]
+        chunk, head, token = np.ogrid[: len(self.kept), :heads, : self.size]
+        places = (head * len(self.kept) + chunk) * self.size + token
+        first, stop = np.array([(each.start, each.stop) for each in self.kept]).T[:, :, None, None]
+        return places[np.broadcast_to((first <= token) & (token < stop), places.shape)]
 
 
 class LiftedPass:
@@ -80,7 +86,7 @@ class LiftedPass:
         for layer, extremes in zip(self._sent, self._told.view(-1, 4), strict=True):
             if not bool(torch.isfinite(extremes).all()):
                 raise NotFinite(f"layer {layer} computed keys or values that are not finite: the weights are damaged")
-        found: list[Layers] = [[] for _ in self._rows.counts]
+        found: list[Layers] = [[] for _ in self._rows.kept]
         for layer, shape in enumerate(self._decoder.model_layers.shapes):
             if shape is None:
                 for each in found:

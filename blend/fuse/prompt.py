@@ -24,6 +24,11 @@ class RecordSource(Protocol):
         ...
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it is just what the model computed right behind the fingerprint's prefix."""
+        ...
+
+    @property
     def tokens(self) -> int:
         """How many tokens of the chunk the record covers."""
         ...
@@ -60,9 +65,10 @@ class RecordSource(Protocol):
 
 
 class HeldRecord:
-    """A record in memory, as a source."""
+    """A record in memory that was captured right behind its prefix, as a source."""
 
     framed = None
+    is_exact = True
     groups: tuple[range, ...] = ()
 
     def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
@@ -127,8 +133,8 @@ class Prompt:
 class ChunkSpan:
     """Where a chunk with a usable record stands, and what the record covers of what follows it.
 
-    `exact`: right behind the prefix that it was captured behind. `recorded`: the tokens of the record, the chunk's and
-    what stood behind it, even where something else follows here.
+    `exact`: it is what is computed there, right behind the same prefix. `recorded`: the tokens of the record, the
+    chunk's and what stood behind it, even where something else follows here.
     """
 
     chunk: int  # its number among the prompt's chunks
@@ -200,7 +206,7 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
             reason = _why_not(segment, fingerprint)
             if reason is None and segment.source is not None:
                 source = segment.source
-                exact = index == 0 and source.fingerprint.prefix == digest_ids(prompt.prefix)
+                exact = index == 0 and source.is_exact and source.fingerprint.prefix == digest_ids(prompt.prefix)
                 end, recorded = stop + _tail(prompt, index, source=source), source.tokens + source.tail.tokens
                 spans.append(ChunkSpan(number, place, end, source, exact, recorded))
             elif reason is not None:

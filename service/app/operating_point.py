@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from service.access.move import POINTS
 from service.builtin import POINT
 from service.settings import BUILTIN, Settings, SettingsError
+from store.codec.spec import LOSSLESS
 
 CHOSEN = ("policy", "ratio", "codec")
 
@@ -22,7 +23,6 @@ class OperatingPoint:
     codec: str
 
 
-LOSSLESS = "lossless"
 FULL = OperatingPoint("full", 1.0, LOSSLESS)  # what all others are compared with
 
 

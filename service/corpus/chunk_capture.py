@@ -11,7 +11,8 @@ from functools import partial
 from typing import Protocol
 
 from blend.model.fingerprint import digest_ids
-from service.model.served_model import ChunkIds, Ids, ServedModel
+from service.model.capture_context import ChunkIds
+from service.model.served_model import ServedModel
 from store.blob import Blob, Terms
 from store.blob_store import Put
 from store.codec.encode import encode
@@ -103,7 +104,7 @@ class ChunkCapture:
         self._purpose = purpose
         self._wanted = wanted
 
-    def run(self, prefix: Ids, items: Iterable[CaptureItem]) -> Iterator[CaptureOutcome]:
+    def run(self, items: Iterable[CaptureItem]) -> Iterator[CaptureOutcome]:
         """Yields outcomes as chunks are stored, and takes `items` meanwhile. Raises StoreError, and the engine's Busy.
 
         A chunk that was swept away meanwhile is tried again.
@@ -111,29 +112,29 @@ class ChunkCapture:
         with ThreadPoolExecutor(PACKERS, "kvweave-pack") as pool:
             for _ in range(ROUNDS - 1):
                 swept: list[CaptureItem] = []
-                for outcome in self._once(prefix, items, pool=pool):
+                for outcome in self._once(items, pool=pool):
                     if outcome.put is Put.DELETED:
                         swept.append(outcome.item)
                     else:
                         yield outcome
                 items = swept
-            yield from self._once(prefix, items, pool=pool)
+            yield from self._once(items, pool=pool)
 
-    def _once(self, prefix: Ids, items: Iterable[CaptureItem], *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
+    def _once(self, items: Iterable[CaptureItem], *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
         flights: deque[_Flight] = deque()
         for batch in batches(items):
             epoch = self._store.epoch(batch[0].key.tenant)
             if still := self._wanted(batch):
-                flights.append(self._begun(prefix, still, epoch=epoch))
+                flights.append(self._begun(still, epoch=epoch))
             if len(flights) > 1:
-                yield from self._ended(prefix, flights.popleft(), pool=pool)
+                yield from self._ended(flights.popleft(), pool=pool)
         while flights:
-            yield from self._ended(prefix, flights.popleft(), pool=pool)
+            yield from self._ended(flights.popleft(), pool=pool)
 
-    def _begun(self, prefix: Ids, batch: Sequence[CaptureItem], *, epoch: int) -> _Flight:
-        return _Flight(epoch, batch, self._model.engine.capture(prefix, [item.chunk.all for item in batch]))
+    def _begun(self, batch: Sequence[CaptureItem], *, epoch: int) -> _Flight:
+        return _Flight(epoch, batch, self._model.captured([item.chunk for item in batch]))
 
-    def _ended(self, prefix: Ids, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
+    def _ended(self, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
         start = time.perf_counter()
         error = flight.records.exception()
         self.spent.compute += time.perf_counter() - start
@@ -141,7 +142,7 @@ class ChunkCapture:
             yield from self._kept(flight, pool=pool)
         elif len(flight.batch) > 1:  # one of them may be at fault, or all together too large
             for item in flight.batch:
-                yield from self._ended(prefix, self._begun(prefix, [item], epoch=flight.epoch), pool=pool)
+                yield from self._ended(self._begun([item], epoch=flight.epoch), pool=pool)
         else:
             yield CaptureOutcome(flight.batch[0], None, f"{type(error).__name__}: {error}")
 
@@ -182,11 +183,15 @@ def tailed(record: Record, chunk: ChunkIds) -> Record:
 
 
 def batches(items: Iterable[CaptureItem]) -> Iterator[Sequence[CaptureItem]]:
-    """The items in order, in batches within the limits; a chunk that is larger is a batch alone."""
+    """The items in order, in batches within the limits; a chunk that is larger is a batch alone.
+
+    Those of one batch are behind what they share.
+    """
     batch: list[CaptureItem] = []
     tokens = 0
     for item in items:
-        if batch and (tokens + len(item.chunk.all) > BATCH_TOKENS or len(batch) == BATCH_CHUNKS):
+        is_full = tokens + len(item.chunk.all) > BATCH_TOKENS or len(batch) == BATCH_CHUNKS
+        if batch and (is_full or batch[0].chunk.shared != item.chunk.shared):
             yield batch
             batch, tokens = [], 0
         batch.append(item)

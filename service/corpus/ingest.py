@@ -301,7 +301,7 @@ class Ingest:
             return [item for item in batch if item.key.chunk in known]
 
         capturing = ChunkCapture(self._tenants.model, self._tenants.store, purpose=Purpose.FILL, wanted=wanted)
-        for outcome in capturing.run(capture_prefix.prefix, items):
+        for outcome in capturing.run(items):
             if outcome.put in (Put.STORED, Put.PRESENT):
                 caches.saw(outcome.item.key)
 

@@ -16,7 +16,6 @@ from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCaptu
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import cut_draft, decode_draft, named, upload_of
 from service.corpus.tenants import Tenant
-from service.model.served_model import Ids
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from store.blob_store import Put
@@ -192,13 +191,13 @@ class Ingestion:
             counts = {"stored": len(wanted) - unsupported - len(lacking), "unsupported": unsupported, "over_budget": 0}
             self._live[number] = replace(self._live[number], chunks=len(wanted), **counts)
         self._mark()
-        self._capture(capture_prefix.prefix, missing)
+        self._capture(missing)
         tenant.store.flush()
 
-    def _capture(self, prefix: Ids, missing: Sequence[CaptureItem]) -> None:
+    def _capture(self, missing: Sequence[CaptureItem]) -> None:
         start = time.perf_counter()
         capturing = ChunkCapture(self._tenant.model, self._tenant.store, purpose=Purpose.JOB, wanted=self._wanted)
-        for outcome in capturing.run(prefix, missing):
+        for outcome in capturing.run(missing):
             end = time.perf_counter()
             self._metrics.captured(
                 self._tenant.name,

@@ -92,7 +92,7 @@ def race_track(settings: Settings, *, on_stage: Callable[[str], None]) -> Genera
             on_stage("computing the keys and values of its text, once")
             for entry in list(store.entries(Scope(TENANT))):
                 store.discard(entry.key)
-            part.write(model, prefix, items=items)
+            part.write(model, items)
         timer = FirstTokenTimer(model, part, fingerprint=fingerprint, chunks=chunks, items=items)
         stack.enter_context(closing(timer))
         yield RaceTrack(f"{FAMILY}'s shape ({LAYERS} layers)", lay(model, chunks).tokens, ROUNDS, timer)

@@ -109,9 +109,11 @@ class VllmEngine:
         """See `Engine.waits_s`."""
         return self._local.waits_s(payer)
 
-    def capture(self, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> Future[list[Record]]:
+    def capture(
+        self, prefix: Sequence[int], chunks: Sequence[Sequence[int]], *, before: Sequence[Sequence[int]] = ()
+    ) -> Future[list[Record]]:
         """See `Engine.capture`."""
-        return self._local.capture(prefix, chunks)
+        return self._local.capture(prefix, chunks, before=before)
 
     def identify(self, fingerprint: Fingerprint) -> None:
         """See `Engine.identify`."""

@@ -1,6 +1,7 @@
 """What a loaded model brings: its engine, its tokenizer, what identifies it, how its records are packed and reused."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from blend.engine.engine import Engine
@@ -8,8 +9,10 @@ from blend.fuse.fuse import BlendOrder
 from blend.model.fingerprint import Fingerprint
 from retriever.documents import Json
 from service.handoffs.handoffs import Handoffs
+from service.model.capture_context import ALONE, CaptureContext, ChunkIds, in_context
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, question_turns
 from service.model.speeds import ModelSpeeds
+from store.record import Record
 
 Ids = tuple[int, ...]
 
@@ -17,19 +20,6 @@ Ids = tuple[int, ...]
 def made_up_ids(tokens: int, *, vocabulary: int) -> Ids:
     """Token ids that say nothing, for what is measured of a model."""
     return tuple((3 + 7 * place) % vocabulary for place in range(tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkIds:
-    """A chunk's token ids, and those of the `tail` that stands behind it in a prompt: its title."""
-
-    ids: Ids
-    tail: Ids = ()
-
-    @property
-    def all(self) -> Ids:
-        """Both."""
-        return self.ids + self.tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +53,17 @@ class ServedModel:
             return None
         return self.prompt_builder.ids(stripped)
 
-    def titled(self, text: str, title: str, *, prefix: Ids) -> ChunkIds | None:
-        """What is captured of a chunk behind a prefix, as far as the window holds it; None as for `ids`."""
+    def captured(self, chunks: Sequence[ChunkIds]) -> Future[list[Record]]:
+        """Begins to compute the records of chunks, all of them behind the same ids that they share."""
+        ids, before = ([each.all for each in chunks], [each.before for each in chunks])
+        return self.engine.capture(chunks[0].shared, ids, before=before)
+
+    def titled(self, text: str, title: str, *, prefix: Ids, context: CaptureContext = ALONE) -> ChunkIds | None:
+        """What is captured of a chunk, and behind what, as far as the window holds it; None as for `ids`."""
         passage = PromptPassage(text.strip(), title)
-        ids = self.ids(passage.text)
-        if ids is None:
+        if self.ids(passage.text) is None:
             return None
-        tail = self.prompt_builder.gap_ids(passage)
-        return ChunkIds(ids, tail if len(prefix) + len(ids) + len(tail) <= self.window else ())
+        return in_context(self.prompt_builder, passage, context, prefix=prefix, window=self.window)
 
     def counted(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has, as a chunker counts them."""

@@ -15,8 +15,8 @@ from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import cut_draft
 from service.corpus.tenants import Tenant
 from service.errors import Invalid
+from service.model.capture_context import ChunkIds
 from service.model.prompt_builder import PromptPassage
-from service.model.served_model import ChunkIds
 from service.precompute.corpus_file import CorpusFile, FileDocuments, read_in
 from service.precompute.progress import RunProgress
 from store.key import Scope

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from blake3 import blake3
 
@@ -26,7 +27,8 @@ RANKED = 256  # chunks whose texts are looked up together
 SWEEP_S = 60.0  # what is left then is swept by the next run
 
 OnProgress = Callable[[RunProgress], None]
-Capture = Callable[[Ids, Iterable[CaptureItem]], Iterator[CaptureOutcome]]  # in any order
+# Of items behind a collection's prefix, and whatever else each of them is behind; in any order.
+Capture = Callable[[Ids, Iterable[CaptureItem]], Iterator[CaptureOutcome]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +182,10 @@ class _Run:
 
     def _take(self, items: Iterable[CaptureItem], *, sink: Sink) -> None:
         capturing = ChunkCapture(self._target.tenant.model, sink, purpose=Purpose.JOB)
-        capture = self._plan.capture or capturing.run
+        elsewhere = self._plan.capture
+        capture = partial(elsewhere, self._standing.capture_prefix.prefix) if elsewhere else capturing.run
         start = time.perf_counter() - self._tally.seconds.get("index", 0.0)
-        for outcome in capture(self._standing.capture_prefix.prefix, items):
+        for outcome in capture(items):
             if self._plan.capture is None:
                 self._tally.seconds |= asdict(capturing.spent)
             else:  # what is not spent on indexing here is waited for

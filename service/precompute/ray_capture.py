@@ -198,7 +198,6 @@ class _Actor:
     """What runs on a node, its model loaded once. A batch comes back as outcomes, or as the fault that ends the run."""
 
     def __init__(self, order: ActorOrder) -> None:
-        self._prefix = order.prefix
         try:
             self._model = compose_served(order.settings)
             self._store = compose_store(order.settings)
@@ -212,7 +211,7 @@ class _Actor:
         if self._fault:
             return self._fault
         try:
-            return list(ChunkCapture(self._model, self._store, purpose=Purpose.JOB).run(self._prefix, batch))
+            return list(ChunkCapture(self._model, self._store, purpose=Purpose.JOB).run(batch))
         except (BlendError, StoreError) as error:
             return _failure(error)
 

@@ -18,8 +18,9 @@ from service.app.composition import compose_served, compose_store
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
 from service.corpus.chunk_capture import CaptureItem, batches, tailed
 from service.errors import Invalid
+from service.model.capture_context import ChunkIds
 from service.model.prompt_builder import PromptPassage
-from service.model.served_model import ChunkIds, ServedModel
+from service.model.served_model import ServedModel
 from service.precompute.corpus_listing import CorpusListing, arguments
 from service.quality.first_token import FirstTokenTimer, TimingRow, lay
 from service.quality.grid import grid
@@ -131,7 +132,7 @@ class _Run:
         model, plan = self._model, self._plan
         texts = self._texts()
         self._check_room(texts.chunks)
-        first = model.engine.capture(self._prefix, [self._ids(texts.chunks[0]).all]).result()[0]
+        first = model.captured([self._ids(texts.chunks[0])]).result()[0]
         lengths = self._lengths(texts.chunks, token_bytes=first.nbytes // first.tokens)
         chunks = texts.chunks[: lengths[-1]]
         items = self._part.items(
@@ -200,11 +201,11 @@ class _Run:
         records: list[Record] = []
         for _ in range(self._plan.repeats):
             start = time.perf_counter()
-            plain = model.engine.capture(self._prefix, [chunk.all for chunk in batch]).result()
+            plain = model.captured(batch).result()
             seconds.append(time.perf_counter() - start)
             records = list(map(tailed, plain, batch))
         self._on_progress("computing and storing chunks")
-        store_s = self._part.write(model, self._prefix, items=items)
+        store_s = self._part.write(model, items)
         tokens = sum(len(item.chunk.all) for item in items)
         own = [layer for layer in records[0].layers if layer]
         facts = BenchFacts(

@@ -16,8 +16,8 @@ from blend.load import LoadedModel
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
 from service.corpus.chunk_capture import tailed
 from service.model.blob_source import BlobSource
+from service.model.capture_context import ChunkIds
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
-from service.model.served_model import ChunkIds
 from service.model.timed import Timed, timed
 from service.quality.cases import Case
 from store.blob import Blob, Terms

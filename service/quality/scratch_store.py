@@ -10,7 +10,8 @@ from statistics import median
 from blend.model.fingerprint import digest_ids
 from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.errors import Unavailable
-from service.model.served_model import ChunkIds, Ids, ServedModel
+from service.model.capture_context import ChunkIds
+from service.model.served_model import ServedModel
 from store.blob_store import BlobAccess, BlobStore, Put
 from store.codec.decode import read_group
 from store.errors import Miss
@@ -44,13 +45,13 @@ class ScratchStore:
         self.keys += keys
         return [CaptureItem(key, ids) for key, ids in zip(keys, chunks, strict=True)]
 
-    def write(self, model: ServedModel, prefix: Ids, *, items: Sequence[CaptureItem]) -> float:
+    def write(self, model: ServedModel, items: Sequence[CaptureItem]) -> float:
         """Writes chunks as a job does. Returns how many seconds it took to compute, pack and store all.
 
         Raises Unavailable where one cannot be computed, or has no room.
         """
         start = time.perf_counter()
-        for outcome in ChunkCapture(model, self._store, purpose=Purpose.JOB).run(prefix, items):
+        for outcome in ChunkCapture(model, self._store, purpose=Purpose.JOB).run(items):
             if outcome.put is None:
                 raise Unavailable(f"a chunk cannot be computed and stored: {outcome.reason}")
             if outcome.put is not Put.STORED:

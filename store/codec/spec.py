@@ -11,8 +11,10 @@ from typing import Self
 
 from store.errors import SpecError
 
+LOSSLESS = "lossless"
+
 _BITS = r"([2-8]|1\.[5-9]|2\.[1-9])"
-_PART = re.compile(f"lossless|q{_BITS}|k{_BITS}v{_BITS}")
+_PART = re.compile(f"{LOSSLESS}|q{_BITS}|k{_BITS}v{_BITS}")
 _LAYER = re.compile(r"[1-9][0-9]{0,4}")
 _BETWEEN_CODE_BITS = 4  # of the levels that a trellis has
 

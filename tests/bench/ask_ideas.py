@@ -26,8 +26,8 @@ from blend.model.context import Context, scattered
 from blend.model.step import LayerHooks, LayerRange
 from service.builtin import CHECKPOINT
 from service.corpus.chunk_capture import tailed
+from service.model.capture_context import ChunkIds
 from service.model.prompt_builder import PromptBuilder, PromptPassage, question_turns
-from service.model.served_model import ChunkIds
 from service.quality.cases import Case
 from service.quality.exact_match import exact_match, interval
 from service.quality.suites import Draw, multihop

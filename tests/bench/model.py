@@ -18,7 +18,7 @@ from blend.fuse.unpack import DTYPES
 from blend.load import LoadedModel, adopt
 from service.corpus.chunk_capture import tailed
 from service.model.blob_source import BlobSource
-from service.model.served_model import ChunkIds
+from service.model.capture_context import ChunkIds
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey

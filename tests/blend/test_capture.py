@@ -25,14 +25,22 @@ def bfloat16() -> LoadedModel:
     return adopt(put(build(config).bfloat16()), words())
 
 
+NOTHING_BEFORE = (0,) * len(LENGTHS)
+BEFORE = (0, 1, 40, 31, 96, 7, 64, 0, 33, 600)  # the last fills a whole pass, in which no token of the chunk is
+
+
+@pytest.mark.parametrize("before", [NOTHING_BEFORE, BEFORE], ids=["alone", "in context"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3"])
-def test_a_record_is_what_a_native_prefill_computes_behind_the_prefix(name: str) -> None:
+def test_a_record_is_what_a_native_prefill_computes_behind_the_same_ids(name: str, before: tuple[int, ...]) -> None:
     """At its own place: placing what was lifted must give the native keys back."""
     decoder, chunks = ours(name).decoder, draw(9, *LENGTHS)
+    own = [draw(90 + number, count)[0] for number, count in enumerate(before)]
 
-    for ids, record in zip(chunks, capture(decoder, PREFIX, chunks=chunks), strict=True):
-        context, slots = decoder.context(len(PREFIX) + len(ids)), slice(len(PREFIX), len(PREFIX) + len(ids))
-        expected = dense.chunk_kv(native(name), dense.Cached(len(PREFIX), PREFIX, ids))
+    records = capture(decoder, PREFIX, chunks=chunks, before=own)
+    for ids, behind, record in zip(chunks, own, records, strict=True):
+        start = len(PREFIX) + len(behind)
+        context, slots = decoder.context(start + len(ids)), slice(start, start + len(ids))
+        expected = dense.chunk_kv(native(name), dense.Cached(start, (*PREFIX, *behind), ids))
         for layer in decoder.model_layers.keeping:
             stored, right = record.layers[layer], expected[layer]
             assert stored is not None and right is not None
@@ -56,12 +64,13 @@ def same(one: Record, other: Record) -> bool:
 def test_the_bits_of_a_record_do_not_depend_on_its_companions(dtype: str, bfloat16: LoadedModel) -> None:
     decoder = (ours("llama") if dtype == "float32" else bfloat16).decoder
     chunks = draw(10, *LENGTHS, 60, 50, 40, 64, 33)
-    together = capture(decoder, PREFIX, chunks=chunks)
-    backwards = capture(decoder, PREFIX, chunks=chunks[::-1])[::-1]
+    before = draw(11, *((37 * number) % 97 for number in range(len(chunks))))
+    together = capture(decoder, PREFIX, chunks=chunks, before=before)
+    backwards = capture(decoder, PREFIX, chunks=chunks[::-1], before=before[::-1])[::-1]
 
-    for ids, one, other in zip(chunks, together, backwards, strict=True):
+    for ids, own, one, other in zip(chunks, before, together, backwards, strict=True):
         assert same(one, other)
-        assert same(one, capture(decoder, PREFIX, chunks=[ids])[0])
+        assert same(one, capture(decoder, PREFIX, chunks=[ids], before=[own])[0])
 
 
 @pytest.mark.parametrize("room", [float("inf"), 900, 1])
@@ -108,7 +117,7 @@ def test_what_cannot_be_captured_says_so() -> None:
     decoder = ours("llama").decoder
     with pytest.raises(PromptError, match="chunk 1 has no tokens"):
         capture(decoder, PREFIX, chunks=[(5,), ()])
-    with pytest.raises(PromptError, match="4090 tokens behind a prefix of 10, the model's window is 4096: cut it"):
+    with pytest.raises(PromptError, match="4090 tokens behind 10 others, the model's window is 4096: cut it"):
         capture(decoder, PREFIX, chunks=draw(13, 4090))
     for strange in (999, -1, 2**63):
         with pytest.raises(PromptError, match=f"token id {strange} "):

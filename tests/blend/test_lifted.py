@@ -47,6 +47,11 @@ def filled(of: Decoder, capacity: int) -> Context:
     return context
 
 
+def whole(*counts: int) -> tuple[range, ...]:
+    """The rows of chunks of so many tokens, with nothing before them."""
+    return tuple(map(range, counts))
+
+
 @dataclass(frozen=True)
 class Alone:
     """One chunk where it stands."""
@@ -84,14 +89,14 @@ def check(of: Decoder, context: Context, *, rows: ChunkRows) -> None:
 @pytest.mark.parametrize("name", SOME)
 def test_chunks_that_are_lifted_together_are_what_each_is_alone(name: str, dtype: str) -> None:
     of = decoder(name, dtype)
-    check(of, filled(of, 4 * 32), rows=ChunkRows((32, 1, 17, 31), 32, 0, POSITION))
+    check(of, filled(of, 4 * 32), rows=ChunkRows(whole(32, 1, 17, 31), 32, 0, POSITION))
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek-v3"])
 def test_so_are_parts_of_a_long_one(name: str) -> None:
     of = decoder(name, "float32")
-    check(of, filled(of, 96), rows=ChunkRows((32,), 32, 32, POSITION + 32))
-    check(of, filled(of, 96), rows=ChunkRows((5,), 32, 64, POSITION + 64))
+    check(of, filled(of, 96), rows=ChunkRows(whole(32), 32, 32, POSITION + 32))
+    check(of, filled(of, 96), rows=ChunkRows(whole(5), 32, 64, POSITION + 64))
 
 
 def test_the_families_of_the_test_have_what_differs() -> None:
@@ -107,7 +112,7 @@ def test_many_chunks_take_as_many_calls_as_one(name: str) -> None:
     of = decoder(name, "bfloat16")
 
     def calls(*counts: int) -> int:
-        context, rows = filled(of, 32 * len(counts)), ChunkRows(counts, 32, 0, POSITION)
+        context, rows = filled(of, 32 * len(counts)), ChunkRows(whole(*counts), 32, 0, POSITION)
         with Counted() as counted:
             LiftedPass(of, context, rows=rows)
         return counted.calls
@@ -117,7 +122,7 @@ def test_many_chunks_take_as_many_calls_as_one(name: str) -> None:
 
 
 def test_what_is_not_finite_is_told_by_the_first_layer_that_has_it() -> None:
-    of, rows = decoder("llama", "float32"), ChunkRows((20, 7), 32, 0, POSITION)
+    of, rows = decoder("llama", "float32"), ChunkRows(whole(20, 7), 32, 0, POSITION)
     for bad in (np.nan, np.inf, -np.inf):
         for part in range(2):
             context = filled(of, 64)
@@ -130,7 +135,7 @@ def test_rows_that_hold_no_token_may_be_anything() -> None:
     of = decoder("llama", "float32")
     context = filled(of, 64)
     context.values(2)[:, 20:32] = context.keys(1)[:, 32 + 7 :] = np.inf
-    check(of, context, rows=ChunkRows((20, 7), 32, 0, POSITION))
+    check(of, context, rows=ChunkRows(whole(20, 7), 32, 0, POSITION))
 
 
 def test_records_beyond_what_may_be_pinned_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_a_decoding_step_makes_no_copy_of_a_layers_keys(dtype: str, requests: in
 
 
 def test_a_lift_takes_what_it_lifts_and_a_few_layers_at_a_time(tmp_path: Path) -> None:
-    decoder, rows = model("bfloat16").decoder, ChunkRows((256, 200, 1, *[256] * 5), 256, 0, 32)
+    decoder, rows = model("bfloat16").decoder, ChunkRows(tuple(map(range, (256, 200, 1, *[256] * 5))), 256, 0, 32)
     context, found = _filled(model("bfloat16"), 8 * 256), list[LiftedPass]()
     layer_bytes = context.keys(0).nbytes + context.values(0).nbytes
     decoder.prepare(1024)

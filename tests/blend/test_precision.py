@@ -73,7 +73,7 @@ def test_one_row_sees_what_exact_arithmetic_sees(dtype: torch.dtype, group: int,
 class Packed:
     """A record as a store delivers it."""
 
-    framed, groups = None, ()
+    framed, groups, is_exact = None, (), False
 
     def __init__(self, blob: BlobReader, fingerprint: Fingerprint) -> None:
         self._layers = packed_layers(blob)

@@ -12,7 +12,7 @@ import pytest
 from service.commands.precompute import _remote
 from service.corpus.chunk_capture import BATCH_CHUNKS, CaptureItem, CaptureOutcome
 from service.errors import ServiceError
-from service.model.served_model import ChunkIds
+from service.model.capture_context import ChunkIds
 from service.settings import Settings, SettingsError
 from store.blob_store import Put
 from store.key import CacheKey

@@ -139,3 +139,14 @@ def test_the_longest_key_is_read_back_and_one_byte_more_is_refused() -> None:
 def test_a_scope_with_a_gap_is_refused() -> None:
     with pytest.raises(KeyFormatError, match="without a gap"):
         Scope("a", None, "c")
+
+
+def test_a_fingerprint_tells_origin_context_and_domain() -> None:
+    def parts(fingerprint: str) -> tuple[str, str, str]:
+        key = CacheKey.parse(CacheKey("acme", "chunk", fingerprint, "q4").text)
+        return key.origin, key.context, key.domain
+
+    assert parts("print") == ("print", "", "")
+    assert parts("print@behind") == ("print", "behind", "")
+    assert parts("print.domain") == ("print", "", "domain")
+    assert parts("print@behind.domain") == ("print", "behind", "domain")
