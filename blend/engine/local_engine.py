@@ -72,10 +72,11 @@ class LocalEngine:
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
         self._prefixes = Prefixes(self.limits.prefix_bytes)
-        self._capture_prefixes = Prefixes(self.limits.prefix_bytes)
         beside_slabs = self.limits.kv_bytes * 4 // 5  # the last slab, all but empty perhaps, is at most a quarter of it
         self._slabs = decoder.slabs(beside_slabs // decoder.token_bytes)
         self._kv_bytes = self.limits.kv_bytes if self._slabs is None else beside_slabs
+        room = self._kv_bytes // decoder.token_bytes
+        self._capture_hooks = CaptureHooks(self._let_requests, self._hold, room, Prefixes(self.limits.prefix_bytes))
         self._readers = Readers()
         self._changed = Condition()
         self._waiting = FairQueue(self.limits.weights)
@@ -359,8 +360,7 @@ class LocalEngine:
                 job.prefix,
                 chunks=job.chunks,
                 before=job.before,
-                hooks=CaptureHooks(self._let_requests, self._hold, self._kv_bytes // self._decoder.token_bytes),
-                prefixes=self._capture_prefixes,
+                hooks=self._capture_hooks,
             )
             job.result.set_result(records)
         except Exception as error:

@@ -75,11 +75,14 @@ def bucket(tokens: int, *, rows: int) -> int:
 class CaptureHooks:
     """What is called on the way: `between` before each pass and each of its layers, `hold` with the tokens that take
     memory from then on. These stay within `room`; but one chunk alone always may.
+
+    `prefixes` remembers capture prefixes, and nothing that was computed in another shape.
     """
 
     between: Callable[[], None] = lambda: None
     hold: Callable[[int], None] = lambda tokens: None
     room: float = math.inf
+    prefixes: Prefixes | None = None
 
 
 @torch.inference_mode()
@@ -90,12 +93,10 @@ def capture(
     chunks: Sequence[Ids],
     before: Sequence[Ids] = (),
     hooks: CaptureHooks = CaptureHooks(),
-    prefixes: Prefixes | None = None,
 ) -> list[Record]:
     """Records of chunks behind a prefix, in their order.
 
     `before`: the ids between the prefix and each chunk, of which no record is made; without it there are none.
-    `prefixes` remembers capture prefixes, and nothing that was computed in another shape.
     """
     rows = ROWS.get(decoder.device.type, FEW_ROWS)
     check_ids(prefix, vocabulary=decoder.vocabulary)
@@ -110,7 +111,7 @@ def capture(
                 f"the model's window is {decoder.window}: cut it smaller"
             )
     work = _Capture(decoder, placed, rows=rows, hooks=hooks)
-    shared = work.prefix(tuple(prefix), prefixes or Prefixes(0))
+    shared = work.prefix(tuple(prefix))
     for each in plan([each.all for each in placed], rows=rows, room=hooks.room - shared.capacity):
         work.together(shared, planned=each, behind=len(prefix))
     work.settle()
@@ -142,8 +143,9 @@ class _Capture:
         self._pinned = 0  # bytes so far
         self.layers: defaultdict[int, list[Layers]] = defaultdict(list)  # of each chunk, in as many pieces as passes
 
-    def prefix(self, ids: tuple[int, ...], prefixes: Prefixes) -> Context:
+    def prefix(self, ids: tuple[int, ...]) -> Context:
         """The context of a capture prefix, computed by itself, in passes of a shape that it alone decides."""
+        prefixes = self._hooks.prefixes or Prefixes(0)
         size = bucket(len(ids), rows=self._rows) if ids else 1
         capacity = -(-len(ids) // size) * size
         self._hooks.hold(capacity)

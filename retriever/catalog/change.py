@@ -2,22 +2,33 @@
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from retriever.catalog.connection import CatalogConnection
+from retriever.catalog.contexts import ContextRows
 from retriever.catalog.lexical import body, index
 from retriever.catalog.renew import index_anew, is_current
 from retriever.catalog.rows import check_id, digest_of, dumps, entries, fact, is_same, loads, sound_text
 from retriever.catalog.upload_rows import LIVE
 from retriever.catalog.upload_tables import UploadTables
 from retriever.catalog.word_table import WordTable
-from retriever.contract.types import Collection, DocumentRow, Limit, Removal, SourceFile, Vectors
+from retriever.contract.types import (
+    ChunkPlace,
+    Collection,
+    DocumentRow,
+    FillerPassage,
+    Label,
+    Limit,
+    Removal,
+    SourceFile,
+    Vectors,
+)
 from retriever.contract.upload_types import NewUpload, QueuedUpload
 from retriever.documents import Document, DocumentPart, Json
 from retriever.errors import DocumentError, SearchError
-from retriever.filter_condition import LISTED, facets, listed
+from retriever.filter_condition import LISTED, Value, facets, listed
 from retriever.recognition.marks import marks
 
 
@@ -29,6 +40,7 @@ class RowsChange:
         self._words = words
         self._run = connection.execute
         self._uploads = UploadTables(connection, drop=self.drop)
+        self._contexts = ContextRows(connection)
 
     def put_collection(self, collection: Collection) -> None:
         self._run(
@@ -41,6 +53,7 @@ class RowsChange:
         self._run("DELETE FROM prefixes WHERE collection = ?", (name,))
         self._run("DELETE FROM sources WHERE collection = ?", (name,))
         self._run("DELETE FROM limits WHERE collection = ?", (name,))
+        self._run("DELETE FROM fillers WHERE collection = ?", (name,))
         self._run("DELETE FROM collections WHERE name = ?", (name,))
         return removal
 
@@ -126,6 +139,36 @@ class RowsChange:
     def delete(self, documents: Sequence[str]) -> Removal:
         removal = self._delete(f"d.id IN {LISTED}", listed(documents))
         return _together([removal, *self._uploads.delete(documents)])
+
+    def keep_filler(self, collection: str, domain: str, *, passages: Sequence[FillerPassage]) -> None:
+        self._contexts.keep(collection, domain, passages=passages)
+
+    def lost_fillers(self, documents: Sequence[str]) -> set[tuple[str, str]]:
+        return self._contexts.lost(documents)
+
+    def fillers_with(self, documents: Sequence[str]) -> set[tuple[str, str]]:
+        return self._contexts.having(documents)
+
+    def has_filler(self, collection: str, domain: str) -> bool:
+        return self._contexts.has(collection, domain)
+
+    def drop_fillers(self, collection: str, *, but: Sequence[str]) -> None:
+        self._contexts.drop(collection, but=but)
+
+    def labels_in(self, documents: Sequence[str]) -> list[Label]:
+        return self._contexts.labels_in(documents)
+
+    def collection_passages(self, collection: str, *, facet: tuple[str, Value] | None = None) -> Iterator[ChunkPlace]:
+        return self._contexts.passages_of(collection, facet=facet)
+
+    def texts_of(self, ids: Sequence[str]) -> dict[str, str]:
+        return self._contexts.texts(ids)
+
+    def settled(self, rows: Sequence[int]) -> None:
+        self._contexts.forget(rows)
+
+    def swept_of_contexts(self, rows: Sequence[int]) -> None:
+        self._contexts.swept(rows)
 
     def purge(self) -> None:
         if not is_current(self._connection, self._words):
@@ -288,12 +331,15 @@ class RowsChange:
         used = self._run(
             "SELECT chunk, count(*) FROM passages WHERE document = ? GROUP BY chunk", (version,)
         ).fetchall()
+        places = self._contexts.leave(version)
         labels = "SELECT label FROM passages WHERE document = ?1 UNION SELECT label FROM documents WHERE row = ?1"
         self._run(f"DELETE FROM facets WHERE label IN ({labels})", (version,))
         self._run(f"DELETE FROM labels WHERE row IN ({labels})", (version,))
         self._run("DELETE FROM passages WHERE document = ?", (version,))
         self._run("DELETE FROM documents WHERE row = ?", (version,))
-        return self._released(used)
+        removal = self._released(used)
+        self._contexts.left(places, title=title)
+        return removal
 
     def _released(self, used: Sequence[tuple[int, int]]) -> Removal:
         self._connection.executemany(

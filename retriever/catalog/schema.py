@@ -101,8 +101,20 @@ _NO_TOMBSTONES: Final = "DROP TABLE tombstones;\n"
 # Where a file of a corpus was, which tells folders of one name apart.
 _BASES: Final = "ALTER TABLE sources ADD COLUMN base TEXT NOT NULL DEFAULT '';\n"
 
+# What chunks are captured behind, by whom may see it; and chunks that may have been captured behind something else.
+_CONTEXTS: Final = """
+CREATE TABLE fillers (
+    collection TEXT NOT NULL, domain TEXT NOT NULL, place INTEGER NOT NULL, document TEXT NOT NULL,
+    chunk TEXT NOT NULL, title TEXT NOT NULL, excerpt BLOB NOT NULL, PRIMARY KEY (collection, domain, place)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX fillers_of_document ON fillers (document);
+CREATE TABLE moved (
+    row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, swept INTEGER NOT NULL DEFAULT 0
+) STRICT;
+"""
+
 # Each brings a catalog from its place in this list to the next version. Never changed, only followed by others.
-STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES, _LIMITS, _NO_TOMBSTONES, _BASES)
+STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES, _LIMITS, _NO_TOMBSTONES, _BASES, _CONTEXTS)
 VERSION = len(STEPS)
 
 

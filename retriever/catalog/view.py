@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from retriever.catalog import contexts
 from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.lexical import LexicalSearch, PassageTotals
 from retriever.catalog.postings import Postings
@@ -12,11 +13,13 @@ from retriever.catalog.rows import digest_of, entries, fact, is_same, loads, pas
 from retriever.catalog.upload_rows import LIVE, jobs, uploads
 from retriever.contract.types import (
     CatalogState,
+    ChunkPlace,
     Collection,
     Counts,
     DocumentRow,
     EmbeddedChunks,
     EmbedderEntry,
+    FillerPassage,
     Label,
     Limit,
     MarkedChunks,
@@ -110,6 +113,15 @@ class RowsView:
         for chunk, collection, metadata in rows:
             found.setdefault(chunk, []).append(Label(collection, loads(metadata)))
         return found
+
+    def places_of(self, ids: Sequence[str]) -> list[ChunkPlace]:
+        return contexts.places_of(self._connection, ids)
+
+    def fillers(self, collection: str) -> dict[str, tuple[FillerPassage, ...]]:
+        return contexts.fillers(self._connection, collection)
+
+    def moved(self, limit: int, *, swept: bool) -> list[tuple[int, str]]:
+        return contexts.moved(self._connection, limit, swept=swept)
 
     def lexical(
         self, query: str, allowed: FilterCondition, *, limit: int, within: FilterCondition = EVERYTHING

@@ -54,6 +54,35 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkPlace:
+    """Where a chunk stands in a version of a document, behind which chunk; `before` is empty where it begins it.
+
+    `metadata`, and `before_metadata` of the chunk before: the document's, with the chunk's own over it.
+    """
+
+    chunk: str
+    collection: str
+    metadata: Json
+    version: int
+    serving: bool
+    document: str
+    title: str
+    place: int
+    before: str
+    before_metadata: Json | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FillerPassage:
+    """A passage behind which chunks of its kind are captured: `excerpt` of a chunk of a document."""
+
+    document: str
+    chunk: str
+    title: str
+    excerpt: str
+
+
+@dataclass(frozen=True, slots=True)
 class Label:
     """What a filter sees of a passage. `metadata`: the document's, with the chunk's own over it."""
 

@@ -27,7 +27,7 @@ UPDATE numbered SET seq = found.last FROM (
     UNION ALL SELECT 'vectors', max(row) FROM vectors
 ) AS found WHERE numbered.name = found.name AND numbered.seq < found.last
 """
-_TEXTS: Final = ("chunks", "contents", "documents", "facets", "labels", "passages", "terms", "uploads")
+_TEXTS: Final = ("chunks", "contents", "documents", "facets", "fillers", "labels", "passages", "terms", "uploads")
 
 
 class PostgresCatalog:

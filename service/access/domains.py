@@ -28,9 +28,10 @@ class DomainChunk(NamedTuple):
         return cls(key.chunk, key.domain)
 
 
-def fingerprint_in(domain: str, digest: str) -> str:
-    """The fingerprint of a domain's blobs, out of that of what computed them."""
-    return f"{digest}.{domain}" if domain else digest
+def fingerprint_in(domain: str, digest: str, *, context: str = "") -> str:
+    """The fingerprint of a domain's blobs, out of those of what computed them and of what they were computed in."""
+    computed = f"{digest}@{context}" if context else digest
+    return f"{computed}.{domain}" if domain else computed
 
 
 def domain_of(metadata: Json, fields: Set[str]) -> str:

@@ -1,15 +1,19 @@
 """Collections over HTTP: their rules, and their end."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fastapi import Response
 
-from retriever.contract.documents import DocumentsView
-from retriever.contract.types import Collection
+from retriever.contract.catalog import CatalogView
+from retriever.contract.types import Collection, FillerPassage
 from service.api.caller import By, Caller, unknown
-from service.bodies.collections import CollectionDeleted, CollectionList, CollectionOut, Rules
+from service.bodies.collections import CollectionDeleted, CollectionList, CollectionOut, FillerOut, Rules
 from service.bodies.fields import CollectionName
 from service.corpus.collection_rules import CollectionRules
+from service.corpus.fillers import choose
+from service.corpus.tenants import SWEEP_S
+from service.errors import NotFound
 
 
 def list_collections(by: By) -> CollectionList:
@@ -40,10 +44,23 @@ def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Resp
         is_new = view.collection(name) is None
     kept = CollectionRules(rules.chunk_tokens, rules.system, rules.embedder, rules.search)
     by.core.ingest.put_collection(tenant, name, rules=kept)
+    if rules.filler is not None:
+        _fill_with(by, name, chunks=rules.filler)
     with tenant.catalog.view() as view:
-        documents = view.count(by.allowed(collection=name))
+        documents, filler = view.count(by.allowed(collection=name)), view.fillers(name)
     response.status_code = 201 if is_new else 200
-    return _body(name, kept, documents=documents)
+    return _body(name, kept, documents=documents, filler=filler)
+
+
+def _fill_with(by: Caller, name: str, *, chunks: Sequence[str]) -> None:
+    """Makes these chunks the filler, each of its own domain; none is what is chosen without being asked."""
+    tenant = by.tenant
+    with tenant.catalog.change() as change:
+        missing = choose(change, name, chunks=chunks, fields=tenant.captures.fields)
+        if missing:
+            raise NotFound(f"no document of {name!r} that serves has the chunk {missing!r}: name others as its filler")
+    tenant.sweep(SWEEP_S)
+    by.core.ingest.wake(tenant.name)
 
 
 def delete_collection(by: By, name: CollectionName) -> CollectionDeleted:
@@ -64,17 +81,21 @@ def delete_collection(by: By, name: CollectionName) -> CollectionDeleted:
     )
 
 
-def _shown(by: Caller, view: DocumentsView, *, collection: Collection) -> CollectionOut | None:
+def _shown(by: Caller, view: CatalogView, *, collection: Collection) -> CollectionOut | None:
     documents = view.count(by.allowed(collection=collection.name))
     if by.is_bound and not documents:
         return None
     rules = CollectionRules.from_json(collection.rules)
     if by.is_bound:  # its system prompt may speak of what the key does not see
         rules = replace(rules, system=None)
-    return _body(collection.name, rules, documents=documents)
+    filler = {} if by.is_bound else view.fillers(collection.name)
+    return _body(collection.name, rules, documents=documents, filler=filler)
 
 
-def _body(name: str, rules: CollectionRules, *, documents: int) -> CollectionOut:
+def _body(
+    name: str, rules: CollectionRules, *, documents: int, filler: Mapping[str, Sequence[FillerPassage]]
+) -> CollectionOut:
+    passages = (each for found in filler.values() for each in found)
     return CollectionOut(
         name=name,
         chunk_tokens=rules.chunk_tokens,
@@ -82,4 +103,5 @@ def _body(name: str, rules: CollectionRules, *, documents: int) -> CollectionOut
         embedder=rules.embedder,
         search=rules.search,
         documents=documents,
+        filler=[FillerOut(document_id=each.document, chunk_id=each.chunk, title=each.title) for each in passages],
     )

@@ -25,6 +25,7 @@ from service.bodies.documents import (
 )
 from service.bodies.fields import DEFAULT_COLLECTION, CollectionName, DocumentId, Limit, check_metadata
 from service.corpus.chunk_caches import ChunkState
+from service.corpus.fillers import leave
 from service.corpus.tenants import Removed
 from service.errors import Invalid
 
@@ -74,8 +75,11 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
             check_metadata(row.metadata)
         except ValueError as error:
             raise Invalid(f"with what is there already, {error}", field="metadata") from error
+        moves = tenant.captures.chunk("", before.metadata) != tenant.captures.chunk("", row.metadata)
+        if moves:
+            leave(change, row.id, fields=tenant.captures.fields)
     with tenant.catalog.view() as view:
-        if tenant.caches.chunk("", before.metadata) != tenant.caches.chunk("", row.metadata):
+        if moves:
             by.core.ingest.move(tenant, view.passages(row.id))
         return _shown(by, view, row=row)
 
@@ -86,6 +90,7 @@ def delete_document(by: By, document_id: DocumentId) -> Deleted:
     with tenant.catalog.view() as view:
         name = _deletable(by, view, document_id=document_id)
     removed = tenant.delete([name])
+    by.core.ingest.wake(tenant.name)  # others may stand in another context now
     gone, kept = _gone_and_kept(by, removed)
     return Deleted(id=document_id, chunks_removed=gone, chunks_kept=kept, done=removed.done)
 

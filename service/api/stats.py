@@ -62,6 +62,6 @@ def _bytes_per_token(by: Caller) -> float | None:
         chunks: list[int] = view.chunks_of(by.allowed()).tolist()
         passages = view.holding(chunks[:: max(1, len(chunks) // SAMPLE)][:SAMPLE], by.allowed())
     states = caches.states(passages)
-    stored = [(states[each.id].nbytes, len(caches.model.ids(each.text) or ())) for each in passages]
+    stored = [(states[each.id].nbytes, len(caches.captures.model.ids(each.text) or ())) for each in passages]
     stored = [(nbytes, tokens) for nbytes, tokens in stored if nbytes and tokens]
     return sum(nbytes for nbytes, _ in stored) / sum(tokens for _, tokens in stored) if stored else None

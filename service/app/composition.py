@@ -26,13 +26,13 @@ from service.app.compose_truth import compose_truth
 from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
+from service.corpus.checked_model import checked_model
 from service.corpus.tenants import Tenants
 from service.generator.agreement import Comparison
 from service.generator.handed_speeds import GeneratorTimes, HandedSpeeds
 from service.generator.vllm_client import VllmClient
 from service.generator.vllm_engine import VllmEngine
 from service.handoffs.handoffs import Handoffs
-from service.model.checked_model import checked_model
 from service.model.codec_check import check_codec
 from service.model.hub import hub_checkpoint
 from service.model.kept_speeds import conditions, kept_speeds
@@ -101,7 +101,7 @@ def compose_tenants(
         names = truth.tenants()
         for name in names:
             truth.mend(name)
-        model = checked_model(loaded, names, library=library, store=store, bound_fields=control.bound_fields)
+        model = checked_model(loaded, names, library=library, store=store, control=control)
         model = equipped(model)
         stack.pop_all()
     return Tenants(model, store=store, control=control, library=library, truth=truth)

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field
 
-from service.bodies.fields import Strict, Whole
+from service.bodies.fields import ChunkId, Strict, Whole
 
 
 class Rules(Strict):
@@ -18,6 +18,20 @@ class Rules(Strict):
         description="Whether its chunks are embedded and found; false where another index finds them: "
         "chunk_ids and recognition in a text reuse their caches all the same",
     )
+    filler: list[ChunkId] | None = Field(
+        None,
+        max_length=8,
+        description="Ids of chunks that its chunks are captured behind, which are then captured anew; null leaves "
+        "what there is, an empty list has it chosen",
+    )
+
+
+class FillerOut(BaseModel):
+    """A passage that the collection's chunks are captured behind."""
+
+    document_id: str
+    chunk_id: str
+    title: str
 
 
 class CollectionOut(BaseModel):
@@ -29,6 +43,7 @@ class CollectionOut(BaseModel):
     embedder: str
     search: bool
     documents: int
+    filler: list[FillerOut]
 
 
 class CollectionList(BaseModel):

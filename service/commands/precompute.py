@@ -68,6 +68,9 @@ Part = Annotated[
 ]
 Where = Annotated[Executor, place_option(help="Here, or on a Ray cluster that runs: RAY_ADDRESS, or this machine's.")]
 Actors = Annotated[int, place_option(metavar="N", help="For ray: how many; 0 for one a GPU, or one a node.", min=0)]
+Renew = Annotated[
+    bool, place_option("--renew", help="Compute what an earlier release captured again: its records serve until then.")
+]
 DryRun = Annotated[bool, cost_option("--dry-run", help="Say what it would do and cost, from a sample; store nothing.")]
 Price = Annotated[float, cost_option(metavar="PRICE", help="What a TB costs a month, for --dry-run.", min=0)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object a line for machines.")]
@@ -102,6 +105,7 @@ def precompute(
     shard: Part = "",
     executor: Where = Executor.LOCAL,
     actors: Actors = 0,
+    renew: Renew = False,
     dry_run: DryRun = False,
     price_per_tb: Price = 23.0,
     as_json: AsJson = False,
@@ -122,7 +126,7 @@ def precompute(
 
     settings = settings_with(model)
     _refuse_mixed(budget=budget, queries=queries, shard=shard, prune=prune, executor=executor)
-    wanted = replace(_plan(budget, queries, shard=shard), top_k=settings.top_k)
+    wanted = replace(_plan(budget, queries, shard=shard), top_k=settings.top_k, renew=renew)
     if executor is Executor.RAY and not dry_run:
         wanted = replace(wanted, capture=_remote(settings, actors))
     start = time.perf_counter()

@@ -6,19 +6,20 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import partial
 from threading import Event, Lock
 from typing import TypeVar
 
 from blend.model.fingerprint import Fingerprint
 from retriever.contract.catalog import Catalog
 from retriever.contract.types import Passage
-from retriever.documents import Document, Json
 from retriever.filter_condition import EVERYTHING
 from service.access.control import Control
-from service.access.domains import DomainChunk, domain_of, fingerprint_in
+from service.access.domains import DomainChunk
+from service.corpus.chunk_capture import CaptureItem
+from service.corpus.chunk_captures import BlobKeys, ChunkCaptures
+from service.corpus.chunk_contexts import ContextKey
 from service.model.blob_source import BlobSource
-from service.model.served_model import Ids, ServedModel
 from store.blob_store import BlobStore
 from store.errors import Miss, MissReason, StoreError
 from store.key import CacheKey, Scope
@@ -30,7 +31,6 @@ _Result = TypeVar("_Result")
 HELD_UP_S = 1e-3  # by one blob, behind which the others are opened side by side
 
 _SEEN = 100_000  # blobs that are remembered to have been there
-_PREFIXES = 1024  # capture prefixes whose digests are remembered
 _IN_VAIN = {
     MissReason.UNSUPPORTED,
     MissReason.PENDING,
@@ -60,111 +60,42 @@ class ChunkState:
     tier: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CapturePrefix:
-    """What a collection's chunks are captured behind, and what identifies a record that was, with its digest."""
-
-    prefix: Ids
-    fingerprint: Fingerprint
-    digest: str
-
-
 class ChunkCaches:
-    """The caches of one tenant's chunks. Safe for threads. `control` remembers the fingerprints that ever were."""
+    """The caches of one tenant's chunks. Safe for threads. `captures` tells what they are called."""
 
     def __init__(
-        self, tenant: str, catalog: Catalog, *, store: BlobStore, model: ServedModel, control: Control
+        self, tenant: str, catalog: Catalog, *, store: BlobStore, captures: ChunkCaptures, control: Control
     ) -> None:
-        self.model = model
+        self.captures = captures
         self._tenant = tenant
         self._catalog = catalog
         self._store = store
         self._control = control
-        self._model_digest = model.fingerprint.digest
-        self._behind = lru_cache(_PREFIXES)(self._capture_prefix)
         self._lock = Lock()
         self._seen: OrderedDict[CacheKey, None] = OrderedDict()
 
-    def capture_prefixes(self, collections: Iterable[str]) -> dict[str, CapturePrefix]:
-        """What the chunks of each collection are behind. A prefix that this model lacks is rendered, once for ever."""
-        model, names = self._model_digest, set(collections)
-        with self._catalog.view() as view:
-            found = {name: view.prefix(name, model=model) for name in names}
-            rules = {name: view.collection(name) for name, ids in found.items() if ids is None}
-        for name, collection in rules.items():
-            with self._catalog.change() as change:
-                fresh = self.model.prefix(collection.rules if collection else {})
-                found[name] = change.keep_prefix(name, model=model, ids=fresh) if collection else fresh
-        return {name: self._behind(ids) for name, ids in found.items() if ids is not None}
-
-    def _capture_prefix(self, prefix: Ids) -> CapturePrefix:
-        fingerprint = self.model.fingerprint.behind(prefix)
-        digest = fingerprint.digest
-        self._control.remember_fingerprint(digest, fingerprint.to_dict())
-        return CapturePrefix(prefix, fingerprint, digest)
-
-    @property
-    def fields(self) -> frozenset[str]:
-        """The metadata by which filters of the tenant's keys divide its documents into domains."""
-        return self._control.bound_fields(self._tenant)
-
-    def chunk(self, chunk: str, metadata: Json) -> DomainChunk:
-        """The chunk as it is shared by documents with this metadata."""
-        return DomainChunk(chunk, domain_of(metadata, self.fields))
-
-    def chunks(self, document: Document) -> list[DomainChunk]:
-        """The chunks of a document, as those of its domains share them; each once, in its order."""
-        fields, own = self.fields, document.metadata
-        found = (DomainChunk(part.id, domain_of({**own, **part.metadata}, fields)) for part in document.parts)
-        return [*dict.fromkeys(found)]
-
-    def unshared(self, documents: Iterable[Document]) -> set[str]:
-        """Ids of chunks that no document of the same domain holds yet: what was made of them is not for these."""
-        if not self.fields:
-            return set()
-        wanted = {chunk for document in documents for chunk in self.chunks(document)}
-        with self._catalog.view() as view:
-            labels = view.labels_of([chunk.id for chunk in wanted])
-        held = {self.chunk(chunk, label.metadata) for chunk, found in labels.items() for label in found}
-        return {chunk.id for chunk in wanted - held}
-
-    def key(self, chunk: DomainChunk, capture_prefix: CapturePrefix) -> CacheKey:
-        """The key of a chunk's blob."""
-        fingerprint = fingerprint_in(chunk.domain, capture_prefix.digest)
-        return CacheKey(self._tenant, chunk.id, fingerprint, self.model.codec)
-
-    def key_of(self, passage: Passage, capture_prefix: CapturePrefix) -> CacheKey:
-        """The key of the blob of a passage's chunk."""
-        return self.key(self.chunk(passage.id, passage.metadata), capture_prefix)
+    def stored(self, keys: BlobKeys) -> BlobReader | Miss:
+        """A reader of the best of a chunk's blobs that is there, or why that is not. Raises StoreError."""
+        best = self._store.open(keys.best)
+        if not isinstance(best, Miss):
+            return best
+        lesser = (self._store.open(key) for key in keys.lesser)
+        return next((each for each in lesser if isinstance(each, BlobReader)), best)
 
     def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[BlobSource | Miss]]":
         """Begins to open the passages' blobs, in their order. A store that does not answer makes them missing, too."""
-        wanted = zip(passages, self._keys(passages), strict=True)
-        return _begun(
-            pool, [partial(self._open, passage, key, capture_prefix=behind) for passage, (key, behind) in wanted]
-        )
+        wanted = zip(passages, self.captures.keys(passages), strict=True)
+        return _begun(pool, [partial(self._open, passage, keys) for passage, keys in wanted])
 
-    def _keys(self, passages: Sequence[Passage]) -> list[tuple[CacheKey, CapturePrefix]]:
-        """The key of each passage's blob, and what it was captured behind: what both take is read once for all."""
-        capture_prefix, fields = self.capture_prefixes(passage.collection for passage in passages), self.fields
-        found: list[tuple[CacheKey, CapturePrefix]] = []
-        for passage in passages:
-            behind, chunk = (
-                capture_prefix[passage.collection],
-                DomainChunk(passage.id, domain_of(passage.metadata, fields)),
-            )
-            found.append((self.key(chunk, behind), behind))
-        return found
-
-    def _open(self, passage: Passage, key: CacheKey, *, capture_prefix: CapturePrefix) -> BlobSource | Miss:
+    def _open(self, passage: Passage, keys: BlobKeys) -> BlobSource | Miss:
         try:
-            found = self._store.open(key)
+            found = self.stored(keys)
             if isinstance(found, Miss):
-                return self._why(passage, key, capture_prefix=capture_prefix, miss=found)
+                return self._why(passage, keys, miss=found)
         except StoreError as error:
             return Miss(MissReason.UNAVAILABLE, type(error).__name__)
-        self.saw(key)
-        return BlobSource(found, capture_prefix.fingerprint)
+        self.saw(found.head.key)
+        return BlobSource(found, keys.behind.fingerprint)
 
     def saw(self, key: CacheKey) -> None:
         """Remember that a blob was there."""
@@ -174,56 +105,57 @@ class ChunkCaches:
             if len(self._seen) > _SEEN:
                 self._seen.popitem(last=False)
 
-    def _why(self, passage: Passage, key: CacheKey, *, capture_prefix: CapturePrefix, miss: Miss) -> Miss:
+    def _why(self, passage: Passage, keys: BlobKeys, *, miss: Miss) -> Miss:
         if miss.reason is not MissReason.ABSENT:
             return Miss(miss.reason)
         with self._catalog.view() as view:
             upload = view.upload_of(passage.document)
-            limit = view.limit(passage.collection, model=capture_prefix.digest)
-        if self.model.ids(passage.text) is None:
+            limit = view.limit(passage.collection, model=keys.behind.digest)
+        if self.captures.model.ids(passage.text) is None:
             return Miss(MissReason.UNSUPPORTED)
         if upload and upload.state.is_live:
             return Miss(MissReason.PENDING)
         if upload and upload.over_budget:
             return Miss(MissReason.OVER_BUDGET)
-        if key in self._seen:
+        if keys.best in self._seen:
             return Miss(MissReason.EVICTED)
         if limit and not upload:  # a file of a corpus
             return Miss(MissReason.OVER_BUDGET)
-        return Miss(self._differing(key, capture_prefix) or MissReason.ABSENT)
+        return Miss(self._differing(keys) or MissReason.ABSENT)
 
-    def _differing(self, key: CacheKey, wanted: CapturePrefix) -> MissReason | None:
+    def _differing(self, keys: BlobKeys) -> MissReason | None:
         """The field in which a blob of the domain that is there differs, where only such are there."""
-        others = self._control.fingerprints()
+        key, wanted, others = keys.best, keys.behind, self._control.fingerprints()
         if not others.keys() - {wanted.digest}:
             return None
         for entry in self._store.entries(Scope(self._tenant, key.chunk)):
             if entry.key.domain != key.domain:
                 continue
-            if entry.key.origin == wanted.digest:
+            if entry.key.origin == wanted.digest and entry.key.codec != key.codec:
                 return MissReason.CODEC
-            if entry.key.origin in others:
+            if entry.key.origin in others and entry.key.origin != wanted.digest:
                 field = wanted.fingerprint.differs(Fingerprint.from_dict(others[entry.key.origin]))
                 return MissReason(field) if field else None
         return None
 
     def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
         """The state of each passage, by chunk id. Raises StoreError where the store does not answer."""
-        wanted = zip(passages, self._keys(passages), strict=True)
-        return {passage.id: self._state(passage, key, capture_prefix=behind) for passage, (key, behind) in wanted}
+        wanted = zip(passages, self.captures.keys(passages), strict=True)
+        return {passage.id: self._state(passage, keys) for passage, keys in wanted}
 
-    def _state(self, passage: Passage, key: CacheKey, *, capture_prefix: CapturePrefix) -> ChunkState:
-        found = self._store.open(key)
+    def _state(self, passage: Passage, keys: BlobKeys) -> ChunkState:
+        found = self.stored(keys)
         if isinstance(found, BlobReader):
-            blob = BlobSource(found, capture_prefix.fingerprint)
+            blob = BlobSource(found, keys.behind.fingerprint)
             return ChunkState(passage.id, KvState.STORED, blob.nbytes, blob.tier)
-        reason = self._why(passage, key, capture_prefix=capture_prefix, miss=found).reason
+        reason = self._why(passage, keys, miss=found).reason
         known = {state.value: state for state in KvState}
         return ChunkState(passage.id, known.get(reason.value, KvState.ABSENT))
 
     def prefetch(self, passages: Sequence[Passage]) -> int:
         """Asks that the passages' blobs be near. Returns how many fetches began."""
-        return self._store.prefetch([key for key, _ in self._keys(passages)])
+        found = [self.stored(keys) for keys in self.captures.keys(passages)]
+        return self._store.prefetch([each.head.key for each in found if isinstance(each, BlobReader)])
 
     def pin(self, passages: Sequence[Passage], *, shared: bool) -> int:
         """Keeps the passages' blobs from eviction. Returns how many there are. `shared`: in all domains, too."""
@@ -234,8 +166,8 @@ class ChunkCaches:
         return sum(self._store.unpin(scope) for scope in self._scopes(passages, shared=shared))
 
     def _scopes(self, passages: Sequence[Passage], *, shared: bool) -> list[Scope]:
-        keys = self._keys(passages)
-        scopes = [Scope(self._tenant, key.chunk, None if shared else key.fingerprint) for key, _ in keys]
+        keys = [key for found in self.captures.keys(passages) for key in found.all]
+        scopes = [Scope(self._tenant, key.chunk, None if shared else key.fingerprint) for key in keys]
         return [*dict.fromkeys(scopes)]
 
     def evict(self, passages: Sequence[Passage]) -> int:
@@ -248,25 +180,65 @@ class ChunkCaches:
         return sum(self._store.discard(key) for key in keys)
 
     def clear(self, blobs: Sequence[StoredBlob]) -> list[Passage]:
-        """Deletes those of the blobs whose domain no document of their chunk is in. Raises StoreError.
+        """Deletes those of the blobs whose chunk stands in no document of their domain, or no more in their context.
+        Raises StoreError.
 
         Returns their chunks as they stand in domains that have none of the blobs. Those that the catalog does not know
         are left alone: a corpus may be computed before it is put in.
         """
-        with self._catalog.view() as view:
-            labels = view.labels_of([blob.key.chunk for blob in blobs])
-            passages = view.holding([*view.rows_of([*labels]).values()], EVERYTHING)
-        wanted = {self.chunk(chunk, label.metadata) for chunk, held in labels.items() for label in held}
+        standing = self._standing([blob.key.chunk for blob in blobs])
+        known, contexts = {key.chunk for key in standing}, dict[DomainChunk, set[str]]()
+        for key, (_, digests) in standing.items():
+            contexts.setdefault(DomainChunk(key.chunk, key.domain), set()).update(digests)
+        left = set[DomainChunk]()
         for key in (blob.key for blob in blobs):
-            if key.chunk in labels and DomainChunk.of(key) not in wanted:
+            if key.chunk in known and key.context not in contexts.get(DomainChunk.of(key), ()):
                 self._store.delete(Scope(self._tenant, key.chunk, key.fingerprint))
-        lacking = wanted - {DomainChunk.of(blob.key) for blob in blobs}
-        return [
-            replace(passage, collection=label.collection, metadata=label.metadata)
-            for passage in passages
-            for label in labels[passage.id]
-            if self.chunk(passage.id, label.metadata) in lacking
-        ]
+            else:
+                left.add(DomainChunk.of(key))
+        return [passage for key, (passage, _) in standing.items() if DomainChunk(key.chunk, key.domain) not in left]
+
+    def clear_moved(self, chunks: Sequence[str]) -> set[str]:
+        """Deletes blobs of contexts that these chunks do not stand in any more. Raises StoreError.
+
+        Returns the chunks that lack one of their context now, but for those that an earlier release captured: these
+        serve as they are.
+        """
+        blobs = [blob for chunk in chunks for blob in self._store.entries(Scope(self._tenant, chunk))]
+        self.clear(blobs)
+        passages, has = [each for each, _ in self._standing(chunks).values()], {blob.key for blob in blobs}
+        had = {(key.chunk, key.origin) for key in has if key.context}
+        wanted = zip(passages, self.captures.keys(passages), strict=True)
+        lacks = (each.id for each, keys in wanted if keys.best not in has and (each.id, keys.behind.digest) in had)
+        return {*lacks}
+
+    def lacking(self, chunks: Sequence[str]) -> list[CaptureItem]:
+        """What is to be computed of these chunks, wherever they stand: those of which there is no blob of the context.
+
+        Raises StoreError.
+        """
+        passages = [each for each, _ in self._standing(chunks).values()]
+        items = (planned.item for planned in self.captures.planned(passages))
+        return [each for each in items if each and isinstance(self._store.open(each.key), Miss)]
+
+    def supersede(self, key: CacheKey) -> None:
+        """Forgets the chunk's blobs of lesser contexts, now that this one is stored. Raises StoreError."""
+        for other in (entry.key for entry in self._store.entries(Scope(self._tenant, key.chunk))):
+            if other != key and (other.origin, other.domain, other.codec) == (key.origin, key.domain, key.codec):
+                self._store.discard(other)
+
+    def _standing(self, chunks: Sequence[str]) -> dict[ContextKey, tuple[Passage, set[str]]]:
+        """Passages of chunks, as they stand in each collection and domain, and the digests of their contexts there."""
+        with self._catalog.view() as view:
+            standing = self.captures.contexts.standing(view, [*{*chunks}])
+            rows = view.rows_of([*{key.chunk for key in standing}])
+            passages = {passage.id: passage for passage in view.holding([*rows.values()], EVERYTHING)}
+        found: dict[ContextKey, tuple[Passage, set[str]]] = {}
+        for key, (metadata, digests) in standing.items():
+            if key.chunk in passages:
+                passage = replace(passages[key.chunk], collection=key.collection, metadata=metadata)
+                found[key] = passage, digests
+        return found
 
 
 def mends(miss: Miss) -> bool:

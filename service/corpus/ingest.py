@@ -118,7 +118,7 @@ class Ingest:
         with self._changed:
             for passage in passages:
                 if len(self._fills) < FILLS:
-                    chunk = tenant.caches.chunk(passage.id, passage.metadata)
+                    chunk = tenant.captures.chunk(passage.id, passage.metadata)
                     self._fills[tenant.name, passage.collection, chunk] = _Fill(tenant, passage, damaged)
             self._changed.notify()
 
@@ -160,6 +160,8 @@ class Ingest:
         if self._turn():
             if time.monotonic() - self._tidied > BUSY_S:
                 self._tidy()
+            return
+        if self._is_idle() and self._recapture():
             return
         with self._changed:
             if not self._is_idle():
@@ -286,14 +288,13 @@ class Ingest:
 
     def _fill_group(self, tenant: Tenant, fills: Sequence[_Fill]) -> None:
         """Fills chunks of one collection; not those that are gone from the catalog when their computing begins."""
-        caches, collection = tenant.caches, fills[0].passage.collection
-        capture_prefix = caches.capture_prefixes([collection])[collection]
-        items: list[CaptureItem] = []
-        for fill in fills:
-            passage, key = fill.passage, caches.key_of(fill.passage, capture_prefix)
-            chunk = self._tenants.model.titled(passage.text, passage.title, prefix=capture_prefix.prefix)
-            if chunk is not None and (fill.damaged or isinstance(self._tenants.store.open(key), Miss)):
-                items.append(CaptureItem(key, chunk))
+        caches = tenant.caches
+        planned = tenant.captures.planned([fill.passage for fill in fills])
+        items = [
+            each.item
+            for each, fill in zip(planned, fills, strict=True)
+            if each.item and (fill.damaged or isinstance(self._tenants.store.open(each.keys.best), Miss))
+        ]
 
         def wanted(batch: Sequence[CaptureItem]) -> Sequence[CaptureItem]:
             with tenant.catalog.view() as view:
@@ -304,6 +305,18 @@ class Ingest:
         for outcome in capturing.run(items):
             if outcome.put in (Put.STORED, Put.PRESENT):
                 caches.saw(outcome.item.key)
+
+    def _recapture(self) -> bool:
+        """Computes some chunks anew that have moved to another context; whether there were any."""
+        for tenant in list(self._tenants.opened()):
+            try:
+                with self._turns:
+                    if tenant.recapture(FILL_BATCH):
+                        return True
+            except (*_PASSING, Busy, TokenizerError) as error:
+                log.warning("chunks that have moved wait", extra=fields(reason=type(error).__name__))
+                self._pause("what has moved is not computed", error)
+        return False
 
     def _tidy(self) -> None:
         """Does what needs doing now and then."""

@@ -15,6 +15,7 @@ from retriever.readers.files import read
 from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import cut_draft, decode_draft, named, upload_of
+from service.corpus.fillers import settle
 from service.corpus.tenants import Tenant
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
@@ -150,7 +151,7 @@ class Ingestion:
             claimed: list[int] = []
             for version, (number, document) in zip(versions, documents.items(), strict=True):
                 upload = replace(self._live[number], state=UploadState.COMPUTING, version=version, detail="")
-                upload = replace(upload, chunks=len(self._tenant.caches.chunks(document)))
+                upload = replace(upload, chunks=len(self._tenant.captures.chunks(document)))
                 if change.advance(upload):
                     claimed.append(version)
                     self._live[number] = upload
@@ -160,34 +161,26 @@ class Ingestion:
 
         if documents:
             wanted = [*documents.values()]
-            anew = self._tenant.caches.unshared(wanted)
+            anew = self._tenant.captures.unshared(wanted)
             self._tenant.library.stage_all(wanted, collection=self._collection, claim=claim, anew=anew)
             self._keep(self._live)
 
     def _compute(self, documents: Mapping[int, Document]) -> None:
         """Computes all chunks whose blobs are not there. Where the budget is used up, the others are left."""
-        tenant, caches = self._tenant, self._tenant.caches
-        capture_prefix = caches.capture_prefixes([self._collection])[self._collection]
-        known = {
-            part.id: tenant.model.titled(part.text, document.title, prefix=capture_prefix.prefix)
-            for document in documents.values()
-            for part in document.parts
-        }
+        tenant, captures = self._tenant, self._tenant.captures
+        planned = captures.planned_with([*documents.values()], self._collection)
+        items = {each.keys.best: each.item for each in planned.values()}
         keys = {
-            number: {caches.key(chunk, capture_prefix) for chunk in caches.chunks(document)}
+            number: {planned[chunk].keys.best for chunk in captures.chunks(document)}
             for number, document in documents.items()
         }
-        missing: list[CaptureItem] = []
-        for key in dict.fromkeys(key for each in keys.values() for key in each):
-            chunk = known[key.chunk]
-            if chunk is not None and not isinstance(tenant.store.open(key), BlobReader):
-                missing.append(CaptureItem(key, chunk))
+        missing = [item for key, item in items.items() if item and not isinstance(tenant.store.open(key), BlobReader)]
         self._owners = {item.key: [] for item in missing}
         for number, wanted in keys.items():
             lacking = wanted & self._owners.keys()
             for key in lacking:
                 self._owners[key].append(number)
-            unsupported = sum(known[key.chunk] is None for key in wanted)
+            unsupported = sum(items[key] is None for key in wanted)
             counts = {"stored": len(wanted) - unsupported - len(lacking), "unsupported": unsupported, "over_budget": 0}
             self._live[number] = replace(self._live[number], chunks=len(wanted), **counts)
         self._mark()
@@ -258,6 +251,7 @@ class Ingestion:
         with self._tenant.catalog.change() as change:
             ready = [upload for upload in ready if change.advance(upload)]
             served = {upload.document: change.serve(upload.version) for upload in ready if upload.version is not None}
+            settle(change, [upload.document for upload in ready], fields=self._tenant.captures.fields)
         for upload in ready:
             self._metrics.uploaded(self._tenant.name, state=upload.state.value)
         after = self._tenant.domains(served)

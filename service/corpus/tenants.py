@@ -14,9 +14,12 @@ from service.access.control import Control
 from service.access.peers import NoPeers, Peers
 from service.access.truth import Truth
 from service.corpus.chunk_caches import ChunkCaches
+from service.corpus.chunk_capture import ChunkCapture, Purpose
+from service.corpus.chunk_captures import ChunkCaptures
+from service.corpus.fillers import divide, settle
 from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
-from store.blob_store import BlobStore
+from store.blob_store import BlobStore, Put
 from store.errors import StoreError
 from store.key import Scope
 from store.upkeep import StoredBlob
@@ -53,7 +56,8 @@ class Tenant:
         self.library = library
         self.catalog = library.catalog
         self.caches = caches
-        self.model = caches.model
+        self.captures = caches.captures
+        self.model = caches.captures.model
         self.store = store
         self._sweeping = Lock()
         self._divided: tuple[frozenset[str], Iterator[StoredBlob]] = frozenset(), iter(())
@@ -62,6 +66,7 @@ class Tenant:
         """Deletes all versions of documents, what waits to be cut too; then the caches that nothing else needs."""
         with self.catalog.change() as change:
             removal = change.delete(documents)
+            settle(change, documents, fields=self.captures.fields)
         return self._removed(removal)
 
     def delete_collection(self, name: str) -> Removed:
@@ -93,23 +98,45 @@ class Tenant:
                 with self.catalog.change() as change:
                     change.swept(rows[-1][0] if rows else removed)
                 if len(rows) < _SWEPT:
-                    return True
+                    return self._sweep_moved(end)
             return False
+
+    def _sweep_moved(self, end: float) -> bool:
+        """Deletes the caches of contexts that chunks stand in no more. Returns whether none is left."""
+        while time.monotonic() < end:
+            with self.catalog.view() as view:
+                rows = view.moved(_SWEPT, swept=False)
+            if not rows:
+                return True
+            self._void()
+            try:
+                lacking = self.caches.clear_moved([*{chunk for _, chunk in rows}])
+            except StoreError as error:
+                log.warning("caches of old contexts could not be removed yet", extra=fields(reason=str(error)))
+                return False
+            with self.catalog.change() as change:
+                change.settled([row for row, chunk in rows if chunk not in lacking])
+                change.swept_of_contexts([row for row, chunk in rows if chunk in lacking])
+        return False
 
     def domains(self, documents: Iterable[str]) -> dict[str, str]:
         """The domains of those of these documents that serve; nothing where no filter divides the tenant's."""
-        if not self.caches.fields:
+        if not self.captures.fields:
             return {}
         with self.catalog.view() as view:
             found = [view.document(document) for document in documents]
-        return {each.id: self.caches.chunk("", each.metadata).domain for each in found if each}
+        return {each.id: self.captures.chunk("", each.metadata).domain for each in found if each}
 
     def renew(self, count: int) -> list[Passage] | None:
         """Looks at so many blobs, whether their domain is still one: filters of new keys make others, and a kill may
         leave some. Returns what is to be computed for new domains; None when all blobs were looked at.
         """
-        fields, (before, blobs) = self.caches.fields, self._divided
+        fields, (before, blobs) = self.captures.fields, self._divided
         if fields != before:
+            with self.catalog.view() as view:
+                names = [each.name for each in view.collections()]
+            with self.catalog.change() as change:
+                divide(change, names, fields=fields)
             blobs = self.store.entries(Scope(self.name))
         self._divided = frozenset(), iter(())  # of what fails all is looked at again
         batch = list(islice(blobs, count))
@@ -117,10 +144,25 @@ class Tenant:
         self._divided = fields, blobs
         return lacking if batch else None
 
+    def recapture(self, count: int) -> bool:
+        """Computes at most so many chunks anew that have moved to another context. Returns whether there were any."""
+        with self.catalog.view() as view:
+            rows = view.moved(count, swept=True)
+        if not rows:
+            return False
+        items = self.caches.lacking([*{chunk for _, chunk in rows}])
+        for outcome in ChunkCapture(self.model, self.store, purpose=Purpose.JOB).run(items):
+            if outcome.put in (Put.STORED, Put.PRESENT):
+                self.caches.saw(outcome.item.key)
+                self.caches.supersede(outcome.item.key)
+        with self.catalog.change() as change:
+            change.settled([row for row, _ in rows])
+        return True
+
     def clear(self, chunks: Collection[str]) -> bool:
         """Deletes the caches of these chunks in domains in which no document has them. Returns whether all went."""
         try:
-            for chunk in chunks if self.caches.fields else ():
+            for chunk in chunks if self.captures.fields else ():
                 self.caches.clear(list(self.store.entries(Scope(self.name, chunk))))
         except StoreError as error:
             log.warning("caches of domains without documents could not be removed yet", extra=fields(reason=str(error)))
@@ -185,7 +227,8 @@ class Tenants:
 
     def _made(self, name: str) -> Tenant:
         library = self._library(name)
-        caches = ChunkCaches(name, library.catalog, store=self.store, model=self.model, control=self.control)
+        captures = ChunkCaptures(name, library.catalog, model=self.model, control=self.control)
+        caches = ChunkCaches(name, library.catalog, store=self.store, captures=captures, control=self.control)
         return Tenant(name, library, caches=caches, store=self.store, peers=self.peers)
 
     def names(self) -> list[str]:

@@ -7,6 +7,7 @@ from threading import Lock
 
 from blend.errors import UnreadableRecord
 from blend.model.fingerprint import Fingerprint
+from service.model.capture_context import is_alone
 from store.blob import Frame
 from store.codec.decode import read_frames, read_group
 from store.codec.spec import LOSSLESS
@@ -29,7 +30,7 @@ class BlobSource:
     def __init__(self, reader: BlobReader, fingerprint: Fingerprint) -> None:
         self.fingerprint = fingerprint
         head = reader.head
-        self.is_exact = head.codec == LOSSLESS and not context_of(head.fingerprint)
+        self.is_exact = head.codec == LOSSLESS and is_alone(context_of(head.fingerprint))
         self.tokens, self.ids_digest = head.tokens - head.tail_tokens, head.ids_digest
         self.tail = Tail(head.tail_tokens, head.tail_digest)
         self.tier = _TIERS.get(reader.source, reader.source)

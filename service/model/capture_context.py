@@ -33,7 +33,7 @@ class CaptureContext:
 
     @property
     def digest(self) -> str:
-        """A digest of all texts in it; empty where there is none."""
+        """A digest of all texts in it, and of there being none."""
         place = (chunk_id(self.before.text), self.before.title) if self.before else None
         return context_digest(filler_digest(self.filler), place)
 
@@ -56,8 +56,16 @@ def filler_digest(filler: Sequence[PromptPassage]) -> str:
 
 
 def context_digest(filler: str, before: tuple[str, str] | None) -> str:
-    """The digest of a context: of its filler, and of the passage before by its chunk's id and its title."""
-    return digest_of([filler, before]) if filler or before else ""
+    """The digest of a context: of its filler, and of the passage before by its chunk's id and its title.
+
+    Records of earlier releases name none: all of them were captured alone.
+    """
+    return digest_of([filler, before])
+
+
+def is_alone(digest: str) -> bool:
+    """Whether a record whose context has this digest, or none, was captured right behind its prefix."""
+    return digest in ("", ALONE.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,7 @@ class ChunkIds:
 
 
 def in_context(
-    builder: PromptBuilder, passage: PromptPassage, context: CaptureContext, *, prefix: Ids, window: int
+    builder: PromptBuilder, passage: PromptPassage, *, context: CaptureContext, prefix: Ids, window: int
 ) -> ChunkIds:
     """The passage's ids in as much of the context as the window holds beside them, and with its tail if that fits."""
     whole = ChunkIds(builder.ids(passage.text), builder.gap_ids(passage), prefix)

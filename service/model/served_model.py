@@ -63,7 +63,7 @@ class ServedModel:
         passage = PromptPassage(text.strip(), title)
         if self.ids(passage.text) is None:
             return None
-        return in_context(self.prompt_builder, passage, context, prefix=prefix, window=self.window)
+        return in_context(self.prompt_builder, passage, context=context, prefix=prefix, window=self.window)
 
     def counted(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has, as a chunker counts them."""

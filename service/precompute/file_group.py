@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from blend.errors import TokenizerError
 from retriever.contract.types import Limit, SourceFile
@@ -10,19 +11,20 @@ from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.reading import ReadingProblem
 from service.access.domains import DomainChunk
-from service.corpus.chunk_caches import CapturePrefix
+from service.corpus.chunk_capture import CaptureItem
+from service.corpus.chunk_captures import BlobKeys, CapturePrefix, PlannedChunk
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import cut_draft
+from service.corpus.fillers import DOCUMENTS
 from service.corpus.tenants import Tenant
 from service.errors import Invalid
-from service.model.capture_context import ChunkIds
-from service.model.prompt_builder import PromptPassage
 from service.precompute.corpus_file import CorpusFile, FileDocuments, read_in
 from service.precompute.progress import RunProgress
-from store.key import Scope
+from store.key import CacheKey, Scope
 
 GROUP_TOKENS = 16_384  # to compute, between two transactions
 GROUP_FILES = 256
+FIRST_FILES = 64  # that are read ahead for a filler
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,23 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadingPlan:
+    """Which chunks of a corpus a run computes: those of a shard; `renew`: those that an earlier release captured, too.
+
+    `settled`: what is missing of files that did not change is over budget, and is not asked for again.
+    """
+
+    shard: Shard | None = None
+    renew: bool = False
+    settled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CorpusState:
-    """What there is before a run. `stored`: the bytes of each chunk that the collection's model has there."""
+    """What there is before a run. `stored`: the bytes of each blob that the collection's model has there."""
 
     capture_prefix: CapturePrefix
-    stored: dict[DomainChunk, int]
+    stored: dict[CacheKey, int]
     limit: Limit | None
 
     @property
@@ -71,10 +85,10 @@ class CorpusState:
 
 def look(target: Target) -> CorpusState:
     """What the catalog and the store hold now."""
-    capture_prefix = target.tenant.caches.capture_prefixes([target.collection])[target.collection]
+    capture_prefix = target.tenant.captures.prefixes([target.collection])[target.collection]
     digest = capture_prefix.digest
     stored = {
-        DomainChunk.of(entry.key): entry.nbytes
+        entry.key: entry.nbytes
         for entry in target.tenant.store.entries(Scope(target.tenant.name))
         if (entry.key.origin, entry.key.codec) == (digest, target.tenant.model.codec)
     }
@@ -93,13 +107,13 @@ class ReadFile:
 
 @dataclass(slots=True)
 class FileGroup:
-    """Files that go together. `chunks` are to be computed; `waiting` counts those that are not yet.
+    """Files that go together. `items` are to be computed; `waiting` counts those that are not yet.
 
     `nbytes` of files take `tokens` to compute, of which `worked` are done.
     """
 
     fresh: list[ReadFile] = field(default_factory=list[ReadFile])
-    chunks: dict[DomainChunk, ChunkIds] = field(default_factory=dict[DomainChunk, ChunkIds])
+    items: dict[DomainChunk, CaptureItem] = field(default_factory=dict[DomainChunk, CaptureItem])
     progress: RunProgress = field(default_factory=RunProgress)
     versions: list[int] = field(default_factory=list[int])
     staged: set[str] = field(default_factory=set[str])
@@ -125,19 +139,16 @@ class FileGroup:
 
 
 class CorpusReader:
-    """Reads for one run. `seen`: all chunks that came by, in the corpus's order, and whether they are to be computed.
-
-    `settled`: what is missing of files that did not change is over budget, and is not asked for again.
+    """Reads for one run. `seen`: all chunks that came by, in the corpus's order, and whether they are to be computed;
+    `present`: the keys of those that are there.
     """
 
-    def __init__(
-        self, target: Target, state: CorpusState, *, shard: Shard | None = None, settled: bool = False
-    ) -> None:
+    def __init__(self, target: Target, state: CorpusState, *, plan: ReadingPlan = ReadingPlan()) -> None:
         self.seen: dict[DomainChunk, bool] = {}
+        self.present: dict[DomainChunk, CacheKey] = {}
         self._target = target
         self._standing = state
-        self._shard = shard
-        self._settled = settled
+        self._plan = plan
 
     def groups(self, found: Iterable[CorpusFile | ReadingProblem]) -> Iterator[FileGroup]:
         """Yields the groups of the corpus; the last may be empty."""
@@ -171,10 +182,12 @@ class CorpusReader:
             if len(passages) < sum(entry.parts for entry in entries if entry):  # a text is damaged, and read again
                 return False
             group.progress.unchanged += 1
-            for passage in passages:
-                chunk = self._target.tenant.caches.chunk(passage.id, passage.metadata)
-                titled = PromptPassage(passage.text, passage.title)
-                self._add(group, chunk, passage=titled, settled=self._settled)
+        captures = self._target.tenant.captures
+        missing = [
+            passage for passage, keys in zip(passages, captures.keys(passages), strict=True) if self._lacks(group, keys)
+        ]
+        for planned in captures.planned(missing):
+            self._add(group, planned, settled=self._plan.settled)
         return True
 
     def _add_fresh(self, group: FileGroup, file: CorpusFile) -> None:
@@ -184,11 +197,22 @@ class CorpusReader:
         group.progress.problems += problems
         if documents or not problems:
             group.fresh.append(ReadFile(file, documents, whole=not problems))
-        for document in documents:
-            texts = {part.id: part.text for part in document.parts}
-            for chunk in self._target.tenant.caches.chunks(document):
-                titled = PromptPassage(texts[chunk.id], document.title)
-                self._add(group, chunk, passage=titled, settled=False)
+        for planned in self._target.tenant.captures.planned_with(documents, self._target.collection).values():
+            if self._lacks(group, planned.keys):
+                self._add(group, planned, settled=False)
+
+    def first_documents(
+        self, found: Iterator[CorpusFile | ReadingProblem], taken: list[CorpusFile | ReadingProblem]
+    ) -> list[Document]:
+        """The documents of the first files, enough for a filler; `taken` gets what came by."""
+        documents: list[Document] = []
+        for each in islice(found, FIRST_FILES):
+            taken.append(each)
+            if isinstance(each, CorpusFile):
+                documents += self._cut(read_in(each), [])
+            if len(documents) >= DOCUMENTS:
+                break
+        return documents
 
     def _cut(self, read: FileDocuments, problems: list[ReadingProblem]) -> Iterator[Document]:
         target = self._target
@@ -204,23 +228,31 @@ class CorpusReader:
             else:
                 yield document
 
-    def _add(self, group: FileGroup, chunk: DomainChunk, *, passage: PromptPassage, settled: bool) -> None:
-        if chunk in self.seen or (self._shard and not self._shard.holds(chunk.id)):
-            return
+    def _lacks(self, group: FileGroup, keys: BlobKeys) -> bool:
+        """Counts a chunk. Returns whether it is the run's, came by for the first time, and is not there."""
+        chunk, shard, stored = DomainChunk.of(keys.best), self._plan.shard, self._standing.stored
+        if chunk in self.seen or (shard and not shard.holds(chunk.id)):
+            return False
         self.seen[chunk] = False
-        prefix = self._standing.capture_prefix.prefix
         group.progress.chunks += 1
-        if chunk in self._standing.stored:
+        serving = (keys.best,) if self._plan.renew else (keys.best, keys.lesser[-1])  # captured by an earlier release
+        present = next((key for key in serving if key in stored), None)
+        if present is not None:
+            self.present[chunk] = present
             group.progress.present += 1
-        elif (ids := self._target.tenant.model.titled(passage.text, passage.title, prefix=prefix)) is None:
+        return present is None
+
+    def _add(self, group: FileGroup, planned: PlannedChunk, *, settled: bool) -> None:
+        if planned.item is None:
             group.progress.unsupported += 1
         elif settled:
             group.progress.over_budget += 1
         else:
+            chunk = DomainChunk.of(planned.keys.best)
             self.seen[chunk] = True
-            group.chunks[chunk] = ids
+            group.items[chunk] = planned.item
             group.waiting += 1
-            group.tokens += len(ids.all)
+            group.tokens += len(planned.item.chunk.all)
 
 
 def signature(file: CorpusFile, rules: CollectionRules) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from retriever.readers.reading import ReadingProblem
-from service.model.served_model import Ids, ServedModel
+from service.corpus.chunk_capture import CaptureItem, batches
+from service.model.served_model import ServedModel
 from service.precompute.corpus_file import CorpusFile
 from service.precompute.file_group import CorpusReader, Target, look
 from service.precompute.progress import RunProgress
@@ -42,14 +43,14 @@ class Forecast:
 
 def forecast(target: Target, found: Iterable[CorpusFile | ReadingProblem], *, price_per_tb: float) -> Forecast:
     """Reads and cuts all that is missing or changed, and computes a sample."""
-    progress, missing, documents = RunProgress(), list[Ids](), 0
+    progress, missing, documents = RunProgress(), list[CaptureItem](), 0
     state = look(target)
     for group in CorpusReader(target, state).groups(found):
         progress.add(group.progress)
         documents += sum(len(fresh.documents) for fresh in group.fresh)
-        missing += [chunk.all for chunk in group.chunks.values()]
-    rate, size = _sampled(target.tenant.model, state.capture_prefix.prefix, missing=missing)
-    tokens = sum(map(len, missing))
+        missing += group.items.values()
+    rate, size = _sampled(target.tenant.model, missing)
+    tokens = sum(len(item.chunk.all) for item in missing)
     return Forecast(
         *(
             progress.files,
@@ -70,17 +71,18 @@ def forecast(target: Target, found: Iterable[CorpusFile | ReadingProblem], *, pr
     )
 
 
-def _sampled(model: ServedModel, prefix: Ids, *, missing: Sequence[Ids]) -> tuple[float, float]:
+def _sampled(model: ServedModel, missing: Sequence[CaptureItem]) -> tuple[float, float]:
     """Tokens a second, computed and packed, and bytes a token. The first pass warms up and does not count."""
     sample = missing[:: max(1, len(missing) // SAMPLED)][:SAMPLED]
     if not sample:
         return 0.0, 0.0
-    model.engine.capture(prefix, sample[:1]).result()
+    model.captured([sample[0].chunk]).result()
     start = time.perf_counter()
-    records = model.engine.capture(prefix, sample).result()
+    captured = (model.captured([item.chunk for item in batch]) for batch in batches(sample))
+    records = [record for each in captured for record in each.result()]
     blobs = [
         encode(record, CacheKey("forecast", str(number), "sample", model.codec), terms=Terms(0, precomputed=False))
         for number, record in enumerate(records)
     ]
-    seconds, tokens = time.perf_counter() - start, sum(map(len, sample))
+    seconds, tokens = time.perf_counter() - start, sum(len(item.chunk.all) for item in sample)
     return tokens / seconds, sum(blob.nbytes for blob in blobs) / tokens

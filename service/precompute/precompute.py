@@ -2,23 +2,33 @@
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 
 from blake3 import blake3
 
 from retriever.contract.types import Collection, Limit, SourceFile
 from retriever.documents import Document
-from retriever.filter_condition import EVERYTHING
 from retriever.readers.reading import ReadingProblem
 from service.access.domains import DomainChunk
 from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
+from service.corpus.fillers import divide, first_filler, settle
 from service.model.served_model import Ids
 from service.precompute.corpus_file import CorpusFile
-from service.precompute.file_group import CorpusReader, CorpusState, FileGroup, Shard, Target, look, signature
+from service.precompute.file_group import (
+    CorpusReader,
+    CorpusState,
+    FileGroup,
+    ReadingPlan,
+    Shard,
+    Target,
+    look,
+    signature,
+)
 from service.precompute.need import BudgetedStore, CacheBudget, needs
 from service.precompute.progress import RunProgress
 from store.blob_store import Put
@@ -33,11 +43,15 @@ Capture = Callable[[Ids, Iterable[CaptureItem]], Iterator[CaptureOutcome]]
 
 @dataclass(frozen=True, slots=True)
 class CapturePlan:
-    """Which chunks are computed, and where: `capture` in the place of this process. A shard makes no catalog."""
+    """Which chunks are computed, and where: `capture` in the place of this process. A shard makes no catalog.
+
+    `renew`: what an earlier release captured is computed again, too, and takes its place.
+    """
 
     budget: CacheBudget | None = None
     shard: Shard | None = None
     capture: Capture | None = None
+    renew: bool = False
     top_k: int = 5
 
 
@@ -52,18 +66,20 @@ class Precompute:
     def run(self, found: Iterable[CorpusFile | ReadingProblem], *, on_progress: OnProgress) -> RunProgress:
         """Works on all files, and calls `on_progress`. Raises StoreError and CatalogError; what was done is kept."""
         self._begin()
+        found = self._with_filler(iter(found))
         state = look(self._target)
         terms = self._terms()
         limit = state.limit
         settled = limit is not None and limit.terms == terms and self._held(state) >= limit.nbytes
-        reader = CorpusReader(self._target, state, shard=self._plan.shard, settled=settled)
+        reading = ReadingPlan(self._plan.shard, self._plan.renew, settled)
+        reader = CorpusReader(self._target, state, plan=reading)
         run = _Run(self._target, self._plan, state=state, progress=self.progress, on_progress=on_progress)
         with ThreadPoolExecutor(1, "kvweave-read") as pool:
             groups = _ahead(reader.groups(found), pool)
             if self._plan.budget is None:
                 run.compute_all(groups)
             else:
-                run.compute_needed(groups, self._plan.budget, seen=reader.seen)
+                run.compute_needed(groups, self._plan.budget, reader=reader)
         self._target.tenant.store.flush()
         if self._plan.shard is None:
             self._remember(state, terms)
@@ -92,6 +108,22 @@ class Precompute:
         with target.tenant.catalog.change() as change:
             change.put_collection(Collection(target.collection, target.rules.to_json()))
 
+    def _with_filler(self, found: Iterator[CorpusFile | ReadingProblem]) -> Iterator[CorpusFile | ReadingProblem]:
+        """The files. Where the collection has no filler, one is made of their first documents: all is captured once."""
+        target, fields = self._target, self._target.tenant.captures.fields
+        with target.tenant.catalog.change() as change:
+            divide(change, [target.collection], fields=fields)
+        with target.tenant.catalog.view() as view:
+            if view.fillers(target.collection):
+                return found
+        taken: list[CorpusFile | ReadingProblem] = []
+        documents = CorpusReader(target, look(target)).first_documents(found, taken)
+        with target.tenant.catalog.change() as change:
+            for domain, passages in first_filler(documents, fields=fields).items():
+                if not change.has_filler(target.collection, domain):
+                    change.keep_filler(target.collection, domain, passages=passages)
+        return chain(taken, found)
+
     def _sweep(self) -> None:
         """What runs that were killed left behind goes, and the caches of all that is gone.
 
@@ -99,7 +131,10 @@ class Precompute:
         """
         with self._target.tenant.catalog.change() as change:
             change.drop_orphans()
-        self._target.tenant.sweep(SWEEP_S)
+        tenant = self._target.tenant
+        tenant.sweep(SWEEP_S)
+        while tenant.recapture(RANKED):
+            pass
 
     def _terms(self) -> str:
         """What limits this run, in words that tell whether another run might come further."""
@@ -143,11 +178,9 @@ class _Run:
         """Each group serves when all its chunks are stored, or cannot be."""
         self._take(self._asked(groups), sink=self._target.tenant.store)
 
-    def compute_needed(
-        self, groups: Iterable[FileGroup], budget: CacheBudget, *, seen: Mapping[DomainChunk, bool]
-    ) -> None:
+    def compute_needed(self, groups: Iterable[FileGroup], budget: CacheBudget, *, reader: CorpusReader) -> None:
         """All groups serve first; then what the questions need most is computed, until the budget is used up."""
-        progress, target, stored = self._tally, self._target, self._standing.stored
+        progress, target, stored, seen = self._tally, self._target, self._standing.stored, reader.seen
         whole = FileGroup()  # what its chunks wait for is nothing but the end of the run
         for group in groups:
             self._open(group)
@@ -164,14 +197,12 @@ class _Run:
                 target.tenant.library, budget.questions, collection=target.collection, top_k=self._plan.top_k
             )  # fmt: skip
         ranked = sorted(seen, key=lambda chunk: -need[chunk.id])
-        there = [
-            (target.tenant.caches.key(chunk, self._standing.capture_prefix), stored[chunk])
-            for chunk in ranked
-            if chunk in stored
-        ]
+        keys = [reader.present[chunk] for chunk in ranked if chunk in reader.present]
+        there = [(key, stored[key]) for key in keys]
 
         def room() -> int:
-            return budget.nbytes - sum(nbytes for chunk, nbytes in look(target).stored.items() if chunk in seen)
+            stored = look(target).stored.items()
+            return budget.nbytes - sum(nbytes for key, nbytes in stored if DomainChunk.of(key) in seen)
 
         sink = BudgetedStore(target.tenant.store, room, spare=there, need=need)
         wanted = self._texts([chunk for chunk in ranked if seen[chunk]], sink)
@@ -195,34 +226,28 @@ class _Run:
 
     def _asked(self, groups: Iterable[FileGroup]) -> Iterator[CaptureItem]:
         """The chunks of each group in turn. A group that waits for none serves at once."""
-        caches, capture_prefix = self._target.tenant.caches, self._standing.capture_prefix
         for group in groups:
             self._open(group)
             if self._is_full:
                 self._leave(group)
-            self._owner |= dict.fromkeys(group.chunks, group)
+            self._owner |= dict.fromkeys(group.items, group)
             if not group.waiting:
                 self._tally.worked_bytes += group.work(group.tokens)
                 self._close(group)
-            yield from (CaptureItem(caches.key(chunk, capture_prefix), ids) for chunk, ids in group.chunks.items())
+            yield from group.items.values()
 
     def _texts(self, chunks: Sequence[DomainChunk], sink: BudgetedStore) -> Iterator[CaptureItem]:
         """Yields chunks with their token ids, as long as there is room."""
-        target, capture_prefix = self._target, self._standing.capture_prefix
-        model = target.tenant.model
+        origin = self._standing.capture_prefix.digest
         for start in range(0, len(chunks), RANKED):
-            with target.tenant.catalog.view() as view:
-                rows = view.rows_of([chunk.id for chunk in chunks[start : start + RANKED]])
-                texts = view.texts(list(rows.values()))
-                titles = {each.id: each.title for each in view.holding(list(rows.values()), EVERYTHING)}
-            for chunk in chunks[start : start + RANKED]:
+            some = chunks[start : start + RANKED]
+            lacking = self._target.tenant.caches.lacking([chunk.id for chunk in some])
+            items = {DomainChunk.of(item.key): item for item in lacking if item.key.origin == origin}
+            for chunk in some:
                 if sink.is_full:
                     return
-                text = texts.get(rows.get(chunk.id, -1))  # somebody may have deleted it meanwhile, or it is damaged
-                title = titles.get(chunk.id, "")
-                ids = None if text is None else model.titled(text, title, prefix=capture_prefix.prefix)
-                if ids is not None:
-                    yield CaptureItem(target.tenant.caches.key(chunk, capture_prefix), ids)
+                if chunk in items:  # somebody may have deleted it meanwhile, or it is damaged
+                    yield items[chunk]
 
     def _count(self, outcome: CaptureOutcome) -> None:
         progress, chunk = self._tally, DomainChunk.of(outcome.item.key)
@@ -232,6 +257,8 @@ class _Run:
                 progress.tokens += len(outcome.item.chunk.all)
                 progress.nbytes += outcome.nbytes
                 progress.raw_bytes += outcome.raw_bytes
+                if self._plan.renew:
+                    self._target.tenant.caches.supersede(outcome.item.key)
             case Put.OVER_BUDGET:
                 self._is_full = True
                 progress.over_budget += 1
@@ -251,8 +278,8 @@ class _Run:
 
     def _leave(self, group: FileGroup) -> None:
         """Counts a group's chunks as over budget."""
-        self._tally.over_budget += len(group.chunks)
-        group.chunks.clear()
+        self._tally.over_budget += len(group.items)
+        group.items.clear()
         group.waiting = 0
 
     def _open(self, group: FileGroup) -> None:
@@ -289,6 +316,7 @@ class _Run:
                     change.put_source(target.collection, name, source=source)
                 if dropped:
                     removals.append(change.delete(dropped))
+                settle(change, [*names, *dropped], fields=target.tenant.captures.fields)
             if before != target.tenant.domains(names) or dropped:
                 target.tenant.clear({chunk for removal in removals for chunk in removal.kept})
         self._tally.removed += len(dropped)

@@ -75,8 +75,15 @@ class FakeCaches:
     def chunk(self, chunk: str, metadata: Json) -> DomainChunk:
         return DomainChunk(chunk, "")
 
+    @property
+    def captures(self) -> "FakeCaches":
+        return self
+
     def clear(self, blobs: object) -> list[Passage]:
         return []
+
+    def clear_moved(self, chunks: object) -> set[str]:
+        return set()
 
     def _touch(self, what: str, chunks: Sequence[str]) -> int:
         self.told.append((what, list(chunks)))
@@ -125,6 +132,9 @@ class FakeIngest:
             return bool(change.cancel(job))
 
     def move(self, tenant: Tenant, passages: Sequence[Passage]) -> None:
+        pass
+
+    def wake(self, tenant: str) -> None:
         pass
 
     def put_collection(self, tenant: Tenant, name: str, *, rules: CollectionRules) -> None:

@@ -4,7 +4,7 @@ A fingerprint names what should decide a record. Here one record is computed aga
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -13,11 +13,12 @@ import numpy as np
 from blend.errors import BlendError
 from blend.model.fingerprint import Fingerprint
 from retriever.contract.catalog import Catalog
-from retriever.contract.types import Passage
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
 from retriever.library import Library
-from service.access.domains import domain_of, fingerprint_in
+from service.access.control import Control
+from service.corpus.chunk_capture import CaptureItem
+from service.corpus.chunk_captures import ChunkCaptures
 from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
 from store.blob import Terms
@@ -42,16 +43,13 @@ def checked_model(
     *,
     library: Callable[[str], Library],
     store: BlobAccess,
-    bound_fields: Callable[[str], Set[str]],
+    control: Control,
 ) -> ServedModel:
-    """The model, with another fingerprint where what one of these tenants has stored is not what it computes.
-
-    `bound_fields`: what divides a tenant's documents into domains.
-    """
+    """The model, with another fingerprint where what one of these tenants has stored is not what it computes."""
     for name in names:
         try:
             with closing(library(name).catalog) as catalog:
-                found = _trusted(model, _StoredTenant(name, catalog, store, bound_fields(name)))
+                found = _trusted(model, _StoredTenant(name, catalog, store, control))
         except CatalogError as error:  # the others serve, and whoever asks for this one is told
             log.error("the catalog of a tenant cannot be used", extra=fields(tenant=name, reason=str(error)))
             continue
@@ -62,12 +60,12 @@ def checked_model(
 
 @dataclass(frozen=True, slots=True)
 class _StoredTenant:
-    """What a tenant has; `fields` divide it into domains."""
+    """What a tenant has."""
 
     name: str
     catalog: Catalog
     store: BlobAccess
-    fields: Set[str]
+    control: Control
 
 
 def _trusted(model: ServedModel, tenant: _StoredTenant) -> Fingerprint:
@@ -92,30 +90,31 @@ def retired(first: Fingerprint, number: int) -> Fingerprint:
 def _agrees(model: ServedModel, tenant: _StoredTenant) -> bool:
     """Is what is stored the model's? Where nothing is stored, or nothing can be compared, nothing is wrong."""
     try:
-        for passage, prefix in _some(model, tenant.catalog):
-            ids = model.ids(passage.text)
-            domain, behind = domain_of(passage.metadata, tenant.fields), model.fingerprint.behind(prefix)
-            fingerprint = fingerprint_in(domain, behind.digest)
-            key = CacheKey(tenant.name, passage.id, fingerprint, model.codec)
-            found = tenant.store.open(key) if ids else None
-            if ids and isinstance(found, BlobReader):
-                [record] = model.engine.capture(prefix, [ids]).result()
-                return _close(found, record, key=key)
+        for item in _some(model, tenant):
+            found = tenant.store.open(item.key)
+            if isinstance(found, BlobReader):
+                chunk = replace(item.chunk, tail=())
+                [record] = model.captured([chunk]).result()
+                return _close(found, record, key=item.key)
     except (BlendError, StoreError) as error:
         log.warning("no stored record could be compared", extra=fields(tenant=tenant.name, reason=type(error).__name__))
     return True
 
 
-def _some(model: ServedModel, catalog: Catalog) -> Iterator[tuple[Passage, tuple[int, ...]]]:
-    """Passages of collections that the model has captured."""
-    with catalog.view() as view:
+def _some(model: ServedModel, tenant: _StoredTenant) -> Iterator[CaptureItem]:
+    """Chunks of collections that the model has captured: behind their contexts, and alone as earlier releases did."""
+    with tenant.catalog.view() as view:
         rows = view.rows_of(view.chunk_ids(LOOKED_AT))
         passages = view.holding(list(rows.values()), EVERYTHING)
-        prefixes = {each.collection: view.prefix(each.collection, model=model.fingerprint.digest) for each in passages}
-    for passage in passages:
-        prefix = prefixes[passage.collection]
-        if prefix is not None:
-            yield passage, prefix
+        known = {each.collection for each in passages if view.prefix(each.collection, model=model.fingerprint.digest)}
+    passages = [each for each in passages if each.collection in known]
+    captures = ChunkCaptures(tenant.name, tenant.catalog, model=model, control=tenant.control)
+    for passage, planned in zip(passages, captures.planned(passages), strict=True):
+        if planned.item:
+            yield planned.item
+            alone = model.titled(passage.text, passage.title, prefix=planned.keys.behind.prefix)
+            assert alone is not None, "it has a context, so it can be said"
+            yield CaptureItem(planned.keys.lesser[-1], alone)
 
 
 def _close(stored: BlobReader, record: Record, *, key: CacheKey) -> bool:

@@ -1,0 +1,146 @@
+"""The rows of contexts: where chunks stand, the fillers of collections, and chunks that have moved. Begins nothing."""
+
+from collections.abc import Iterator, Sequence
+
+from retriever.catalog.connection import CatalogConnection
+from retriever.catalog.rows import loads, sound_text
+from retriever.contract.types import ChunkPlace, FillerPassage, Label
+from retriever.filter_condition import LISTED, Value, listed
+
+_SOME = 16  # documents whose passages are read together
+
+_PLACES = """
+SELECT c.id, l.collection, l.metadata, d.row, d.serving, d.id, d.title, p.place, coalesce(b.id, ''), m.metadata
+FROM passages p JOIN chunks c ON c.row = p.chunk JOIN documents d ON d.row = p.document JOIN labels l ON l.row = p.label
+LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1
+LEFT JOIN chunks b ON b.row = q.chunk LEFT JOIN labels m ON m.row = q.label WHERE
+"""
+
+
+def places_of(connection: CatalogConnection, ids: Sequence[str]) -> list[ChunkPlace]:
+    """See `ContextsView`."""
+    found = connection.execute(f"{_PLACES} c.id IN {LISTED}", (listed(ids),))
+    return [_place(*each) for each in found]
+
+
+def fillers(connection: CatalogConnection, collection: str) -> dict[str, tuple[FillerPassage, ...]]:
+    """See `ContextsView`."""
+    found: dict[str, tuple[FillerPassage, ...]] = {}
+    rows = "SELECT domain, document, chunk, title, excerpt FROM fillers WHERE collection = ? ORDER BY domain, place"
+    for domain, document, chunk, title, excerpt in connection.execute(rows, (collection,)):
+        passage = FillerPassage(document, chunk, title, bytes(excerpt).decode())
+        found[domain] = (*found.get(domain, ()), passage)
+    return found
+
+
+def moved(connection: CatalogConnection, limit: int, *, swept: bool) -> list[tuple[int, str]]:
+    """See `ContextsView`."""
+    rows = "SELECT row, id FROM moved WHERE swept = ? ORDER BY row LIMIT ?"
+    return connection.execute(rows, (int(swept), limit)).fetchall()
+
+
+class ContextRows:
+    """See `ContextsChange`."""
+
+    def __init__(self, connection: CatalogConnection) -> None:
+        self._connection = connection
+        self._run = connection.execute
+
+    def keep(self, collection: str, domain: str, *, passages: Sequence[FillerPassage]) -> None:
+        self._run("DELETE FROM fillers WHERE collection = ? AND domain = ?", (collection, domain))
+        self._connection.executemany(
+            "INSERT INTO fillers VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (collection, domain, place, each.document, each.chunk, each.title, each.excerpt.encode())
+                for place, each in enumerate(passages)
+            ],
+        )
+        self._run(
+            "INSERT INTO moved (id) SELECT DISTINCT c.id FROM labels l JOIN passages p ON p.label = l.row "
+            "JOIN chunks c ON c.row = p.chunk WHERE l.collection = ?",
+            (collection,),
+        )
+
+    def lost(self, documents: Sequence[str]) -> set[tuple[str, str]]:
+        found = self._run(
+            f"SELECT DISTINCT collection, domain FROM fillers f WHERE document IN {LISTED} AND NOT EXISTS ("
+            "SELECT 1 FROM documents d JOIN labels l ON l.row = d.label JOIN passages p ON p.document = d.row "
+            "JOIN chunks c ON c.row = p.chunk WHERE d.id = f.document AND d.serving = 1 AND d.title = f.title "
+            "AND l.collection = f.collection AND c.id = f.chunk)",
+            (listed(documents),),
+        )
+        return {(collection, domain) for collection, domain in found}
+
+    def having(self, documents: Sequence[str]) -> set[tuple[str, str]]:
+        rows = f"SELECT DISTINCT collection, domain FROM fillers WHERE document IN {LISTED}"
+        return {(collection, domain) for collection, domain in self._run(rows, (listed(documents),))}
+
+    def has(self, collection: str, domain: str) -> bool:
+        found = self._run("SELECT 1 FROM fillers WHERE collection = ? AND domain = ? LIMIT 1", (collection, domain))
+        return found.fetchone() is not None
+
+    def drop(self, collection: str, *, but: Sequence[str]) -> None:
+        rows = f"DELETE FROM fillers WHERE collection = ? AND domain NOT IN {LISTED}"
+        self._run(rows, (collection, listed(but)))
+
+    def labels_in(self, documents: Sequence[str]) -> list[Label]:
+        found = self._run(
+            "SELECT DISTINCT l.collection, l.metadata FROM documents d JOIN passages p ON p.document = d.row "
+            f"JOIN labels l ON l.row = p.label WHERE d.serving = 1 AND d.id IN {LISTED}",
+            (listed(documents),),
+        )
+        return [Label(collection, loads(metadata)) for collection, metadata in found.fetchall()]
+
+    def passages_of(self, collection: str, *, facet: tuple[str, Value] | None) -> Iterator[ChunkPlace]:
+        last = 0
+        having = (
+            "p.label IN (SELECT label FROM facets WHERE facets.field = ? AND facets.value = ?)" if facet else "? = ?"
+        )
+        some = (
+            "SELECT DISTINCT d.row FROM documents d JOIN passages p ON p.document = d.row "
+            f"JOIN labels l ON l.row = p.label WHERE d.row > ? AND d.serving = 1 AND l.collection = ? AND {having} "
+            "ORDER BY d.row LIMIT ?"
+        )
+        wanted = facet or (0, 0)
+        while versions := [row for (row,) in self._run(some, (last, collection, *wanted, _SOME)).fetchall()]:
+            last = versions[-1]
+            found = self._run(f"{_PLACES} d.row IN {LISTED} ORDER BY d.row, p.place", (listed(versions),))
+            yield from [_place(*each) for each in found.fetchall()]
+
+    def texts(self, ids: Sequence[str]) -> dict[str, str]:
+        rows = self._run(f"SELECT id, CAST(text AS BLOB) FROM chunks WHERE id IN {LISTED}", (listed(ids),))
+        found = {chunk: sound_text(chunk, data) for chunk, data in rows.fetchall()}
+        return {chunk: text for chunk, text in found.items() if text is not None}
+
+    def leave(self, version: int) -> list[tuple[int, int | None]]:
+        """The chunks that a version is about to leave, with the chunks before them there."""
+        rows = (
+            "SELECT p.chunk, q.chunk FROM passages p "
+            "LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1 WHERE p.document = ?"
+        )
+        return self._run(rows, (version,)).fetchall()
+
+    def left(self, places: Sequence[tuple[int, int | None]], *, title: str) -> None:
+        """Mark those chunks as moved that nowhere else stand behind the same one under the same title."""
+        kept = {chunk for chunk, _ in places}
+        rows = self._run(
+            "SELECT p.chunk, q.chunk, d.title FROM passages p JOIN documents d ON d.row = p.document "
+            "LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1 "
+            f"WHERE p.chunk IN {LISTED}",
+            (listed([*kept]),),
+        )
+        standing = {(chunk, before, other) for chunk, before, other in rows}
+        gone = {chunk for chunk, before in places if (chunk, before, title) not in standing}
+        self._run(f"INSERT INTO moved (id) SELECT id FROM chunks WHERE row IN {LISTED}", (listed(sorted(gone)),))
+
+    def forget(self, rows: Sequence[int]) -> None:
+        self._run(f"DELETE FROM moved WHERE row IN {LISTED}", (listed(rows),))
+
+    def swept(self, rows: Sequence[int]) -> None:
+        self._run(f"UPDATE moved SET swept = 1 WHERE row IN {LISTED}", (listed(rows),))
+
+
+def _place(*columns: object) -> ChunkPlace:
+    chunk, collection, metadata, version, serving, *others, before_metadata = columns
+    told = None if before_metadata is None else loads(str(before_metadata))
+    return ChunkPlace(chunk, collection, loads(str(metadata)), version, bool(serving), *others, before_metadata=told)  # type: ignore[arg-type]

@@ -1,0 +1,72 @@
+"""What chunks are captured behind: where they stand, the fillers of collections, and which chunks have moved."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from retriever.contract.types import ChunkPlace, FillerPassage, Label
+from retriever.filter_condition import Value
+
+
+class ContextsView(Protocol):
+    """Where chunks stand, in one committed state."""
+
+    def places_of(self, ids: Sequence[str]) -> list[ChunkPlace]:
+        """All places of these chunks, in staged versions too, in no order."""
+        ...
+
+    def fillers(self, collection: str) -> dict[str, tuple[FillerPassage, ...]]:
+        """The fillers of a collection by domain."""
+        ...
+
+    def moved(self, limit: int, *, swept: bool) -> list[tuple[int, str]]:
+        """Chunks (row, id) that may stand in another context than when they were captured, oldest first.
+
+        Of those that are `swept`, blobs of their old contexts are gone, and new ones may lack. The same id may come
+        twice.
+        """
+        ...
+
+
+class ContextsChange(Protocol):
+    """The changes of contexts, as part of one transaction."""
+
+    def keep_filler(self, collection: str, domain: str, *, passages: Sequence[FillerPassage]) -> None:
+        """Make this the filler, in the place of any other; what was captured behind the other has moved."""
+        ...
+
+    def lost_fillers(self, documents: Sequence[str]) -> set[tuple[str, str]]:
+        """The fillers (collection, domain) with a passage of these documents that is not in them any more."""
+        ...
+
+    def fillers_with(self, documents: Sequence[str]) -> set[tuple[str, str]]:
+        """The fillers (collection, domain) with a passage of these documents."""
+        ...
+
+    def has_filler(self, collection: str, domain: str) -> bool: ...
+
+    def drop_fillers(self, collection: str, *, but: Sequence[str]) -> None:
+        """Forget a collection's fillers, but for those of these domains."""
+        ...
+
+    def labels_in(self, documents: Sequence[str]) -> list[Label]:
+        """What filters see of these documents, as far as they serve; each once."""
+        ...
+
+    def collection_passages(self, collection: str, *, facet: tuple[str, Value] | None = None) -> Iterator[ChunkPlace]:
+        """The passages of a collection that serve, by the age of their documents' versions, oldest first.
+
+        With a facet, at least those that have it in their metadata.
+        """
+        ...
+
+    def texts_of(self, ids: Sequence[str]) -> dict[str, str]:
+        """The texts of chunks by their ids."""
+        ...
+
+    def settled(self, rows: Sequence[int]) -> None:
+        """Forget these rows of `moved`: nothing of an old context is left, and nothing of a new one lacks."""
+        ...
+
+    def swept_of_contexts(self, rows: Sequence[int]) -> None:
+        """Note that blobs of old contexts of these rows of `moved` are gone."""
+        ...

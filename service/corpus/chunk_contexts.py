@@ -1,0 +1,174 @@
+"""Which context each chunk of a tenant is captured in: told by names, without reading texts. Computes nothing.
+
+A text may stand in several places of one collection and domain. It has one record, in the context of the place whose
+document's id comes first: that is the same whatever the order in which documents came.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import NamedTuple
+
+from retriever.contract.catalog import Catalog, CatalogView
+from retriever.contract.types import ChunkPlace, FillerPassage, Passage
+from retriever.documents import Document, Json
+from service.access.domains import domain_of
+from service.model.capture_context import CaptureContext, context_digest, filler_digest
+from service.model.prompt_builder import PromptPassage
+
+_KNOWN = 50_000  # contexts that are remembered, as long as nothing changes
+
+
+class ContextKey(NamedTuple):
+    """What has one context: a chunk in a collection, as documents of one domain share it."""
+
+    chunk: str
+    collection: str
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFiller:
+    """A filler's passages, and their digest."""
+
+    passages: tuple[PromptPassage, ...] = ()
+    digest: str = ""
+
+    @classmethod
+    def of(cls, found: Sequence[FillerPassage], *, but: str = "") -> "NamedFiller":
+        """The filler of these passages, but for a chunk that is to be captured behind them."""
+        passages = tuple(PromptPassage(each.excerpt, each.title) for each in found if each.chunk != but)
+        return cls(passages, filler_digest(passages))
+
+
+@dataclass(frozen=True, slots=True)
+class ContextName:
+    """What a chunk is captured behind: a filler, and the chunk `before` it, empty where there is none, with the title
+    of the document in which both stand."""
+
+    filler: NamedFiller = NamedFiller()
+    before: str = ""
+    title: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The digest of the context, as `CaptureContext` has it."""
+        return context_digest(self.filler.digest, (self.before, self.title) if self.before else None)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digest, then those of records that are less good: captured before there was a filler, and alone by an
+        earlier release."""
+        fillerless = replace(self, filler=NamedFiller())
+        return tuple(dict.fromkeys((self.digest, fillerless.digest, "")))
+
+    def read(self, texts: Mapping[str, str]) -> CaptureContext | None:
+        """The context itself; None where the text of the chunk before is not among these any more."""
+        if not self.before:
+            return CaptureContext(self.filler.passages)
+        text = texts.get(self.before)
+        return None if text is None else CaptureContext(self.filler.passages, PromptPassage(text, self.title))
+
+
+class ChunkContexts:
+    """The contexts of one tenant's chunks. Safe for threads. `fields` divide its documents into domains."""
+
+    def __init__(self, catalog: Catalog, *, fields: Callable[[], Set[str]]) -> None:
+        self._catalog = catalog
+        self._fields = fields
+        self._lock = Lock()
+        self._known: dict[ContextKey, ContextName] = {}
+        self._known_at: tuple[object, ...] = ()  # the state of catalog and filters that they are of
+
+    def key(self, passage: Passage) -> ContextKey:
+        """What a passage's chunk has its context by."""
+        return ContextKey(passage.id, passage.collection, domain_of(passage.metadata, self._fields()))
+
+    def named(self, keys: Iterable[ContextKey]) -> dict[ContextKey, ContextName]:
+        """The contexts of chunks in documents that serve."""
+        wanted, fields = {*keys}, self._fields()
+        with self._catalog.view() as view:
+            state = view.state()
+            at = (state.catalog, state.changes, fields)
+            with self._lock:
+                if at != self._known_at or len(self._known) > _KNOWN:
+                    self._known, self._known_at = {}, at
+                known = self._known
+            lacking = wanted - known.keys()
+            if lacking:
+                places = [each for each in view.places_of([*{key.chunk for key in lacking}]) if each.serving]
+                known |= _contexts(view, lacking, places=places, fields=fields)
+            return {key: known[key] for key in wanted}
+
+    def named_with(
+        self, keys: Iterable[ContextKey], documents: Sequence[Document], *, collection: str
+    ) -> dict[ContextKey, ContextName]:
+        """The contexts of chunks once these documents serve, too, in the place of what they were."""
+        wanted, fields = {*keys}, self._fields()
+        anew, fresh = {each.id for each in documents}, [*_places(documents, collection)]
+        with self._catalog.view() as view:
+            held = view.places_of([*{key.chunk for key in wanted}])
+            places = [each for each in held if each.serving and each.document not in anew]
+            return _contexts(view, wanted, places=[*places, *fresh], fields=fields)
+
+    def standing(self, view: CatalogView, chunks: Sequence[str]) -> dict[ContextKey, tuple[Json, set[str]]]:
+        """Metadata of places of chunks, and the digests of all contexts in which these stand, in staged versions too:
+        blobs of others are not kept."""
+        fields, fillers = self._fields(), dict[str, dict[str, tuple[FillerPassage, ...]]]()
+        found: dict[ContextKey, tuple[Json, set[str]]] = {}
+        for place in view.places_of(chunks):
+            if place.collection not in fillers:
+                fillers[place.collection] = view.fillers(place.collection)
+            key = ContextKey(place.chunk, place.collection, domain_of(place.metadata, fields))
+            filler = NamedFiller.of(fillers[place.collection].get(key.domain, ()), but=key.chunk)
+            digests = _name(place, filler, domain=key.domain, fields=fields).digests
+            found.setdefault(key, (place.metadata, set()))[1].update(digests)
+        return found
+
+    def read(
+        self, names: Iterable[ContextName], *, beside: Mapping[str, str] | None = None
+    ) -> dict[ContextName, CaptureContext | None]:
+        """The contexts with their texts: those `beside`, or the catalog's."""
+        wanted, texts = {*names}, dict(beside or {})
+        with self._catalog.view() as view:
+            rows = view.rows_of([*{name.before for name in wanted if name.before and name.before not in texts}])
+            found = view.texts([*rows.values()])
+        texts |= {chunk: found[row] for chunk, row in rows.items() if row in found}
+        return {name: name.read(texts) for name in wanted}
+
+
+def _places(documents: Sequence[Document], collection: str) -> Iterator[ChunkPlace]:
+    for document in documents:
+        before, before_metadata = "", None
+        for place, part in enumerate(document.parts):
+            metadata = {**document.metadata, **part.metadata}
+            own = (document.id, document.title, place, before, before_metadata)
+            yield ChunkPlace(part.id, collection, metadata, 0, True, *own)
+            before, before_metadata = part.id, metadata
+
+
+def _contexts(
+    view: CatalogView, keys: Set[ContextKey], *, places: Iterable[ChunkPlace], fields: Set[str]
+) -> dict[ContextKey, ContextName]:
+    """The context of each; of one that stands nowhere it is the filler alone."""
+    homes: dict[ContextKey, ChunkPlace] = {}
+    for place in places:
+        key = ContextKey(place.chunk, place.collection, domain_of(place.metadata, fields))
+        if key in keys and (key not in homes or _first(place) < _first(homes[key])):
+            homes[key] = place
+    fillers = {name: view.fillers(name) for name in {key.collection for key in keys}}
+    found: dict[ContextKey, ContextName] = {}
+    for key in keys:
+        filler, place = NamedFiller.of(fillers[key.collection].get(key.domain, ()), but=key.chunk), homes.get(key)
+        found[key] = _name(place, filler, domain=key.domain, fields=fields) if place else ContextName(filler)
+    return found
+
+
+def _first(place: ChunkPlace) -> tuple[str, int]:
+    return place.document, place.place
+
+
+def _name(place: ChunkPlace, filler: NamedFiller, *, domain: str, fields: Set[str]) -> ContextName:
+    """The context of a place: nothing of another domain is in it."""
+    is_seen = place.before_metadata is not None and domain_of(place.before_metadata, fields) == domain
+    return ContextName(filler, place.before if is_seen else "", place.title)
