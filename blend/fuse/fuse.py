@@ -161,7 +161,10 @@ class _Fuse:
         probe, filters = self._selection.probe, self._selection.filters
         if probe:
             with self._clock.stage("ask"):
-                rows &= ~self._cached | self._asked(probe)
+                chosen = self._asked(probe)
+            rows &= ~self._cached | chosen
+            if probe.layers[-1] == self._open[-1]:  # what stands before all that changes is computed already
+                rows[: _numbers(chosen)[0]] = False
         elif not filters:
             rows &= ~self._cached | self._forced
         if probe or not filters:
@@ -175,16 +178,21 @@ class _Fuse:
             return self._finish(rows, start=start, hidden=hidden)
 
     def _asked(self, probe: QuestionProbe) -> Tensor:
-        """A flag for each cached slot that the last token looks at, of those that it looks at most."""
+        """A flag for each cached slot that the question looks at, of those that it looks at most."""
         chosen = torch.zeros_like(self._cached)
         looked = torch.zeros(len(chosen), device=self._decoder.device)
+
+        def add(weights: Tensor) -> None:
+            looked[: len(weights)] += weights
+
         for slots, _ in self._pieces(~self._exact & ~self._cached, None):
-            if slots.last == len(chosen) - 1:
-                self._pass(slots, LayerRange(), hooks=LayerHooks(self._before, None, probe.layers, looked.add_))
+            asking = min(len(slots), slots.last + 1 - (len(chosen) - probe.rows))
+            if asking > 0:
+                self._pass(slots, LayerRange(), hooks=LayerHooks(self._before, None, probe.layers, add, asking))
             else:
                 self._pass(slots, LayerRange(stop=probe.layers[-1]))
         scores = looked.cpu().masked_fill_(~self._cached, -1.0)
-        chosen[scores.topk(min(probe.keep, int(self._cached.sum()))).indices] = True
+        chosen[_highest(scores, min(probe.keep, int(self._cached.sum())))] = True
         return chosen
 
     def _filter(
@@ -204,7 +212,7 @@ class _Fuse:
         free = rows & self._cached & ~self._forced
         scores = deviation.scores().masked_fill_(~free, -1.0)
         staying = rows & ~free
-        staying[scores.topk(min(to.keep, int(free.sum()))).indices] = True
+        staying[_highest(scores, min(to.keep, int(free.sum())))] = True
         chosen = staying.to(self._decoder.device)
         return staying, torch.cat([kept[:, chosen[index]] for index, kept in pieces], dim=1)
 
@@ -286,6 +294,14 @@ class _Fuse:
 
 def _numbers(chosen: Tensor) -> list[int]:
     return cast("list[int]", chosen.nonzero()[:, 0].tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
+def _highest(scores: Tensor, count: int) -> Tensor:
+    """Where the highest scores are; of those that are equal the first ones, on any device."""
+    scores = scores.nan_to_num()
+    least = scores.topk(count).values[-1] if count else torch.inf
+    above = (scores > least).nonzero()[:, 0]
+    return torch.cat((above, (scores == least).nonzero()[: count - len(above), 0]))
 
 
 class Deviation:

@@ -15,7 +15,8 @@ HEADS = 8  # one of so many is a chunk's first token: the prefix of a capture ho
 FIRST_SIGHT = 1  # the first layer whose keys and values know other chunks
 REFERENCES = 2  # the first whose keys and values know what a name from another chunk refers to: that takes two layers
 DEEP = 12  # layers that keep keys, from which on narrowing takes several steps
-ASKED = (0.6, 0.8)  # how deep the layers lie whose attention tells what the question looks at, where none are fitted
+ASKED = (0.6, 0.8)  # how deep the layers lie whose attention tells what the last row looks at, where none are named
+QUESTION = 128  # the question's last rows, which are as many at most
 NARROWING = ((0, 1.3), (1, 1.15), (3, None))  # (layers behind the check, share of the budget); None: what is left
 LEAST = 4  # tokens that `ask` recomputes, however short the prompt: one name has as many in some tokenizers
 SECOND_LOOK = 2  # with fewer layers, so many times the budget is kept for one layer, which shows better what changed
@@ -31,13 +32,14 @@ class DeviationFilter:
 
 @dataclass(frozen=True, slots=True)
 class QuestionProbe:
-    """How many cached tokens go on to the filters: those that the prompt's last token looks at most in these layers.
+    """How many cached tokens go on to the filters: those that the prompt's last `rows` look at most in these layers.
 
-    It looks at them as they were cached: what is fresh in any case runs over the caches first, as far as the layers.
+    They look at them as they were cached: what is fresh in any case runs over the caches first, as far as the layers.
     """
 
     layers: tuple[int, ...]
     keep: int
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +63,50 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class AskRule:
-    """How `ask` chooses. Layers are counted among those that keep keys; none: some of the second half.
+    """How `ask` chooses: `rows`, all of the question's or the prompt's last, name as many tokens as are recomputed.
 
-    The question names `times` as many tokens as are recomputed. Of them, deviation at the layer `check` chooses.
-    Written behind the policy's name: `ask/layers=14+19/check=2/times=3`, any of them or none.
+    With a `check` they name `times` as many, of which deviation at that layer chooses. Layers are counted among those
+    that keep keys; None: all of them; none named: two of the second half. Written behind the policy's name, as
+    `ask/rows=question/layers=all/check=none`, what `ask` means, or of the last row: `ask/layers=14+19/check=2/times=3`.
     """
 
-    layers: tuple[int, ...] = ()
-    check: int = REFERENCES
-    times: float = 3.0
+    layers: tuple[int, ...] | None = None
+    check: int | None = None
+    times: float = 1.0
+    rows: str = "question"
 
     @classmethod
     def parse(cls, text: str) -> "AskRule":
         """The rule of what stands behind the name. Raises PromptError for what is none."""
         try:
             given = dict(part.split("=") for part in text.split("/") if part and not any(map(str.isspace, part)))
+            rows = given.pop("rows", "last" if text else "question")
+            layers = given.pop("layers", "" if rows == "last" else "all")
+            check = given.pop("check", str(REFERENCES) if rows == "last" else "none")
             rule = cls(
-                tuple(sorted({_whole(each) for each in given.pop("layers", "").split("+") if each})),
-                _whole(given.pop("check", str(REFERENCES))),
-                float(given.pop("times", "3")),
+                None if layers == "all" else tuple(sorted({_whole(each) for each in layers.split("+") if each})),
+                None if check == "none" else _whole(check),
+                float(given.pop("times", "1" if check == "none" else "3")),
+                rows,
             )
         except ValueError:
             rule, given = None, {}
-        if rule is None or given or not 1 <= rule.times < math.inf:
+        if rule is None or given or not rule._is_one():
             raise PromptError(f"no rule of ask: {text!r}; write for example ask/layers=14+19/check=2/times=3")
         return rule
 
+    def _is_one(self) -> bool:
+        known = self.rows == "last" or (self.rows == "question" and self.layers != ())
+        return known and 1 <= self.times < math.inf and (self.check is not None or self.times == 1)
+
     def __str__(self) -> str:
-        layers = f"/layers={'+'.join(map(str, self.layers))}" if self.layers else ""
-        return f"ask{layers}/check={self.check}/times={self.times:g}"
+        parts = {
+            "rows": "" if self.rows == "last" else self.rows,
+            "layers": "all" if self.layers is None else "+".join(map(str, self.layers)),
+            "check": "none" if self.check is None else str(self.check),
+            "times": "" if self.check is None else f"{self.times:g}",
+        }
+        return "/".join(["ask", *(f"{name}={value}" for name, value in parts.items() if value)])
 
 
 def _whole(text: str) -> int:
@@ -147,9 +164,12 @@ def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     rule, deepest = budget.rule, len(budget.keeping) - 1
     counted = rule.layers or [round(depth * len(budget.keeping)) for depth in ASKED]
     layers = tuple(sorted({budget.keeping[min(each, deepest)] for each in counted}))
-    probe = QuestionProbe(layers, min(budget.cached, math.ceil(rule.times * budget.tokens)))
-    check = DeviationFilter(budget.keeping[min(rule.check, deepest)], budget.tokens)
-    return Selection(layout, (), (check,) if probe.keep > budget.tokens else (), probe)
+    rows = min(layout.question, QUESTION) if rule.rows == "question" else 1
+    named = min(budget.cached, math.ceil(rule.times * budget.tokens))
+    probe = QuestionProbe(tuple(budget.keeping) if rule.layers is None else layers, named, rows)
+    if rule.check is None or named == budget.tokens:
+        return Selection(layout, (), (), probe)
+    return Selection(layout, (), (DeviationFilter(budget.keeping[min(rule.check, deepest)], budget.tokens),), probe)
 
 
 POLICIES: dict[str, Policy] = {

@@ -117,11 +117,15 @@ class ChunkSegment:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Prefix, then chunks and text between them, then the suffix with the question."""
+    """Prefix, then chunks and text between them, then the suffix with the question.
+
+    `question`: how many of the last tokens are the last user turn's and what follows it, if the suffix holds more.
+    """
 
     prefix: tuple[int, ...]
     segments: tuple[TextSegment | ChunkSegment, ...]
     suffix: tuple[int, ...]
+    question: int = 0
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -147,11 +151,15 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class PromptLayout:
-    """A prompt's tokens with the records that may stand in for some. `misses`: why a chunk's record may not."""
+    """A prompt's tokens with the records that may stand in for some. `misses`: why a chunk's record may not.
+
+    `question`: how many of the last tokens are the question's, all of them behind the last chunk and computed anew.
+    """
 
     ids: tuple[int, ...]
     spans: tuple[ChunkSpan, ...]
     misses: tuple[tuple[int, Miss], ...]
+    question: int = 1
 
     def only(self, spans: Sequence[ChunkSpan]) -> "PromptLayout":
         """The layout with these records alone."""
@@ -213,7 +221,8 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
                 misses.append((number, Miss(reason)))
         number += isinstance(segment, ChunkSegment)
         place = stop
-    return PromptLayout(ids, tuple(spans), tuple(misses))
+    begin = max([len(ids) - (prompt.question or len(prompt.suffix)), place, *(span.stop for span in spans)])
+    return PromptLayout(ids, tuple(spans), tuple(misses), len(ids) - begin)
 
 
 def _tail(prompt: Prompt, index: int, *, source: RecordSource) -> int:

@@ -43,6 +43,7 @@ UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 LOOKED_AT = 64  # rows that tell a rule's window
 DENSE_NUMBERS = 8 << 20  # scores of one block of plain attention
+LOOKED_NUMBERS = (4 << 20, 32 << 20)  # the same of rows that ask what they look at, on a CPU and on a GPU
 
 
 Rule = Callable[[int, int, int, int], bool]  # of batch, head, row and key; so transformers types it, tensors it gets
@@ -200,10 +201,9 @@ def _attend(
             return known
     parts = _jointly(step, query, keys=seen[0], call=call, visibility=visibility) if kernel is _fused else []
     for segment, keys, values in () if parts else step.sources(*seen):
-        if step.asked:
-            last = len(segment.slots) - 1
-            mask = None if visibility.is_causal else visibility.mask(segment, last, stop=last + 1, dtype=query.dtype)
-            step.look(_looked_at(kernel, call, block=AttentionBlock(query[:, :, -1:], keys, values, mask)))
+        if step.asking:
+            asking = AttentionBlock(query[:, :, -step.asking :], keys, values)
+            step.look(_looked_at(kernel, call, asking=asking, segment=segment, visibility=visibility))
         rows = query[:, :, segment.start : segment.stop]
         if kernel is _fused and visibility.is_causal and _is_one_call(segment, query):
             parts.append(_fused_causal(call, AttentionBlock(rows, keys, values)))
@@ -342,10 +342,6 @@ def _plain(call: AttentionCall, block: AttentionBlock) -> Tensor:
     return _plainly(call, block)[0]
 
 
-def _plain_weights(call: AttentionCall, block: AttentionBlock) -> Tensor | None:
-    return _plainly(call, block)[1]
-
-
 def _plainly(call: AttentionCall, block: AttentionBlock) -> tuple[Tensor, Tensor | None]:
     """What the model's own plain attention returns: (1, T, Hq, D), and weights (1, Hq, T, S) if it shows them."""
     function = getattr(sys.modules[type(call.module).__module__], "eager_attention_forward", None)
@@ -358,14 +354,26 @@ def _plainly(call: AttentionCall, block: AttentionBlock) -> tuple[Tensor, Tensor
     return found
 
 
-def _looked_at(kernel: Kernel, call: AttentionCall, *, block: AttentionBlock) -> Tensor:
-    """What the one row of the block looks at, (S,) in float32: the mean over heads."""
-    if kernel is not _fused and (weights := _plain_weights(call, block)) is not None:
-        return weights[0, :, 0].float().mean(0)
-    heads, dim = block.query.shape[1], block.query.shape[3]
-    packed = block.query.reshape(block.keys.shape[1], -1, dim)
-    scores = (packed @ block.keys[0].transpose(1, 2)).float().reshape(heads, -1) * call.scale(block.query)
-    return (scores if block.mask is None else scores + block.mask).softmax(-1).mean(0)
+def _looked_at(
+    kernel: Kernel, call: AttentionCall, *, asking: AttentionBlock, segment: Segment, visibility: Visibility
+) -> Tensor:
+    """What the segment's last rows look at, (S,) in float32: the mean over heads, summed over rows, block by block."""
+    _, heads, rows, dim = asking.query.shape
+    before, looked = len(segment.slots) - rows, torch.zeros(segment.visible, device=asking.query.device)
+    size = max(1, LOOKED_NUMBERS[asking.query.is_cuda] // (heads * segment.visible))
+    for start in range(0, rows, size):
+        stop = min(start + size, rows)
+        query, seen = asking.query[:, :, start:stop], segment.slots.part(before + start, before + stop).last + 1
+        masked = stop - start > 1 or not visibility.is_causal
+        mask = visibility.mask(segment, before + start, stop=before + stop, dtype=query.dtype) if masked else None
+        block = AttentionBlock(query, asking.keys[:, :, :seen], asking.values[:, :, :seen], mask)
+        weights = None if kernel is _fused else _plainly(call, block)[1]
+        if weights is None:
+            scores = query.reshape(block.keys.shape[1], -1, dim) @ block.keys[0].transpose(1, 2)
+            scores = scores.float().reshape(heads, stop - start, seen) * call.scale(query)
+            weights = (scores if mask is None else scores + mask).softmax(-1)[None]
+        looked[:seen] += weights[0].float().mean(0).sum(0)
+    return looked
 
 
 def _flexible(call: AttentionCall, block: AttentionBlock) -> Tensor:

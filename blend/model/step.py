@@ -46,14 +46,15 @@ def _nothing(layer: int) -> None:
 class LayerHooks:
     """What is called on the way: before each layer, and with the stop layer's fresh keys and values (H, T, D).
 
-    `looked` is called in each of the `asked` layers with what the pass's last row looks at there: weights (S,) of all
-    that it may see, which are one together. The pass ends behind the last of them.
+    `looked` is called in each of the `asked` layers with what the pass's last `asking` rows look at there: weights (S,)
+    of all that they may see, which are one together for each row. The pass ends behind the last of these layers.
     """
 
     before: Callable[[int], None] = _nothing
     compare: Callable[[Tensor, Tensor], None] | None = None
     asked: tuple[int, ...] = ()
     looked: Callable[[Tensor], object] | None = None
+    asking: int = 1
 
 
 class Replay(Protocol):
@@ -95,12 +96,12 @@ class Step(Cache):
         self._at = -1  # the layer that runs
 
     @property
-    def asked(self) -> bool:
-        """Whether somebody wants to know what the last row looks at in the layer that runs."""
-        return self._at in self._watch.asked
+    def asking(self) -> int:
+        """Of how many last rows somebody wants to know what they look at in the layer that runs."""
+        return self._watch.asking if self._at in self._watch.asked else 0
 
     def look(self, weights: Tensor) -> None:
-        """Called by the attention of an asked layer with what the last row looks at, (S,)."""
+        """Called by the attention of an asked layer with what the asking rows look at, (S,)."""
         assert self._watch.looked is not None
         self._watch.looked(weights)
         if self._at == self._watch.asked[-1]:

@@ -1,6 +1,6 @@
 """Fits the rule of the policy `ask` to a model: by how far answers are from full prefill's, on prompts alone.
 
-No answers are needed. What a rule has, layers, check and number of candidates, is fitted one after the other.
+No answers are needed. What a rule has is fitted one after the other: which rows ask in which layers, check, candidates.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +17,10 @@ RATIO = 0.05  # at which rules are compared: much more hides differences
 DEPTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of layers that are asked, alone and then in pairs
 CHECKS = (1, 2, 3, 4, 6)
 TIMES = (1.0, 2.0, 3.0, 5.0)
+LAST_ROW = AskRule.parse("rows=last")
 ALIKE = 1.1  # KL that differs by less is the same, and what costs less is taken
 LEAST_KL = 1e-3  # below it nothing differs
-ROUNDS = 5  # of all prompts
+ROUNDS = 4  # of all prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,19 @@ class Fitting:
 
     def run(self, progress: Callable[[int], None]) -> FittedRule:
         """The rule whose answers are nearest to full prefill's. `progress` is called with the prompts asked so far."""
-        unfitted = AskRule()
-        self._try([unfitted], progress)
+        unfitted, every = AskRule(), tuple(range(self._keeping))
         layers = sorted({min(self._keeping - 1, round(depth * self._keeping)) for depth in DEPTHS})
-        rule = self._best([AskRule((layer,)) for layer in layers], progress)
-        others = [layer for layer in layers if layer not in rule.layers]
-        pairs = [replace(rule, layers=tuple(sorted((*rule.layers, layer)))) for layer in others]
+        half = -(-self._keeping // 2)
+        asked = [None, every[:half], every[-half:], *((layer,) for layer in layers)]
+        rule = self._best([replace(rule, layers=each) for rule in (LAST_ROW, unfitted) for each in asked], progress)
+        alone = rule.layers if rule.layers and len(rule.layers) == 1 else ()
+        others = [layer for layer in layers if alone and layer not in alone]
+        pairs = [replace(rule, layers=tuple(sorted((*alone, layer)))) for layer in others]
         rule = self._best([rule, *pairs], progress)
-        checks = {min(check, self._keeping - 1) for check in CHECKS}
-        rule = self._best([replace(rule, check=check) for check in sorted(checks)], progress)
-        rule = self._best([replace(rule, times=times) for times in TIMES], progress)
+        checks = sorted({min(check, self._keeping - 1) for check in CHECKS})
+        unchecked, checked = replace(rule, check=None, times=1.0), replace(rule, times=LAST_ROW.times)
+        rule = self._best([unchecked, *(replace(checked, check=check) for check in checks)], progress)
+        rule = self._best([replace(rule, times=times) for times in TIMES if rule.check is not None] or [rule], progress)
         if self._kl[unfitted] <= self._kl[rule]:
             rule = unfitted
         return FittedRule(rule, RATIO, self._kl[rule], self._kl[unfitted])
@@ -76,20 +80,20 @@ class Fitting:
         """The rule with the lowest KL; of those that are alike, the one that costs least."""
         self._try(rules, progress)
         least = max(LEAST_KL, min(self._kl[rule] for rule in rules))
-        return min((rule for rule in rules if self._kl[rule] <= least * ALIKE), key=_cost)
+        return min((rule for rule in rules if self._kl[rule] <= least * ALIKE), key=self._cost)
 
     def _try(self, rules: Sequence[AskRule], progress: Callable[[int], None]) -> None:
         points = {rule: OperatingPoint(str(rule), RATIO, LOSSLESS) for rule in rules if rule not in self._kl}
         found: dict[AskRule, list[float]] = {rule: [] for rule in points}
         for case in self._cases:
-            measured = self._probe.measure(case, [*points.values()])
+            outcomes = self._probe.measure(case, [*points.values()]).outcomes if points else {}
             for rule, point in points.items():
-                found[rule].append(measured.outcomes[point].divergence.kl)
+                found[rule].append(outcomes[point].divergence.kl)
             self._asked += 1
             progress(self._asked)
         self._kl |= {rule: fmean(each) for rule, each in found.items()}
 
-
-def _cost(rule: AskRule) -> tuple[float, int]:
-    """What grows with a rule's price: layers of the fresh rows' first pass, and rows up to the check."""
-    return max(rule.layers, default=0) + rule.check * rule.times, len(rule.layers)
+    def _cost(self, rule: AskRule) -> tuple[float, int]:
+        """What grows with a rule's price: layers of the fresh rows' first pass, and rows up to the check."""
+        layers = range(self._keeping) if rule.layers is None else rule.layers
+        return max(layers, default=0) + (rule.check or 0) * rule.times, len(layers)

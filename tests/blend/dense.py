@@ -156,7 +156,9 @@ class Choice:
     rows: Sequence[int]
     filters: Sequence[tuple[int, int]]
     found: Sequence[Sequence[int]] = ()
-    probe: tuple[Sequence[int], int] | None = None  # the layers whose attention counts, and how many slots it leaves
+    probe: tuple[Sequence[int], int, int] | None = (
+        None  # layers whose attention counts, slots that it leaves, last rows
+    )
 
     def keep(self, scores: dict[int, float], free: Sequence[int], *, count: int, stage: int) -> list[int]:
         """The slots of `free` with the highest scores: what the stage of that number leaves."""
@@ -185,7 +187,7 @@ def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choic
     cached = {slot for chunk in chunks if not exact(chunk, ids) for slot in chunk.slots}
     free = [slot for slot in sorted(cached) if slot not in set(rows)] if filters or choice.probe else []
     if choice.probe:
-        looked = looked_at(model, ids, rows, store, layers=choice.probe[0])
+        looked = looked_at(model, ids, rows, store, probe=choice.probe)
         free = choice.keep(looked, free, count=choice.probe[1], stage=0)
     for number, (layer, count) in enumerate(filters):
         stage = sorted({*rows, *free})
@@ -202,13 +204,14 @@ def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choic
 
 
 def looked_at(
-    model: PreTrainedModel, ids: Ids, rows: Sequence[int], cached: Layers, *, layers: Sequence[int]
+    model: PreTrainedModel, ids: Ids, rows: Sequence[int], cached: Layers, *, probe: tuple[Sequence[int], int, int]
 ) -> dict[int, float]:
-    """How much the last row looks at each slot in these layers, by the weights that transformers itself shows."""
+    """How much the last rows look at each slot in these layers, by the weights that transformers itself shows."""
     with showing(model) as weights:
         rows_through(model, ids, rows, cached)
     places = [*(slot for slot in range(len(ids)) if slot not in set(rows)), *rows]
-    sums = torch.stack([weights[layer][0, :, -1].mean(0) for layer in layers]).sum(0)
+    layers, _, last = probe
+    sums = torch.stack([weights[layer][0, :, -last:].mean(0).sum(0) for layer in layers]).sum(0)
     return {slot: float(each) for slot, each in zip(places, sums, strict=True)}
 
 

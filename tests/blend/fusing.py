@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
-from blend.fuse.policy import select
+from blend.fuse.policy import policy_name, select
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, PromptLayout, TextSegment, lay_out
 from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
@@ -36,6 +36,7 @@ class Case:
     pattern: str
     parts: tuple[tuple[int, ...], ...]
     suffix: tuple[int, ...]
+    question: int = 0
 
     def prompt(self, model: LoadedModel) -> Prompt:
         kinds = {
@@ -44,7 +45,7 @@ class Case:
             "t": TextSegment,
         }
         segments = tuple(kinds[kind](ids) for kind, ids in zip(self.pattern, self.parts, strict=True))
-        return Prompt(self.prefix, segments, self.suffix)
+        return Prompt(self.prefix, segments, self.suffix, self.question)
 
     @property
     def cached(self) -> list[Cached]:
@@ -82,8 +83,20 @@ def chosen(
     spans = {slot for span in selection.layout.spans for slot in range(span.start, span.stop)}
     always = [slot for slot in range(len(placed.ids)) if slot not in spans]
     filters = [(each.layer, each.keep) for each in selection.filters]
-    probe = selection.probe and (selection.probe.layers, selection.probe.keep)
+    question = 1 if policy_name(policy) != policy and "rows=question" not in policy else rows_of_question(prompt)
+    probe = selection.probe and (selection.probe.layers, selection.probe.keep, question)
     return Choice(sorted({*always, *selection.forced}), filters, found, probe)
+
+
+def rows_of_question(prompt: Prompt) -> int:
+    """How many of the prompt's last tokens ask: of what stands behind all chunks and their tails."""
+    last = next((each for each in reversed(prompt.segments) if isinstance(each, ChunkSegment)), None)
+    tail = 0
+    if last is prompt.segments[-1] and last is not None and last.source is not None:
+        recorded = last.source.tail
+        behind = prompt.suffix[:-1][: recorded.tokens]
+        tail = recorded.tokens if recorded.tokens and digest_ids(behind) == recorded.digest else 0
+    return min(128, len(prompt.suffix) - tail, prompt.question or 128)
 
 
 def off(ours: Tensor, theirs: Tensor) -> float:

@@ -10,6 +10,7 @@ from transformers import Gemma3TextConfig, LlamaConfig
 from blend.fuse.capture import capture
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from blend.load import adopt
+from blend.model import attention
 from blend.model.context import span
 from blend.model.model_layers import LayerRule
 from tests.blend import dense
@@ -17,6 +18,7 @@ from tests.blend.families import BASE, FAMILIES, OTHERS, WINDOW, build, draw, na
 from tests.blend.fusing import Case, chosen, close, fused, off, source
 
 OTHER_POLICIES = [("reuse", 0.0), ("heads", 0.2), ("deviation", 0.3), ("hybrid", 0.25)]
+ASKING = ["ask", "ask/check=2/times=3", "ask/rows=question/layers=1+2/check=1/times=2"]
 ALL = [*FAMILIES, *OTHERS]
 PREFIX, OTHER_PREFIX, A, B, C, GAP, SUFFIX = draw(3, 9, 14, 40, 33, 21, 5, 11)
 MIXED = Case(OTHER_PREFIX, PREFIX, "hthmth", (A, GAP, B, C, GAP, C), SUFFIX)
@@ -60,7 +62,9 @@ def test_relocation_is_a_native_prefill_at_that_position(name: str, start: int) 
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize(("policy", "ratio"), [*OTHER_POLICIES, ("ask", 0.1), ("ask", 0.5)])
+@pytest.mark.parametrize(
+    ("policy", "ratio"), [*OTHER_POLICIES, *((rule, ratio) for rule in ASKING for ratio in (0.1, 0.5))]
+)
 def test_hits_and_misses_equal_dense_attention_with_an_explicit_mask(name: str, policy: str, ratio: float) -> None:
     prompt = MIXED.prompt(ours(name))
     found = fused(ours(name), prompt, policy=policy, ratio=ratio)
@@ -73,7 +77,7 @@ def test_hits_and_misses_equal_dense_attention_with_an_explicit_mask(name: str, 
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("policy", ["hybrid", "ask"])
+@pytest.mark.parametrize("policy", ["hybrid", *ASKING])
 def test_row_pieces_of_any_size_equal_one_piece(name: str, policy: str) -> None:
     prompt = MIXED.prompt(ours(name))
     whole = fused(ours(name), prompt, policy=policy, ratio=0.3)
@@ -82,6 +86,15 @@ def test_row_pieces_of_any_size_equal_one_piece(name: str, policy: str) -> None:
         pieces = fused(ours(name), prompt, policy=policy, ratio=0.3, piece_rows=size)
         assert pieces.report.stages[-1] == whole.report.stages[-1]
         assert close(pieces.logits, whole.logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_rows_that_ask_do_so_in_blocks_of_any_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = MIXED.prompt(ours(name))
+    whole = fused(ours(name), prompt, policy="ask", ratio=0.3)
+    for scores in (1, 3 * 8 * len(prompt.ids)):  # of one row, and of a few
+        monkeypatch.setattr(attention, "LOOKED_NUMBERS", (scores, scores))
+        assert fused(ours(name), prompt, policy="ask", ratio=0.3).report.stages == whole.report.stages
 
 
 @pytest.mark.parametrize("name", ALL)

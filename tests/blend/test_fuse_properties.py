@@ -26,18 +26,22 @@ def cases(draw_from: st.DrawFn) -> Case:
     pattern = draw_from(st.text("hhhmt", min_size=0, max_size=5))
     seed = draw_from(st.integers(0, 10**6))
     lengths = [draw_from(LENGTHS if kind != "t" else st.integers(1, 9)) for kind in pattern]
-    sizes = [draw_from(st.integers(0, 20)), draw_from(st.integers(0, 20)), draw_from(st.integers(1, 20)), *lengths]
+    suffixes = st.one_of(st.integers(1, 20), st.integers(100, 200))  # a question has 128 rows that ask, at most
+    sizes = [draw_from(st.integers(0, 20)), draw_from(st.integers(0, 20)), draw_from(suffixes), *lengths]
     prefix, behind, suffix, *parts = draw(seed, *sizes)
     if draw_from(st.booleans()):
         behind = prefix
-    return Case(prefix, behind, pattern, tuple(parts), suffix)
+    return Case(prefix, behind, pattern, tuple(parts), suffix, draw_from(st.sampled_from((0, 7, 150, 1000))))
 
 
+LAST_ROW = "ask/layers=1+2/check=2/times=3"
+CHECKED = "ask/rows=question/layers=0+3/check=1/times=2"
+POLICIES = ("reuse", "heads", "deviation", "hybrid", "ask", LAST_ROW, CHECKED)
 RATIOS = st.one_of(st.sampled_from((0.0, 1.0)), st.floats(0, 1))
 
 
 @settings(max_examples=40, deadline=None)
-@given(cases(), st.sampled_from(FAMILIES), st.sampled_from(("reuse", "heads", "deviation", "hybrid", "ask")), RATIOS)
+@given(cases(), st.sampled_from(FAMILIES), st.sampled_from(POLICIES), RATIOS)
 def test_a_fuse_is_dense_attention_over_what_was_cached(case: Case, name: str, policy: str, ratio: float) -> None:
     model, prompt = ours(name), case.prompt(ours(name))
     found = fused(model, prompt, policy=policy, ratio=ratio, piece_rows=97)
@@ -47,7 +51,7 @@ def test_a_fuse_is_dense_attention_over_what_was_cached(case: Case, name: str, p
     exact = case.pattern[:1] == "h" and case.captured_behind == case.prefix
     blended = sum(len(chunk.ids) for chunk in case.cached[int(exact) :])
     budget = 0 if policy == "reuse" else math.ceil(ratio * blended)
-    if policy == "ask" and budget:
+    if policy.startswith("ask") and budget:
         budget = min(blended, max(4, budget))
     assert report.recomputed == (budget if budget < blended else 0)
     if budget == blended:
@@ -115,7 +119,7 @@ class Watched:
 @given(
     cases(),
     st.sampled_from(FAMILIES),
-    st.sampled_from(("full", "prefix", "reuse", "heads", "deviation", "hybrid", "ask")),
+    st.sampled_from(("full", "prefix", *POLICIES)),
     st.sampled_from((7, 97, 1024)),
     st.one_of(st.none(), st.tuples(st.integers(0, 5), st.sampled_from(("torn", "not finite")))),
 )

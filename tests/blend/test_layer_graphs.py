@@ -15,7 +15,8 @@ from blend.model import layer_graphs
 from blend.model.context import Branch, Context, LayerShape, Segment, scattered, span
 from blend.model.decoder import Decoder
 from blend.model.layer_graphs import CudaRecorder, LayerGraphs, RecordedPass, size_of
-from tests.blend.families import DEVICE, VOCABULARY, native, ours, put, words
+from tests.blend.families import DEVICE, VOCABULARY, draw, native, ours, put, words
+from tests.blend.fusing import Case, close, fused
 
 triton = pytest.importorskip("triton")
 if not (torch.cuda.is_available() or triton.knobs.runtime.interpret):
@@ -147,6 +148,19 @@ def test_a_decoder_that_records_computes_the_same(model: LoadedModel, recorded: 
             assert torch.allclose(one, other, atol=NEAR * float(other.abs().max()))
     whole = 1 if recorded else 0
     assert model.decoder.is_recorded and len(made) == 2 * recorded + whole  # two sizes of prompts, one of steps
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+@pytest.mark.parametrize("policy", ["ask", "ask/layers=1+2/check=2/times=3"])
+def test_a_decoder_that_records_chooses_the_same_tokens(model: LoadedModel, policy: str) -> None:
+    parts = draw(5, 9, 70, 50, 40, 12)
+    prompt = Case((3, 2), (1,), "hth", parts[1:4], parts[4]).prompt(model)
+    wanted = fused(model, prompt, policy=policy, ratio=0.2)
+    assert model.decoder.record_layers(recorder)
+    for _ in range(PASSES):
+        found = fused(model, prompt, policy=policy, ratio=0.2)
+        assert found.report.stages == wanted.report.stages and close(found.logits, wanted.logits)
+    assert model.decoder.is_recorded
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)

@@ -24,11 +24,14 @@ from tests.service.test_evaluate import folder, tiny
 
 __all__ = ["folder"]
 
-RULES = st.builds(
-    AskRule,
-    st.lists(st.integers(0, 200), unique=True).map(lambda layers: tuple(sorted(layers))),
-    st.integers(0, 200),
-    st.floats(1, 1000).map(lambda times: float(f"{times:g}")),
+LAYERS = st.lists(st.integers(0, 200), unique=True).map(lambda layers: tuple(sorted(layers)))
+CHECKS = st.one_of(
+    st.tuples(st.none(), st.just(1.0)),
+    st.tuples(st.integers(0, 200), st.floats(1, 1000).map(lambda times: float(f"{times:g}"))),
+)
+RULES = st.one_of(
+    st.builds(lambda layers, check: AskRule(layers, *check, "last"), st.one_of(st.none(), LAYERS), CHECKS),
+    st.builds(lambda layers, check: AskRule(layers or None, *check), LAYERS, CHECKS),
 )
 
 
@@ -39,8 +42,35 @@ def test_a_rule_is_read_as_it_is_written(rule: AskRule) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "rule"),
+    [
+        ("ask", AskRule()),
+        ("ask/rows=question", AskRule(None, None, 1, "question")),
+        ("ask/rows=question/check=2", AskRule(None, 2, 3, "question")),
+        ("ask/layers=4+3", AskRule((3, 4), 2, 3, "last")),  # as earlier releases wrote rules, and this one reads them
+        ("ask/times=20", AskRule((), 2, 20, "last")),
+        ("ask/check=none", AskRule((), None, 1, "last")),
+        ("ask/layers=all", AskRule(None, 2, 3, "last")),
+    ],
+)
+def test_what_a_rule_does_not_say(written: str, rule: AskRule) -> None:
+    assert check_policy(written) == rule
+
+
+@pytest.mark.parametrize(
     "policy",
-    ["ask/layers=a", "ask/layers=-1", "ask/depth=3", "ask/times=0.5", "ask/times=inf", "ask/times=nan", "ask/x"],
+    [
+        "ask/rows=all",
+        "ask/rows=question/layers=",
+        "ask/check=none/times=3",
+        "ask/layers=a",
+        "ask/layers=-1",
+        "ask/depth=3",
+        "ask/times=0.5",
+        "ask/times=inf",
+        "ask/times=nan",
+        "ask/x",
+    ],
 )
 def test_a_rule_that_is_none_is_named_with_one_that_is(policy: str) -> None:
     with pytest.raises(PromptError, match=r"write for example ask/layers="):
