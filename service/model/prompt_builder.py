@@ -66,11 +66,15 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """A prompt as token ids. The first and the last of `runs` are passages, if there are any."""
+    """A prompt as token ids. The first and the last of `runs` are passages, if there are any.
+
+    `question`: how many tokens there are from the last user turn's first on; 0 where nobody knows.
+    """
 
     prefix: Ids
     runs: tuple[TokenRun, ...]
     suffix: Ids
+    question: int = 0
 
     @property
     def tokens(self) -> int:
@@ -83,7 +87,7 @@ class PromptTokens:
             TextSegment(run.ids) if run.passage is None else ChunkSegment(run.ids, sources.get(run.passage))
             for run in self.runs
         ]
-        return Prompt(self.prefix, tuple(segments), self.suffix)
+        return Prompt(self.prefix, tuple(segments), self.suffix, self.question)
 
 
 class PromptBuilder:
@@ -119,11 +123,11 @@ class PromptBuilder:
 
     def lay(self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None) -> PromptTokens:
         """The prompt of a chat, ready for the answer. Without a passage, the last turn's own text is in the suffix."""
-        return _laid(list(self.rows(turns, options=options)))
+        return _laid(list(self.rows(turns, options=options)), turns)
 
     def lay_plain(self, turns: Sequence[TurnParts]) -> PromptTokens:
         """The same without the template, for prompts that somebody else renders: about as long."""
-        return _laid(list(self._plain(turns)))
+        return _laid(list(self._plain(turns)), turns)
 
     def rows(
         self, turns: Sequence[TurnParts], *, options: Mapping[str, Option] | None = None
@@ -203,12 +207,17 @@ def _joined(pieces: Iterable[Ids]) -> Ids:
     return tuple(token for piece in pieces for token in piece)
 
 
-def _laid(rows: Sequence[tuple[Ids, TurnPart | None]]) -> PromptTokens:
+def _laid(rows: Sequence[tuple[Ids, TurnPart | None]], turns: Sequence[TurnParts]) -> PromptTokens:
+    asking = next((turn.parts for turn in reversed(turns) if turn.role == "user"), ())
+    begin = next((at for at, (_, part) in enumerate(rows) if any(part is each for each in asking)), len(rows))
+    question = sum(len(ids) for ids, _ in rows[begin:])
     places = [at for at, (_, part) in enumerate(rows) if part and part.passage is not None]
     if not places:
         last = max((at for at, (_, part) in enumerate(rows) if part), default=len(rows) - 1)  # all may be empty
-        return PromptTokens(_joined(ids for ids, _ in rows[:last]), (), _joined(ids for ids, _ in rows[last:]))
+        return PromptTokens(
+            _joined(ids for ids, _ in rows[:last]), (), _joined(ids for ids, _ in rows[last:]), question
+        )
     first, last = places[0], places[-1] + 1
     runs = (TokenRun(ids, part.passage if part else None) for ids, part in rows[first:last])
     prefix, suffix = (_joined(ids for ids, _ in each) for each in (rows[:first], rows[last:]))
-    return PromptTokens(prefix, tuple(run for run in runs if run.ids), suffix)
+    return PromptTokens(prefix, tuple(run for run in runs if run.ids), suffix, question)

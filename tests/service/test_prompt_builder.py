@@ -69,6 +69,25 @@ def test_a_passage_may_stand_in_any_turn_and_an_empty_one_takes_no_place(kind: s
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("template", ["its own", "none"])
+def test_the_question_is_the_last_user_turn_and_what_follows_it(kind: str, template: str) -> None:
+    tokenizer = Tokenizer(fresh(kind, chat_template=None) if template == "none" else made(kind))
+    said = [
+        TurnParts("system", (TurnPart("It sleeps.", 0), TurnPart("Where?"))),
+        TurnParts("user", (TurnPart("Where?"),)),
+        TurnParts("assistant", (TurnPart("In Tokyo."),)),
+        TurnParts("user", (TurnPart("Where?"), TurnPart(" And when?"))),
+    ]
+    found = PromptBuilder(tokenizer).lay(said).prompt({})
+    asked = tokenizer.decode(found.suffix[-found.question :])
+    assert asked.strip().startswith("Where? And when?") and "Tokyo" not in asked
+    assert tokenizer.decode(found.suffix).endswith(asked) and len(found.suffix) > found.question
+    inline = laid(tokenizer)
+    assert inline.question == inline.tokens - len(inline.prefix)
+    assert PromptBuilder(tokenizer).lay_plain(said[:1]).question == 0
+
+
 def test_a_prompt_has_a_chunk_for_each_passage_and_text_between() -> None:
     found = laid(Tokenizer(made("bytes")))
     prompt = found.prompt({})
