@@ -16,6 +16,7 @@ FIRST_SIGHT = 1  # the first layer whose keys and values know other chunks
 REFERENCES = 2  # the first whose keys and values know what a name from another chunk refers to: that takes two layers
 DEEP = 12  # layers that keep keys, from which on narrowing takes several steps
 ASKED = (0.6, 0.8)  # how deep the layers lie whose attention tells what the last row looks at, where none are named
+LAST = {"all": 1, "half": 1 / 2, "third": 1 / 3}  # which share of the layers is asked, the last ones
 QUESTION = 128  # the question's last rows, which are as many at most
 NARROWING = ((0, 1.3), (1, 1.15), (3, None))  # (layers behind the check, share of the budget); None: what is left
 LEAST = 4  # tokens that `ask` recomputes, however short the prompt: one name has as many in some tokenizers
@@ -66,11 +67,11 @@ class AskRule:
     """How `ask` chooses: `rows`, all of the question's or the prompt's last, name as many tokens as are recomputed.
 
     With a `check` they name `times` as many, of which deviation at that layer chooses. Layers are counted among those
-    that keep keys; None: all of them; none named: two of the second half. Written behind the policy's name, as
-    `ask/rows=question/layers=all/check=none`, what `ask` means, or of the last row: `ask/layers=14+19/check=2/times=3`.
+    that keep keys; `half`: the last half of them; none named: two of it. Written behind the policy's name, as
+    `ask/rows=question/layers=half/check=none`, what `ask` means; of the last row: `ask/layers=14+19/check=2/times=3`.
     """
 
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | str = "half"
     check: int | None = None
     times: float = 1.0
     rows: str = "question"
@@ -81,10 +82,10 @@ class AskRule:
         try:
             given = dict(part.split("=") for part in text.split("/") if part and not any(map(str.isspace, part)))
             rows = given.pop("rows", "last" if text else "question")
-            layers = given.pop("layers", "" if rows == "last" else "all")
+            layers = given.pop("layers", "" if rows == "last" else "half")
             check = given.pop("check", str(REFERENCES) if rows == "last" else "none")
             rule = cls(
-                None if layers == "all" else tuple(sorted({_whole(each) for each in layers.split("+") if each})),
+                layers if layers in LAST else tuple(sorted({_whole(each) for each in layers.split("+") if each})),
                 None if check == "none" else _whole(check),
                 float(given.pop("times", "1" if check == "none" else "3")),
                 rows,
@@ -102,7 +103,7 @@ class AskRule:
     def __str__(self) -> str:
         parts = {
             "rows": "" if self.rows == "last" else self.rows,
-            "layers": "all" if self.layers is None else "+".join(map(str, self.layers)),
+            "layers": self.layers if isinstance(self.layers, str) else "+".join(map(str, self.layers)),
             "check": "none" if self.check is None else str(self.check),
             "times": "" if self.check is None else f"{self.times:g}",
         }
@@ -161,15 +162,18 @@ def _hybrid(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
 def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     if budget.tokens == 0:
         return Selection(layout)
-    rule, deepest = budget.rule, len(budget.keeping) - 1
-    counted = rule.layers or [round(depth * len(budget.keeping)) for depth in ASKED]
-    layers = tuple(sorted({budget.keeping[min(each, deepest)] for each in counted}))
+    rule, keeping, deepest = budget.rule, budget.keeping, len(budget.keeping) - 1
+    if isinstance(rule.layers, str):
+        layers = tuple(keeping[-math.ceil(LAST[rule.layers] * len(keeping)) :])
+    else:
+        counted = rule.layers or [round(depth * len(keeping)) for depth in ASKED]
+        layers = tuple(sorted({keeping[min(each, deepest)] for each in counted}))
     rows = min(layout.question, QUESTION) if rule.rows == "question" else 1
     named = min(budget.cached, math.ceil(rule.times * budget.tokens))
-    probe = QuestionProbe(tuple(budget.keeping) if rule.layers is None else layers, named, rows)
+    probe = QuestionProbe(layers, named, rows)
     if rule.check is None or named == budget.tokens:
         return Selection(layout, (), (), probe)
-    return Selection(layout, (), (DeviationFilter(budget.keeping[min(rule.check, deepest)], budget.tokens),), probe)
+    return Selection(layout, (), (DeviationFilter(keeping[min(rule.check, deepest)], budget.tokens),), probe)
 
 
 POLICIES: dict[str, Policy] = {

@@ -97,7 +97,7 @@ class Step(Cache):
 
     @property
     def asking(self) -> int:
-        """Of how many last rows somebody wants to know what they look at in the layer that runs."""
+        """How many last rows somebody asks what they look at in the layer that runs."""
         return self._watch.asking if self._at in self._watch.asked else 0
 
     def look(self, weights: Tensor) -> None:

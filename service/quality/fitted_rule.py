@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from blend.fuse.policy import AskRule
+from blend.fuse.policy import LAST, AskRule
 from blend.load import LoadedModel
 from service.app.operating_point import LOSSLESS, OperatingPoint
 from service.quality.case_probe import CaseProbe
@@ -59,14 +59,12 @@ class Fitting:
 
     def run(self, progress: Callable[[int], None]) -> FittedRule:
         """The rule whose answers are nearest to full prefill's. `progress` is called with the prompts asked so far."""
-        unfitted, every = AskRule(), tuple(range(self._keeping))
+        unfitted = AskRule()
         layers = sorted({min(self._keeping - 1, round(depth * self._keeping)) for depth in DEPTHS})
-        half = -(-self._keeping // 2)
-        asked = [None, every[:half], every[-half:], *((layer,) for layer in layers)]
+        asked = [*LAST, *((layer,) for layer in layers)]
         rule = self._best([replace(rule, layers=each) for rule in (LAST_ROW, unfitted) for each in asked], progress)
-        alone = rule.layers if rule.layers and len(rule.layers) == 1 else ()
-        others = [layer for layer in layers if alone and layer not in alone]
-        pairs = [replace(rule, layers=tuple(sorted((*alone, layer)))) for layer in others]
+        alone = () if isinstance(rule.layers, str) else rule.layers
+        pairs = [replace(rule, layers=tuple(sorted({*alone, layer}))) for layer in layers if alone]
         rule = self._best([rule, *pairs], progress)
         checks = sorted({min(check, self._keeping - 1) for check in CHECKS})
         unchecked, checked = replace(rule, check=None, times=1.0), replace(rule, times=LAST_ROW.times)
@@ -95,5 +93,5 @@ class Fitting:
 
     def _cost(self, rule: AskRule) -> tuple[float, int]:
         """What grows with a rule's price: layers of the fresh rows' first pass, and rows up to the check."""
-        layers = range(self._keeping) if rule.layers is None else rule.layers
+        layers = range(self._keeping) if isinstance(rule.layers, str) else rule.layers
         return max(layers, default=0) + (rule.check or 0) * rule.times, len(layers)

@@ -35,6 +35,7 @@ from tests.bench.decode import decode, stall
 from tests.bench.fetch import fetch
 from tests.bench.model import (
     CHUNK,
+    QUESTION,
     SHAPES,
     Corpus,
     StoredCorpus,
@@ -176,7 +177,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
                 stored = StoredCorpus(model, Path(folder), plan)
                 made = stack.enter_context(closing(stored)).prompt
             else:
-                made = partial(corpus.prompt, options.tokens)
+                made = partial(corpus.prompt, options.tokens, question=options.question)
             report["first_token"] = first_token(plain, model, made=made, cases=cases, runs=options.runs)
         del plain
     if options.only in (None, "scaling"):
@@ -196,6 +197,9 @@ def main() -> None:
         "--device", choices=("cpu", "cuda"), default=best_device(), help="default: cuda if there is one"
     )
     parser.add_argument("--tokens", type=int, default=2048, help=f"of all chunks, a multiple of {CHUNK} (default 2048)")
+    parser.add_argument(
+        "--question", type=int, default=QUESTION, help="tokens behind the chunks (default 32); no --stored"
+    )
     parser.add_argument("--chunk", type=int, default=CHUNK, help="tokens of a chunk that fetch takes")
     parser.add_argument("--stored", metavar="CODEC", help="records of the first token come out of LMDB, in this codec")
     parser.add_argument("--titles", type=int, default=0, help="tokens of a title behind each stored chunk (default 0)")

@@ -96,12 +96,12 @@ class Corpus:
 
     chunks: Sequence[ChunkSegment]
 
-    def prompt(self, tokens: int) -> Prompt:
+    def prompt(self, tokens: int, *, question: int = QUESTION) -> Prompt:
         """Prefix, chunks of so many tokens together, question."""
         count, rest = divmod(tokens, CHUNK)
         assert rest == 0, f"{tokens} is no multiple of {CHUNK}"
         chunks = tuple(self.chunks[number % len(self.chunks)] for number in range(count))
-        return Prompt(words(PREFIX, 1), chunks, words(QUESTION, 2))
+        return Prompt(words(PREFIX, 1), chunks, words(question, 2))
 
 
 def captured(model: LoadedModel) -> Corpus:

@@ -19,7 +19,7 @@ import torch
 
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.record_loader import Readers
-from tests.bench.model import Shape, adopted, best_device, captured, fused, random_model
+from tests.bench.model import QUESTION, Shape, adopted, best_device, captured, fused, random_model
 
 POLICIES = ("hybrid", "full")
 LENGTHS = (4096, 16384)
@@ -55,23 +55,23 @@ def _status_bytes(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(policy: str, *, tokens: int, dtype: str, layers: int) -> dict[str, object]:
+def measure(options: argparse.Namespace) -> dict[str, object]:
     """One fuse in this process. Nothing of that size ran before: the capture has passes of 512 rows."""
-    model = adopted(random_model(Shape(layers=layers), dtype=dtype, device=best_device()))
-    prompt = captured(model).prompt(tokens)
+    model = adopted(random_model(Shape(layers=options.layers), dtype=options.dtype, device=best_device()))
+    prompt = captured(model).prompt(options.tokens, question=options.question)
     seconds: list[float] = []
     with Readers(2) as readers:
 
         def work() -> None:
-            seconds.append(fused(model, prompt, order=BlendOrder(policy, 0.15), readers=readers)[1])
+            seconds.append(fused(model, prompt, order=BlendOrder(options.policy, 0.15), readers=readers)[1])
 
         peak = peak_bytes(work)
     kv = len(prompt.ids) * model.decoder.token_bytes
     limit = limit_bytes(kv)
     return {
-        "policy": policy,
+        "policy": options.policy,
         "prompt_tokens": len(prompt.ids),
-        "dtype": dtype,
+        "dtype": options.dtype,
         "seconds": round(seconds[0], 2),
         "peak_bytes": peak,
         "kv_bytes": kv,
@@ -82,7 +82,7 @@ def measure(policy: str, *, tokens: int, dtype: str, layers: int) -> dict[str, o
 
 def _alone(policy: str, *, tokens: int, options: argparse.Namespace) -> object:
     command = [sys.executable, "-m", "tests.bench.prefill_memory", "--policy", policy, "--tokens", str(tokens)]
-    command += ["--dtype", options.dtype, "--layers", str(options.layers)]
+    command += ["--dtype", options.dtype, "--layers", str(options.layers), "--question", str(options.question)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
@@ -91,14 +91,14 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--layers", type=int, default=24, help="fewer make a quick try (default 24)")
     parser.add_argument("--tokens", type=int, help=f"of all chunks (default {' and '.join(map(str, LENGTHS))})")
-    parser.add_argument("--policy", choices=POLICIES, help="with --tokens: this case alone, in this process")
+    parser.add_argument("--question", type=int, default=QUESTION, help="tokens behind the chunks (default 32)")
+    parser.add_argument("--policy", help="with --tokens: this case alone, in this process; several with commas")
     options = parser.parse_args()
-    if options.policy and options.tokens:
-        row = measure(options.policy, tokens=options.tokens, dtype=options.dtype, layers=options.layers)
-        print(json.dumps(row, indent=1))
+    if options.policy and options.tokens and "," not in options.policy:
+        print(json.dumps(measure(options), indent=1))
         return
     lengths = [options.tokens] if options.tokens else LENGTHS
-    policies = [options.policy] if options.policy else POLICIES
+    policies = options.policy.split(",") if options.policy else POLICIES
     rows = [_alone(policy, tokens=tokens, options=options) for tokens in lengths for policy in policies]
     print(json.dumps({"layers": options.layers, "cases": rows}, indent=1))
 

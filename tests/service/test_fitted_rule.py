@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from blend.errors import PromptError
 from blend.fuse.fuse import BlendOrder
-from blend.fuse.policy import AskRule, check_policy, policy_name
+from blend.fuse.policy import LAST, AskRule, check_policy, policy_name
 from service import cli
 from service.app.operating_point import OperatingPoint
 from service.bodies.query import BlendIn
@@ -30,8 +30,10 @@ CHECKS = st.one_of(
     st.tuples(st.integers(0, 200), st.floats(1, 1000).map(lambda times: float(f"{times:g}"))),
 )
 RULES = st.one_of(
-    st.builds(lambda layers, check: AskRule(layers, *check, "last"), st.one_of(st.none(), LAYERS), CHECKS),
-    st.builds(lambda layers, check: AskRule(layers or None, *check), LAYERS, CHECKS),
+    st.builds(
+        lambda layers, check: AskRule(layers, *check, "last"), st.one_of(st.sampled_from([*LAST]), LAYERS), CHECKS
+    ),
+    st.builds(lambda layers, check: AskRule(layers or "third", *check), LAYERS, CHECKS),
 )
 
 
@@ -45,12 +47,12 @@ def test_a_rule_is_read_as_it_is_written(rule: AskRule) -> None:
     ("written", "rule"),
     [
         ("ask", AskRule()),
-        ("ask/rows=question", AskRule(None, None, 1, "question")),
-        ("ask/rows=question/check=2", AskRule(None, 2, 3, "question")),
+        ("ask/rows=question", AskRule("half", None, 1, "question")),
+        ("ask/rows=question/check=2", AskRule("half", 2, 3, "question")),
         ("ask/layers=4+3", AskRule((3, 4), 2, 3, "last")),  # as earlier releases wrote rules, and this one reads them
         ("ask/times=20", AskRule((), 2, 20, "last")),
         ("ask/check=none", AskRule((), None, 1, "last")),
-        ("ask/layers=all", AskRule(None, 2, 3, "last")),
+        ("ask/layers=all", AskRule("all", 2, 3, "last")),
     ],
 )
 def test_what_a_rule_does_not_say(written: str, rule: AskRule) -> None:
