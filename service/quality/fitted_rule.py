@@ -61,11 +61,12 @@ class Fitting:
         """The rule whose answers are nearest to full prefill's. `progress` is called with the prompts asked so far."""
         unfitted = AskRule()
         layers = sorted({min(self._keeping - 1, round(depth * self._keeping)) for depth in DEPTHS})
-        asked = [*LAST, *((layer,) for layer in layers)]
-        rule = self._best([replace(rule, layers=each) for rule in (LAST_ROW, unfitted) for each in asked], progress)
-        alone = () if isinstance(rule.layers, str) else rule.layers
-        pairs = [replace(rule, layers=tuple(sorted({*alone, layer}))) for layer in layers if alone]
-        rule = self._best([rule, *pairs], progress)
+        alone = {replace(rule, layers=(layer,)): layer for rule in (LAST_ROW, unfitted) for layer in layers}
+        several = [replace(rule, layers=share) for rule in (LAST_ROW, unfitted) for share in LAST]
+        self._try([*alone, *several], progress)
+        first = min(alone, key=lambda rule: self._kl[rule])
+        pairs = [replace(first, layers=pair) for pair in self._pairs(alone[first], layers)]
+        rule = self._best([*alone, *several, *pairs], progress)
         checks = sorted({min(check, self._keeping - 1) for check in CHECKS})
         unchecked, checked = replace(rule, check=None, times=1.0), replace(rule, times=LAST_ROW.times)
         rule = self._best([unchecked, *(replace(checked, check=check) for check in checks)], progress)
@@ -73,6 +74,11 @@ class Fitting:
         if self._kl[unfitted] <= self._kl[rule]:
             rule = unfitted
         return FittedRule(rule, RATIO, self._kl[rule], self._kl[unfitted])
+
+    def _pairs(self, layer: int, others: Sequence[int]) -> list[tuple[int, int]]:
+        """The layer with each of the others, and with its neighbours."""
+        near = {*others, max(0, layer - 1), min(self._keeping - 1, layer + 1)} - {layer}
+        return [(min(layer, each), max(layer, each)) for each in sorted(near)]
 
     def _best(self, rules: Sequence[AskRule], progress: Callable[[int], None]) -> AskRule:
         """The rule with the lowest KL; of those that are alike, the one that costs least."""

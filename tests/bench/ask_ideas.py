@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, Deviation, fuse
-from blend.fuse.policy import POLICIES, RecomputeBudget, Selection, check_policy
+from blend.fuse.policy import POLICIES, RecomputeBudget, Selection
 from blend.fuse.prompt import ChunkSpan, HeldRecord, PromptLayout, lay_out
 from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel, load
@@ -33,7 +33,7 @@ from service.quality.exact_match import exact_match, interval
 from service.quality.suites import Draw, multihop
 from store.record import LayerKV, Record
 
-RULE = check_policy("ask/layers=3+4/check=2/times=3")
+LAYERS, CHECK, TIMES = (3, 4), 2, 3.0  # ask/layers=3+4/check=2/times=3
 RATIOS = (0.02, 0.05, 0.1, 0.2)
 RATIO = 0.05
 OTHERS = 2  # texts that a chunk is captured behind, to see what it leaves open
@@ -174,7 +174,7 @@ class Asker:
         context = self._context(layout, "reuse")
         last = scattered([len(layout.ids) - 1], device=self._decoder.device)
         looked = torch.zeros(len(layout.ids))
-        asked = tuple(self._decoder.model_layers.keeping[each] for each in RULE.layers)
+        asked = tuple(self._decoder.model_layers.keeping[each] for each in LAYERS)
         hooks = LayerHooks(asked=asked, looked=looked.add_)
         self._decoder.prefill(context, last, ids=torch.tensor(layout.ids[-1:]), hooks=hooks)
         return looked
@@ -206,9 +206,9 @@ class Asker:
         return rare
 
     def _chosen(self, layout: PromptLayout, scores: Scores, name: str, count: int) -> Told:
-        named = CANDIDATES[name](scores, int(np.ceil(RULE.times * count)))
+        named = CANDIDATES[name](scores, int(np.ceil(TIMES * count)))
         context = self._context(layout, "reuse")
-        check = self._decoder.model_layers.keeping[RULE.check]
+        check = self._decoder.model_layers.keeping[CHECK]
         fresh = torch.tensor([place not in _slots(layout) for place in range(len(layout.ids))])
         rows = (named | fresh).nonzero()[:, 0]
         old = (context.keys(check).clone(), context.values(check).clone())

@@ -153,8 +153,8 @@ def test_a_decoder_that_records_computes_the_same(model: LoadedModel, recorded: 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
 @pytest.mark.parametrize("policy", ["ask", "ask/layers=1+2/check=2/times=3"])
 def test_a_decoder_that_records_chooses_the_same_tokens(model: LoadedModel, policy: str) -> None:
-    parts = draw(5, 9, 70, 50, 40, 12)
-    prompt = Case((3, 2), (1,), "hth", parts[1:4], parts[4]).prompt(model)
+    prefix, one, gap, other, question = draw(5, 9, 70, 5, 40, 12)
+    prompt = Case(prefix, (), "hth", (one, gap, other), question).prompt(model)
     wanted = fused(model, prompt, policy=policy, ratio=0.2)
     assert model.decoder.record_layers(recorder)
     for _ in range(PASSES):

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,13 @@ from tests.service.test_evaluate import folder, tiny
 __all__ = ["folder"]
 
 LAYERS = st.lists(st.integers(0, 200), unique=True).map(lambda layers: tuple(sorted(layers)))
-CHECKS = st.one_of(
-    st.tuples(st.none(), st.just(1.0)),
-    st.tuples(st.integers(0, 200), st.floats(1, 1000).map(lambda times: float(f"{times:g}"))),
-)
+TIMES = st.floats(1, 1000).map(lambda times: float(f"{times:g}"))
+UNCHECKED = st.builds(AskRule, st.one_of(st.sampled_from([*LAST]), LAYERS.filter(bool)))
+OF_LAST_ROW = st.builds(replace, UNCHECKED, rows=st.just("last"), layers=st.one_of(st.just("all"), LAYERS))
 RULES = st.one_of(
-    st.builds(
-        lambda layers, check: AskRule(layers, *check, "last"), st.one_of(st.sampled_from([*LAST]), LAYERS), CHECKS
-    ),
-    st.builds(lambda layers, check: AskRule(layers or "third", *check), LAYERS, CHECKS),
+    UNCHECKED,
+    OF_LAST_ROW,
+    st.builds(replace, st.one_of(UNCHECKED, OF_LAST_ROW), check=st.integers(0, 200), times=TIMES),
 )
 
 
