@@ -1,10 +1,11 @@
 """One question at one operating point after another, and how each differs from full prefill. Knows no suites."""
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
-import torch
 from torch import Tensor
 
 from blend.engine.engine import EngineRequest
@@ -16,10 +17,12 @@ from blend.load import LoadedModel
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
 from service.corpus.chunk_capture import tailed
 from service.model.blob_source import BlobSource
-from service.model.capture_context import ChunkIds
+from service.model.capture_context import ALONE, ChunkIds, in_context
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
 from service.model.timed import Timed, timed
 from service.quality.cases import Case
+from service.quality.followed_answer import Divergence, FollowedAnswer, Following, divergence
+from service.quality.variants import Variants
 from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.key import CacheKey
@@ -28,24 +31,20 @@ from store.record import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
-    """The distance from a reference over its own answer tokens. `kl`: mean KL from it, in nats.
+class CaseOutcome:
+    """What one point made of one question. `codec`: divergence from the same policy on lossless records.
 
-    `top1`: the share where both prefer the same token.
+    `nats` of each token of the known answer that is scored, and by how many it is likelier than the foil where they
+    part; None where neither is known. `answer` is the model's own, and `agrees` where it is full prefill's; None where
+    there is nothing to compare it with.
     """
 
-    kl: float
-    top1: float
-
-
-@dataclass(frozen=True, slots=True)
-class CaseOutcome:
-    """What one point made of one question. `codec`: divergence from the same policy on lossless records."""
-
-    answer: str
-    agrees: bool
+    answer: str | None
+    agrees: bool | None
     divergence: Divergence
     codec: Divergence | None
+    nats: float | None
+    margin: float | None
     ttft_s: float
     reused: int
     recomputed: int
@@ -62,42 +61,45 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
+class Yardstick:
+    """How far full prefill goes from itself where its prompt changes: passages that do not matter `reordered`, one of
+    them `replaced` or `left_out`; `unaided` is without any passage, with `nats` of the known answer then.
+    """
+
+    reordered: tuple[Divergence, ...]
+    replaced: Divergence | None
+    left_out: Divergence | None
+    unaided: Divergence
+    nats: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class CaseMeasurement:
-    """One question at all points. `dropped`: passages left out because the model's window is too small."""
+    """One question at all points, and at full prefill. `dropped`: passages that the model's window had no room for."""
 
     outcomes: dict[OperatingPoint, CaseOutcome]
     sizes: dict[str, Sizes]
     dropped: int
+    yardstick: Yardstick | None = None
 
 
-class _Following:
-    """Has the engine write an answer that is given, and then the likeliest tokens; keeps the logits of each place."""
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A passage's record, and the fingerprint that says whether it was computed in a context."""
 
-    def __init__(self, given: Sequence[int]) -> None:
-        self._given = given
-        self._logits: list[Tensor] = []
-
-    def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
-        """See `LogitsProcessor`."""
-        self._logits.append(logits)
-        if len(ids) >= len(self._given):
-            return logits
-        forced = torch.full_like(logits, -torch.inf)
-        forced[self._given[len(ids)]] = 0
-        return forced
-
-    @property
-    def logprobs(self) -> Tensor:
-        """(tokens, V): what the model says at each place of the answer, its end included."""
-        return torch.stack(self._logits).log_softmax(-1)
+    record: Record
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that was answered. `logprobs` (tokens, V) at each place of the answer that was followed."""
+    """A request that was answered. `logprobs` (tokens, V) at each place of the answer; `own`: what the model itself
+    answers, if that is known.
+    """
 
     timed: Timed
     logprobs: Tensor
+    own: list[int] | None
 
 
 class CaseProbe:
@@ -120,64 +122,131 @@ class CaseProbe:
         """Stop the engine."""
         self._engine.close()
 
-    def measure(self, case: Case, points: Sequence[OperatingPoint]) -> CaseMeasurement:
-        """Asks at every point, in the order given; all are compared with full prefill of the same tokens."""
-        prompt_tokens, dropped = self._fitted(case)
-        shown = [passage for passage in case.passages if passage.text]
-        chunks = {
-            run.passage: ChunkIds(run.ids, self._prompt_builder.gap_ids(shown[run.passage]))
-            for run in prompt_tokens.runs
-            if run.passage is not None
-        }
-        captured = self._engine.capture(self._prefix, [chunk.all for chunk in chunks.values()]).result()
-        records = {number: tailed(record, chunks[number]) for number, record in zip(chunks, captured, strict=True)}
-        blobs = {codec: _encoded(records, codec) for codec in dict.fromkeys(point.codec for point in points)}
-        first = self._ask(prompt_tokens, FULL, blobs={})
-        tokens = _best(first.logprobs)
-        asked = {
-            point: first if point == FULL else self._ask(prompt_tokens, point, blobs=blobs[point.codec], given=tokens)
+    def measure(
+        self, case: Case, points: Sequence[OperatingPoint], *, variants: Variants | None = None
+    ) -> CaseMeasurement:
+        """Asks at every point, in the order given; all are compared with full prefill along the same answer.
+
+        That is the first known one, else what full prefill says. The yardstick is measured with `variants` alone.
+        """
+        shown, prompt_tokens, answer = self._fitted(case)
+        captures = self._captured(shown, prompt_tokens)
+        blobs = {codec: _encoded(captures, codec) for codec in dict.fromkeys(point.codec for point in points)}
+        first = self._answered(prompt_tokens, FULL, blobs={}, answer=answer)
+        if not answer.known:
+            answer = replace(answer, tokens=tuple(first.own or ()))
+        asked = {FULL: first} | {
+            point: self._answered(prompt_tokens, point, blobs=blobs[point.codec], answer=answer)
             for point in points
+            if point != FULL
         }
         outcomes: dict[OperatingPoint, CaseOutcome] = {}
         for point, found in asked.items():
-            agrees = _best(found.logprobs) == tokens
-            own = found if agrees else self._ask(prompt_tokens, point, blobs=blobs[point.codec])
             plain = asked.get(replace(point, codec=LOSSLESS))
             outcomes[point] = CaseOutcome(
-                answer=self._text(_best(own.logprobs)),
-                agrees=agrees,
-                divergence=divergence(first.logprobs, found.logprobs),
-                codec=plain and divergence(plain.logprobs, found.logprobs),
+                answer=None if found.own is None else self._text(found.own),
+                agrees=None if found.own is None else found.own == first.own,
+                divergence=_between(first, found, answer=answer),
+                codec=plain and _between(plain, found, answer=answer),
+                nats=answer.nats(found.logprobs),
+                margin=answer.margin(found.logprobs),
                 ttft_s=found.timed.seconds,
                 reused=found.timed.report.reused,
                 recomputed=found.timed.report.recomputed,
                 prompt=prompt_tokens.tokens,
             )
-        sizes = {codec: _sizes(list(records.values()), list(each.values())) for codec, each in blobs.items()}
-        return CaseMeasurement(outcomes, sizes, dropped)
+        records = [capture.record for capture in captures.values()]
+        sizes = {codec: _sizes(records, list(each.values())) for codec, each in blobs.items()}
+        dropped = sum(bool(passage.text) for passage in case.passages) - len(shown.passages)
+        yardstick = variants and self._yardstick(shown, variants, first=first, answer=answer)
+        return CaseMeasurement(outcomes, sizes, dropped, yardstick)
 
-    def _fitted(self, case: Case) -> tuple[PromptTokens, int]:
-        """The prompt with as many of the first passages as the window holds, and how many were left out."""
-        shown, dropped = tuple(passage for passage in case.passages if passage.text), 0
+    def _known(self, case: Case) -> FollowedAnswer:
+        """The known answer as far as it is followed; nothing where there is none, and full prefill's own is."""
+        ids = self._encoded_answer(case.answers[0]) if case.answers else ()
+        skipped = self._encoded_answer(case.skip) if case.skip else ()
+        skip = next((at for at, (a, b) in enumerate(zip(ids, skipped, strict=False)) if a != b), len(skipped))
+        tokens = ids[: skip + self._answer_tokens]
+        if len(tokens) <= skip:
+            return FollowedAnswer((), asks=True)
+        foil = self._encoded_answer(case.foil) if case.foil else ()
+        return FollowedAnswer(tokens, skip, asks=bool(case.wanted), known=True, foil=foil)
+
+    def _captured(self, case: Case, prompt_tokens: PromptTokens) -> dict[int, _Captured]:
+        """The passages' records, each computed in its context."""
+        texts = {part.passage: part.text for turn in case.turns for part in turn.parts}
+        groups: defaultdict[tuple[int, ...], dict[int, ChunkIds]] = defaultdict(dict)
+        for number in [run.passage for run in prompt_tokens.runs if run.passage is not None]:
+            passage = replace(case.passages[number], text=texts[number])
+            context = case.contexts[number] if case.contexts else ALONE
+            found = in_context(self._prompt_builder, passage, context, prefix=self._prefix, window=self._window)
+            groups[found.shared][number] = found
+        captures: dict[int, _Captured] = {}
+        for shared, chunks in groups.items():
+            ids, before = [each.all for each in chunks.values()], [each.before for each in chunks.values()]
+            records = self._engine.capture(shared, ids, before=before).result()
+            for (number, each), record in zip(chunks.items(), records, strict=True):
+                alone = shared == self._prefix and not each.before
+                captures[number] = _Captured(tailed(record, each), "model" if alone else "model@context")
+        return captures
+
+    def _yardstick(self, case: Case, variants: Variants, *, first: _Asked, answer: FollowedAnswer) -> Yardstick:
+        """What full prefill says along the same answer in other prompts. One too long for the window is left out."""
+        followed = replace(answer, asks=False)
+
+        def asked(changed: Case | None) -> _Asked | None:
+            prompt_tokens = changed and self._prompt_builder.lay(changed.turns)
+            if prompt_tokens is None or prompt_tokens.tokens + self._most(answer) > self._window:
+                return None
+            return self._ask(prompt_tokens, FULL, blobs={}, answer=followed)
+
+        def moved(found: _Asked | None) -> Divergence | None:
+            return found and _between(first, found, answer=answer)
+
+        reordered = [moved(asked(each)) for each in variants.reordered(case)]
+        unaided = asked(case.arranged([]))
+        assert unaided is not None, "a prompt without passages is shorter"
+        return Yardstick(
+            reordered=tuple([each for each in reordered if each]),
+            replaced=moved(asked(variants.replaced(case))),
+            left_out=moved(asked(variants.left_out(case))),
+            unaided=_between(first, unaided, answer=answer),
+            nats=answer.nats(unaided.logprobs),
+        )
+
+    def _most(self, answer: FollowedAnswer) -> int:
+        return answer.skip + self._answer_tokens
+
+    def _fitted(self, case: Case) -> tuple[Case, PromptTokens, FollowedAnswer]:
+        """The case with as many of the first passages as the window holds, its prompt, and the answer to follow."""
+        answer = self._known(case)
+        kept = [number for number, passage in enumerate(case.passages) if passage.text]
         while True:
-            prompt_tokens = self._prompt_builder.lay(replace(case, passages=shown).turns)
-            if prompt_tokens.tokens + self._answer_tokens <= self._window:
-                return prompt_tokens, dropped
-            if not shown:
+            shown = case.arranged(kept)
+            prompt_tokens = self._prompt_builder.lay(shown.turns)
+            if prompt_tokens.tokens + self._most(answer) <= self._window:
+                return shown, prompt_tokens, answer
+            if not kept:
                 raise PromptError(
                     f"the question alone has {prompt_tokens.tokens} tokens, the model's window is {self._window}"
                 )
-            shown, dropped = shown[:-1], dropped + 1
+            kept.pop()
+
+    def _answered(
+        self, prompt_tokens: PromptTokens, point: OperatingPoint, *, blobs: Mapping[int, Blob], answer: FollowedAnswer
+    ) -> _Asked:
+        """What the engine makes of the answer, and its own one if that is asked for, by another request if need be."""
+        found = self._ask(prompt_tokens, point, blobs=blobs, answer=answer)
+        if not answer.asks:
+            return replace(found, own=None)
+        if found.own is not None:
+            return found
+        return replace(found, own=self._ask(prompt_tokens, point, blobs=blobs, answer=replace(answer, tokens=())).own)
 
     def _ask(
-        self,
-        prompt_tokens: PromptTokens,
-        point: OperatingPoint,
-        *,
-        blobs: Mapping[int, Blob],
-        given: Sequence[int] = (),
+        self, prompt_tokens: PromptTokens, point: OperatingPoint, *, blobs: Mapping[int, Blob], answer: FollowedAnswer
     ) -> _Asked:
-        """Has the engine write the greedy answer, or the one that is given.
+        """Has the engine write the answer, if there is one, and what the model itself prefers behind it.
 
         The time to the first token begins with the blobs in memory: unpacking them is a part of it.
         """
@@ -185,28 +254,32 @@ class CaseProbe:
         prompt = prompt_tokens.prompt(
             {passage: BlobSource(read(blob), self._behind) for passage, blob in blobs.items()}
         )
-        following = _Following(given)
-        sampling = Sampling(max_tokens=self._answer_tokens, processor=following)
+        following = Following(answer.tokens, end=min(self._tokenizer.stop_ids, default=None))
+        tokens = self._most(answer) if answer.asks or not answer.tokens else len(answer.tokens)
+        sampling = Sampling(max_tokens=tokens, processor=following)
         found = timed(self._engine, EngineRequest(prompt, sampling, BlendOrder(point.policy, point.ratio)), since=start)
-        return _Asked(found, following.logprobs)
+        own = [int(token) for token in following.logprobs.argmax(-1)] if following.prefers_all else None
+        return _Asked(found, following.logprobs, own)
+
+    def _encoded_answer(self, text: str) -> tuple[int, ...]:
+        """The ids of an answer; where no template stands before it, a space does."""
+        lead = "" if cast(object, self._tokenizer.source.chat_template) else " "  # pyright: ignore[reportUnknownMemberType]
+        return tuple(self._tokenizer.encode_text(lead + text))
 
     def _text(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(token for token in tokens if token not in self._tokenizer.stop_ids).strip()
 
 
-def _best(logprobs: Tensor) -> list[int]:
-    return [int(token) for token in logprobs.argmax(-1)]
+def _between(wanted: _Asked, got: _Asked, *, answer: FollowedAnswer) -> Divergence:
+    return divergence(answer.scored(wanted.logprobs), answer.scored(got.logprobs))
 
 
-def divergence(wanted: Tensor, got: Tensor) -> Divergence:
-    """The divergence of the log probabilities `got` (tokens, V) from those `wanted` at the same places."""
-    kl = (wanted.exp() * (wanted - got)).nan_to_num().sum(-1).mean()
-    return Divergence(float(kl), float((wanted.argmax(-1) == got.argmax(-1)).float().mean()))
-
-
-def _encoded(records: Mapping[int, Record], codec: str) -> dict[int, Blob]:
-    key, terms = CacheKey("eval", "chunk", "model", codec), Terms(0, precomputed=True)
-    return {passage: encode(record, key, terms=terms) for passage, record in records.items()}
+def _encoded(captures: Mapping[int, _Captured], codec: str) -> dict[int, Blob]:
+    terms = Terms(0, precomputed=True)
+    return {
+        passage: encode(each.record, CacheKey("eval", "chunk", each.fingerprint, codec), terms=terms)
+        for passage, each in captures.items()
+    }
 
 
 def _sizes(records: Sequence[Record], blobs: Sequence[Blob]) -> Sizes:

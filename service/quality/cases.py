@@ -1,17 +1,21 @@
 """Questions with the passages of their prompts, as they are found in a user's file. Knows no model."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 from service.errors import ServiceError
+from service.model.capture_context import CaptureContext
 from service.model.prompt_builder import PromptPassage, TurnParts
 from service.quality.forms import Form
 
 Json = dict[str, object]
 
+SUPPORTING = "is_supporting"  # whether a passage is one that the answer rests on, as MuSiQue says it
+FACTS = "supporting_facts"  # titles of those that it rests on, as HotpotQA says it
+BEFORE = "before"  # what stands before a passage in its document
 TEXTS = ("text", "content", "paragraph_text", "passage")
 LISTS = ("ctxs", "passages", "paragraphs", "contexts", "context", "documents")
 
@@ -22,9 +26,12 @@ class SuiteError(ServiceError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question. No `answers`: only agreement can be measured. `needs`: how many passages answer it, if known.
+    """One question. No `answers`: full prefill's own is compared. `needs`: how many passages answer it, if known.
 
-    `form`: how its prompt is laid out, behind the turns `before`. `suite`: what it is counted with.
+    `form`: how its prompt is laid out, behind the turns `before`. `suite`: what it is counted with. `foreign`: numbers
+    of the passages that the answer does not rest on, if known. `contexts`: what each passage is captured behind; none
+    are captured alone. `skip`: how the first answer begins, which the question tells already; that is not scored.
+    `foil`: a wrong answer, which the first one must be likelier than.
     """
 
     question: str
@@ -34,6 +41,24 @@ class Case:
     form: Form = field(default_factory=Form)
     before: tuple[TurnParts, ...] = ()
     suite: str = ""
+    foreign: tuple[int, ...] | None = None
+    contexts: tuple[CaptureContext, ...] = ()
+    skip: str = ""
+    foil: str = ""
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """What the model's own answer is compared with: not with a text that only goes on from what is told."""
+        return self.answers[1:] if self.skip else self.answers
+
+    def arranged(self, numbers: Sequence[int]) -> "Case":
+        """The case with these of its passages, in this order."""
+        return replace(
+            self,
+            passages=tuple([self.passages[number] for number in numbers]),
+            foreign=self.foreign and tuple([at for at, number in enumerate(numbers) if number in (self.foreign or ())]),
+            contexts=self.contexts and tuple([self.contexts[number] for number in numbers]),
+        )
 
     @property
     def turns(self) -> list[TurnParts]:
@@ -44,7 +69,7 @@ class Case:
 def read_cases(path: Path) -> list[Case]:
     """A JSON list, an object that holds one, or JSON lines: each with a question, passages and, if known, answers."""
     entries = _placed(read_text(path), path)
-    return _some([replace(_asked(entry, place), passages=_shown(entry, place)) for place, entry in entries], path)
+    return _some([_shown(_asked(entry, place), entry, place=place) for place, entry in entries], path)
 
 
 def read_questions(path: Path) -> list[Case]:
@@ -114,17 +139,54 @@ def _asked(entry: Json, place: str) -> Case:
     question = entry.get("question", entry.get("query"))
     if not isinstance(question, str) or not question.strip():
         raise SuiteError(f"{place}: 'question' must be a text, got {question!r}")
-    return Case(question, (), _answers(entry, place=place))
+    skip, foil = (_told(entry, name, place=place) for name in ("skip", "foil"))
+    return Case(question, (), _answers(entry, place=place), skip=skip, foil=foil)
 
 
-def _shown(entry: Json, place: str) -> tuple[PromptPassage, ...]:
+def _told(entry: Json, name: str, *, place: str) -> str:
+    given = entry.get(name) or ""
+    if not isinstance(given, str):
+        raise SuiteError(f"{place}: {name!r} must be a text, got {given!r}")
+    return given
+
+
+def _shown(case: Case, entry: Json, *, place: str) -> Case:
+    """The case with its passages, and with what the file says of them."""
     name = next((name for name in LISTS if name in entry), None)
     if name is None:
         raise SuiteError(f"{place}: no passages; give them as {LISTS[0]!r}: [{{title, text}}], or name a corpus")
     given = entry[name]
     if not isinstance(given, list):
         raise SuiteError(f"{place}: {name!r} must be a list, got {type(given).__name__}")
-    return tuple(_passage(each, place=f"{place}, {name}[{i}]") for i, each in enumerate(cast(list[object], given)))
+    listed = cast(list[object], given)
+    passages = tuple(_passage(each, place=f"{place}, {name}[{i}]") for i, each in enumerate(listed))
+    described = [cast(Json, each) if isinstance(each, dict) else {} for each in listed]
+    before = [each.get(BEFORE) for each in described]
+    contexts = tuple(
+        CaptureContext(before=PromptPassage(text, passage.title) if isinstance(text, str) else None)
+        for text, passage in zip(before, passages, strict=True)
+    )
+    return replace(
+        case,
+        passages=passages,
+        foreign=_foreign(entry, passages, described=described),
+        contexts=contexts if any(before) else (),
+    )
+
+
+def _foreign(entry: Json, passages: Sequence[PromptPassage], *, described: Sequence[Json]) -> tuple[int, ...] | None:
+    """The numbers of the passages that the answer does not rest on, where the entry says which it does."""
+    facts = entry.get(FACTS)
+    if isinstance(facts, dict):  # of columns, as Hugging Face keeps it
+        named: object = cast(Json, facts).get("title")
+    else:
+        named = [fact[0] for fact in cast(list[object], facts or []) if isinstance(fact, list) and fact]
+    titles = {each for each in cast(list[object], named or []) if isinstance(each, str)}
+    if titles:
+        return tuple(at for at, passage in enumerate(passages) if passage.title not in titles)
+    if any(SUPPORTING in each for each in described):
+        return tuple(at for at, each in enumerate(described) if each.get(SUPPORTING) is False)
+    return None
 
 
 def _passage(given: object, *, place: str) -> PromptPassage:

@@ -141,7 +141,7 @@ def _row(
     full = [each.outcomes[FULL] for each in found]
     right, reference = _right(cases, got), _right(cases, full)
     known = np.array([bool(case.answers) for case in cases])
-    agrees = np.array([float(each.agrees) for each in got])
+    agrees = np.array([float(bool(each.agrees)) for each in got])
     difference = (right - reference)[known] if known.any() else agrees - 1
     speedups = np.array([a.ttft_s / b.ttft_s for a, b in zip(full, got, strict=True)])
     kl = np.array([each.divergence.kl for each in got])
@@ -159,7 +159,7 @@ def _row(
         exact_match=_mean(right[known]),
         exact_match_one_chunk=_mean(right[np.array([bool(case.answers) and case.needs == 1 for case in cases])]),
         exact_match_two_chunk=_mean(right[np.array([bool(case.answers) and case.needs == 2 for case in cases])]),
-        f1=_mean(np.array([f1(a.answer, case.answers) for a, case in zip(got, cases, strict=True)])[known]),
+        f1=_mean(np.array([f1(a.answer or "", case.wanted) for a, case in zip(got, cases, strict=True)])[known]),
         agreement=float(agrees.mean()),
         kl=float(kl.mean()),
         top1=fmean(each.divergence.top1 for each in got),
@@ -180,7 +180,7 @@ def _row(
 
 
 def _right(cases: Sequence[Case], got: Sequence[CaseOutcome]) -> Numbers:
-    return np.array([exact_match(each.answer, case.answers) for case, each in zip(cases, got, strict=True)])
+    return np.array([exact_match(each.answer or "", case.wanted) for case, each in zip(cases, got, strict=True)])
 
 
 def _mean(values: Numbers) -> float | None:

@@ -113,7 +113,9 @@ def _case(random: Random, drawn: Draw, *, needs: int) -> Case:
             shown = scene.reversed() if drawn.form == "reversed" else scene
             before = tuple(_history(scene, question)) if drawn.form == "history" else ()
             form = FORMS.get(drawn.form, FORMS[TITLED])
-            return Case(question.text, passages(shown), (question.answer,), wanted, form, before)
+            needs = shown.questions[scene.questions.index(question)].needs if question.needs else ()
+            foreign = tuple([page for page in range(len(shown.passages)) if page not in needs])
+            return Case(question.text, passages(shown), (question.answer,), wanted, form, before, foreign=foreign)
 
 
 def _without_needed(random: Random, scene: Scene) -> Scene:

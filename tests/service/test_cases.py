@@ -63,7 +63,10 @@ def test_the_form_of_musique_is_read(tmp_path: Path) -> None:
 
 def test_the_form_of_hotpotqa_is_read_and_its_sentences_are_joined_by_one_space(tmp_path: Path) -> None:
     (case,) = read_cases(suite(tmp_path, [HOTPOT]))
-    assert case == Case("Who?", (PromptPassage("One. Two.", "A"), PromptPassage("Three. Four.", "B")), ("Bela",))
+    passages = (PromptPassage("One. Two.", "A"), PromptPassage("Three. Four.", "B"))
+    assert case == Case("Who?", passages, ("Bela",), foreign=(1,))
+    columns = HOTPOT | {"supporting_facts": {"title": ["B", "B"], "sent_id": [0, 1]}}
+    assert read_cases(suite(tmp_path, [columns]))[0].foreign == (0,)
 
 
 @pytest.mark.parametrize(

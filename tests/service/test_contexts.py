@@ -1,238 +1,52 @@
-"""Chunks are captured behind passages of their own kind: which these are, and what becomes of records with them."""
+"""What the passages of a suite are captured behind: a fixed filler that tells no case's own, and its documents."""
 
-from collections.abc import Iterator
-from itertools import pairwise
-from pathlib import Path
+from dataclasses import replace
 
-import numpy as np
-import pytest
-
-from retriever.documents import chunk_id
-from retriever.filter_condition import EVERYTHING
-from service.access.principal import Role
-from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
-from service.corpus.chunk_contexts import ContextKey
-from service.corpus.tenants import Tenant
-from service.model.capture_context import CaptureContext, excerpt
+from service.model.capture_context import EXCERPT_CHARACTERS, FILLER_CHARACTERS, PASSAGES, CaptureContext
 from service.model.prompt_builder import PromptPassage
-from store.blob_store import Put
-from store.codec.decode import decode
-from store.key import CacheKey, Scope
-from store.reader import BlobReader
-from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in, wait_for
-
-TENANT = "default"
+from service.quality.cases import Case
+from service.quality.contexts import in_contexts, swap_for
 
 
-def chunk(document: int, number: int) -> str:
-    return (
-        f"Page {number} of book {document} tells how Selark {document} sold {number} lamps to Dalware in the harbour."
-    )
+def case(name: str, passages: int = 4) -> Case:
+    """Two documents of two passages each, the second of which the answer does not rest on."""
+    told = [PromptPassage(f"{name} {n} " + "tells of wells. " * 30, f"{name}{n // 2}") for n in range(passages)]
+    return Case(f"Who of {name}?", tuple(told), foreign=tuple(range(2, passages)))
 
 
-def book(document: int, *, chunks: int = 3) -> Json:
-    parts = [{"text": chunk(document, number)} for number in range(chunks)]
-    return {"id": f"book-{document}", "title": f"Book {document}", "chunks": parts}
+CASES = [case(name) for name in "abcdef"]
 
 
-def settled(inside: Inside) -> Tenant:
-    """The tenant, when nothing of it waits to be computed in another context."""
-    tenant = inside.core.tenants.open(TENANT)
-
-    def is_settled() -> bool:
-        with tenant.catalog.view() as view:
-            return not (view.moved(1, swept=False) or view.moved(1, swept=True))
-
-    wait_for(is_settled, "all chunks are captured in their contexts")
-    return tenant
-
-
-def stored(tenant: Tenant) -> dict[CacheKey, int]:
-    return {entry.key: entry.nbytes for entry in tenant.store.entries(Scope(TENANT))}
+def test_filler_is_of_other_cases_and_the_same_for_all_whose_it_is_not() -> None:
+    found = in_contexts(CASES)
+    fillers = [{context.filler for context in each.contexts} for each in found]
+    assert all(len(each) == 1 for each in fillers)
+    [*_, [own], [last]] = [[*each] for each in fillers]
+    assert own == last and [each.title for each in own] == ["a1", "a1", "b1", "b1"]
+    for each, [filler] in zip(CASES, fillers, strict=True):
+        assert len(filler) >= PASSAGES and sum(len(passage.text) for passage in filler) >= FILLER_CHARACTERS
+        assert not {passage.title for passage in filler} & {passage.title for passage in each.passages}
+        assert max(len(passage.text) for passage in filler) <= EXCERPT_CHARACTERS
+    assert [replace(each, contexts=()) for each in found] == CASES
 
 
-def wanted(tenant: Tenant) -> set[CacheKey]:
-    """The keys of all passages that serve."""
-    with tenant.catalog.view() as view:
-        names = [entry.id for entry in view.documents(EVERYTHING)]
-        passages = [passage for name in names for passage in view.passages(name)]
-    return {keys.best for keys in tenant.captures.keys(passages)}
+def test_too_few_others_are_no_filler() -> None:
+    assert {context.filler for each in in_contexts(CASES[:2]) for context in each.contexts} == {()}
+    [alone] = in_contexts(CASES[:1], [PromptPassage(f"{n}. " * 100) for n in range(PASSAGES)])
+    assert {len(context.filler) for context in alone.contexts} == {PASSAGES}
 
 
-def filler(tenant: Tenant, domain: str = "") -> list[tuple[str, str]]:
-    with tenant.catalog.view() as view:
-        return [(each.document, each.excerpt) for each in view.fillers("default").get(domain, ())]
+def test_before_a_passage_stands_the_one_of_its_title_or_what_the_case_says() -> None:
+    [found] = in_contexts([CASES[0]])
+    first, _second, third, fourth = CASES[0].passages
+    assert [each.before for each in found.contexts] == [None, first, None, third]
+    untitled = replace(CASES[0], passages=(PromptPassage("One."), PromptPassage("Two.")), foreign=None)
+    assert [each.before for each in in_contexts([untitled])[0].contexts] == [None, None]
+    told = replace(CASES[0], contexts=(CaptureContext(before=fourth), *[CaptureContext()] * 3))
+    assert [each.before for each in in_contexts([told])[0].contexts] == [fourth, first, None, third]
 
 
-@pytest.fixture
-def inside(tmp_path: Path) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path, codec="lossless")) as inside:
-        yield inside
-
-
-def test_a_record_is_what_is_computed_behind_the_passages_that_its_key_names(inside: Inside) -> None:
-    with inside.client() as client:
-        put_in(client, [book(number) for number in range(6)])
-    tenant = settled(inside)
-    assert set(stored(tenant)) == wanted(tenant)
-
-    chosen = filler(tenant)
-    assert len({document for document, _ in chosen}) == 4
-    for document, number in ((5, 0), (5, 2), (0, 1)):
-        text, title = chunk(document, number), f"Book {document}"
-        passages = tuple(
-            PromptPassage(excerpt(text), f"Book {name[5:]}") for name, text in chosen if text != chunk(document, number)
-        )
-        before = PromptPassage(chunk(document, number - 1), title) if number else None
-        context = CaptureContext(passages, before)
-        [key] = [key for key in stored(tenant) if key.chunk == chunk_id(text)]
-        assert key.context == context.digest
-        prefix = tenant.captures.prefixes(["default"])["default"].prefix
-        ids = tenant.model.titled(text, title, context=context, prefix=prefix)
-        assert ids and len(ids.shared) > len(prefix) and bool(ids.before) == bool(number)
-        found = tenant.store.open(key)
-        assert isinstance(found, BlobReader)
-        [computed] = tenant.model.engine.capture((*ids.shared, *ids.before), [ids.all]).result()
-        for one, other in zip(decode(found).layers, computed.layers, strict=True):
-            assert one and other
-            assert np.allclose(one.keys, other.keys, atol=1e-4) and np.allclose(one.values, other.values, atol=1e-4)
-
-
-def test_the_same_corpus_has_the_same_filler_and_keys_one_by_one_and_together(inside: Inside, tmp_path: Path) -> None:
-    with inside.client() as client:
-        for number in range(6):
-            put_in(client, [book(number)])
-    one_by_one = settled(inside)
-    with in_process(settings_in(tmp_path / "other", codec="lossless")) as other, other.client() as client:
-        put_in(client, [book(number) for number in range(6)])
-        together = settled(other)
-        assert filler(together) == filler(one_by_one)
-        assert set(stored(together)) == set(stored(one_by_one)) == wanted(together)
-
-
-def test_a_later_upload_changes_no_filler(inside: Inside) -> None:
-    with inside.client() as client:
-        put_in(client, [book(number) for number in range(4)])
-        before = filler(settled(inside))
-        put_in(client, [book(number) for number in range(4, 9)])
-        assert filler(settled(inside)) == before != []
-
-
-def test_with_a_deleted_filler_all_that_was_captured_behind_it_is_gone_when_the_delete_is(inside: Inside) -> None:
-    with inside.client() as client:
-        put_in(client, [book(number) for number in range(7)])
-        tenant = settled(inside)
-        before, gone = set(stored(tenant)), filler(tenant)[0][0]
-        assert good(client.delete(f"/v1/documents/{gone}"))["done"]
-        assert not before & set(stored(tenant)), "its text is in them"
-        tenant = settled(inside)
-        assert gone not in {document for document, _ in filler(tenant)}
-        assert set(stored(tenant)) == wanted(tenant)
-
-
-def test_what_stood_behind_a_deleted_chunk_is_captured_anew_and_nothing_else(inside: Inside) -> None:
-    """A document is replaced by one that lacks its second chunk: the third stands behind the first then."""
-    with inside.client() as client:
-        put_in(client, [*(book(number) for number in range(5)), book(9, chunks=12)])
-        tenant = settled(inside)
-        before = set(stored(tenant))
-        edited = book(9, chunks=12)
-        edited["chunks"][5] = {"text": "Another sentence stands here now, about tin and about rope."}
-        put_in(client, [edited])
-        tenant = settled(inside)
-    after = set(stored(tenant))
-    assert after == wanted(tenant)
-    gone, fresh = before - after, after - before
-    assert {key.chunk for key in gone} == {chunk_id(chunk(9, 5)), chunk_id(chunk(9, 6))}
-    assert len(fresh) == 2
-
-
-def test_a_text_in_several_documents_is_captured_where_the_first_of_these_has_it(inside: Inside) -> None:
-    shared = {"text": "The same words stand in several books, and mean the same wherever they are read."}
-    with inside.client() as client:
-        put_in(client, [{**book(number), "chunks": [*book(number)["chunks"], shared]} for number in (3, 1, 2, 5, 4)])
-        tenant = settled(inside)
-
-        def behind() -> list[str]:
-            keys = [key for key in stored(tenant) if key.chunk == chunk_id(shared["text"])]
-            own = ContextKey(chunk_id(shared["text"]), "default", "")
-            assert [key.context for key in keys] == [tenant.captures.contexts.named([own])[own].digest]
-            return [tenant.captures.contexts.named([own])[own].before]
-
-        assert behind() == [chunk_id(chunk(1, 2))]
-        good(client.delete("/v1/documents/book-1"))
-        settled(inside)
-        assert behind() == [chunk_id(chunk(2, 2))]
-
-
-def test_no_context_holds_what_a_key_of_the_domain_does_not_see(inside: Inside) -> None:
-    """A filter divides a collection: fillers are chosen within, and of the chunks of one document as well."""
-    with inside.client() as client:
-        put_in(client, [{**book(number), "metadata": {"team": "ab"[number % 2]}} for number in range(10)])
-        mixed = book(20)
-        mixed["metadata"] = {"team": "a"}
-        mixed["chunks"][1]["metadata"] = {"team": "b"}
-        put_in(client, [mixed])
-        settled(inside)
-        inside.core.control.create_key(TENANT, Role.READ, bound={"team": "a"})
-        tenant = inside.core.tenants.open(TENANT)
-        while tenant.renew(1000) is not None:
-            pass
-        domains = {team: tenant.captures.chunk("", {"team": team}).domain for team in "ab"}
-        for team, domain in domains.items():
-            documents = {int(document[5:]) for document, _ in filler(tenant, domain)}
-            assert len(documents) == 4 and {each % 2 for each in documents} == {"ab".index(team)}
-        assert filler(tenant) == []
-        own = [ContextKey(chunk_id(chunk(20, number)), "default", domains["aba"[number]]) for number in range(3)]
-        assert [tenant.captures.contexts.named(own)[each].before for each in own] == ["", "", ""]
-
-
-def test_what_an_earlier_release_captured_serves_until_it_is_replaced(inside: Inside) -> None:
-    with inside.client() as client:
-        put_in(client, [book(number) for number in range(5)])
-        tenant = settled(inside)
-        with tenant.catalog.view() as view:
-            passage = view.passages("book-4")[1]
-        [keys] = tenant.captures.keys([passage])
-        alone = tenant.model.titled(passage.text, passage.title, prefix=keys.behind.prefix)
-        assert alone and keys.lesser[-1].fingerprint == keys.behind.digest
-        tenant.store.delete(Scope(TENANT, passage.id))
-        capturing = ChunkCapture(tenant.model, tenant.store, purpose=Purpose.JOB)
-        assert [each.put for each in capturing.run([CaptureItem(keys.lesser[-1], alone)])] == [Put.STORED]
-
-        found = tenant.caches.stored(keys)
-        assert isinstance(found, BlobReader) and found.head.key == keys.lesser[-1]
-        put_in(client, [book(5)])
-        settled(inside)
-        assert isinstance(tenant.caches.stored(keys), BlobReader), "nothing of it is anybody's but its own"
-        [item] = tenant.caches.lacking([passage.id])
-        assert [each.put for each in capturing.run([item])] == [Put.STORED]
-        tenant.caches.supersede(item.key)
-    assert {key for key in stored(tenant) if key.chunk == passage.id} == {keys.best}
-
-
-def test_a_filler_is_shown_and_changed(inside: Inside) -> None:
-    with inside.client() as client:
-        put_in(client, [book(number) for number in range(5)])
-        tenant = settled(inside)
-        shown = good(client.get("/v1/collections/default"))["filler"]
-        assert [each["document_id"] for each in shown] == [document for document, _ in filler(tenant)]
-        named = [chunk_id(chunk(4, 2)), chunk_id(chunk(1, 0))]
-        changed = good(client.put("/v1/collections/default", json={"filler": named}))
-        assert [each["chunk_id"] for each in changed["filler"]] == named
-        settled(inside)
-        assert set(stored(tenant)) == wanted(tenant)
-        refused = client.put("/v1/collections/default", json={"filler": ["0" * 32]})
-        assert refused.status_code == 404 and "0" * 32 in refused.text
-        assert good(client.put("/v1/collections/default", json={"filler": []}))["filler"] == shown
-
-
-def test_contexts_stay_within_the_document(inside: Inside) -> None:
-    """Chunk by chunk, each stands behind the one before it, and the first behind none."""
-    with inside.client() as client:
-        put_in(client, [book(0, chunks=5)])
-    tenant = settled(inside)
-    own = [ContextKey(chunk_id(chunk(0, number)), "default", "") for number in range(5)]
-    named = tenant.captures.contexts.named(own)
-    assert named[own[0]].before == "" and filler(tenant) == []
-    assert all(named[later].before == earlier.chunk for earlier, later in pairwise(own))
+def test_what_takes_the_place_of_a_passage_is_of_another_case() -> None:
+    assert swap_for(CASES[0], CASES) == CASES[1].passages[2]
+    assert swap_for(CASES[1], CASES) == CASES[0].passages[2]
+    assert swap_for(CASES[0], CASES[:1]) is None

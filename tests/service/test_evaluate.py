@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 from blend.load import LoadedModel, adopt
 from service import cli
 from service.app.operating_point import FULL, OperatingPoint
+from service.model.capture_context import ALONE, in_context
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens
 from service.quality import policy_choice
 from service.quality.case_probe import CaseMeasurement, CaseProbe, divergence
 from service.quality.cases import Case, SuiteError
+from service.quality.contexts import in_contexts
 from service.quality.exact_match import Interval
 from service.quality.grid import ResultRow, grid, run
 from service.quality.policy_choice import check_evidence, choose, save
@@ -38,6 +40,8 @@ CASE = Case(
     2,
 )
 ANSWER_TOKENS = 6
+UNKNOWN, KNOWN = replace(CASE, answers=()), replace(CASE, answers=("It is Tokyo",), skip="It is", foil="It is Oslo")
+POOL = [PromptPassage(f"Passage {number} tells of wells and of bridges.", f"Book {number}") for number in range(40)]
 EVAL = ("eval", "--answer-tokens", "3")
 WANTED = {
     *("policy", "ratio", "codec", "n", "exact_match", "exact_match_one_chunk", "exact_match_two_chunk", "f1"),
@@ -92,29 +96,36 @@ def test_full_prefill_answers_as_transformers_does() -> None:
     assert measured(FULL).outcomes[FULL].answer == tiny().tokenizer.decode(kept).strip()
 
 
-def test_divergence_is_what_a_dense_computation_finds() -> None:
+@pytest.mark.parametrize("case", [UNKNOWN, KNOWN, *in_contexts([UNKNOWN, KNOWN], POOL)])
+def test_divergence_and_nats_are_what_a_dense_computation_finds(case: Case) -> None:
+    """Along full prefill's own answer or the known one, from chunks captured alone and in their contexts."""
     reuse = OperatingPoint("reuse", 0.0, "lossless")
-    got = measured(FULL, reuse).outcomes[reuse]
-    prompt = laid()
+    got = measured(reuse, case=case).outcomes
+    prompt, encode = laid(), tiny().tokenizer.encode_text
     ids, chunks = [*prompt.prefix], list[dense.Cached]()
     for each in prompt.runs:
         if each.passage is not None:
-            tail = tiny().tokenizer.encode_text(CASE.passages[each.passage].gap)
-            chunks.append(dense.Cached(len(ids), prompt.prefix, (*each.ids, *tail)))
+            passage, context = case.passages[each.passage], (case.contexts or [ALONE] * 3)[each.passage]
+            found = in_context(PromptBuilder(tiny().tokenizer), passage, context, prefix=prompt.prefix, window=4096)
+            assert bool(context.filler) == (len(found.shared) > len(prompt.prefix))
+            chunks.append(dense.Cached(len(ids), (*found.shared, *found.before), found.all))
         ids += each.ids
     ids += prompt.suffix
     assert all(tuple(ids[chunk.start :][: len(chunk.ids)]) == chunk.ids for chunk in chunks)
-    answer, _ = dense.greedy(native(), ids, ANSWER_TOKENS)
+    told = encode("".join(case.answers))
+    answer = told if case.answers else dense.greedy(native(), ids, ANSWER_TOKENS)[0]
+    scored = len(answer) - len(encode(case.skip))
     whole = [*ids, *answer[:-1]]
     slots = {slot for chunk in chunks for slot in chunk.slots}
     rows = [slot for slot in range(len(whole)) if slot not in slots]
     logits, _ = dense.rows_through(native(), whole, rows, dense.slots_kv(native(), whole, chunks))
-    wanted = dense.prefill(native(), whole)[-len(answer) :].log_softmax(-1)
-    found = logits[-len(answer) :].log_softmax(-1)
-    kl = torch.nn.functional.kl_div(found, wanted, log_target=True, reduction="sum") / len(answer)
-    assert got.divergence.kl == pytest.approx(float(kl), rel=1e-3, abs=1e-6)
-    assert got.divergence.top1 == pytest.approx(float((found.argmax(-1) == wanted.argmax(-1)).float().mean()))
-    assert got.agrees == (got.divergence.top1 == 1.0)
+    wanted, mixed = (each[-scored:].log_softmax(-1) for each in (dense.prefill(native(), whole), logits))
+    kl = torch.nn.functional.kl_div(mixed, wanted, log_target=True, reduction="sum") / scored
+    assert got[reuse].divergence.kl == pytest.approx(float(kl), rel=1e-3, abs=1e-6)
+    assert got[reuse].divergence.top1 == pytest.approx(float((mixed.argmax(-1) == wanted.argmax(-1)).float().mean()))
+    for point, dense_logprobs in ((FULL, wanted), (reuse, mixed)):
+        nats = [-float(row[token]) for row, token in zip(dense_logprobs, answer[-scored:], strict=True)]
+        assert got[point].nats == (pytest.approx(sum(nats) / scored, rel=1e-3) if case.answers else None)
 
 
 def test_all_tokens_recomputed_is_full_prefill() -> None:

@@ -1,0 +1,90 @@
+"""The answer that all points are made to give, and what is measured along it. Knows no prompts and no passages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WORST = -100.0  # a log probability below which nothing is any worse, and that of what is no number
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The distance from a reference over the answer that is followed. `kl`: mean KL from it, in nats.
+
+    `top1`: the share where both prefer the same token.
+    """
+
+    kl: float
+    top1: float
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedAnswer:
+    """The answer that all points are made to give. `tokens` of it, the first `skip` of which are not scored.
+
+    `asks`: whether the model's own answers are compared. `known`: whether it is the known answer, else full prefill's.
+    """
+
+    tokens: tuple[int, ...]
+    skip: int = 0
+    asks: bool = False
+    known: bool = False
+    foil: tuple[int, ...] = ()
+
+    def scored(self, logprobs: Tensor) -> Tensor:
+        """(tokens, V): the log probabilities at the places that count."""
+        return logprobs[self.skip : len(self.tokens)]
+
+    def nats(self, logprobs: Tensor) -> float | None:
+        """How unlikely the known answer is, in nats for each token that is scored."""
+        if not self.known:
+            return None
+        ids = torch.tensor(self.tokens[self.skip :], device=logprobs.device)
+        return -float(self.scored(logprobs).gather(-1, ids[:, None]).clamp(min=WORST).mean())
+
+    def margin(self, logprobs: Tensor) -> float | None:
+        """The nats by which the known answer is likelier than the foil, where the two part."""
+        pairs = zip(self.tokens, self.foil, strict=False)
+        at = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+        if at is None:
+            return None
+        there = logprobs[at].clamp(min=WORST)
+        return float(there[self.tokens[at]] - there[self.foil[at]])
+
+
+class Following:
+    """Has the engine write an answer that is given; keeps the logits of each place.
+
+    What the model itself prefers follows, if it has preferred all that was given.
+    """
+
+    def __init__(self, given: Sequence[int], *, end: int | None) -> None:
+        self._given = given
+        self._end = end
+        self._logits: list[Tensor] = []
+        self.prefers_all = True
+
+    def __call__(self, ids: Sequence[int], logits: Tensor) -> Tensor:
+        """See `LogitsProcessor`."""
+        self._logits.append(logits)
+        wanted = self._given[len(ids)] if len(ids) < len(self._given) else None if self.prefers_all else self._end
+        if wanted is None:
+            return logits
+        self.prefers_all = self.prefers_all and int(logits.argmax()) == wanted
+        forced = torch.full_like(logits, -torch.inf)
+        forced[wanted] = 0
+        return forced
+
+    @property
+    def logprobs(self) -> Tensor:
+        """(tokens, V): what the model says at each place of the answer, its end included."""
+        return torch.stack(self._logits).log_softmax(-1)
+
+
+def divergence(wanted: Tensor, got: Tensor) -> Divergence:
+    """The divergence of the log probabilities `got` (tokens, V) from those `wanted` at the same places."""
+    a, b = wanted.clamp(min=WORST), got.clamp(min=WORST)
+    kl = (a.exp() * (a - b)).sum(-1).mean()
+    return Divergence(float(kl), float((a.argmax(-1) == b.argmax(-1)).float().mean()))
