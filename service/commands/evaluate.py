@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-from rich.table import Column
 
-from service.commands.console import console, many, plain_table, status, tell
+from service.commands.console import console, many, status, tell
 from service.commands.options import AsJson, check_folders, codecs, listed, policies, settings_with, whole_numbers
+from service.commands.shown_grid import show_grid
 from service.commands.shown_progress import tell_unread
 from service.quality import MULTIHOP
 
@@ -21,16 +21,10 @@ if TYPE_CHECKING:
     from blend.load import LoadedModel
     from service.app.operating_point import OperatingPoint
     from service.quality.cases import Case
-    from service.quality.grid import GridResult, ResultRow
+    from service.quality.grid import GridResult
     from service.quality.policy_choice import PolicyChoice
     from service.settings import Settings
 
-NARROW = ("suite", "policy", "ratio", "codec", "exact", "F1", "agrees", "loss", "sooner")
-COLUMNS = (
-    *("suite", "policy", "ratio", "codec", "exact", "one", "two", "F1", "agrees"),
-    *("KL", "loss", "ttft ms", "sooner", "B/token"),
-)
-WIDE = 112  # columns, from which on all are shown
 AUTO = Path("auto")
 ALL = "all"
 EVERY = 50  # questions between two lines of progress where there is no terminal
@@ -94,7 +88,10 @@ Fit = Annotated[
 Bound = Annotated[
     float,
     result_option(
-        metavar="SHARE", help="How much may be lost against full prefill; 0.01 is one percent.", min=0, max=1
+        metavar="SHARE",
+        help="How much of what passages tell, and of right answers, may be lost; 0.01 is one percent.",
+        min=0,
+        max=1,
     ),
 ]
 Saved = Annotated[
@@ -103,6 +100,14 @@ Saved = Annotated[
         "--save",
         metavar="FILE",
         help="Write the recommended point into this settings file, or `auto`: serve takes it for this model.",
+    ),
+]
+Yardsticks = Annotated[
+    float,
+    result_option(
+        metavar="N",
+        help="How far a point may be from full prefill, in times of what that differs where passages change places.",
+        min=0,
     ),
 ]
 Html = Annotated[
@@ -127,6 +132,7 @@ def evaluate(
     model: Named = "",
     fit: Fit = False,
     bound: Bound = 0.01,
+    yardsticks: Yardsticks = 1.0,
     save_to: Saved = None,
     html: Html = None,
     as_json: AsJson = False,
@@ -141,7 +147,7 @@ def evaluate(
       kvweave eval --suite questions.jsonl --fit --save auto
     """
     from service.quality.grid import grid, run
-    from service.quality.policy_choice import check_evidence, choose
+    from service.quality.policy_choice import PolicyBounds, check_evidence, choose
 
     check_folders(html, save_to)
     points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
@@ -155,7 +161,7 @@ def evaluate(
     rule = _fitted(loaded, to_fit, answer_tokens=answer_tokens) if fit else _in_force(settings, loaded)
     with _progress(len(cases)) as progress:
         result = run(loaded, cases, points=_by_rule(rule, points), answer_tokens=answer_tokens, progress=progress)
-    choice = choose([row for row in result.rows if not row.suite], bound=bound)
+    choice = choose(result.rows, result.yardsticks[0], bounds=PolicyBounds(bound, yardsticks))
     facts = _facts(settings, suite=suite, seed=seed, result=result, choice=choice)
     if save_to:
         _save(choice, save_to, settings=settings, weights=loaded.fingerprint.weights)
@@ -197,7 +203,11 @@ def _fitted(loaded: "LoadedModel", cases: "list[Case]", *, answer_tokens: int) -
     """The policy `ask` with its rule for the model. Says it, and what the rule where none is fitted would do."""
     from service.quality.fitted_rule import Fitting
 
-    with closing(Fitting(loaded, cases, answer_tokens=answer_tokens)) as fitting, _progress(fitting.rounds) as progress:
+    unlabelled = [replace(case, answers=()) for case in cases]
+    with (
+        closing(Fitting(loaded, unlabelled, answer_tokens=answer_tokens)) as fitting,
+        _progress(fitting.rounds) as progress,
+    ):
         found = fitting.run(progress)
     tell(
         f"Fitted {found.rule} on {many(len(cases), 'question')}: KL {found.kl:.4f} at {found.ratio:.0%}, "
@@ -218,7 +228,7 @@ def _report(
     if as_json:
         typer.echo(json.dumps({**facts, **asdict(result), "choice": asdict(choice)}, indent=2, allow_nan=False))
     else:
-        _show(result, choice)
+        show_grid(result, choice.sentence)
 
 
 def _save(choice: "PolicyChoice", file: Path, *, settings: "Settings", weights: str) -> None:
@@ -264,12 +274,13 @@ class _Drawn:
 def _read(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "list[Case]":
     from service.errors import Invalid
     from service.quality.cases import read_cases
+    from service.quality.contexts import in_contexts
     from service.quality.corpus_cases import corpus_cases
     from service.quality.forms import FORMS
     from service.quality.suites import in_forms
 
     if suite == MULTIHOP and corpus is None:
-        return drawn.cases()
+        return in_contexts(drawn.cases())
     if drawn.passages or drawn.tokens:
         raise Invalid("--passages and --tokens are of the built-in suite: a file's questions have their own passages")
     if corpus is None:
@@ -278,7 +289,7 @@ def _read(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "lis
         skipped: list[Path] = []
         cases, problems = corpus_cases(corpus, Path(suite), top_k=top_k, on_skipped=skipped.append)
         tell_unread(skipped, problems)
-    cases = cases[: drawn.size or None]
+    cases = in_contexts(cases)[: drawn.size or None]
     forms = [*FORMS] if drawn.forms == ALL else listed(drawn.forms)
     return in_forms(cases, forms) if forms else cases
 
@@ -316,53 +327,3 @@ def _progress(total: int) -> Generator[Callable[[int], None]]:
     with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=screen) as bar:
         task = bar.add_task("", total=total)
         yield lambda done: bar.update(task, completed=done)
-
-
-def _show(result: "GridResult", choice: "PolicyChoice") -> None:
-    from service.quality.grid import different
-
-    screen = console()
-    rows = [dict(zip(COLUMNS, _cells(row), strict=True)) for row in different(result.rows)]
-    names = COLUMNS if screen.width >= WIDE else NARROW
-    shown = [name for name in names if any(row[name] for row in rows)]
-    exact = "exact match in percent, of all" + (", of one-chunk and of two-chunk questions" if "one" in shown else "")
-    caption = f"{exact}; KL in nats a token" if names is COLUMNS else f"{exact}; --json and --html tell more"
-    columns = (_column(name) for name in shown)
-    table = plain_table(*columns, caption=caption, collapse_padding=True)
-    for row in rows:
-        table.add_row(*(row[name] for name in shown))
-    screen.print(table)
-    if result.dropped:
-        tell(f"{many(result.dropped, 'passage')} did not fit into the model's window and were left out.")
-    tell(choice.sentence, style="bold")
-
-
-def _column(name: str) -> Column:
-    return Column(
-        name, justify="left" if name in ("suite", "policy", "codec", "loss") else "right", no_wrap=name != "loss"
-    )
-
-
-def _cells(row: "ResultRow") -> tuple[str, ...]:
-    """Cells of the table; what a policy does not look at stays empty."""
-    from service.quality.grid import FIXED
-
-    def share(value: float | None) -> str:
-        return "" if value is None else f"{100 * value:.1f}"
-
-    return (
-        row.suite,
-        row.policy,
-        "" if row.policy in FIXED else f"{row.ratio:g}",
-        "" if row.policy == "full" else row.codec,
-        share(row.exact_match),
-        share(row.exact_match_one_chunk),
-        share(row.exact_match_two_chunk),
-        share(row.f1),
-        share(row.agreement),
-        f"{row.kl:.4f}",
-        f"{share(row.loss)} {row.verdict}",
-        f"{row.ttft_ms:.1f}",
-        f"{row.ttft_speedup:.2f}",
-        "" if row.policy == "full" else f"{row.bytes_per_token:,.0f}",
-    )

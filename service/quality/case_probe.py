@@ -1,5 +1,6 @@
 """One question at one operating point after another, and how each differs from full prefill. Knows no suites."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -63,7 +64,8 @@ class Sizes:
 @dataclass(frozen=True, slots=True)
 class Yardstick:
     """How far full prefill goes from itself where its prompt changes: passages that do not matter `reordered`, one of
-    them `replaced` or `left_out`; `unaided` is without any passage, with `nats` of the known answer then.
+    them `replaced` or `left_out`. `unaided` is without any passage, with `nats` of the known answer then; `chance`:
+    those of a guess.
     """
 
     reordered: tuple[Divergence, ...]
@@ -71,6 +73,7 @@ class Yardstick:
     left_out: Divergence | None
     unaided: Divergence
     nats: float | None
+    chance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,7 @@ class CaseProbe:
             left_out=moved(asked(variants.left_out(case))),
             unaided=_between(first, unaided, answer=answer),
             nats=answer.nats(unaided.logprobs),
+            chance=math.log(first.logprobs.shape[-1]),
         )
 
     def _most(self, answer: FollowedAnswer) -> int:

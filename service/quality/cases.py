@@ -178,15 +178,18 @@ def _foreign(entry: Json, passages: Sequence[PromptPassage], *, described: Seque
     """The numbers of the passages that the answer does not rest on, where the entry says which it does."""
     facts = entry.get(FACTS)
     if isinstance(facts, dict):  # of columns, as Hugging Face keeps it
-        named: object = cast(Json, facts).get("title")
-    else:
-        named = [fact[0] for fact in cast(list[object], facts or []) if isinstance(fact, list) and fact]
-    titles = {each for each in cast(list[object], named or []) if isinstance(each, str)}
+        facts = cast(Json, facts).get("title")
+    titles = {_first(each) for each in cast(list[object], facts)} if isinstance(facts, list) else set[str]()
     if titles:
         return tuple(at for at, passage in enumerate(passages) if passage.title not in titles)
     if any(SUPPORTING in each for each in described):
         return tuple(at for at, each in enumerate(described) if each.get(SUPPORTING) is False)
     return None
+
+
+def _first(fact: object) -> str:
+    """The title of a supporting fact: it stands before the number of a sentence, or alone."""
+    return str(cast(list[object], fact)[0]) if isinstance(fact, list) and fact else str(fact)
 
 
 def _passage(given: object, *, place: str) -> PromptPassage:

@@ -46,14 +46,26 @@ def _f1(got: list[str], wanted: list[str]) -> float:
     return 2 * common / (len(got) + len(wanted))
 
 
+def holds(answer: str, wanted: Sequence[str]) -> float:
+    """1 where the words of a wanted answer stand in the answer, together and in order."""
+    said = f" {' '.join(words(answer))} "
+    return float(any(f" {' '.join(words(each))} " in said for each in wanted if words(each)))
+
+
 def interval(values: NDArray[np.float64]) -> Interval:
     """The interval of the mean, by bootstrap over questions; the same numbers give the same interval."""
-    if len(values) == 0:
+    return ratio_interval(values, np.ones_like(values))
+
+
+def ratio_interval(above: NDArray[np.float64], below: NDArray[np.float64]) -> Interval:
+    """The interval of one mean over the other, by bootstrap over questions. NaN is what is not known of one."""
+    if len(above) == 0:
         return Interval(float("nan"), float("nan"))
-    random = np.random.default_rng(0)
-    means = [float(values[random.integers(0, len(values), len(values))].mean()) for _ in range(RESAMPLES)]
+    drawn = np.random.default_rng(0).integers(0, len(above), (RESAMPLES, len(above)))
     tail = (1 - CONFIDENCE) / 2 * 100
-    low, high = np.percentile(means, [tail, 100 - tail])
+    with np.errstate(invalid="ignore", divide="ignore"):  # nothing may be known of what is drawn
+        means = [np.nansum(each[drawn], 1) / (~np.isnan(each))[drawn].sum(1) for each in (above, below)]
+        low, high = np.nanpercentile(means[0] / means[1], [tail, 100 - tail])
     return Interval(float(low), float(high))
 
 

@@ -4,14 +4,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from service.quality.grid import GridResult, ResultRow, different
+from service.quality.grid import GridResult, different
 from service.quality.report_page import Picture, PictureDot, ReportPage, TableCell, rendered
+from service.quality.result_row import ResultRow, YardstickRow
 
 ABSENT = "–"
-LEGEND = """Small print under a number: where it lies with 95 % confidence. Loss: how much less is right than with full
-prefill or, where no answers are known, how often the answer is another; the verdict says whether that is more than
-noise. KL is from full prefill, in nats per answer token; codec KL and codec top-1 are from the same policy on lossless
-records. Top-1: how often both prefer the same token. Times are medians, all else are means."""
+LEGEND = """Small print under a number: where it lies with 95 % confidence; under F1, held, nats and margin: how far
+that is from full prefill’s. KL is from full prefill, in nats per token of the answer; yardsticks: how many times what
+full prefill differs from itself where passages change places. Top-1: how often both prefer the same token. Kept:
+of the nats that passages save on the known answer, so many. Held: how often the known answer stands in the model’s.
+Margin: by how many nats it is likelier than a wrong one. Loss: how much less is right than with full prefill or, where
+no answers are known, how often the answer is another; the verdict says whether what is lost is more than noise. Codec
+KL and codec top-1 are from the same policy on lossless records. Times are medians, all else are means."""
 WORDS = {"noise": "within noise"}  # other verdicts are words already
 
 
@@ -37,6 +41,8 @@ class Column:
 
 
 EXACT_MATCH = Column("Exact match", lambda row: row.exact_match, "z.3f", "exact_match")
+TOP = Column("Top‑1", lambda row: row.top1, "z.3f")
+KEPT = Column("Kept", lambda row: row.kept, "z.3f", "kept")
 AGREEMENT = Column("Agreement", lambda row: row.agreement, "z.3f", "agreement")
 COLUMNS = (
     Column("Ratio", lambda row: row.ratio, "g"),
@@ -44,11 +50,16 @@ COLUMNS = (
     EXACT_MATCH,
     Column("EM, one chunk", lambda row: row.exact_match_one_chunk, "z.3f"),
     Column("EM, two chunks", lambda row: row.exact_match_two_chunk, "z.3f"),
-    Column("F1", lambda row: row.f1, "z.3f"),
+    Column("F1", lambda row: row.f1, "z.3f", "f1"),
+    Column("Held", lambda row: row.holds, "z.3f", "holds"),
     AGREEMENT,
     Column("Loss", lambda row: row.loss, "z.3f", "loss"),
     Column("KL", lambda row: row.kl, ".2g", "kl"),
-    Column("Top‑1", lambda row: row.top1, "z.3f"),
+    Column("Yardsticks", lambda row: row.yardsticks, ".2f", "yardsticks"),
+    TOP,
+    Column("Nats", lambda row: row.nats, ".3f", "nats"),
+    KEPT,
+    Column("Margin", lambda row: row.margin, ".2f", "margin"),
     Column("Codec KL", lambda row: row.kl_codec, ".2g"),
     Column("Codec top‑1", lambda row: row.top1_codec, "z.3f"),
     Column("TTFT, ms", lambda row: row.ttft_ms, ",.1f"),
@@ -74,7 +85,7 @@ def page(result: GridResult, *, title: str, facts: dict[str, str]) -> str:
             picture=_picture(rows),
             heading="All points",
             lead=f"{result.cases:,} questions at each point. "
-            f"{result.dropped:,} passages did not fit the model’s window.",
+            f"{result.dropped:,} passages did not fit the model’s window. {' '.join(map(_full, result.yardsticks))}",
             head=(
                 *(TableCell(each, style="word") for each in WORD_COLUMNS),
                 *(TableCell(each.head) for each in COLUMNS),
@@ -85,9 +96,23 @@ def page(result: GridResult, *, title: str, facts: dict[str, str]) -> str:
     )
 
 
+def _full(row: YardstickRow) -> str:
+    """What full prefill itself does, in words."""
+    numbers = {
+        "passages change places": row.kl,
+        "one is another": row.replaced,
+        "one is left out": row.left_out,
+        "all are left out": row.unaided,
+    }
+    told = ", ".join(f"{_number(value, '.2g')} where {words}" for words, value in numbers.items() if value is not None)
+    saved = "" if row.told is None else f"; passages save {_number(row.told, '.3f')} nats a token of the known answer"
+    return f"Full prefill ({row.suite or 'all'}) differs from itself in nats a token: {told or ABSENT}{saved}."
+
+
 def _picture(rows: Sequence[ResultRow]) -> Picture:
-    """Quality over time; a row that lacks one of them has no place."""
-    quality = EXACT_MATCH if any(row.exact_match is not None for row in rows) else AGREEMENT
+    """Quality over time, by the first measure that the suite has; a row that lacks one of them has no place."""
+    measures = (KEPT, EXACT_MATCH, AGREEMENT, TOP)
+    quality = next((each for each in measures if any(each.get(row) is not None for row in rows)), TOP)
     slowest = max((row.ttft_ms for row in rows if math.isfinite(row.ttft_ms)), default=math.nan)
     heights = ((row, quality.get(row)) for row in rows if not row.suite and math.isfinite(row.ttft_ms))
     return Picture(
@@ -95,7 +120,7 @@ def _picture(rows: Sequence[ResultRow]) -> Picture:
         ends=("1", "0", "0", f"{_number(slowest, ',.0f')} ms"),
         series=tuple(dict.fromkeys(row.policy for row in rows)),
         dots=tuple(
-            PictureDot(row.policy, row.ttft_ms / slowest, 1 - height, _told(row))
+            PictureDot(row.policy, row.ttft_ms / slowest, 1 - min(1, max(0, height)), _told(row))
             for row, height in heights
             if height is not None and math.isfinite(height)
         ),

@@ -1,15 +1,16 @@
-"""Which operating point to take: the cheapest whose loss against full prefill stays within a bound."""
+"""Which operating point to take: the soonest that is as good as full prefill, by all that a suite can tell."""
 
 import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from service.app.operating_point import FULL, OperatingPoint
 from service.quality.cases import SuiteError
-from service.quality.grid import ResultRow
+from service.quality.exact_match import Interval
+from service.quality.result_row import ResultRow, YardstickRow
 from service.quality.time_ratio import TIE
 
 LEAST = 30  # questions of a choice that is kept, whatever the bound
@@ -17,52 +18,116 @@ MOST = 100  # as many are enough for any bound
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyChoice:
-    """The point to take. `certain`: the whole interval of the loss lies within the bound, and not its middle alone.
+class PolicyBounds:
+    """What a point may lose against full prefill. `loss`: a share, of right answers and of what passages tell.
 
-    `late`: something else than full prefill stays within the bound, but comes no sooner.
+    `yardsticks`: its divergence, in times of what full prefill differs by itself where passages change places.
+    """
+
+    loss: float = 0.01
+    yardsticks: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.loss <= 1:
+            raise SuiteError(f"the bound of the loss lies in [0, 1], got {self.loss}")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One thing that a point is judged by: its mean, the worse end of its interval, and the most that either may be."""
+
+    words: str
+    value: float
+    worst: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """The point to take, and the `sentence` that says it to people. `certain`: the intervals of all that it is judged
+    by lie within the bounds, and not their middles alone.
     """
 
     row: ResultRow
-    bound: float
+    bounds: PolicyBounds
     certain: bool
-    late: bool = False
-
-    @property
-    def sentence(self) -> str:
-        """The choice in words for people."""
-        row = self.row
-        if row.policy == "full":
-            if self.late:
-                return f"What loses at most {self.bound:.1%} against full prefill is no sooner than it: reuse nothing."
-            return f"Nothing on this grid loses at most {self.bound:.1%} against full prefill: reuse nothing."
-        low, high = row.intervals["loss"].low, row.intervals["loss"].high
-        doubt = "" if self.certain else f" More than {row.n} questions are needed to be sure of the bound."
-        return (
-            f"Take {row.policy} at ratio {row.ratio:g} with {row.codec}: first token {row.ttft_speedup:.1f}x sooner, "
-            f"{row.bytes_per_token:,.0f} bytes a token, loss {row.loss:.2%} ({low:.2%} to {high:.2%}), "
-            f"bound {self.bound:.1%}.{doubt}"
-        )
+    sentence: str
 
 
-def choose(rows: Sequence[ResultRow], *, bound: float) -> PolicyChoice:
-    """The soonest point within the bound; of those that are equally soon, the smallest. Else full prefill."""
-    if not 0 <= bound <= 1:
-        raise SuiteError(f"the bound of the loss lies in [0, 1], got {bound}")
-    within = [row for row in rows if row.policy != "full" and row.loss <= bound]
-    fitting = [row for row in within if row.ttft_speedup > 1]
-    if not fitting:
-        full = next((row for row in rows if row.policy == "full"), None)
+def choose(rows: Sequence[ResultRow], yardstick: YardstickRow, *, bounds: PolicyBounds) -> PolicyChoice:
+    """The soonest point within the bounds; of those that are equally soon, the smallest. Else full prefill.
+
+    Nothing is taken where full prefill itself says nothing that a point could keep. Rows of single suites are left out.
+    """
+    rows = [row for row in rows if row.suite == yardstick.suite]
+    judged = [(row, [*_judgements(row, yardstick, bounds=bounds)]) for row in rows if row.policy != FULL.policy]
+    within = [(row, each) for row, each in judged if all(one.value <= one.most for one in each)]
+    fitting = [(row, each) for row, each in within if row.ttft_speedup > 1]
+    if yardstick.guesses or yardstick.is_idle or not fitting:
+        full = next((row for row in rows if row.policy == FULL.policy), None)
         if full is None:
-            raise SuiteError(
-                "no point of the grid stays within the bound: add full to the policies, or raise the bound"
-            )
-        return PolicyChoice(full, bound, certain=True, late=bool(within))
-    soonest = max(row.ttft_speedup for row in fitting)
-    equal = [row for row in fitting if row.ttft_speedup * TIE >= soonest]
-    best = min(equal, key=lambda row: (row.bytes_per_token, row.recomputed_tokens))
-    high = best.intervals["loss"].high
-    return PolicyChoice(best, bound, certain=not math.isnan(high) and high <= bound)
+            raise SuiteError("no point of the grid stays within the bounds: add full to the policies, or raise a bound")
+        return PolicyChoice(full, bounds, True, f"{_nothing(yardstick, bounds, late=bool(within))}: reuse nothing.")
+    soonest = max(row.ttft_speedup for row, _ in fitting)
+    equal = [(row, each) for row, each in fitting if row.ttft_speedup * TIE >= soonest]
+    best, found = min(equal, key=lambda one: (one[0].bytes_per_token, one[0].recomputed_tokens))
+    certain = all(one.worst <= one.most for one in found)
+    doubt = "" if certain else f" More than {best.n} questions are needed to be sure of the bounds."
+    return PolicyChoice(best, bounds, certain, _taken(best, found, yardstick=yardstick) + doubt)
+
+
+def _judgements(row: ResultRow, yardstick: YardstickRow, *, bounds: PolicyBounds) -> Iterator[Judgement]:
+    """Yields what a suite can tell of a point. Where it is nothing else, answers must be full prefill's."""
+    spans = row.intervals
+    if row.yardsticks is not None:
+        words = f"differs {row.yardsticks:.2f} times as much as full prefill does where passages change places"
+        yield Judgement(
+            f"{words} ({_span(spans['yardsticks'], '.2f')})",
+            row.yardsticks,
+            spans["yardsticks"].high,
+            bounds.yardsticks,
+        )
+    if row.kept is not None:
+        words = f"keeps {row.kept:.1%} of what passages tell ({_span(spans['kept'], '.1%')})"
+        yield Judgement(words, 1 - row.kept, 1 - spans["kept"].low, bounds.loss)
+    if yardstick.answers and row.loss is not None:
+        words = f"gives {row.loss:.2%} fewer right answers ({_span(spans['loss'], '.2%')})"
+        yield Judgement(words, row.loss, spans["loss"].high, bounds.loss)
+    if row.yardsticks is None and row.kept is None and not yardstick.answers:
+        other = math.inf if row.agreement is None else 1 - row.agreement
+        worst = 1 - spans["agreement"].low if "agreement" in spans else math.inf
+        yield Judgement(f"answers otherwise {other:.1%} of the time", other, worst, bounds.loss)
+
+
+def _span(found: Interval, form: str) -> str:
+    return f"{found.low:{form}} to {found.high:{form}}"
+
+
+def _taken(row: ResultRow, judged: Sequence[Judgement], *, yardstick: YardstickRow) -> str:
+    """The point, what it was judged by, and what decided nothing."""
+    *words, last = [each.words for each in judged]
+    listed = f"{', '.join(words)} and {last}" if words else last
+    told = (
+        f"Take {row.policy} at ratio {row.ratio:g} with {row.codec}: first token {row.ttft_speedup:.1f}x sooner, "
+        f"{row.bytes_per_token:,.0f} bytes a token. It {listed}."
+    )
+    if yardstick.right is not None and not yardstick.answers:
+        told += f" Exact match decided nothing: full prefill itself has {yardstick.right:.1%}."
+    if yardstick.told is not None and not yardstick.tells:
+        told += " Known answers decided nothing: passages make them no likelier to full prefill."
+    return told
+
+
+def _nothing(yardstick: YardstickRow, bounds: PolicyBounds, *, late: bool) -> str:
+    if yardstick.guesses:
+        nats = f"{yardstick.nats or 0:.1f} of {yardstick.chance:.1f} nats a token"
+        return f"Full prefill finds the known answers no likelier than a guess does ({nats}), so nothing can be judged"
+    if yardstick.is_idle:
+        return (
+            f"Passages change what full prefill says by {yardstick.unaided:.4f} nats a token, so nothing can be judged"
+        )
+    words = f"within {bounds.yardsticks:g} yardsticks of full prefill and a loss of {bounds.loss:.1%}"
+    return f"What stays {words} is no sooner than it" if late else f"Nothing on this grid stays {words}"
 
 
 def check_evidence(questions: int, bound: float) -> None:

@@ -113,8 +113,8 @@ def _case(random: Random, drawn: Draw, *, needs: int) -> Case:
             shown = scene.reversed() if drawn.form == "reversed" else scene
             before = tuple(_history(scene, question)) if drawn.form == "history" else ()
             form = FORMS.get(drawn.form, FORMS[TITLED])
-            needs = shown.questions[scene.questions.index(question)].needs if question.needs else ()
-            foreign = tuple([page for page in range(len(shown.passages)) if page not in needs])
+            told = shown.questions[scene.questions.index(question)].needs if question.needs else ()
+            foreign = tuple([page for page in range(len(shown.passages)) if page not in told])
             return Case(question.text, passages(shown), (question.answer,), wanted, form, before, foreign=foreign)
 
 

@@ -16,7 +16,8 @@ from service.builtin import CHECKPOINT
 from service.quality.case_probe import CaseProbe
 from service.quality.cases import Case
 from service.quality.forms import FORMS
-from service.quality.grid import GridResult, ResultRow, grid, run
+from service.quality.grid import GridResult, grid, run
+from service.quality.result_row import ResultRow
 from service.quality.suites import KINDS, UNANSWERED, Draw, multihop
 from service.quality.suites import passages as shown
 from service.settings import load_settings

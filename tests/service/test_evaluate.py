@@ -21,10 +21,7 @@ from service.quality import policy_choice
 from service.quality.case_probe import CaseMeasurement, CaseProbe, divergence
 from service.quality.cases import Case, SuiteError
 from service.quality.contexts import in_contexts
-from service.quality.exact_match import Interval
-from service.quality.grid import ResultRow, grid, run
-from service.quality.policy_choice import check_evidence, choose, save
-from service.settings import load_settings
+from service.quality.grid import grid, run
 from tests.blend import dense
 from tests.blend.families import BASE, build, put
 from tests.blend.tokenizers_made import fresh, made
@@ -77,17 +74,6 @@ def measured(*points: OperatingPoint, case: Case = CASE) -> CaseMeasurement:
 
 def laid() -> PromptTokens:
     return PromptBuilder(tiny().tokenizer).lay(CASE.turns)
-
-
-def row(**changes: object) -> ResultRow:
-    """A point that loses nothing and gains nothing, but for the changes."""
-    flat = Interval(0.0, 0.0)
-    plain = ResultRow(
-        *("", "hybrid", 0.15, "q4", 100, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, None, None, 0.0, "equal"),
-        *(10.0, 2.0, 300.0, 200.0, 30.0, 100.0, 4.5),
-        {"loss": flat, "agreement": flat, "kl": flat},
-    )
-    return replace(plain, **changes)
 
 
 def test_full_prefill_answers_as_transformers_does() -> None:
@@ -195,67 +181,10 @@ def test_a_point_that_does_not_exist_is_named(
         grid(policies, ratios, codecs=codecs)
 
 
-def test_the_soonest_point_within_the_bound_is_chosen_and_size_breaks_ties() -> None:
-    slow, soon, lossy = row(ttft_speedup=1.5), row(ttft_speedup=3.0), row(ttft_speedup=9.0, loss=0.02)
-    smaller = row(ttft_speedup=2.95, bytes_per_token=50.0)
-    assert choose([slow, soon, lossy], bound=0.01).row == soon
-    assert choose([slow, soon, smaller], bound=0.01).row == smaller
-    assert choose([slow, soon, lossy], bound=0.05).row == lossy
-
-
-def test_nothing_within_the_bound_is_full_prefill_and_doubt_is_said() -> None:
-    full = row(policy="full", ttft_speedup=1.0)
-    assert choose([full, row(loss=0.2)], bound=0.01).row == full
-    assert "loses at most 1.0% against full prefill: reuse" in choose([full, row(loss=0.2)], bound=0.01).sentence
-    assert "is no sooner" in choose([full, row(loss=0.0, ttft_speedup=0.9)], bound=0.01).sentence
-    unsure = choose([full, row(intervals={"loss": Interval(-0.01, 0.03)})], bound=0.01)
-    assert not unsure.certain and "More than 100 questions" in unsure.sentence
-
-
-def test_a_saved_point_is_a_setting_and_leaves_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "kvweave.toml"
-    path.write_text('# mine\nport = 9001\nratio = 0.5  # old\nstore = "mem://"')
-    save(choose([row()], bound=0.01), path, current=FULL)
-    assert path.read_text().startswith("# mine\nport = 9001\n")
-    assert tomllib.loads(path.read_text()) == {
-        "port": 9001,
-        "store": "mem://",
-        "policy": "hybrid",
-        "ratio": 0.15,
-        "codec": "q4",
-    }
-    monkeypatch.setenv("KVWEAVE_CONFIG", str(path))
-    assert load_settings().policy == "hybrid"
-
-
-def test_full_prefill_is_saved_with_the_ratio_and_the_codec_that_there_are(tmp_path: Path) -> None:
-    path, full = tmp_path / "kvweave.toml", choose([row(policy="full", codec="lossless")], bound=0.01)
-    current = OperatingPoint("hybrid", 0.2, "q4")
-    assert save(full, path, current=current) == {"policy": "full", "ratio": 0.2, "codec": "q4"}
-    path.write_text('codec = "q8"\nratio = 0.3\n')
-    assert save(full, path, current=current) == {"policy": "full"}
-    assert tomllib.loads(path.read_text()) == {"policy": "full", "ratio": 0.3, "codec": "q8"}
-
-
-@pytest.mark.parametrize(("bound", "enough"), [(0.0, 100), (0.001, 100), (0.01, 100), (0.02, 50), (0.5, 30)])
-def test_a_choice_is_kept_of_so_many_questions_that_one_does_not_decide(bound: float, enough: int) -> None:
-    check_evidence(enough, bound)
-    with pytest.raises(SuiteError, match=rf"{enough} questions or more .* got {enough - 1}: ask more"):
-        check_evidence(enough - 1, bound)
-
-
 def test_too_few_questions_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="got 6"):
         asked("--n", "6", "--model", "nowhere", "--save", str(tmp_path / "k.toml"))
     assert not (tmp_path / "k.toml").exists()
-
-
-def test_a_broken_settings_file_stays_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "kvweave.toml"
-    path.write_text("port = \n")
-    with pytest.raises(SuiteError, match="valid TOML"):
-        save(choose([row()], bound=0.01), path, current=FULL)
-    assert path.read_text() == "port = \n"
 
 
 def test_the_command_prints_json_writes_a_page_and_saves(

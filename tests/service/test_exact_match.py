@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.quality.exact_match import Interval, exact_match, f1, interval, verdict, words
+from service.quality.exact_match import Interval, exact_match, f1, holds, interval, ratio_interval, verdict, words
 
 
 def reference_words(text: str) -> list[str]:
@@ -99,6 +99,40 @@ def test_the_interval_of_one_value_is_a_point_and_of_none_unknown() -> None:
     assert interval(numbers(0.25)) == interval(numbers(0.25, 0.25, 0.25)) == Interval(0.25, 0.25)
     unknown = interval(numbers())
     assert math.isnan(unknown.low) and math.isnan(unknown.high)
+
+
+def test_the_interval_of_a_ratio_is_near_the_one_that_the_delta_method_gives() -> None:
+    random = np.random.default_rng(3)
+    below = random.normal(4.0, 1.0, 400)
+    above = 0.5 * below + random.normal(0.2, 0.3, 400)
+    ratio = float(above.mean() / below.mean())
+    half = 1.959964 * float((above - ratio * below).std()) / math.sqrt(400) / float(below.mean())
+    found = ratio_interval(above, below)
+    assert found.low == pytest.approx(ratio - half, abs=0.2 * half)
+    assert found.high == pytest.approx(ratio + half, abs=0.2 * half)
+
+
+def test_a_ratio_of_what_is_not_known_of_every_question_is_of_the_means_of_what_is() -> None:
+    unknown = float("nan")
+    assert ratio_interval(numbers(3, 3, 3, 3), numbers(2, unknown, 2, 2)) == Interval(1.5, 1.5)
+    assert ratio_interval(numbers(3, unknown, 3), numbers(2, 2, 2)) == Interval(1.5, 1.5)
+    assert math.isnan(ratio_interval(numbers(), numbers()).low)
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted", "held"),
+    [
+        ("The fox is in Tokyo.", ["Tokyo"], 1),
+        ("It is the U.S. Congress, I think", ["us congress"], 1),
+        ("Congress of the US", ["US Congress"], 0),
+        ("The number is 47112.", ["4711"], 0),
+        ("Tokyo", ["Oslo", "tokyo!"], 1),
+        ("", ["a"], 0),
+        ("Tokyo", [], 0),
+    ],
+)
+def test_an_answer_holds_a_known_one_whose_words_stand_in_it(answer: str, wanted: list[str], held: int) -> None:
+    assert holds(answer, wanted) == held
 
 
 def paired(ups: int, downs: int, ties: int) -> NDArray[np.float64]:

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.quality.exact_match import Interval
-from service.quality.grid import GridResult, ResultRow
+from service.quality.grid import GridResult
 from service.quality.page import page
+from service.quality.result_row import ResultRow, YardstickRow
 
 NAN = math.nan
 ROW = ResultRow(
@@ -27,11 +28,16 @@ ROW = ResultRow(
     exact_match_one_chunk=0.7,
     exact_match_two_chunk=0.5,
     f1=0.65,
+    holds=0.7,
     agreement=0.8,
     kl=0.01,
+    yardsticks=0.5,
     top1=0.95,
     kl_codec=None,
     top1_codec=None,
+    nats=1.5,
+    kept=None,
+    margin=None,
     loss=0.05,
     verdict="noise",
     ttft_ms=120.0,
@@ -43,6 +49,8 @@ ROW = ResultRow(
     bits_per_value=11.2,
     intervals={"exact_match": Interval(0.5, 0.7), "agreement": Interval(0.7, 0.9), "loss": Interval(-0.01, 0.1)},
 )
+YARDSTICK = YardstickRow("", 20, 60, 0.0224, 0.92, 0.017, 0.0155, 1.5, 3.1, 0.4, 10.8, 0.0, {})
+UNMEASURED = YardstickRow("<one>", 20, 0, None, None, None, None, None, None, None, math.inf, None, {})
 NOWHERE = {name: Interval(NAN, NAN) for name in ROW.intervals}
 UNANSWERED = replace(
     ROW,
@@ -50,6 +58,8 @@ UNANSWERED = replace(
     exact_match_one_chunk=None,
     exact_match_two_chunk=None,
     f1=None,
+    holds=None,
+    nats=None,
     intervals={"agreement": Interval(0.7, 0.9)},
 )
 MANY = [
@@ -109,7 +119,7 @@ class Reader(HTMLParser):
 
 
 def made(rows: Sequence[ResultRow], title: str = "Title", **facts: str) -> str:
-    return page(GridResult(tuple(rows), cases=20, dropped=3), title=title, facts=facts)
+    return page(GridResult(tuple(rows), (YARDSTICK, UNMEASURED), cases=20, dropped=3), title=title, facts=facts)
 
 
 def picture(text: str) -> Element:
@@ -173,8 +183,11 @@ def test_better_is_higher_and_later_is_further_right() -> None:
     assert other_y < y and other_x > x
 
 
-def test_the_picture_is_of_agreement_where_no_answers_are_known() -> None:
-    for row, words, height in ((ROW, "Exact match and time", 0.4), (UNANSWERED, "Agreement and time", 0.2)):
+def test_the_picture_is_of_the_first_measure_that_a_suite_has() -> None:
+    told = replace(ROW, kept=1.01)
+    unknown = replace(UNANSWERED, agreement=None)
+    cases = ((ROW, "Exact match", 0.4), (UNANSWERED, "Agreement", 0.2), (told, "Kept", 0.0), (unknown, "Top‑1", 0.05))
+    for row, words, height in ((row, f"{name} and time", height) for row, name, height in cases):
         text = made([row])
         assert words in text
         assert dots(text)[0][1] == pytest.approx(300 * height)
@@ -190,7 +203,7 @@ def test_a_policy_has_one_color_and_the_legend_names_it() -> None:
 def test_every_row_is_in_the_table_but_for_those_that_computed_the_same() -> None:
     rows = [replace(row, verdict=("equal", "noise", "worse", "better")[at % 4]) for at, row in enumerate(MANY)]
     head, *lines = Reader(made(rows)).lines
-    assert {len(line) for line in lines} == {len(head)} == {23}
+    assert {len(line) for line in lines} == {len(head)} == {28}
     told: dict[object, ResultRow] = {}
     for row in rows:
         codec = "" if row.policy == "full" else row.codec
