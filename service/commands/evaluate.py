@@ -151,8 +151,7 @@ def evaluate(
 
     check_folders(html, save_to)
     points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
-    drawn = _Drawn(seed, n, difficulty, forms, passages, tokens)
-    settings = settings_with(model)
+    settings, drawn = settings_with(model), _Drawn(seed, n, difficulty, forms, passages, tokens)
     asked = _read(suite, corpus, drawn=drawn, top_k=max(1, settings.top_k))
     to_fit, cases = _halves(asked) if fit else ([], asked)
     if save_to:

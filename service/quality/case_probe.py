@@ -182,7 +182,7 @@ class CaseProbe:
         for number in [run.passage for run in prompt_tokens.runs if run.passage is not None]:
             passage = replace(case.passages[number], text=texts[number])
             context = case.contexts[number] if case.contexts else ALONE
-            found = in_context(self._prompt_builder, passage, context, prefix=self._prefix, window=self._window)
+            found = in_context(self._prompt_builder, passage, context=context, prefix=self._prefix, window=self._window)
             groups[found.shared][number] = found
         captures: dict[int, _Captured] = {}
         for shared, chunks in groups.items():

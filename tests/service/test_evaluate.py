@@ -92,7 +92,9 @@ def test_divergence_and_nats_are_what_a_dense_computation_finds(case: Case) -> N
     for each in prompt.runs:
         if each.passage is not None:
             passage, context = case.passages[each.passage], (case.contexts or [ALONE] * 3)[each.passage]
-            found = in_context(PromptBuilder(tiny().tokenizer), passage, context, prefix=prompt.prefix, window=4096)
+            found = in_context(
+                PromptBuilder(tiny().tokenizer), passage, context=context, prefix=prompt.prefix, window=4096
+            )
             assert bool(context.filler) == (len(found.shared) > len(prompt.prefix))
             chunks.append(dense.Cached(len(ids), (*found.shared, *found.before), found.all))
         ids += each.ids
