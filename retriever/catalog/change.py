@@ -111,8 +111,13 @@ class RowsChange:
         return removal
 
     def drop(self, version: int) -> Removal:
-        found = self._run("SELECT serving FROM documents WHERE row = ?", (version,)).fetchone()
-        return self._remove(version) if found and not found[0] else Removal()
+        found = self._run("SELECT serving, id FROM documents WHERE row = ?", (version,)).fetchone()
+        if not found or found[0]:
+            return Removal()
+        removal = self._remove(version)
+        for collection, domain in self._contexts.lost([found[1]]):  # it was to be filler once it serves
+            self._contexts.keep(collection, domain, passages=())
+        return removal
 
     def drop_orphans(self) -> Removal:
         wanted = f"SELECT version FROM uploads WHERE {LIVE} AND version IS NOT NULL"
@@ -140,6 +145,9 @@ class RowsChange:
         removal = self._delete(f"d.id IN {LISTED}", listed(documents))
         return _together([removal, *self._uploads.delete(documents)])
 
+    def in_context(self, collection: str) -> bool:
+        return self._contexts.is_on(collection)
+
     def keep_filler(self, collection: str, domain: str, *, passages: Sequence[FillerPassage]) -> None:
         self._contexts.keep(collection, domain, passages=passages)
 
@@ -158,8 +166,10 @@ class RowsChange:
     def labels_in(self, documents: Sequence[str]) -> list[Label]:
         return self._contexts.labels_in(documents)
 
-    def collection_passages(self, collection: str, *, facet: tuple[str, Value] | None = None) -> Iterator[ChunkPlace]:
-        return self._contexts.passages_of(collection, facet=facet)
+    def collection_passages(
+        self, collection: str, *, facet: tuple[str, Value] | None = None, staged: Sequence[int] = ()
+    ) -> Iterator[ChunkPlace]:
+        return self._contexts.passages_of(collection, facet=facet, staged=staged)
 
     def texts_of(self, ids: Sequence[str]) -> dict[str, str]:
         return self._contexts.texts(ids)
@@ -331,7 +341,7 @@ class RowsChange:
         used = self._run(
             "SELECT chunk, count(*) FROM passages WHERE document = ? GROUP BY chunk", (version,)
         ).fetchall()
-        places = self._contexts.leave(version)
+        places = self._contexts.leave(version)  # none where chunks are captured alone
         labels = "SELECT label FROM passages WHERE document = ?1 UNION SELECT label FROM documents WHERE row = ?1"
         self._run(f"DELETE FROM facets WHERE label IN ({labels})", (version,))
         self._run(f"DELETE FROM labels WHERE row IN ({labels})", (version,))

@@ -7,6 +7,7 @@ from retriever.catalog.rows import loads, sound_text
 from retriever.contract.types import ChunkPlace, FillerPassage, Label
 from retriever.filter_condition import LISTED, Value, listed
 
+_ON = '%"in_context":true%'  # in rules as they are kept
 _SOME = 16  # documents whose passages are read together
 
 _PLACES = """
@@ -45,6 +46,10 @@ class ContextRows:
     def __init__(self, connection: CatalogConnection) -> None:
         self._connection = connection
         self._run = connection.execute
+
+    def is_on(self, collection: str) -> bool:
+        rows = "SELECT 1 FROM collections WHERE name = ? AND rules LIKE ?"
+        return self._run(rows, (collection, _ON)).fetchone() is not None
 
     def keep(self, collection: str, domain: str, *, passages: Sequence[FillerPassage]) -> None:
         self._run("DELETE FROM fillers WHERE collection = ? AND domain = ?", (collection, domain))
@@ -91,18 +96,20 @@ class ContextRows:
         )
         return [Label(collection, loads(metadata)) for collection, metadata in found.fetchall()]
 
-    def passages_of(self, collection: str, *, facet: tuple[str, Value] | None) -> Iterator[ChunkPlace]:
+    def passages_of(
+        self, collection: str, *, facet: tuple[str, Value] | None, staged: Sequence[int]
+    ) -> Iterator[ChunkPlace]:
         last = 0
         having = (
             "p.label IN (SELECT label FROM facets WHERE facets.field = ? AND facets.value = ?)" if facet else "? = ?"
         )
         some = (
             "SELECT DISTINCT d.row FROM documents d JOIN passages p ON p.document = d.row "
-            f"JOIN labels l ON l.row = p.label WHERE d.row > ? AND d.serving = 1 AND l.collection = ? AND {having} "
-            "ORDER BY d.row LIMIT ?"
+            f"JOIN labels l ON l.row = p.label WHERE d.row > ? AND (d.serving = 1 OR d.row IN {LISTED}) "
+            f"AND l.collection = ? AND {having} ORDER BY d.row LIMIT ?"
         )
-        wanted = facet or (0, 0)
-        while versions := [row for (row,) in self._run(some, (last, collection, *wanted, _SOME)).fetchall()]:
+        wanted = (listed(staged), collection, *(facet or (0, 0)), _SOME)
+        while versions := [row for (row,) in self._run(some, (last, *wanted)).fetchall()]:
             last = versions[-1]
             found = self._run(f"{_PLACES} d.row IN {LISTED} ORDER BY d.row, p.place", (listed(versions),))
             yield from [_place(*each) for each in found.fetchall()]
@@ -115,10 +122,12 @@ class ContextRows:
     def leave(self, version: int) -> list[tuple[int, int | None]]:
         """The chunks that a version is about to leave, with the chunks before them there."""
         rows = (
-            "SELECT p.chunk, q.chunk FROM passages p "
-            "LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1 WHERE p.document = ?"
+            "SELECT p.chunk, q.chunk FROM passages p JOIN labels l ON l.row = p.label "
+            "JOIN collections c ON c.name = l.collection "
+            "LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1 "
+            "WHERE p.document = ? AND c.rules LIKE ?"
         )
-        return self._run(rows, (version,)).fetchall()
+        return self._run(rows, (version, _ON)).fetchall()
 
     def left(self, places: Sequence[tuple[int, int | None]], *, title: str) -> None:
         """Mark those chunks as moved that nowhere else stand behind the same one under the same title."""

@@ -30,6 +30,10 @@ class ContextsView(Protocol):
 class ContextsChange(Protocol):
     """The changes of contexts, as part of one transaction."""
 
+    def in_context(self, collection: str) -> bool:
+        """Whether the collection's rules say `"in_context": true`."""
+        ...
+
     def keep_filler(self, collection: str, domain: str, *, passages: Sequence[FillerPassage]) -> None:
         """Make this the filler, in the place of any other; what was captured behind the other has moved."""
         ...
@@ -52,8 +56,10 @@ class ContextsChange(Protocol):
         """What filters see of these documents, as far as they serve; each once."""
         ...
 
-    def collection_passages(self, collection: str, *, facet: tuple[str, Value] | None = None) -> Iterator[ChunkPlace]:
-        """The passages of a collection that serve, by the age of their documents' versions, oldest first.
+    def collection_passages(
+        self, collection: str, *, facet: tuple[str, Value] | None = None, staged: Sequence[int] = ()
+    ) -> Iterator[ChunkPlace]:
+        """The passages of a collection that serve, or are in these staged versions, those of the oldest versions first.
 
         With a facet, at least those that have it in their metadata.
         """

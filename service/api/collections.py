@@ -13,7 +13,7 @@ from service.bodies.fields import CollectionName
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.fillers import choose
 from service.corpus.tenants import SWEEP_S
-from service.errors import NotFound
+from service.errors import Conflict
 
 
 def list_collections(by: By) -> CollectionList:
@@ -42,7 +42,7 @@ def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Resp
     tenant = by.tenant
     with tenant.catalog.view() as view:
         is_new = view.collection(name) is None
-    kept = CollectionRules(rules.chunk_tokens, rules.system, rules.embedder, rules.search)
+    kept = CollectionRules(rules.chunk_tokens, rules.system, rules.embedder, rules.search, rules.in_context)
     by.core.ingest.put_collection(tenant, name, rules=kept)
     if rules.filler is not None:
         _fill_with(by, name, chunks=rules.filler)
@@ -58,7 +58,7 @@ def _fill_with(by: Caller, name: str, *, chunks: Sequence[str]) -> None:
     with tenant.catalog.change() as change:
         missing = choose(change, name, chunks=chunks, fields=tenant.captures.fields)
         if missing:
-            raise NotFound(f"no document of {name!r} that serves has the chunk {missing!r}: name others as its filler")
+            raise Conflict(f"no document of {name!r} that serves has the chunk {missing!r}: name others as its filler")
     tenant.sweep(SWEEP_S)
     by.core.ingest.wake(tenant.name)
 
@@ -102,6 +102,7 @@ def _body(
         system=rules.system,
         embedder=rules.embedder,
         search=rules.search,
+        in_context=rules.in_context,
         documents=documents,
         filler=[FillerOut(document_id=each.document, chunk_id=each.chunk, title=each.title) for each in passages],
     )

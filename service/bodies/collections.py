@@ -18,6 +18,11 @@ class Rules(Strict):
         description="Whether its chunks are embedded and found; false where another index finds them: "
         "chunk_ids and recognition in a text reuse their caches all the same",
     )
+    in_context: bool = Field(
+        False,
+        description="Whether its chunks are captured behind passages of the collection, and what is before them "
+        "in their document: nearer to full prefill, and a deleted document takes the caches of others with it",
+    )
     filler: list[ChunkId] | None = Field(
         None,
         max_length=8,
@@ -42,6 +47,7 @@ class CollectionOut(BaseModel):
     system: str | None
     embedder: str
     search: bool
+    in_context: bool
     documents: int
     filler: list[FillerOut]
 

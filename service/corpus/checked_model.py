@@ -112,6 +112,8 @@ def _some(model: ServedModel, tenant: _StoredTenant) -> Iterator[CaptureItem]:
     for passage, planned in zip(passages, captures.planned(passages), strict=True):
         if planned.item:
             yield planned.item
+            if not planned.keys.lesser:
+                continue
             alone = model.titled(passage.text, passage.title, prefix=planned.keys.behind.prefix)
             assert alone is not None, "it has a context, so it can be said"
             yield CaptureItem(planned.keys.lesser[-1], alone)

@@ -13,8 +13,11 @@ from retriever.contract.catalog import Catalog, CatalogView
 from retriever.contract.types import ChunkPlace, FillerPassage, Passage
 from retriever.documents import Document, Json
 from service.access.domains import domain_of
+from service.corpus.collection_rules import CollectionRules
 from service.model.capture_context import CaptureContext, context_digest, filler_digest
 from service.model.prompt_builder import PromptPassage
+
+Fillers = dict[str, tuple[FillerPassage, ...]]  # by domain
 
 _KNOWN = 50_000  # contexts that are remembered, as long as nothing changes
 
@@ -49,6 +52,7 @@ class ContextName:
     filler: NamedFiller = NamedFiller()
     before: str = ""
     title: str = ""
+    is_named: bool = True
 
     @property
     def digest(self) -> str:
@@ -59,6 +63,8 @@ class ContextName:
     def digests(self) -> tuple[str, ...]:
         """The digest, then those of records that are less good: captured before there was a filler, and alone by an
         earlier release."""
+        if not self.is_named:
+            return ("",)
         fillerless = replace(self, filler=NamedFiller())
         return tuple(dict.fromkeys((self.digest, fillerless.digest, "")))
 
@@ -114,14 +120,12 @@ class ChunkContexts:
     def standing(self, view: CatalogView, chunks: Sequence[str]) -> dict[ContextKey, tuple[Json, set[str]]]:
         """Metadata of places of chunks, and the digests of all contexts in which these stand, in staged versions too:
         blobs of others are not kept."""
-        fields, fillers = self._fields(), dict[str, dict[str, tuple[FillerPassage, ...]]]()
+        fields, places = self._fields(), view.places_of(chunks)
+        fillers = _fillers(view, {place.collection for place in places})
         found: dict[ContextKey, tuple[Json, set[str]]] = {}
-        for place in view.places_of(chunks):
-            if place.collection not in fillers:
-                fillers[place.collection] = view.fillers(place.collection)
+        for place in places:
             key = ContextKey(place.chunk, place.collection, domain_of(place.metadata, fields))
-            filler = NamedFiller.of(fillers[place.collection].get(key.domain, ()), but=key.chunk)
-            digests = _name(place, filler, domain=key.domain, fields=fields).digests
+            digests = _named(key, place, fillers=fillers[key.collection], fields=fields).digests
             found.setdefault(key, (place.metadata, set()))[1].update(digests)
         return found
 
@@ -156,19 +160,27 @@ def _contexts(
         key = ContextKey(place.chunk, place.collection, domain_of(place.metadata, fields))
         if key in keys and (key not in homes or _first(place) < _first(homes[key])):
             homes[key] = place
-    fillers = {name: view.fillers(name) for name in {key.collection for key in keys}}
-    found: dict[ContextKey, ContextName] = {}
-    for key in keys:
-        filler, place = NamedFiller.of(fillers[key.collection].get(key.domain, ()), but=key.chunk), homes.get(key)
-        found[key] = _name(place, filler, domain=key.domain, fields=fields) if place else ContextName(filler)
-    return found
+    fillers = _fillers(view, {key.collection for key in keys})
+    return {key: _named(key, homes.get(key), fillers=fillers[key.collection], fields=fields) for key in keys}
+
+
+def _fillers(view: CatalogView, collections: Set[str]) -> dict[str, Fillers | None]:
+    """The fillers of each collection by domain; None where its chunks are captured alone."""
+    found = {name: view.collection(name) for name in collections}
+    on = {name for name, each in found.items() if each and CollectionRules.from_json(each.rules).in_context}
+    return {name: view.fillers(name) if name in on else None for name in collections}
 
 
 def _first(place: ChunkPlace) -> tuple[str, int]:
     return place.document, place.place
 
 
-def _name(place: ChunkPlace, filler: NamedFiller, *, domain: str, fields: Set[str]) -> ContextName:
-    """The context of a place: nothing of another domain is in it."""
-    is_seen = place.before_metadata is not None and domain_of(place.before_metadata, fields) == domain
-    return ContextName(filler, place.before if is_seen else "", place.title)
+def _named(key: ContextKey, place: ChunkPlace | None, *, fillers: Fillers | None, fields: Set[str]) -> ContextName:
+    """The context of a chunk at a place: nothing of another domain is in it."""
+    title = place.title if place else ""
+    if fillers is None:
+        return ContextName(title=title, is_named=False)
+    filler = NamedFiller.of(fillers.get(key.domain, ()), but=key.chunk)
+    if place is None or place.before_metadata is None or domain_of(place.before_metadata, fields) != key.domain:
+        return ContextName(filler, title=title)
+    return ContextName(filler, place.before, title)

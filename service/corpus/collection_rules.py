@@ -10,6 +10,7 @@ class CollectionRules:
     """A collection's rules. `system`: the system prompt that chunks are captured behind; None for the service's own.
 
     Chunks are captured behind the first one that the collection ever had: another one later misses no chunk.
+    `in_context`: whether chunks are captured behind passages of their kind, and what is before them in their document.
     `search`: whether they are embedded and found; their caches serve in any case.
     """
 
@@ -17,6 +18,7 @@ class CollectionRules:
     system: str | None = None
     embedder: str = ""
     search: bool = True
+    in_context: bool = False
 
     def to_json(self) -> Json:
         """The JSON that `from_json` reads."""

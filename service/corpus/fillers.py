@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from retriever.contract.catalog import CatalogChange
-from retriever.contract.types import FillerPassage
+from retriever.contract.types import FillerPassage, Label
 from retriever.documents import Document
 from retriever.filter_condition import Value, facets
 from service.access.domains import domain_of
@@ -31,18 +31,23 @@ class FillerDocument:
 def settle(change: CatalogChange, documents: Sequence[str], *, fields: Set[str]) -> None:
     """Replaces what fillers lost with these documents, and makes those that can be made since they serve."""
     for collection, domain in sorted(change.lost_fillers(documents)):
-        _choose(change, collection, domain=domain, fields=fields)
-    for label in change.labels_in(documents):
+        _choose(change, _Home(collection, domain), fields=fields)
+    prepare(change, change.labels_in(documents), fields=fields)
+
+
+def prepare(change: CatalogChange, labels: Iterable[Label], *, staged: Sequence[int] = (), fields: Set[str]) -> None:
+    """Makes the fillers that these labels' domains lack, of documents that serve or will: those of staged versions."""
+    for label in labels:
         domain = domain_of(label.metadata, fields)
         if not change.has_filler(label.collection, domain):
             facet = next((each for each in facets(label.metadata) if each[0] in fields), None)
-            _choose(change, label.collection, domain=domain, fields=fields, facet=facet)
+            _choose(change, _Home(label.collection, domain, facet, tuple(staged)), fields=fields)
 
 
 def leave(change: CatalogChange, document: str, *, fields: Set[str]) -> None:
     """Replaces fillers that a document has left for another domain, or may have."""
     for collection, domain in sorted(change.fillers_with([document])):
-        _choose(change, collection, domain=domain, fields=fields)
+        _choose(change, _Home(collection, domain), fields=fields)
     settle(change, [document], fields=fields)
 
 
@@ -50,10 +55,10 @@ def divide(change: CatalogChange, collections: Iterable[str], *, fields: Set[str
     """Makes the fillers of all domains anew where other filters divide the documents than before."""
     for collection in collections:
         places = change.collection_passages(collection) if fields else ()
-        domains = {"", *(domain_of(place.metadata, fields) for place in places)}
+        domains = {domain_of(place.metadata, fields) for place in places} if fields else {""}
         for domain in sorted(domains):
             if not change.has_filler(collection, domain):
-                _choose(change, collection, domain=domain, fields=fields)
+                _choose(change, _Home(collection, domain), fields=fields)
         change.drop_fillers(collection, but=sorted(domains))
 
 
@@ -63,7 +68,7 @@ def choose(change: CatalogChange, collection: str, *, chunks: Sequence[str], fie
     if not chunks:
         domains = {domain_of(place.metadata, fields) for place in change.collection_passages(collection)}
         for domain in sorted(domains):
-            _choose(change, collection, domain=domain, fields=fields)
+            _choose(change, _Home(collection, domain), fields=fields)
         return None
     texts, found = change.texts_of(chunks), dict[str, dict[str, FillerPassage]]()
     for place in change.collection_passages(collection):
@@ -116,19 +121,29 @@ def filler_of(
     return tuple(found.values())
 
 
-def _choose(
-    change: CatalogChange, collection: str, *, domain: str, fields: Set[str], facet: tuple[str, Value] | None = None
-) -> None:
-    """Chooses a filler of the documents that serve; none where there are too few. All of the domain have the facet."""
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """What has a filler. All documents of the domain have the facet, if one is named; `staged` versions serve soon."""
+
+    collection: str
+    domain: str
+    facet: tuple[str, Value] | None = None
+    staged: tuple[int, ...] = ()
+
+
+def _choose(change: CatalogChange, home: _Home, *, fields: Set[str]) -> None:
+    """Chooses a filler of the documents that serve; none where there are too few, or chunks are captured alone."""
     found: dict[str, FillerDocument] = {}
-    for place in change.collection_passages(collection, facet=facet):
-        if domain_of(place.metadata, fields) == domain:
+    if not change.in_context(home.collection):
+        return
+    for place in change.collection_passages(home.collection, facet=home.facet, staged=home.staged):
+        if domain_of(place.metadata, fields) == home.domain:
             if place.document not in found and len(found) == DOCUMENTS:
                 break
             _add(found, place.document, title=place.title, chunk=place.chunk)
     passages = filler_of([*found.values()], change.texts_of) if len(found) == DOCUMENTS else ()
-    if passages or change.has_filler(collection, domain):
-        change.keep_filler(collection, domain, passages=passages)
+    if passages or change.has_filler(home.collection, home.domain):
+        change.keep_filler(home.collection, home.domain, passages=passages)
 
 
 def _add(found: dict[str, FillerDocument], document: str, *, title: str, chunk: str) -> None:

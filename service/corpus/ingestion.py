@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from blend.errors import TokenizerError
-from retriever.contract.types import Collection
+from retriever.contract.catalog import CatalogChange
+from retriever.contract.types import Collection, Label
 from retriever.contract.upload_types import QueuedUpload, UploadState
-from retriever.contract.uploads import UploadsChange
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.files import read
 from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import cut_draft, decode_draft, named, upload_of
-from service.corpus.fillers import settle
+from service.corpus.fillers import prepare, settle
 from service.corpus.tenants import Tenant
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
@@ -147,7 +147,7 @@ class Ingestion:
     def _stage(self, documents: Mapping[int, Document]) -> None:
         """Stages the documents whose uploads are live still."""
 
-        def claim(change: UploadsChange, versions: Sequence[int]) -> list[int]:
+        def claim(change: CatalogChange, versions: Sequence[int]) -> list[int]:
             claimed: list[int] = []
             for version, (number, document) in zip(versions, documents.items(), strict=True):
                 upload = replace(self._live[number], state=UploadState.COMPUTING, version=version, detail="")
@@ -157,6 +157,9 @@ class Ingestion:
                     self._live[number] = upload
                 else:
                     del self._live[number]
+            found = (documents[number].metadata for number in documents if number in self._live)
+            labels = [Label(self._collection, metadata) for metadata in found]
+            prepare(change, labels, staged=claimed, fields=self._tenant.captures.fields)
             return claimed
 
         if documents:

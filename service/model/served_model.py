@@ -56,6 +56,8 @@ class ServedModel:
     def captured(self, chunks: Sequence[ChunkIds]) -> Future[list[Record]]:
         """Begins to compute the records of chunks, all of them behind the same ids that they share."""
         ids, before = ([each.all for each in chunks], [each.before for each in chunks])
+        if not any(before):
+            return self.engine.capture(chunks[0].shared, ids)
         return self.engine.capture(chunks[0].shared, ids, before=before)
 
     def titled(self, text: str, title: str, *, prefix: Ids, context: CaptureContext = ALONE) -> ChunkIds | None:

@@ -235,7 +235,7 @@ class CorpusReader:
             return False
         self.seen[chunk] = False
         group.progress.chunks += 1
-        serving = (keys.best,) if self._plan.renew else (keys.best, keys.lesser[-1])  # captured by an earlier release
+        serving = (keys.best,) if self._plan.renew else (keys.best, *keys.lesser[-1:])  # captured by an earlier release
         present = next((key for key in serving if key in stored), None)
         if present is not None:
             self.present[chunk] = present
