@@ -115,8 +115,7 @@ def test_tokens_are_those_that_the_engine_reports(settings: Settings, monkeypatc
     for hybrid, reuse in zip(of(found, "hybrid"), of(found, "reuse"), strict=True):
         assert hybrid.reused + hybrid.recomputed == reuse.reused
         assert reuse.recomputed == 0
-    assert of(found, "hybrid")[0].recomputed == 0  # its one chunk stands where it was captured
-    assert of(found, "hybrid")[-1].recomputed > 0
+    assert all(each.recomputed > 0 for each in of(found, "hybrid"))  # a packed record is near, wherever it stands
 
 
 def test_codecs_are_tried_on_real_records(settings: Settings) -> None:
