@@ -18,7 +18,7 @@ TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 TRITON := $(shell sed -n 's/^\(triton==[^ ]*\).*/\1/p' torch.lock)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas fmt lock bench eval model demo serve clean
+.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas fmt lock bench eval real real-grid model demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -54,7 +54,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 export PYTHONDONTWRITEBYTECODE =
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas bench eval model: export OMP_WAIT_POLICY = PASSIVE
+test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas bench eval real real-grid model: export OMP_WAIT_POLICY = PASSIVE
 
 # One file's tests run in one process, which computes with one thread. It often waits, so four fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
@@ -137,6 +137,17 @@ model: $(INSTALLED) ## train the built-in model again, into build/model
 
 eval: $(INSTALLED) ## the quality figures of tests/bench/LOG.md, as JSON into build/eval
 	tests/bench/quality.sh $(VENV)/bin/kvweave build/eval
+
+# Some two hours on two quiet cores for each, minutes on a GPU; run again, they go on where they stopped. Model and
+# prose are fetched into build/real, unless MODEL and PROSE name folders. ARGS="--show" prints the tables of what there is.
+MODEL ?= build/real/model
+PROSE ?= build/real/prose
+
+real: $(INSTALLED) ## the marks on a real model and real prose, 200 prompts a row
+real-grid: $(INSTALLED) ## the same model on prompts of other forms, lengths, chunks and orders, 24 prompts a cell
+real real-grid:
+	$(PY) -m tests.bench.real.fetch '$(MODEL)' '$(PROSE)'
+	$(PY) -m tests.bench.real --plan $(@:real-%=%) --model '$(MODEL)' --prose '$(PROSE)' $(ARGS)
 
 demo serve: $(RUNS)
 	@$(VENV)/bin/kvweave $@ $(ARGS)

@@ -1,0 +1,124 @@
+"""Measures a real model on real prose: `python -m tests.bench.real` for the line of marks, `--plan grid` for the cells.
+
+Each prompt is a line of a file, so a run that is stopped goes on where it was, and other rows can be added to the same
+prompts. `--show` prints the tables of what there is and measures nothing.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from blend.load import LoadedModel, load
+from service.app.give_back_memory import keep_freed_memory
+from tests.bench.real.articles import TokenCounts, divided, read
+from tests.bench.real.cells import PLANS, Cell
+from tests.bench.real.forms import Material
+from tests.bench.real.prompt_probe import PromptProbe
+from tests.bench.real.results import MeasuredPrompt, Results
+from tests.bench.real.rows import Row
+from tests.bench.real.tables import table
+from tests.bench.real.yardstick import variants
+
+FOLDER = Path("build/real")
+PROMPTS = {"real": 200, "grid": 24}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is to be measured of what, and where it is kept."""
+
+    cells: Sequence[Cell]
+    prompts: int
+    material: Material
+    results: Results
+
+
+def measure(run: Run, model: LoadedModel, probe: PromptProbe) -> None:
+    """Every prompt of every cell, one of each cell in turn, but for what is there already."""
+    digest = model.fingerprint.weights
+    run.results.check_model(digest)
+    for number in range(run.prompts):
+        for cell in run.cells:
+            start, before = time.perf_counter(), run.results.get(cell.name, number)
+            wanted = [row for row in cell.rows if before is None or str(row) not in before.rows]
+            if wanted:
+                found = _measured(cell, number, run=run, probe=probe, rows=wanted, digest=digest)
+                run.results.add(found)
+                seconds = time.perf_counter() - start
+                print(f"{cell.name}: {number + 1} of {run.prompts}, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def _measured(
+    cell: Cell, number: int, *, run: Run, probe: PromptProbe, rows: Sequence[Row], digest: str
+) -> MeasuredPrompt:
+    drawn = cell.draw(run.material, number)
+    asked = probe.asked(drawn)
+    is_first = run.results.get(cell.name, number) is None
+    others = variants(drawn, number, draws=cell.draws) if is_first else {}
+    return MeasuredPrompt(
+        cell=cell.name,
+        number=number,
+        model=digest,
+        tokens=asked.laid.tokens,
+        first_s=asked.full.first_s,
+        full=asked.judged(asked.full),
+        none=probe.other(asked, drawn.without_passages),
+        yardstick={name: probe.other(asked, other) for name, other in others.items()},
+        rows={str(row): said for row, said in probe.rows(asked, rows).items()},
+    )
+
+
+def chosen(plan: str, names: str, rows: str) -> list[Cell]:
+    """The cells of a plan, those of these names if any are named, with these rows instead of their own if any are."""
+    cells = [cell for cell in PLANS[plan] if not names or cell.name in names.split(",")]
+    if not cells:
+        sys.exit(f"no cell is named {names!r}: choose of {', '.join(cell.name for cell in PLANS[plan])}")
+    given = tuple(Row.parse(each) for each in rows.split(",") if each)
+    return [replace(cell, rows=given) if given else cell for cell in cells]
+
+
+def _given() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", choices=[*PLANS], default="real")
+    parser.add_argument("--prompts", type=int, help="of each cell; 200, or 24 of each of the grid's")
+    parser.add_argument("--seed", type=int, default=1, help="of prompts, fillers, and which articles are held out")
+    parser.add_argument("--cells", default="", help="names with commas between; all without")
+    parser.add_argument("--rows", default="", help="such as context:ask:0.05:q4,isolated:reuse:0:lossless")
+    parser.add_argument("--model", type=Path, default=FOLDER / "model", help="a checkpoint's folder")
+    parser.add_argument("--prose", type=Path, default=FOLDER / "prose", help="a folder of texts")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the results are")
+    parser.add_argument("--show", action="store_true", help="print the tables of what was measured")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = _given()
+    results = Results(given.folder / f"{given.plan}-{given.seed}.jsonl")
+    cells = chosen(given.plan, given.cells, given.rows)
+    if not given.show:
+        for folder in (given.model, given.prose):
+            if not folder.is_dir():
+                sys.exit(f"there is no folder {folder}: `make {given.plan}` fetches it, or name one of your own")
+        keep_freed_memory()
+        model = load(str(given.model), dtype=given.dtype)
+        probe = PromptProbe(model)
+        prose = divided(read(given.prose), seed=given.seed)
+        material = Material(prose, TokenCounts(probe.count), given.seed)
+        run = Run(cells, given.prompts or PROMPTS[given.plan], material, results)
+        try:
+            measure(run, model, probe)
+        except KeyboardInterrupt:
+            sys.exit("stopped: the same command goes on behind the last prompt")
+        finally:
+            probe.close()
+    for cell in cells:
+        if measured := results.of(cell.name):
+            print(table(cell.name, measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The cells of the two tables: what prompts are asked in which ways. The grid changes one thing at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from tests.bench.real.articles import PAGES, TEXTS
+from tests.bench.real.drawn_prompt import DrawnPrompt
+from tests.bench.real.facts import FACTS
+from tests.bench.real.forms import FORMS, SCATTERED, SHUFFLED, Material, Shape
+from tests.bench.real.rows import ALL, CHOSEN, Row
+
+MAKERS: dict[str, Callable[..., DrawnPrompt]] = {**FORMS, **FACTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Prompts of one kind, and the rows that are measured of them. `draws`: of the yardstick."""
+
+    name: str
+    form: str
+    rows: tuple[Row, ...]
+    shape: Shape = field(default_factory=Shape)
+    draws: int = 3
+
+    def draw(self, material: Material, number: int) -> DrawnPrompt:
+        """Its prompt of this number, always the same for one seed."""
+        return MAKERS[self.form](material, self.shape, number=number)
+
+
+BASE = Shape()
+LINE = (
+    Cell("continuation", "continuation", ALL),
+    *(Cell(name, name, CHOSEN, draws=1) for name in FACTS),
+)
+_SHAPES = {
+    "base": BASE,
+    "4,000 tokens": replace(BASE, tokens=4000),
+    "chunks of 64": replace(BASE, chunk=64),
+    "chunks of 128": replace(BASE, chunk=128),
+    "chunks of 256": replace(BASE, chunk=256),
+    "own apart": replace(BASE, order=SCATTERED),
+    "own out of order": replace(BASE, order=SHUFFLED),
+    "texts alone": replace(BASE, corpus=TEXTS),
+    "pages alone": replace(BASE, corpus=PAGES),
+}
+GRID = (
+    *(Cell(name, "continuation", CHOSEN, shape) for name, shape in _SHAPES.items()),
+    *(Cell(name, name, CHOSEN) for name in FORMS if name != "continuation"),
+)
+PLANS = {"real": LINE, "grid": GRID}

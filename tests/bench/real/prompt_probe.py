@@ -1,0 +1,200 @@
+"""One drawn prompt at a time through the product's own capture, codec and fuse, and how far each row is from prefill.
+
+The known answer is followed, not written: behind a computed prompt its tokens are one pass, which gives the logits of
+all its places. What a policy recomputes is chosen before, by the prompt alone.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blend.fuse.capture import capture
+from blend.fuse.fuse import BlendOrder, fuse
+from blend.fuse.prefixes import Prefixes
+from blend.fuse.prompt import lay_out
+from blend.fuse.record_loader import Readers
+from blend.load import LoadedModel
+from blend.model.context import Segment, numbers, span
+from service.corpus.chunk_capture import tailed
+from service.model.blob_source import BlobSource
+from service.model.capture_context import ALONE, CaptureContext, ChunkIds, in_context
+from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
+from store.blob import Blob, Terms
+from store.codec.encode import encode
+from store.key import CacheKey
+from store.reader import read
+from store.record import Record
+from tests.bench.real.drawn_prompt import DrawnPrompt
+from tests.bench.real.results import Judged
+from tests.bench.real.rows import ISOLATED, Row
+
+FILLERS = 1 << 28  # bytes of what chunks are captured behind, which is the same for many prompts
+FULL = BlendOrder("full", 1.0)
+
+Blobs = dict[int, Blob]  # by the passages' numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The known answer's tokens. The first `skip` are not judged; of `candidates` the right one is the first."""
+
+    ids: tuple[int, ...]
+    skip: int
+    candidates: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Log probabilities (tokens, V) at each place of the answer, and how the prompt was computed."""
+
+    logprobs: Tensor
+    first_s: float
+    reused: int
+    recomputed: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    """A prompt as token ids, its answer, and what full prefill says."""
+
+    drawn: DrawnPrompt
+    laid: PromptTokens
+    answer: Answer
+    full: Said
+
+    def judged(self, said: Said) -> Judged:
+        """How far it is from full prefill, and what it says of the answer."""
+        answer = self.answer
+        wanted, got = self.full.logprobs[answer.skip :], said.logprobs[answer.skip :]
+        told = torch.tensor(answer.ids[answer.skip :], device=got.device)
+        right = None
+        if answer.candidates:
+            first = got[0, list(answer.candidates)]
+            right = int(first.argmax()) == 0
+        return Judged(
+            kl=float((wanted.exp() * (wanted - got)).nan_to_num().sum(-1).mean()),
+            top1=float((wanted.argmax(-1) == got.argmax(-1)).float().mean()),
+            nats=float(-got.gather(1, told[:, None]).mean()),
+            right=right,
+            first=said.first_s / self.full.first_s,
+            reused=said.reused,
+            recomputed=said.recomputed,
+        )
+
+
+class PromptProbe:
+    """Asks one model. Each prompt is computed as if nothing had been asked before."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._decoder = model.decoder
+        self._tokenizer = model.tokenizer
+        self._fingerprint = model.fingerprint
+        self._builder = PromptBuilder(model.tokenizer)
+        self._prefix = self._builder.lay(question_turns([PromptPassage("")], question="")).prefix
+        self._fillers = Prefixes(FILLERS)
+        self._readers = Readers()
+
+    def close(self) -> None:
+        """Stop the threads that read."""
+        self._readers.shutdown()
+
+    def count(self, text: str) -> int:
+        """How many tokens a text has."""
+        return len(self._tokenizer.encode_text(text))
+
+    def asked(self, drawn: DrawnPrompt) -> AskedPrompt:
+        """The prompt by full prefill, which all else is compared with."""
+        laid, answer = self._laid(drawn), self._answer(drawn)
+        return AskedPrompt(drawn, laid, answer, self._said(laid, FULL, answer=answer))
+
+    def other(self, asked: AskedPrompt, drawn: DrawnPrompt) -> Judged:
+        """Full prefill of another prompt, over the same answer."""
+        return asked.judged(self._said(self._laid(drawn), FULL, answer=asked.answer))
+
+    def rows(self, asked: AskedPrompt, rows: Sequence[Row]) -> dict[Row, Judged]:
+        """Each row. A chunk is captured once in each way and packed once by each codec."""
+        found: dict[Row, Judged] = {}
+        for kind in dict.fromkeys(row.capture for row in rows):
+            records = self._captured(asked, kind)
+            for codec in dict.fromkeys(row.codec for row in rows if row.capture == kind):
+                blobs = {number: self._packed(each, kind, codec=codec) for number, each in records.items()}
+                for row in rows:
+                    if (row.capture, row.codec) == (kind, codec):
+                        said = self._said(asked.laid, row.order, answer=asked.answer, blobs=blobs)
+                        found[row] = asked.judged(said)
+        return found
+
+    def _laid(self, drawn: DrawnPrompt) -> PromptTokens:
+        shown = [each.passage for each in drawn.passages]
+        return self._builder.lay(question_turns(shown, question=drawn.question))
+
+    def _answer(self, drawn: DrawnPrompt) -> Answer:
+        given, ids = (self._builder.ids(text) for text in (drawn.given, drawn.answer))
+        if not drawn.candidates:
+            return Answer(ids, _common([given, ids]), ())
+        possible = [self._builder.ids(f"{drawn.given} {each}") for each in drawn.candidates]
+        skip = _common(possible)
+        return Answer(ids[: skip + 1], skip, tuple(each[skip] for each in possible))
+
+    def _captured(self, asked: AskedPrompt, kind: str) -> dict[int, Record]:
+        """The records of the passages, behind the prefix alone or in context, by the passages' numbers."""
+        chunks = {
+            run.passage: self._chunk(asked.drawn, run.passage, kind)
+            for run in asked.laid.runs
+            if run.passage is not None
+        }
+        some = [*chunks.values()]
+        found = capture(
+            self._decoder,
+            some[0].shared,
+            chunks=[each.all for each in some],
+            before=[each.before for each in some],
+            prefixes=self._fillers,
+        )
+        return {number: tailed(record, chunk) for (number, chunk), record in zip(chunks.items(), found, strict=True)}
+
+    def _chunk(self, drawn: DrawnPrompt, number: int, kind: str) -> ChunkIds:
+        shown = drawn.passages[number]
+        context = ALONE if kind == ISOLATED else CaptureContext(drawn.filler, shown.before)
+        return in_context(self._builder, shown.passage, context, prefix=self._prefix, window=self._decoder.window)
+
+    @staticmethod
+    def _packed(record: Record, kind: str, *, codec: str) -> Blob:
+        """A record that was captured in context says so in its key: it is never taken for an exact one."""
+        fingerprint = "model" if kind == ISOLATED else f"model@{kind}"
+        return encode(record, CacheKey("bench", "chunk", fingerprint, codec), terms=Terms(0, precomputed=True))
+
+    @torch.inference_mode()
+    def _said(
+        self, laid: PromptTokens, order: BlendOrder, *, answer: Answer, blobs: Mapping[int, Blob] | None = None
+    ) -> Said:
+        """The time to the first token begins with the blobs in memory: unpacking them is a part of it."""
+        decoder, behind = self._decoder, self._fingerprint.behind(self._prefix)
+        start = time.perf_counter()
+        prompt = laid.prompt({number: BlobSource(read(blob), behind) for number, blob in (blobs or {}).items()})
+        layout = lay_out(prompt, fingerprint=behind, window=decoder.window, vocabulary=decoder.vocabulary)
+        assert not blobs or not layout.misses, layout.misses
+        context = decoder.context(laid.tokens + len(answer.ids))
+        fused = fuse(decoder, layout, context=context, order=order, readers=self._readers)
+        seconds = time.perf_counter() - start
+        logits = [fused.logits[None]]
+        if len(answer.ids) > 1:
+            slots = span(laid.tokens, laid.tokens + len(answer.ids) - 1, device=decoder.device)
+            following = decoder.advance([Segment(context, slots, 0)], numbers(answer.ids[:-1], device=decoder.device))
+            assert following is not None
+            logits.append(following)
+        logprobs = torch.cat(logits).float().log_softmax(-1)
+        return Said(logprobs, seconds, fused.report.reused, fused.report.recomputed)
+
+
+def _common(sequences: Sequence[Sequence[int]]) -> int:
+    """How many ids all begin with."""
+    count = 0
+    for each in zip(*sequences, strict=False):
+        if len(set(each)) > 1:
+            break
+        count += 1
+    return count

@@ -1,0 +1,150 @@
+"""Tables of what was measured, in Markdown: means with their 95 % intervals by bootstrap over prompts, all paired."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.codec.spec import LOSSLESS
+from tests.bench.real.results import Judged, MeasuredPrompt
+from tests.bench.real.rows import IN_CONTEXT, Row
+from tests.bench.real.yardstick import REORDERED, kls
+
+RESAMPLES, TAIL = 2000, 2.5
+MARKS = {
+    0.0: 1.5,
+    0.05: 1.25,
+    0.15: 0.9,
+}  # yardsticks that lossless records captured in context may differ by, by ratio
+CODEC_MARK = 0.8  # yardsticks that packing adds at most
+KEPT_MARK = 0.99
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def text(self, digits: int) -> str:
+        """The number, and the interval in brackets."""
+        return f"{self.mean:.{digits}f} [{self.low:.{digits}f} {self.high:.{digits}f}]"
+
+
+def figure(statistic: Callable[[NDArray[np.intp]], Numbers], count: int) -> Figure:
+    """A statistic of so many prompts. It takes prompts' numbers (resamples, count), each row one sample."""
+    draws = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+    low, high = np.percentile(statistic(draws), [TAIL, 100 - TAIL])
+    return Figure(float(statistic(np.arange(count)[None])[0]), float(low), float(high))
+
+
+def mean_of(values: Numbers) -> Figure:
+    """The mean."""
+    return figure(lambda some: values[some].mean(1), len(values))
+
+
+def ratio_of(values: Numbers, whole: Numbers) -> Figure:
+    """The sum of the one in parts of the other's."""
+    return figure(lambda some: values[some].sum(1) / whole[some].sum(1), len(values))
+
+
+def table(cell: str, measured: Sequence[MeasuredPrompt]) -> str:
+    """The table of one cell."""
+    return "\n".join([*_head(cell, measured), *_yardsticks(measured), *_rows(measured), ""])
+
+
+def _head(cell: str, measured: Sequence[MeasuredPrompt]) -> Iterator[str]:
+    tokens = np.mean([each.tokens for each in measured])
+    full, none = (np.mean([of.nats for of in some]) for some in zip(*[(m.full, m.none) for m in measured], strict=True))
+    first = np.median([each.first_s for each in measured])
+    yield f"### {cell}"
+    yield ""
+    yield (
+        f"{len(measured)} prompts of {tokens:,.0f} tokens. Nats of the known answer: {full:.3f} by full prefill, "
+        f"{none:.3f} without passages. First token by full prefill: {first:.2f} s."
+    )
+    if measured[0].full.right is not None:
+        rights = [np.array([bool(of.right) for of in some], np.float64) for some in _both(measured)]
+        yield f"Right: {mean_of(rights[0]).text(3)} by full prefill, {rights[1].mean():.3f} without passages."
+    yield ""
+    yield "| | n | divergence | of the yardstick | agreement | kept | first token | right | marks |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+
+
+def _both(measured: Sequence[MeasuredPrompt]) -> tuple[list[Judged], list[Judged]]:
+    return [each.full for each in measured], [each.none for each in measured]
+
+
+def _yardsticks(measured: Sequence[MeasuredPrompt]) -> Iterator[str]:
+    names = dict.fromkeys(name for each in measured for name in each.yardstick if not name.startswith(REORDERED))
+    draws = [name for name in measured[0].yardstick if name.startswith(REORDERED)]
+    top1 = np.array([np.mean([each.yardstick[name].top1 for name in draws]) for each in measured])
+    yardstick = np.array(kls(measured))
+    cells = [mean_of(yardstick).text(4), "1", mean_of(top1).text(3)]
+    yield _line([f"full prefill, {REORDERED}", str(len(measured)), *cells])
+    for name in names:
+        some = [each for each in measured if name in each.yardstick]
+        values, tops = (np.array([getattr(each.yardstick[name], field) for each in some]) for field in ("kl", "top1"))
+        ratio = ratio_of(values, np.array(kls(some)))
+        cells = [mean_of(values).text(4), ratio.text(2), mean_of(tops).text(3)]
+        yield _line([f"full prefill, {name}", str(len(some)), *cells])
+
+
+def _rows(measured: Sequence[MeasuredPrompt]) -> Iterator[str]:
+    for name in dict.fromkeys(name for each in measured for name in each.rows):
+        some = [each for each in measured if name in each.rows]
+        yield _line(_row(Row.parse(name), [each.rows[name] for each in some], measured=some))
+
+
+def _row(row: Row, judged: Sequence[Judged], *, measured: Sequence[MeasuredPrompt]) -> list[str]:
+    divergence, yardstick = np.array([each.kl for each in judged]), np.array(kls(measured))
+    full, none, own = (np.array([of.nats for of in some]) for some in (*_both(measured), judged))
+    ratio, kept = ratio_of(divergence, yardstick), _kept(none - own, none - full)
+    right, marks = "", [_mark("divergence", ratio, MARKS[row.ratio])] if _is_marked(row) else []
+    if judged[0].right is not None:
+        rights = [np.array([bool(of.right) for of in some], np.float64) for some in (judged, _both(measured)[0])]
+        right = f"{rights[0].mean():.3f}, {mean_of(rights[0] - rights[1]).text(3)}"
+    twins = [each.rows.get(str(row.lossless)) for each in measured]
+    if row.codec != LOSSLESS and None not in twins:
+        plain = np.array([each.kl for each in twins if each])
+        marks.append(_mark("packing", ratio_of(divergence - plain, yardstick), CODEC_MARK))
+    if kept and row.capture == IN_CONTEXT:
+        marks.append(_mark("kept", kept, KEPT_MARK))
+    return [
+        str(row),
+        str(len(judged)),
+        mean_of(divergence).text(4),
+        ratio.text(2),
+        mean_of(np.array([each.top1 for each in judged])).text(3),
+        kept.text(3) if kept else "",
+        f"{np.median([each.first for each in judged]):.3f}",
+        right,
+        ", ".join(marks),
+    ]
+
+
+def _is_marked(row: Row) -> bool:
+    return row.capture == IN_CONTEXT and row.codec == LOSSLESS and row.ratio in MARKS
+
+
+def _kept(own: Numbers, full: Numbers) -> Figure | None:
+    """What a row keeps of what passages tell; none where they tell nothing."""
+    return ratio_of(own, full) if full.sum() > 0 else None
+
+
+def _mark(name: str, found: Figure, limit: float) -> str:
+    """Whether the mean meets it, and whether the worse end of the interval does."""
+    is_floor = name == "kept"
+    worse = found.low if is_floor else found.high
+    met, surely = (each >= limit if is_floor else each <= limit for each in (found.mean, worse))
+    said = "met" if surely else f"met, the interval's end {worse:.2f} not" if met else "not met"
+    return f"{name} {found.mean:.2f} {'≥' if is_floor else '≤'} {limit:g} {said}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join([*cells, *[''] * (9 - len(cells))])} |"
