@@ -18,7 +18,7 @@ from tests.bench.real.cells import PLANS, Cell
 from tests.bench.real.forms import Material
 from tests.bench.real.prompt_probe import PromptProbe
 from tests.bench.real.results import MeasuredPrompt, Results
-from tests.bench.real.rows import Row
+from tests.bench.real.rows import EVERY, Row
 from tests.bench.real.tables import table
 from tests.bench.real.yardstick import variants
 
@@ -28,27 +28,30 @@ PROMPTS = {"real": 200, "grid": 24}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is to be measured of what, and where it is kept."""
+    """What is to be measured of what, and where it is kept. `part`: this process' number, of so many that share it."""
 
     cells: Sequence[Cell]
     prompts: int
     material: Material
     results: Results
+    part: tuple[int, int]
 
 
 def measure(run: Run, model: LoadedModel, probe: PromptProbe) -> None:
     """Every prompt of every cell, one of each cell in turn, but for what is there already."""
     digest = model.fingerprint.weights
     run.results.check_model(digest)
-    for number in range(run.prompts):
+    part, parts = run.part
+    for number in range(part - 1, run.prompts, parts):
         for cell in run.cells:
-            start, before = time.perf_counter(), run.results.get(cell.name, number)
+            start, worked = time.perf_counter(), time.process_time()
+            before = run.results.get(cell.name, number)
             wanted = [row for row in cell.rows if before is None or str(row) not in before.rows]
             if wanted:
                 found = _measured(cell, number, run=run, probe=probe, rows=wanted, digest=digest)
                 run.results.add(found)
-                seconds = time.perf_counter() - start
-                print(f"{cell.name}: {number + 1} of {run.prompts}, {seconds:.0f} s", file=sys.stderr, flush=True)
+                took = f"{time.perf_counter() - start:.0f} s, {time.process_time() - worked:.0f} s of processors"
+                print(f"{cell.name}: {number + 1} of {run.prompts}, {took}", file=sys.stderr, flush=True)
 
 
 def _measured(
@@ -76,8 +79,15 @@ def chosen(plan: str, names: str, rows: str) -> list[Cell]:
     cells = [cell for cell in PLANS[plan] if not names or cell.name in names.split(",")]
     if not cells:
         sys.exit(f"no cell is named {names!r}: choose of {', '.join(cell.name for cell in PLANS[plan])}")
-    given = tuple(Row.parse(each) for each in rows.split(",") if each)
+    given = EVERY if rows == "every" else tuple(Row.parse(each) for each in rows.split(",") if each)
     return [replace(cell, rows=given) if given else cell for cell in cells]
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        sys.exit(f"a part is such as 1/2, got {text!r}")
+    return part, parts
 
 
 def _given() -> argparse.Namespace:
@@ -86,11 +96,12 @@ def _given() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, help="of each cell; 200, or 24 of each of the grid's")
     parser.add_argument("--seed", type=int, default=1, help="of prompts, fillers, and which articles are held out")
     parser.add_argument("--cells", default="", help="names with commas between; all without")
-    parser.add_argument("--rows", default="", help="such as context:ask:0.05:q4,isolated:reuse:0:lossless")
+    parser.add_argument("--rows", default="", help="such as context:ask:0.05:q4,isolated:reuse:0:lossless; or every")
     parser.add_argument("--model", type=Path, default=FOLDER / "model", help="a checkpoint's folder")
     parser.add_argument("--prose", type=Path, default=FOLDER / "prose", help="a folder of texts")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the results are")
+    parser.add_argument("--part", default="1/1", help="1/2 and 2/2 are two processes that share the prompts")
     parser.add_argument("--show", action="store_true", help="print the tables of what was measured")
     return parser.parse_args()
 
@@ -108,16 +119,18 @@ def main() -> None:
         probe = PromptProbe(model)
         prose = divided(read(given.prose), seed=given.seed)
         material = Material(prose, TokenCounts(probe.count), given.seed)
-        run = Run(cells, given.prompts or PROMPTS[given.plan], material, results)
+        run = Run(cells, given.prompts or PROMPTS[given.plan], material, results, _part(given.part))
         try:
             measure(run, model, probe)
         except KeyboardInterrupt:
             sys.exit("stopped: the same command goes on behind the last prompt")
         finally:
             probe.close()
-    for cell in cells:
-        if measured := results.of(cell.name):
-            print(table(cell.name, measured))
+    found = {cell.name: measured for cell in cells if (measured := results.of(cell.name))}
+    if not found:
+        sys.exit(f"nothing of that was measured with the seed {given.seed} yet")
+    for name, measured in found.items():
+        print(table(name, measured))
 
 
 if __name__ == "__main__":

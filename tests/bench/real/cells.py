@@ -7,7 +7,7 @@ from tests.bench.real.articles import PAGES, TEXTS
 from tests.bench.real.drawn_prompt import DrawnPrompt
 from tests.bench.real.facts import FACTS
 from tests.bench.real.forms import FORMS, SCATTERED, SHUFFLED, Material, Shape
-from tests.bench.real.rows import ALL, CHOSEN, Row
+from tests.bench.real.rows import FEW, MAIN, OF_FACTS, Row
 
 MAKERS: dict[str, Callable[..., DrawnPrompt]] = {**FORMS, **FACTS}
 
@@ -29,8 +29,8 @@ class Cell:
 
 BASE = Shape()
 LINE = (
-    Cell("continuation", "continuation", ALL),
-    *(Cell(name, name, CHOSEN, draws=1) for name in FACTS),
+    Cell("continuation", "continuation", MAIN),
+    *(Cell(name, name, OF_FACTS, Shape(tokens=500), draws=1) for name in FACTS),
 )
 _SHAPES = {
     "base": BASE,
@@ -44,7 +44,7 @@ _SHAPES = {
     "pages alone": replace(BASE, corpus=PAGES),
 }
 GRID = (
-    *(Cell(name, "continuation", CHOSEN, shape) for name, shape in _SHAPES.items()),
-    *(Cell(name, name, CHOSEN) for name in FORMS if name != "continuation"),
+    *(Cell(name, "continuation", FEW, shape) for name, shape in _SHAPES.items()),
+    *(Cell(name, name, FEW) for name in FORMS if name != "continuation"),
 )
 PLANS = {"real": LINE, "grid": GRID}

@@ -52,6 +52,7 @@ class Said:
 
     logprobs: Tensor
     first_s: float
+    work_s: float
     reused: int
     recomputed: int
 
@@ -80,6 +81,7 @@ class AskedPrompt:
             nats=float(-got.gather(1, told[:, None]).mean()),
             right=right,
             first=said.first_s / self.full.first_s,
+            work=said.work_s / self.full.work_s,
             reused=said.reused,
             recomputed=said.recomputed,
         )
@@ -173,13 +175,13 @@ class PromptProbe:
     ) -> Said:
         """The time to the first token begins with the blobs in memory: unpacking them is a part of it."""
         decoder, behind = self._decoder, self._fingerprint.behind(self._prefix)
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.process_time()
         prompt = laid.prompt({number: BlobSource(read(blob), behind) for number, blob in (blobs or {}).items()})
         layout = lay_out(prompt, fingerprint=behind, window=decoder.window, vocabulary=decoder.vocabulary)
         assert not blobs or not layout.misses, layout.misses
         context = decoder.context(laid.tokens + len(answer.ids))
         fused = fuse(decoder, layout, context=context, order=order, readers=self._readers)
-        seconds = time.perf_counter() - start
+        seconds, work = time.perf_counter() - start, time.process_time() - worked
         logits = [fused.logits[None]]
         if len(answer.ids) > 1:
             slots = span(laid.tokens, laid.tokens + len(answer.ids) - 1, device=decoder.device)
@@ -187,7 +189,7 @@ class PromptProbe:
             assert following is not None
             logits.append(following)
         logprobs = torch.cat(logits).float().log_softmax(-1)
-        return Said(logprobs, seconds, fused.report.reused, fused.report.recomputed)
+        return Said(logprobs, seconds, work, fused.report.reused, fused.report.recomputed)
 
 
 def _common(sequences: Sequence[Sequence[int]]) -> int:

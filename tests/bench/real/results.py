@@ -13,7 +13,8 @@ class Judged:
     """What one way of computing a prompt says of the known answer. `kl`, `top1`: from full prefill, over its tokens.
 
     `nats`: of a token of the answer. `right`: whether the right one of the candidates was preferred; none without any.
-    `first`: the time to the first token in parts of full prefill's.
+    `first`: the time to the first token in parts of full prefill's, and `work` the processors' time until then, which
+    other work on the machine changes less.
     """
 
     kl: float
@@ -21,6 +22,7 @@ class Judged:
     nats: float
     right: bool | None
     first: float
+    work: float
     reused: int
     recomputed: int
 
@@ -64,14 +66,15 @@ class Results:
     def add(self, measured: MeasuredPrompt) -> None:
         """Keep it, on disk as well when this returns."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                is_whole = file.read(1) == b"\n"
-                file.write(b"" if is_whole else b"\n")
-            file.write(msgspec.json.encode(measured) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        line = msgspec.json.encode(measured) + b"\n"
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            size = os.fstat(file).st_size
+            is_cut = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+            os.write(file, b"\n" + line if is_cut else line)  # by one call: another process may write as well
+            os.fsync(file)
+        finally:
+            os.close(file)
         self._join(measured)
 
     def check_model(self, digest: str) -> None:
@@ -90,5 +93,7 @@ class Results:
         for line in self._path.read_bytes().split(b"\n") if self._path.exists() else ():
             try:
                 yield decoder.decode(line)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{self._path} is of another release: name another seed or folder") from error
             except msgspec.DecodeError:  # cut off, or empty
                 continue

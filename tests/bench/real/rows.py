@@ -9,7 +9,8 @@ ISOLATED, IN_CONTEXT = "isolated", "context"  # behind the prefix alone, or behi
 CODECS = (LOSSLESS, "q4")
 RATIOS = (0.05, 0.15)
 OLD_ASK = "ask/layers=18+24/check=2/times=3"
-POLICIES = ("heads", "deviation", "hybrid", OLD_ASK, "ask")
+NEW_ASK = "ask"
+BASELINES = ("heads", "deviation", "hybrid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +47,29 @@ class Row:
 
 
 def reuse(capture: str, codec: str = LOSSLESS) -> Row:
-    """Nothing is recomputed."""
+    """The row without recompute."""
     return Row(capture, "reuse", 0.0, codec)
 
 
-def rows_of(captures: tuple[str, ...], policies: tuple[str, ...], *, codecs: tuple[str, ...] = CODECS) -> list[Row]:
-    """No recompute, and each policy at each ratio, for all of these."""
-    kinds = [(capture, codec) for capture in captures for codec in codecs]
-    found: list[Row] = []
-    for capture, codec in kinds:
-        found.append(reuse(capture, codec))
-        found += [Row(capture, policy, ratio, codec) for policy in policies for ratio in RATIOS]
-    return found
+def rows_of(capture: str, codec: str, *policies: str) -> list[Row]:
+    """No recompute, and each policy at each ratio."""
+    chosen = [Row(capture, policy, ratio, codec) for policy in policies for ratio in RATIOS]
+    return [reuse(capture, codec), *chosen]
 
 
-ALL = tuple(rows_of((ISOLATED, IN_CONTEXT), POLICIES))
-CHOSEN = (
+_EACH = (*BASELINES, OLD_ASK, NEW_ASK)
+EVERY = tuple(row for capture in (ISOLATED, IN_CONTEXT) for codec in CODECS for row in rows_of(capture, codec, *_EACH))
+MAIN = (
+    *rows_of(ISOLATED, LOSSLESS, *_EACH),
+    reuse(ISOLATED, "q4"),
+    Row(ISOLATED, OLD_ASK, 0.15, "q4"),
+    *rows_of(IN_CONTEXT, LOSSLESS, *_EACH),
+    *rows_of(IN_CONTEXT, "q4", OLD_ASK, NEW_ASK),
+)  # baselines are packed in `EVERY` alone
+FEW = (
     reuse(ISOLATED),
     Row(ISOLATED, OLD_ASK, 0.15, LOSSLESS),
-    *rows_of((IN_CONTEXT,), ("ask",)),
+    *rows_of(IN_CONTEXT, LOSSLESS, NEW_ASK),
+    *rows_of(IN_CONTEXT, "q4", NEW_ASK),
 )  # where there are many cells: what was, and what is
+OF_FACTS = (reuse(ISOLATED), *rows_of(IN_CONTEXT, LOSSLESS, NEW_ASK), reuse(IN_CONTEXT, "q4"))

@@ -19,6 +19,7 @@ MARKS = {
 }  # yardsticks that lossless records captured in context may differ by, by ratio
 CODEC_MARK = 0.8  # yardsticks that packing adds at most
 KEPT_MARK = 0.99
+COLUMNS = 10
 
 Numbers = NDArray[np.float64]
 
@@ -60,20 +61,20 @@ def table(cell: str, measured: Sequence[MeasuredPrompt]) -> str:
 
 def _head(cell: str, measured: Sequence[MeasuredPrompt]) -> Iterator[str]:
     tokens = np.mean([each.tokens for each in measured])
-    full, none = (np.mean([of.nats for of in some]) for some in zip(*[(m.full, m.none) for m in measured], strict=True))
+    nats = [np.mean([of.nats for of in some]) for some in _both(measured)]
     first = np.median([each.first_s for each in measured])
     yield f"### {cell}"
     yield ""
     yield (
-        f"{len(measured)} prompts of {tokens:,.0f} tokens. Nats of the known answer: {full:.3f} by full prefill, "
-        f"{none:.3f} without passages. First token by full prefill: {first:.2f} s."
+        f"{len(measured)} prompts of {tokens:,.0f} tokens. Nats of the known answer: {nats[0]:.3f} by full prefill, "
+        f"{nats[1]:.3f} without passages. First token by full prefill: {first:.2f} s."
     )
     if measured[0].full.right is not None:
-        rights = [np.array([bool(of.right) for of in some], np.float64) for some in _both(measured)]
-        yield f"Right: {mean_of(rights[0]).text(3)} by full prefill, {rights[1].mean():.3f} without passages."
+        full, none = map(_rights, _both(measured))
+        yield f"Right: {mean_of(full).text(3)} by full prefill, {none.mean():.3f} without passages."
     yield ""
-    yield "| | n | divergence | of the yardstick | agreement | kept | first token | right | marks |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| | n | divergence | of the yardstick | agreement | kept | first token | CPU time | right | marks |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
 
 
 def _both(measured: Sequence[MeasuredPrompt]) -> tuple[list[Judged], list[Judged]]:
@@ -83,7 +84,7 @@ def _both(measured: Sequence[MeasuredPrompt]) -> tuple[list[Judged], list[Judged
 def _yardsticks(measured: Sequence[MeasuredPrompt]) -> Iterator[str]:
     names = dict.fromkeys(name for each in measured for name in each.yardstick if not name.startswith(REORDERED))
     draws = [name for name in measured[0].yardstick if name.startswith(REORDERED)]
-    top1 = np.array([np.mean([each.yardstick[name].top1 for name in draws]) for each in measured])
+    top1 = np.array([np.mean([each.yardstick[name].top1 for name in draws]) for each in measured], np.float64)
     yardstick = np.array(kls(measured))
     cells = [mean_of(yardstick).text(4), "1", mean_of(top1).text(3)]
     yield _line([f"full prefill, {REORDERED}", str(len(measured)), *cells])
@@ -107,8 +108,10 @@ def _row(row: Row, judged: Sequence[Judged], *, measured: Sequence[MeasuredPromp
     ratio, kept = ratio_of(divergence, yardstick), _kept(none - own, none - full)
     right, marks = "", [_mark("divergence", ratio, MARKS[row.ratio])] if _is_marked(row) else []
     if judged[0].right is not None:
-        rights = [np.array([bool(of.right) for of in some], np.float64) for some in (judged, _both(measured)[0])]
-        right = f"{rights[0].mean():.3f}, {mean_of(rights[0] - rights[1]).text(3)}"
+        lost = mean_of(_rights(judged) - _rights(_both(measured)[0]))
+        right = f"{_rights(judged).mean():.3f}, {lost.text(3)}"
+        if row.capture == IN_CONTEXT:
+            marks.append(_right_mark(lost))
     twins = [each.rows.get(str(row.lossless)) for each in measured]
     if row.codec != LOSSLESS and None not in twins:
         plain = np.array([each.kl for each in twins if each])
@@ -122,10 +125,14 @@ def _row(row: Row, judged: Sequence[Judged], *, measured: Sequence[MeasuredPromp
         ratio.text(2),
         mean_of(np.array([each.top1 for each in judged])).text(3),
         kept.text(3) if kept else "",
-        f"{np.median([each.first for each in judged]):.3f}",
+        *(f"{np.median(times):.3f}" for times in ([each.first for each in judged], [each.work for each in judged])),
         right,
         ", ".join(marks),
     ]
+
+
+def _rights(judged: Sequence[Judged]) -> Numbers:
+    return np.array([bool(each.right) for each in judged], np.float64)
 
 
 def _is_marked(row: Row) -> bool:
@@ -146,5 +153,11 @@ def _mark(name: str, found: Figure, limit: float) -> str:
     return f"{name} {found.mean:.2f} {'≥' if is_floor else '≤'} {limit:g} {said}"
 
 
+def _right_mark(found: Figure) -> str:
+    """Whether answers are right as often as full prefill's, by the difference."""
+    said = "met" if found.mean >= 0 else "met within the interval" if found.high >= 0 else "not met"
+    return f"right {said}"
+
+
 def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join([*cells, *[''] * (9 - len(cells))])} |"
+    return f"| {' | '.join([*cells, *[''] * (COLUMNS - len(cells))])} |"

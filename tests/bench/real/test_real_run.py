@@ -142,12 +142,12 @@ def figures(tables: str) -> list[list[str]]:
     """The rows without the times to the first token."""
     rows = [line.split(" | ") for line in tables.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 4 + len(ROWS)
-    return [row[:6] + row[7:] for row in rows]
+    return [row[:6] + row[8:] for row in rows]
 
 
 def measured(number: int, *, yardstick: float, row: float, nats: float) -> MeasuredPrompt:
     def judged(kl: float, said: float) -> Judged:
-        return Judged(kl, 0.9, said, None, 0.1, 10, 2)
+        return Judged(kl, 0.9, said, None, 0.1, 0.1, 10, 2)
 
     return MeasuredPrompt(
         "some", number, "digest", 100, 2.0, judged(0, 3.0), judged(0.5, 4.0),

@@ -7,7 +7,7 @@ from tests.bench.real.results import MeasuredPrompt
 
 REORDERED, REPLACED, LEFT_OUT = "foreign passages reordered", "one replaced", "one left out"
 OWN_SHUFFLED = "own passages shuffled"
-OWN_EVERY = 4  # prompts: it stands beside the yardstick, and is no part of it
+BESIDE_EVERY = 4  # prompts: what stands beside the yardstick, and is no part of it, is measured of some
 
 
 def reordered(draws: int) -> list[str]:
@@ -18,10 +18,9 @@ def reordered(draws: int) -> list[str]:
 def variants(drawn: DrawnPrompt, number: int, *, draws: int) -> dict[str, DrawnPrompt]:
     """The other prompts, by name. More than one draw asks for those that stand beside the yardstick, too."""
     found = {name: drawn.reordered(f"{number}/{name}") for name in reordered(draws)}
-    if draws > 1:
+    if draws > 1 and number % BESIDE_EVERY == 0:
         found |= {REPLACED: drawn.replaced(str(number)), LEFT_OUT: drawn.left_out(str(number))}
-        if number % OWN_EVERY == 0:
-            found[OWN_SHUFFLED] = drawn.own_shuffled(str(number))
+        found[OWN_SHUFFLED] = drawn.own_shuffled(str(number))
     return found
 
 
