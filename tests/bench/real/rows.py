@@ -9,7 +9,7 @@ ISOLATED, IN_CONTEXT = "isolated", "context"  # behind the prefix alone, or behi
 CODECS = (LOSSLESS, "q4")
 RATIOS = (0.05, 0.15)
 OLD_ASK = "ask/layers=18+24/check=2/times=3"
-NEW_ASK = "ask"
+NEW_ASK = "ask/rows=question/layers=all/check=none"
 BASELINES = ("heads", "deviation", "hybrid")
 
 

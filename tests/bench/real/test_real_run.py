@@ -13,6 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from blend.load import LoadedModel, load
+from service.app.operating_point import LOSSLESS, OperatingPoint
+from service.model.capture_context import CaptureContext
+from service.quality.case_probe import CaseProbe
+from service.quality.cases import Case
 from tests.bench.models import random_model
 from tests.bench.real import __main__ as command
 from tests.bench.real.articles import Prose, TokenCounts, divided, read
@@ -21,7 +25,7 @@ from tests.bench.real.drawn_prompt import DrawnPrompt
 from tests.bench.real.forms import SHUFFLED, Material, Shape, continuation
 from tests.bench.real.prompt_probe import PromptProbe
 from tests.bench.real.results import Judged, MeasuredPrompt, Results
-from tests.bench.real.rows import Row
+from tests.bench.real.rows import IN_CONTEXT, NEW_ASK, Row
 from tests.bench.real.tables import mean_of, ratio_of, table
 from tests.bench.real.yardstick import variants
 
@@ -80,6 +84,30 @@ def test_all_recomputed_is_full_prefill_and_nothing_recomputed_is_not(model: Loa
     assert all_.kl == pytest.approx(0, abs=1e-5)
     assert none.kl > 1e-5 and alone.kl > 1e-5 and none.kl != alone.kl
     assert none.recomputed == 0 < none.reused
+
+
+def test_rows_are_judged_as_the_product_s_own_evaluation_does(model: LoadedModel, material: Material) -> None:
+    drawn = continuation(material, SHAPE, number=2)
+    case = Case(
+        drawn.question,
+        tuple(each.passage for each in drawn.passages),
+        (drawn.answer,),
+        skip=drawn.given,
+        contexts=tuple(CaptureContext(drawn.filler, each.before) for each in drawn.passages),
+    )
+    rows = [Row(IN_CONTEXT, "reuse", 0.0, LOSSLESS), Row(IN_CONTEXT, NEW_ASK, 0.15, "q4")]
+    points = [OperatingPoint(row.policy, row.ratio, row.codec) for row in rows]
+    evaluating = CaseProbe(model, answer_tokens=len(drawn.answer))
+    outcomes = evaluating.measure(case, points).outcomes
+    evaluating.close()
+    probe = PromptProbe(model)
+    found = probe.rows(probe.asked(drawn), rows)
+    probe.close()
+    for row, point in zip(rows, points, strict=True):
+        said, outcome = found[row], outcomes[point]
+        assert (said.reused, said.recomputed) == (outcome.reused, outcome.recomputed)
+        assert said.kl == pytest.approx(outcome.divergence.kl, rel=1e-2, abs=1e-6)
+        assert said.nats == pytest.approx(outcome.nats, abs=1e-4)
 
 
 def test_every_cell_draws_its_prompts_of_articles_that_no_filler_has(material: Material) -> None:
