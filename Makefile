@@ -139,7 +139,8 @@ eval: $(INSTALLED) ## the quality figures of tests/bench/LOG.md, as JSON into bu
 	tests/bench/quality.sh $(VENV)/bin/kvweave build/eval
 
 # Some two hours on two quiet cores for each, minutes on a GPU; run again, they go on where they stopped. Model and
-# prose are fetched into build/real, unless MODEL and PROSE name folders. ARGS="--show" prints the tables of what there is.
+# prose are fetched into build/real, unless MODEL and PROSE name folders. ARGS="--show" prints the tables so far.
+# ARGS="--part 1/2" and 2/2, each in a shell with OMP_NUM_THREADS=1, use two cores better than one process does.
 MODEL ?= build/real/model
 PROSE ?= build/real/prose
 

@@ -131,13 +131,15 @@ class _Placed:
 def _drawn(material: Material, shape: Shape, random: Random, *, own: int) -> _Drawn:
     """Draws until an article is long enough. Foreign chunks are of the same corpus, each of another article."""
     asked = [*material.prose.of(shape.corpus).asked]
-    while True:
+    while asked:
         article = random.choice(asked)
         start = random.randrange(len(article.words) // 2)
         chunks = material.counts.chunks(article, start=start, tokens=shape.chunk)[:own]
         if len(chunks) == own and chunks[-1].stop + COPIED + FOLLOWING <= len(article.words):
             break
         asked.remove(article)
+    else:
+        raise ValueError(f"no article has {own} chunks of {shape.chunk} tokens: name a folder of longer texts")
     others = [each for each in material.prose.of(article.corpus).asked if each != article]
     wanted = shape.passages - own + 1
     foreign = [_one_of(material, each, shape, random=random) for each in random.sample(others, wanted)]
