@@ -3,13 +3,14 @@
 from dataclasses import dataclass, replace
 
 from blend.fuse.fuse import BlendOrder
+from blend.fuse.policy import AskRule
 from store.codec.spec import LOSSLESS
 
 ISOLATED, IN_CONTEXT = "isolated", "context"  # behind the prefix alone, or behind filler and the words before as well
 CODECS = (LOSSLESS, "q4")
 RATIOS = (0.05, 0.15)
 OLD_ASK = "ask/layers=18+24/check=2/times=3"
-NEW_ASK = "ask/rows=question/layers=all/check=none"
+NEW_ASK = str(AskRule())  # what `ask` means today, written out: rows of earlier results keep their meaning
 BASELINES = ("heads", "deviation", "hybrid")
 
 
