@@ -123,6 +123,20 @@ def test_every_cell_draws_its_prompts_of_articles_that_no_filler_has(material: M
         assert shown.isdisjoint(each.text for each in drawn.filler) and len(drawn.filler) >= 4
 
 
+@pytest.mark.parametrize("form", MAKERS)
+def test_a_form_s_answer_is_judged_behind_what_is_given(form: str, model: LoadedModel, material: Material) -> None:
+    probe = PromptProbe(model)
+    drawn = MAKERS[form](material, SHAPE, number=3)
+    asked = probe.asked(drawn)
+    said = probe.rows(asked, [Row.parse(ROWS[1])])
+    probe.close()
+    answer = asked.answer
+    judged = model.tokenizer.decode(answer.ids[answer.skip :])
+    assert answer.skip > 0 and drawn.answer.removeprefix(drawn.given).strip().startswith(judged.strip())
+    assert len(set(answer.candidates)) == len(drawn.candidates)
+    assert [each.right is None for each in said.values()] == [not drawn.candidates]
+
+
 def test_the_yardsticks_prompts_hold_the_same_question_and_passages(material: Material) -> None:
     drawn = MAKERS["continuation"](material, SHAPE, number=0)
     others = variants(drawn, 0, draws=3)
