@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blend.fuse.capture import capture
+from blend.fuse.capture import CaptureHooks, capture
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out
@@ -154,14 +154,16 @@ class PromptProbe:
             some[0].shared,
             chunks=[each.all for each in some],
             before=[each.before for each in some],
-            prefixes=self._fillers,
+            hooks=CaptureHooks(prefixes=self._fillers),
         )
         return {number: tailed(record, chunk) for (number, chunk), record in zip(chunks.items(), found, strict=True)}
 
     def _chunk(self, drawn: DrawnPrompt, number: int, kind: str) -> ChunkIds:
         shown = drawn.passages[number]
         context = ALONE if kind == ISOLATED else CaptureContext(drawn.filler, shown.before)
-        return in_context(self._builder, shown.passage, context, prefix=self._prefix, window=self._decoder.window)
+        return in_context(
+            self._builder, shown.passage, context=context, prefix=self._prefix, window=self._decoder.window
+        )
 
     @staticmethod
     def _packed(record: Record, kind: str, *, codec: str) -> Blob:
