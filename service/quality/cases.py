@@ -189,7 +189,8 @@ def _foreign(entry: Json, passages: Sequence[PromptPassage], *, described: Seque
 
 def _first(fact: object) -> str:
     """The title of a supporting fact: it stands before the number of a sentence, or alone."""
-    return str(cast(list[object], fact)[0]) if isinstance(fact, list) and fact else str(fact)
+    stated = cast(list[object], fact) if isinstance(fact, list) else [fact]
+    return str(stated[0]) if stated else ""
 
 
 def _passage(given: object, *, place: str) -> PromptPassage:

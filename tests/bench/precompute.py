@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from service.corpus.chunk_capture import CaptureItem, batches
+from service.corpus.chunk_capture import batches
 from service.precompute.corpus_file import CorpusFile
 from service.precompute.corpus_listing import files
 from service.precompute.file_group import CorpusReader, Target, look
@@ -59,15 +59,11 @@ def bench(folder: Path, model: str, threads: int) -> Iterator[Target]:
 def bare(target: Target, found: list[CorpusFile]) -> Json:
     """The capture alone; the next batch waits while one is computed, as in the whole run."""
     state = look(target)
-    chunks = [pair for group in CorpusReader(target, state).groups(found) for pair in group.chunks.items()]
-    items = [CaptureItem(target.tenant.caches.key(chunk, state.capture_prefix), ids) for chunk, ids in chunks]
+    items = [item for group in CorpusReader(target, state).groups(found) for item in group.items.values()]
     start, cpu, nbytes = time.perf_counter(), time.process_time(), 0
-    engine, coming = target.tenant.model.engine, None
+    coming = None
     for batch in [*batches(items), None]:
-        running, coming = (
-            coming,
-            batch and engine.capture(state.capture_prefix.prefix, [item.chunk.all for item in batch]),
-        )
+        running, coming = coming, batch and target.tenant.model.captured([item.chunk for item in batch])
         if running is not None:
             nbytes += sum(record.nbytes for record in running.result())
     return {
