@@ -1,5 +1,6 @@
 """The tables of uploads in a catalog's file: how an older file gets them, what they leave, what reading costs."""
 
+import re
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -21,12 +22,20 @@ from tests.retriever.test_schema import at_version, filled, version
 def older(tmp_path: Path) -> Path:
     """A catalog of version 1, with documents in it, and a chunk that was removed."""
     path = tmp_path / "catalog"
+    contexts = schema.STEPS[7]
     with at_version(1):
         filled(path)
+        run(path, contexts)  # today's edits write into these tables
         with closing(SqliteCatalog(path)) as catalog:
             put(catalog, Document("00000", (DocumentPart("another text of the catalog"),), "Title", {"n": 0}))
+        run(path, "".join(f"DROP TABLE {name};" for name in re.findall(r"CREATE TABLE (\w+)", contexts)))
     assert version(path) == 1
     return path
+
+
+def run(path: Path, script: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
 
 
 def tables(path: Path) -> dict[str, list[tuple[object, ...]]]:

@@ -234,8 +234,16 @@ class JobItem(msgspec.Struct, frozen=True):
     detail: str
 
 
+class Filler(msgspec.Struct, frozen=True):
+    """A passage that a collection's chunks are captured behind."""
+
+    document_id: str
+    chunk_id: str
+    title: str
+
+
 class Collection(msgspec.Struct, frozen=True):
-    """How a collection's documents are cut, and how many serve."""
+    """How a collection's documents are cut and captured, and how many serve."""
 
     name: str
     chunk_tokens: int
@@ -243,6 +251,8 @@ class Collection(msgspec.Struct, frozen=True):
     documents: int
     system: str | None = None
     search: bool = True
+    in_context: bool = False
+    filler: tuple[Filler, ...] = ()
 
 
 class CollectionDeleted(msgspec.Struct, frozen=True):

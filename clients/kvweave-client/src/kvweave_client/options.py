@@ -69,12 +69,14 @@ class DocumentFields(TypedDict, total=False):
 
 
 class Rules(TypedDict, total=False):
-    """How a collection's documents are cut. `search`: off, where another index finds its chunks."""
+    """How a collection's documents are cut and captured. `search`: off, where another index finds its chunks."""
 
     chunk_tokens: int
     system: str | None
     embedder: str
     search: bool
+    in_context: bool
+    filler: list[str] | None
 
 
 class SearchOptions(TypedDict, total=False):
