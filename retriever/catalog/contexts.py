@@ -7,7 +7,7 @@ from retriever.catalog.rows import loads, sound_text
 from retriever.contract.types import ChunkPlace, FillerPassage, Label
 from retriever.filter_condition import LISTED, Value, listed
 
-_ON = '%"in_context":true%'  # in rules as they are kept
+_OFF = '%"in_context":false%'  # in rules as they are kept; those of earlier releases say nothing
 _SOME = 16  # documents whose passages are read together
 
 _PLACES = """
@@ -48,8 +48,8 @@ class ContextRows:
         self._run = connection.execute
 
     def is_on(self, collection: str) -> bool:
-        rows = "SELECT 1 FROM collections WHERE name = ? AND rules LIKE ?"
-        return self._run(rows, (collection, _ON)).fetchone() is not None
+        rows = "SELECT 1 FROM collections WHERE name = ? AND rules NOT LIKE ?"
+        return self._run(rows, (collection, _OFF)).fetchone() is not None
 
     def keep(self, collection: str, domain: str, *, passages: Sequence[FillerPassage]) -> None:
         self._run("DELETE FROM fillers WHERE collection = ? AND domain = ?", (collection, domain))
@@ -125,9 +125,9 @@ class ContextRows:
             "SELECT p.chunk, q.chunk FROM passages p JOIN labels l ON l.row = p.label "
             "JOIN collections c ON c.name = l.collection "
             "LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1 "
-            "WHERE p.document = ? AND c.rules LIKE ?"
+            "WHERE p.document = ? AND c.rules NOT LIKE ?"
         )
-        return self._run(rows, (version, _ON)).fetchall()
+        return self._run(rows, (version, _OFF)).fetchall()
 
     def left(self, places: Sequence[tuple[int, int | None]], *, title: str) -> None:
         """Mark those chunks as moved that nowhere else stand behind the same one under the same title."""

@@ -31,7 +31,7 @@ class ContextsChange(Protocol):
     """The changes of contexts, as part of one transaction."""
 
     def in_context(self, collection: str) -> bool:
-        """Whether the collection's rules say `"in_context": true`."""
+        """Whether the collection is there, and its rules do not say `"in_context": false`."""
         ...
 
     def keep_filler(self, collection: str, domain: str, *, passages: Sequence[FillerPassage]) -> None:

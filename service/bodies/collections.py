@@ -19,7 +19,7 @@ class Rules(Strict):
         "chunk_ids and recognition in a text reuse their caches all the same",
     )
     in_context: bool = Field(
-        False,
+        True,
         description="Whether its chunks are captured behind passages of the collection, and what is before them "
         "in their document: nearer to full prefill, and a deleted document takes the caches of others with it",
     )

@@ -18,7 +18,7 @@ class CollectionRules:
     system: str | None = None
     embedder: str = ""
     search: bool = True
-    in_context: bool = False
+    in_context: bool = True
 
     def to_json(self) -> Json:
         """The JSON that `from_json` reads."""

@@ -64,15 +64,9 @@ def filler(tenant: Tenant, domain: str = "") -> list[tuple[str, str]]:
         return [(each.document, each.excerpt) for each in view.fillers("default").get(domain, ())]
 
 
-def switched_on(inside: Inside) -> None:
-    with inside.client() as client:
-        good(client.put("/v1/collections/default", json={"in_context": True}))
-
-
 @pytest.fixture
 def inside(tmp_path: Path) -> Iterator[Inside]:
     with in_process(settings_in(tmp_path, codec="lossless")) as inside:
-        switched_on(inside)
         yield inside
 
 
@@ -110,7 +104,6 @@ def test_the_same_corpus_has_the_same_filler_and_keys_one_by_one_and_together(in
             put_in(client, [book(number)])
     one_by_one = settled(inside)
     with in_process(settings_in(tmp_path / "other", codec="lossless")) as other, other.client() as client:
-        switched_on(other)
         put_in(client, [book(number) for number in range(6)])
         together = settled(other)
         assert filler(together) == filler(one_by_one)
@@ -225,13 +218,13 @@ def test_a_filler_is_shown_and_changed(inside: Inside) -> None:
         shown = good(client.get("/v1/collections/default"))["filler"]
         assert [each["document_id"] for each in shown] == [document for document, _ in filler(tenant)]
         named = [chunk_id(chunk(4, 2)), chunk_id(chunk(1, 0))]
-        changed = good(client.put("/v1/collections/default", json={"in_context": True, "filler": named}))
+        changed = good(client.put("/v1/collections/default", json={"filler": named}))
         assert [each["chunk_id"] for each in changed["filler"]] == named
         settled(inside)
         assert set(stored(tenant)) == wanted(tenant)
-        refused = client.put("/v1/collections/default", json={"in_context": True, "filler": ["0" * 32]})
+        refused = client.put("/v1/collections/default", json={"filler": ["0" * 32]})
         assert refused.status_code == 409 and "0" * 32 in refused.text
-        assert good(client.put("/v1/collections/default", json={"in_context": True, "filler": []}))["filler"] == shown
+        assert good(client.put("/v1/collections/default", json={"filler": []}))["filler"] == shown
 
 
 def test_contexts_stay_within_the_document(inside: Inside) -> None:

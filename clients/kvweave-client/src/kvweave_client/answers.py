@@ -251,7 +251,7 @@ class Collection(msgspec.Struct, frozen=True):
     documents: int
     system: str | None = None
     search: bool = True
-    in_context: bool = False
+    in_context: bool = True
     filler: tuple[Filler, ...] = ()
 
 
