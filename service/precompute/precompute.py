@@ -98,6 +98,7 @@ class Precompute:
             with target.tenant.catalog.change() as change:
                 change.forget_source(target.collection, name)
             self.progress.removed += len(gone)
+        self._recapture()
 
     def _begin(self) -> None:
         """Makes the collection where it is not there."""
@@ -131,9 +132,11 @@ class Precompute:
         """
         with self._target.tenant.catalog.change() as change:
             change.drop_orphans()
-        tenant = self._target.tenant
-        tenant.sweep(SWEEP_S)
-        while tenant.recapture(RANKED):
+        self._target.tenant.sweep(SWEEP_S)
+        self._recapture()
+
+    def _recapture(self) -> None:
+        while self._target.tenant.recapture(RANKED):
             pass
 
     def _terms(self) -> str:

@@ -67,9 +67,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         engine = inside.core.model.engine
         capture = engine.capture
 
-        def counted(prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> object:
+        def counted(prefix: Sequence[int], chunks: Sequence[Sequence[int]], **told: Sequence[Sequence[int]]) -> object:
             computed.extend(map(len, chunks))
-            return capture(prefix, chunks)
+            return capture(prefix, chunks, **told)
 
         monkeypatch.setattr(engine, "capture", counted)
         yield Served(inside, computed, embedder)
@@ -82,6 +82,7 @@ def document(name: str, *texts: str, **metadata: object) -> Json:
 def test_an_upload_works_the_same_whether_others_hold_the_text_or_not(served: Served) -> None:
     key = served.bind(LAW)
     with served.inside.client() as operator, served.inside.client(key) as law:
+        good(operator.put("/v1/collections/default", json={"in_context": False}))  # with few documents all are filler
         put_in(operator, [document("hers", *TEXTS[:3], team="hr"), document("ours", TEXTS[3], team="law")])
         for number, text in enumerate((TEXTS[0], "Nobody has put this in before.", TEXTS[1])):
             before = len(served.computed), len(served.embedder.seen)
