@@ -37,7 +37,8 @@ Suite = Annotated[
     str,
     questions_option(
         metavar="NAME",
-        help=f"{MULTIHOP}, or a JSON or JSONL file of questions with passages, and with answers if known.",
+        help=f"{MULTIHOP}, or a JSON or JSONL file of questions with passages, and with answers if known; of a corpus "
+        "a file of questions alone, or suites that are drawn of it, with commas.",
     ),
 ]
 Corpus = Annotated[
@@ -139,7 +140,7 @@ def evaluate(
 ) -> None:
     """Measure what reuse costs in quality against full prefill, and recommend an operating point for your model.
 
-    Without a suite it asks questions on a made-up world, which any model can answer from the passages alone.
+    Without a suite it asks questions on a made-up world, and of your documents what needs no labels.
 
     Examples:
       kvweave eval --model ./my-model --html report.html
@@ -271,10 +272,12 @@ class _Drawn:
 
 
 def _read(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "list[Case]":
+    from retriever.readers.reading import ReadingProblem
     from service.errors import Invalid
     from service.quality.cases import read_cases
     from service.quality.contexts import in_contexts
-    from service.quality.corpus_cases import corpus_cases
+    from service.quality.corpus_cases import corpus_cases, read_corpus
+    from service.quality.drawn_cases import SUITES, CutDocument, DrawnCases
     from service.quality.forms import FORMS
     from service.quality.suites import in_forms
 
@@ -282,13 +285,20 @@ def _read(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "lis
         return in_contexts(drawn.cases())
     if drawn.passages or drawn.tokens:
         raise Invalid("--passages and --tokens are of the built-in suite: a file's questions have their own passages")
+    skipped, problems, most = list[Path](), list[ReadingProblem](), drawn.size or None
+    names = [*SUITES] if suite == MULTIHOP else listed(suite)
     if corpus is None:
         cases = read_cases(Path(suite))
+    elif set(names) <= SUITES.keys():
+        if most is None:
+            raise Invalid(f"--n 0 asks all questions of a file: say how many are drawn of {', '.join(names)}")
+        documents, problems = read_corpus(corpus, on_skipped=skipped.append)
+        drawing, most = DrawnCases([CutDocument.of(each) for each in documents], seed=drawn.seed), None
+        cases = [drawing.draw(name, number) for name in names for number in range(drawn.size)]
     else:
-        skipped: list[Path] = []
         cases, problems = corpus_cases(corpus, Path(suite), top_k=top_k, on_skipped=skipped.append)
-        tell_unread(skipped, problems)
-    cases = in_contexts(cases)[: drawn.size or None]
+    tell_unread(skipped, problems)
+    cases = in_contexts(cases)[:most]
     forms = [*FORMS] if drawn.forms == ALL else listed(drawn.forms)
     return in_forms(cases, forms) if forms else cases
 

@@ -12,7 +12,23 @@ if TYPE_CHECKING:
 
 NARROW = ("suite", "policy", "ratio", "codec", "KL", "x", "kept", "exact", "F1", "agrees", "sooner")
 COLUMNS = (
-    *("suite", "policy", "ratio", "codec", "KL", "x", "top-1", "kept", "exact", "one", "two", "F1", "holds", "agrees"),
+    *(
+        "suite",
+        "policy",
+        "ratio",
+        "codec",
+        "KL",
+        "x",
+        "top-1",
+        "kept",
+        "exact",
+        "one",
+        "two",
+        "F1",
+        "holds",
+        "prefers",
+        "agrees",
+    ),
     *("ttft ms", "sooner", "B/token", "against full"),
 )
 WIDE = 128  # columns, from which on all are shown
@@ -71,6 +87,7 @@ def _cells(row: "ResultRow") -> dict[str, str]:
         "two": _share(row.exact_match_two_chunk),
         "F1": _share(row.f1),
         "holds": _share(row.holds),
+        "prefers": _share(row.prefers),
         "agrees": _share(row.agreement),
         "ttft ms": f"{row.ttft_ms:.1f}",
         "sooner": f"{row.ttft_speedup:.2f}",

@@ -35,7 +35,7 @@ from store.record import Record
 class CaseOutcome:
     """What one point made of one question. `codec`: divergence from the same policy on lossless records.
 
-    `nats` of each token of the known answer that is scored, and by how many it is likelier than the foil where they
+    `nats` of each token of the known answer that is scored, and by how many it is likelier than any foil where they
     part; None where neither is known. `answer` is the model's own, and `agrees` where it is full prefill's; None where
     there is nothing to compare it with.
     """
@@ -172,8 +172,8 @@ class CaseProbe:
         tokens = ids[: skip + self._answer_tokens]
         if len(tokens) <= skip:
             return FollowedAnswer((), asks=True)
-        foil = self._encoded_answer(case.foil) if case.foil else ()
-        return FollowedAnswer(tokens, skip, asks=bool(case.wanted), known=True, foil=foil)
+        foils = tuple(self._encoded_answer(each) for each in case.foils)
+        return FollowedAnswer(tokens, skip, asks=bool(case.wanted), known=True, foils=foils)
 
     def _captured(self, case: Case, prompt_tokens: PromptTokens) -> dict[int, _Captured]:
         """The passages' records, each computed in its context."""

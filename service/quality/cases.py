@@ -31,7 +31,7 @@ class Case:
     `form`: how its prompt is laid out, behind the turns `before`. `suite`: what it is counted with. `foreign`: numbers
     of the passages that the answer does not rest on, if known. `contexts`: what each passage is captured behind; none
     are captured alone. `skip`: how the first answer begins, which the question tells already; that is not scored.
-    `foil`: a wrong answer, which the first one must be likelier than.
+    `foils`: wrong answers, which the first one must be likelier than.
     """
 
     question: str
@@ -44,7 +44,7 @@ class Case:
     foreign: tuple[int, ...] | None = None
     contexts: tuple[CaptureContext, ...] = ()
     skip: str = ""
-    foil: str = ""
+    foils: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -139,15 +139,11 @@ def _asked(entry: Json, place: str) -> Case:
     question = entry.get("question", entry.get("query"))
     if not isinstance(question, str) or not question.strip():
         raise SuiteError(f"{place}: 'question' must be a text, got {question!r}")
-    skip, foil = (_told(entry, name, place=place) for name in ("skip", "foil"))
-    return Case(question, (), _answers(entry, place=place), skip=skip, foil=foil)
-
-
-def _told(entry: Json, name: str, *, place: str) -> str:
-    given = entry.get(name) or ""
-    if not isinstance(given, str):
-        raise SuiteError(f"{place}: {name!r} must be a text, got {given!r}")
-    return given
+    skip = entry.get("skip") or ""
+    if not isinstance(skip, str):
+        raise SuiteError(f"{place}: 'skip' must be a text, got {skip!r}")
+    answers, foils = (_listed(entry, name, place=place) for name in ("answer", "foil"))
+    return Case(question, (), answers, skip=skip, foils=foils)
 
 
 def _shown(case: Case, entry: Json, *, place: str) -> Case:
@@ -217,11 +213,12 @@ def _titled(given: object) -> PromptPassage | None:
             return None
 
 
-def _answers(entry: Json, *, place: str) -> tuple[str, ...]:
-    given = entry.get("answers", entry.get("answer"))
+def _listed(entry: Json, name: str, *, place: str) -> tuple[str, ...]:
+    """One text under the name, or several under its plural."""
+    given = entry.get(f"{name}s", entry.get(name))
     found = [given] if isinstance(given, str) else [] if given is None else _texts(given)
     if found is None:
-        raise SuiteError(f"{place}: 'answers' must be a list of texts, got {given!r}")
+        raise SuiteError(f"{place}: '{name}s' must be a list of texts, got {given!r}")
     return tuple(found)
 
 

@@ -14,8 +14,9 @@ MOST = 64  # passages that filler is chosen from
 def in_contexts(cases: Sequence[Case], pool: Iterable[PromptPassage] = ()) -> list[Case]:
     """The cases, with a context for each passage as a service would choose one.
 
-    The filler is the same for all but those that hold a passage or a title of it. It comes out of the `pool`, else out
-    of other cases. Before a passage stands what the case says, else the one before it if that has the same title.
+    The filler is what the case says, else the same for all but those that hold a passage or a title of it. It comes out
+    of the `pool`, else out of other cases. Before a passage stands what the case says, else the one before it if that
+    has the same title.
     """
     drawn = [*dict.fromkeys(pool or _of(cases))][:MOST]
     return [replace(case, contexts=tuple(_contexts(case, drawn))) for case in cases]
@@ -51,4 +52,4 @@ def _contexts(case: Case, pool: Sequence[PromptPassage]) -> Iterator[CaptureCont
         told = case.contexts[number] if case.contexts else ALONE
         last = case.passages[number - 1] if number else None
         before = last if last and last.title and last.title == passage.title else None
-        yield CaptureContext(tuple(filler), told.before or before)
+        yield CaptureContext(told.filler or tuple(filler), told.before or before)

@@ -26,9 +26,22 @@ def corpus_cases(
 ) -> tuple[list[Case], list[ReadingProblem]]:
     """Every question with the passages that fit it best, in prompt order, and what could not be read.
 
-    `corpus` is a file or a folder of files. Where nothing fits a question, it gets the first passages of the corpus.
+    Where nothing fits a question, it gets the first passages of the corpus.
     """
     asked = read_questions(questions)
+    documents, problems = read_corpus(corpus, on_skipped=on_skipped)
+    with tempfile.TemporaryDirectory() as folder, closing(SqliteCatalog(Path(folder) / "catalog.sqlite")) as catalog:
+        library = Library(catalog, Path(folder))
+        library.put(documents, collection=_COLLECTION)
+        first = [PromptPassage(part.text.strip(), each.title) for each in documents for part in each.parts][:top_k]
+        found = [_found(library, case.question, top_k=top_k) or tuple(first) for case in asked]
+    return [replace(case, passages=passages) for case, passages in zip(asked, found, strict=True)], problems
+
+
+def read_corpus(
+    corpus: Path, *, on_skipped: Callable[[Path], None] = lambda path: None
+) -> tuple[list[Document], list[ReadingProblem]]:
+    """The documents of a file or a folder of files, cut, and what could not be read."""
     if not corpus.exists():
         raise SuiteError(f"the corpus {str(corpus)!r} does not exist: name a file or a folder")
     readings = list(read_all([corpus], on_skipped))
@@ -39,13 +52,7 @@ def corpus_cases(
             "; ".join(f"{problem.place}: {problem.reason}" for problem in problems) or "it has no files of documents"
         )
         raise SuiteError(f"the corpus {str(corpus)!r} holds no text: {reasons}")
-    with tempfile.TemporaryDirectory() as folder, closing(SqliteCatalog(Path(folder) / "catalog.sqlite")) as catalog:
-        library = Library(catalog, Path(folder))
-        documents = list(_documents(drafts))
-        library.put(documents, collection=_COLLECTION)
-        first = [PromptPassage(part.text.strip(), each.title) for each in documents for part in each.parts][:top_k]
-        found = [_found(library, case.question, top_k=top_k) or tuple(first) for case in asked]
-    return [replace(case, passages=passages) for case, passages in zip(asked, found, strict=True)], problems
+    return list(_documents(drafts)), problems
 
 
 def _documents(drafts: Sequence[Draft]) -> Iterator[Document]:

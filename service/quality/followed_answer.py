@@ -31,7 +31,7 @@ class FollowedAnswer:
     skip: int = 0
     asks: bool = False
     known: bool = False
-    foil: tuple[int, ...] = ()
+    foils: tuple[tuple[int, ...], ...] = ()
 
     def scored(self, logprobs: Tensor) -> Tensor:
         """(tokens, V): the log probabilities at the places that count."""
@@ -45,13 +45,15 @@ class FollowedAnswer:
         return -float(self.scored(logprobs).gather(-1, ids[:, None]).clamp(min=WORST).mean())
 
     def margin(self, logprobs: Tensor) -> float | None:
-        """The nats by which the known answer is likelier than the foil, where the two part."""
-        pairs = zip(self.tokens, self.foil, strict=False)
-        at = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
-        if at is None:
-            return None
-        there = logprobs[at].clamp(min=WORST)
-        return float(there[self.tokens[at]] - there[self.foil[at]])
+        """The nats by which the known answer is likelier than the likeliest foil, where the two part."""
+        found: list[float] = []
+        for foil in self.foils:
+            pairs = enumerate(zip(self.tokens, foil, strict=False))
+            at = next((at for at, (a, b) in pairs if a != b), None)
+            if at is not None:
+                there = logprobs[at].clamp(min=WORST)
+                found.append(float(there[self.tokens[at]] - there[foil[at]]))
+        return min(found, default=None)
 
 
 class Following:

@@ -9,13 +9,14 @@ from service.quality.report_page import Picture, PictureDot, ReportPage, TableCe
 from service.quality.result_row import ResultRow, YardstickRow
 
 ABSENT = "–"
-LEGEND = """Small print under a number: where it lies with 95 % confidence; under F1, held, nats and margin: how far
-that is from full prefill’s. KL is from full prefill, in nats per token of the answer; yardsticks: how many times what
-full prefill differs from itself where passages change places. Top-1: how often both prefer the same token. Kept:
-of the nats that passages save on the known answer, so many. Held: how often the known answer stands in the model’s.
-Margin: by how many nats it is likelier than a wrong one. Loss: how much less is right than with full prefill or, where
-no answers are known, how often the answer is another; the verdict says whether what is lost is more than noise. Codec
-KL and codec top-1 are from the same policy on lossless records. Times are medians, all else are means."""
+LEGEND = """Small print under a number: where it lies with 95 % confidence; under F1, held, nats, margin and
+prefers: how far that is from full prefill’s. KL is from full prefill, in nats per token of the answer; yardsticks:
+how many times what full prefill differs from itself where passages change places. Top-1: how often both prefer the
+same token. Kept: of the nats that passages save on the known answer, so many. Held: how often the known answer stands
+in the model’s. Margin: by how many nats it is likelier than a wrong one; prefers: how often it is. Loss: how much
+less is right than with full prefill or, where no answers are known, how often the answer is another; the verdict says
+whether what is lost is more than noise. Codec KL and codec top-1 are from the same policy on lossless records. Times
+are medians, all else are means."""
 WORDS = {"noise": "within noise"}  # other verdicts are words already
 
 
@@ -60,6 +61,7 @@ COLUMNS = (
     Column("Nats", lambda row: row.nats, ".3f", "nats"),
     KEPT,
     Column("Margin", lambda row: row.margin, ".2f", "margin"),
+    Column("Prefers", lambda row: row.prefers, "z.3f", "prefers"),
     Column("Codec KL", lambda row: row.kl_codec, ".2g"),
     Column("Codec top‑1", lambda row: row.top1_codec, "z.3f"),
     Column("TTFT, ms", lambda row: row.ttft_ms, ",.1f"),

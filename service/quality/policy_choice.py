@@ -90,6 +90,11 @@ def _judgements(row: ResultRow, yardstick: YardstickRow, *, bounds: PolicyBounds
     if row.kept is not None:
         words = f"keeps {row.kept:.1%} of what passages tell ({_span(spans['kept'], '.1%')})"
         yield Judgement(words, 1 - row.kept, 1 - spans["kept"].low, bounds.loss)
+    if yardstick.prefers is not None and row.prefers is not None:
+        words = (
+            f"prefers known answers to wrong ones {row.prefers:.1%} of the time, full prefill {yardstick.prefers:.1%}"
+        )
+        yield Judgement(words, yardstick.prefers - row.prefers, -spans["prefers"].low, bounds.loss)
     if yardstick.answers and row.loss is not None:
         words = f"gives {row.loss:.2%} fewer right answers ({_span(spans['loss'], '.2%')})"
         yield Judgement(words, row.loss, spans["loss"].high, bounds.loss)

@@ -26,7 +26,8 @@ class YardstickRow:
 
     `kl` is the yardstick: documents that do not matter changed places, in `orders` prompts; `replaced` and `left_out`:
     one passage. `unaided`: all of them left out. `told`: the nats of a token of the known answer that passages save,
-    of `nats` with them; `chance`: those of a guess. `right`: how often it says the known answer itself.
+    of `nats` with them; `chance`: those of a guess. `right`: how often it says the known answer itself, and `prefers`:
+    how often that is likelier to it than any foil.
     None where the suite cannot tell. `intervals` are of 95 % confidence.
     """
 
@@ -42,6 +43,7 @@ class YardstickRow:
     told: float | None
     chance: float
     right: float | None
+    prefers: float | None
     intervals: dict[str, Interval]
 
     @property
@@ -72,12 +74,12 @@ class ResultRow:
     `kl` is from full prefill, in nats for each token of the answer that is followed, and `yardsticks` how many times
     the yardstick that is; `kl_codec` from the same policy on lossless records; `top1` and `top1_codec`: how often both
     prefer the same token. `nats` of a token of the known answer, `kept` of what passages tell of it; `margin`: how much
-    likelier than the foil it is, in nats. `exact_match`, `f1` and `holds`, whether the known answer stands in it, are
-    of the model's own answers, and `agreement` of those with full prefill's.
+    likelier than any foil it is, in nats, and `prefers`: how often it is. `exact_match`, `f1` and `holds`, whether the
+    known answer stands in it, are of the model's own answers, and `agreement` of those with full prefill's.
     `loss`: how much less is right than by full prefill, or, where no answers are known, how often they differ;
     `verdict` says whether what is lost is more than noise: of right answers if full prefill has some, else of nats.
-    `intervals` are of 95 % confidence; those of `f1`, `holds`, `nats` and `margin` are of the difference to full
-    prefill in pairs. `suite` is empty in rows that count all questions.
+    `intervals` are of 95 % confidence; those of `f1`, `holds`, `nats`, `margin` and `prefers` are of the difference to
+    full prefill in pairs. `suite` is empty in rows that count all questions.
     """
 
     suite: str
@@ -99,6 +101,7 @@ class ResultRow:
     nats: float | None
     kept: float | None
     margin: float | None
+    prefers: float | None
     loss: float | None
     verdict: str
     ttft_ms: float
@@ -123,11 +126,17 @@ class _Numbers:
     nats: Numbers
     margin: Numbers
 
+    @property
+    def prefers(self) -> Numbers:
+        """Where the known answer is likelier than any foil."""
+        return np.where(np.isnan(self.margin), math.nan, self.margin > 0)
+
     def intervals(self, full: "_Numbers") -> dict[str, Interval]:
         """The intervals of the means, and of how the others differ from full prefill's."""
         values = {"kl": self.kl, "exact_match": self.right, "agreement": self.agrees, "loss": self.lost(full)}
         values |= {"f1": self.f1 - full.f1, "holds": self.holds - full.holds}
         values |= {"nats": self.nats - full.nats, "margin": self.margin - full.margin}
+        values |= {"prefers": self.prefers - full.prefers}
         return _intervals(values)
 
     def lost(self, full: "_Numbers") -> Numbers:
@@ -161,6 +170,7 @@ class SuiteFindings:
             told=_mean(told),
             chance=max((each.chance for each in found), default=math.inf),
             right=_mean(full.right),
+            prefers=_mean(full.prefers),
             intervals=_intervals({"kl": self._orders(), "told": told}),
         )
 
@@ -192,6 +202,7 @@ class SuiteFindings:
             nats=_mean(got.nats),
             kept=ratios["kept"].value if "kept" in ratios else None,
             margin=_mean(got.margin),
+            prefers=_mean(got.prefers),
             loss=_mean(got.lost(full)),
             verdict=verdict(-_known(lost)),
             ttft_ms=1000 * median(each.ttft_s for each in outcomes),

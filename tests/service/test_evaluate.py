@@ -37,7 +37,7 @@ CASE = Case(
     2,
 )
 ANSWER_TOKENS = 6
-UNKNOWN, KNOWN = replace(CASE, answers=()), replace(CASE, answers=("It is Tokyo",), skip="It is", foil="It is Oslo")
+UNKNOWN, KNOWN = replace(CASE, answers=()), replace(CASE, answers=("It is Tokyo",), skip="It is", foils=("It is Oslo",))
 POOL = [PromptPassage(f"Passage {number} tells of wells and of bridges.", f"Book {number}") for number in range(40)]
 EVAL = ("eval", "--answer-tokens", "3")
 WANTED = {

@@ -38,6 +38,7 @@ ROW = ResultRow(
     nats=1.5,
     kept=None,
     margin=None,
+    prefers=None,
     loss=0.05,
     verdict="noise",
     ttft_ms=120.0,
@@ -49,8 +50,8 @@ ROW = ResultRow(
     bits_per_value=11.2,
     intervals={"exact_match": Interval(0.5, 0.7), "agreement": Interval(0.7, 0.9), "loss": Interval(-0.01, 0.1)},
 )
-YARDSTICK = YardstickRow("", 20, 60, 0.0224, 0.92, 0.017, 0.0155, 1.5, 3.1, 0.4, 10.8, 0.0, {})
-UNMEASURED = YardstickRow("<one>", 20, 0, None, None, None, None, None, None, None, math.inf, None, {})
+YARDSTICK = YardstickRow("", 20, 60, 0.0224, 0.92, 0.017, 0.0155, 1.5, 3.1, 0.4, 10.8, 0.0, None, {})
+UNMEASURED = YardstickRow("<one>", 20, 0, None, None, None, None, None, None, None, math.inf, None, None, {})
 NOWHERE = {name: Interval(NAN, NAN) for name in ROW.intervals}
 UNANSWERED = replace(
     ROW,
@@ -203,7 +204,7 @@ def test_a_policy_has_one_color_and_the_legend_names_it() -> None:
 def test_every_row_is_in_the_table_but_for_those_that_computed_the_same() -> None:
     rows = [replace(row, verdict=("equal", "noise", "worse", "better")[at % 4]) for at, row in enumerate(MANY)]
     head, *lines = Reader(made(rows)).lines
-    assert {len(line) for line in lines} == {len(head)} == {28}
+    assert {len(line) for line in lines} == {len(head)} == {29}
     told: dict[object, ResultRow] = {}
     for row in rows:
         codec = "" if row.policy == "full" else row.codec

@@ -36,6 +36,7 @@ def row(**changes: object) -> ResultRow:
         nats=1.0,
         kept=1.0,
         margin=None,
+        prefers=1.0,
         loss=0.0,
         verdict="equal",
         ttft_ms=10.0,
@@ -50,6 +51,7 @@ def row(**changes: object) -> ResultRow:
     changed = replace(plain, **changes)
     spans = {name: getattr(changed, name) for name in ("loss", "agreement", "kl", "yardsticks", "kept")}
     known = {name: Interval(value, value) for name, value in spans.items() if value is not None}
+    known["prefers"] = Interval(*[(changed.prefers or 0) - 1] * 2)
     return replace(changed, intervals=known | changed.intervals)
 
 
@@ -67,6 +69,7 @@ PLAIN = YardstickRow(
     told=2.0,
     chance=8.0,
     right=0.9,
+    prefers=1.0,
     intervals={"kl": Interval(0.01, 0.03), "told": Interval(1.5, 2.5)},
 )
 FULL_ROW = row(policy="full", ttft_speedup=1.0, kl=0.0, yardsticks=0.0)
@@ -90,6 +93,7 @@ def test_the_soonest_point_within_the_bounds_is_chosen_and_size_breaks_ties() ->
         ({"yardsticks": 1.2}, PolicyBounds(yardsticks=1.3)),
         ({"kept": 0.98}, PolicyBounds(loss=0.03)),
         ({"loss": 0.02}, PolicyBounds(loss=0.03)),
+        ({"prefers": 0.98}, PolicyBounds(loss=0.03)),
     ],
 )
 def test_each_measure_alone_keeps_a_point_from_being_taken(bad: dict[str, float], bounds: PolicyBounds) -> None:
@@ -131,7 +135,7 @@ def test_nothing_is_taken_where_full_prefill_says_nothing_that_could_be_kept(
 
 
 def test_without_a_yardstick_and_known_answers_the_answers_must_be_the_same() -> None:
-    nothing = replace(PLAIN, kl=None, told=None, right=None, nats=None, intervals={})
+    nothing = replace(PLAIN, kl=None, told=None, right=None, prefers=None, nats=None, intervals={})
     same, other = (row(yardsticks=None, kept=None, agreement=share) for share in (1.0, 0.9))
     assert chosen(FULL_ROW, same, yardstick=nothing).row == same
     assert chosen(FULL_ROW, other, yardstick=nothing).row == FULL_ROW

@@ -15,7 +15,7 @@ from blend.load import LoadedModel, load
 from service.app.give_back_memory import keep_freed_memory
 from tests.bench.real.articles import TokenCounts, divided, read
 from tests.bench.real.cells import PLANS, Cell
-from tests.bench.real.forms import Material
+from tests.bench.real.material import Material
 from tests.bench.real.prompt_probe import PromptProbe
 from tests.bench.real.results import MeasuredPrompt, Results
 from tests.bench.real.rows import EVERY, Row
@@ -57,10 +57,11 @@ def measure(run: Run, model: LoadedModel, probe: PromptProbe) -> None:
 def _measured(
     cell: Cell, number: int, *, run: Run, probe: PromptProbe, rows: Sequence[Row], digest: str
 ) -> MeasuredPrompt:
-    drawn = cell.draw(run.material, number)
-    asked = probe.asked(drawn)
+    case = run.material.draw(cell.suite, cell.shape, number)
+    spare = run.material.spare(cell.shape, number)
+    asked = probe.asked(case)
     is_first = run.results.get(cell.name, number) is None
-    others = variants(drawn, number, draws=cell.draws) if is_first else {}
+    others = variants(case, number, draws=cell.draws, swap=spare) if is_first else {}
     return MeasuredPrompt(
         cell=cell.name,
         number=number,
@@ -68,7 +69,7 @@ def _measured(
         tokens=asked.laid.tokens,
         first_s=asked.full.first_s,
         full=asked.judged(asked.full),
-        none=probe.other(asked, drawn.without_passages),
+        none=probe.other(asked, case.arranged([])),
         yardstick={name: probe.other(asked, other) for name, other in others.items()},
         rows={str(row): said for row, said in probe.rows(asked, rows).items()},
     )

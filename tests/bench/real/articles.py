@@ -31,24 +31,6 @@ class Article:
     corpus: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArticleChunk:
-    """A stretch of an article, and what stands before it. The end is exclusive."""
-
-    article: Article
-    start: int
-    stop: int
-
-    @property
-    def text(self) -> str:
-        """The words of the stretch."""
-        return " ".join(self.article.words[self.start : self.stop])
-
-    def before(self, words: int) -> str:
-        """As many of the words right before it, where there are so many."""
-        return " ".join(self.article.words[max(0, self.start - words) : self.start])
-
-
 class TokenCounts:
     """How many tokens words have, each by itself; so many together have about the sum."""
 
@@ -56,15 +38,15 @@ class TokenCounts:
         self._count = count
         self._known: dict[str, int] = {}
 
-    def chunks(self, article: Article, *, start: int, tokens: int) -> list[ArticleChunk]:
-        """The article from a word on, in chunks of about so many tokens; a shorter rest is left out."""
-        found: list[ArticleChunk] = []
-        held = 0
-        for place in range(start, len(article.words)):
-            held += self._of(article.words[place])
+    def chunks(self, article: Article, *, tokens: int) -> list[str]:
+        """The article in chunks of about so many tokens; a shorter rest is left out."""
+        found, words, held = list[str](), list[str](), 0
+        for word in article.words:
+            words.append(word)
+            held += self._of(word)
             if held >= tokens:
-                found.append(ArticleChunk(article, start, place + 1))
-                start, held = place + 1, 0
+                found.append(" ".join(words))
+                words, held = [], 0
         return found
 
     def _of(self, word: str) -> int:

@@ -1,30 +1,25 @@
 """The cells of the two tables: what prompts are asked in which ways. The grid changes one thing at a time."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from service.quality.drawn_cases import SCATTERED, SHUFFLED
 from tests.bench.real.articles import PAGES, TEXTS
-from tests.bench.real.drawn_prompt import DrawnPrompt
-from tests.bench.real.facts import FACTS
-from tests.bench.real.forms import FORMS, SCATTERED, SHUFFLED, Material, Shape
+from tests.bench.real.material import Shape
 from tests.bench.real.rows import FEW, MAIN, OF_FACTS, Row
 
-MAKERS: dict[str, Callable[..., DrawnPrompt]] = {**FORMS, **FACTS}
+FACTS = ("records", "parted records", "needle", "needles", "values", "chain")  # suites with one right answer
+FORMS = ("blanks", "copies", "examples")  # suites with a text as their answer, beside the continuation
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Prompts of one kind, and the rows that are measured of them. `draws`: of the yardstick."""
+    """Prompts of one suite, and the rows that are measured of them. `draws`: of the yardstick."""
 
     name: str
-    form: str
+    suite: str
     rows: tuple[Row, ...]
     shape: Shape = field(default_factory=Shape)
     draws: int = 3
-
-    def draw(self, material: Material, number: int) -> DrawnPrompt:
-        """Its prompt of this number, always the same for one seed."""
-        return MAKERS[self.form](material, self.shape, number=number)
 
 
 BASE = Shape()
@@ -45,6 +40,6 @@ _SHAPES = {
 }
 GRID = (
     *(Cell(name, "continuation", FEW, shape) for name, shape in _SHAPES.items()),
-    *(Cell(name, name, FEW) for name in FORMS if name != "continuation"),
+    *(Cell(name, name, FEW) for name in FORMS),
 )
 PLANS = {"real": LINE, "grid": GRID}

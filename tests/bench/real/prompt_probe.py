@@ -20,14 +20,14 @@ from blend.load import LoadedModel
 from blend.model.context import Segment, numbers, span
 from service.corpus.chunk_capture import tailed
 from service.model.blob_source import BlobSource
-from service.model.capture_context import ALONE, CaptureContext, ChunkIds, in_context
+from service.model.capture_context import ALONE, ChunkIds, in_context
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
+from service.quality.cases import Case
 from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import read
 from store.record import Record
-from tests.bench.real.drawn_prompt import DrawnPrompt
 from tests.bench.real.results import Judged
 from tests.bench.real.rows import ISOLATED, Row
 
@@ -61,7 +61,7 @@ class Said:
 class AskedPrompt:
     """A prompt as token ids, its answer, and what full prefill says."""
 
-    drawn: DrawnPrompt
+    case: Case
     laid: PromptTokens
     answer: Answer
     full: Said
@@ -107,14 +107,14 @@ class PromptProbe:
         """How many tokens a text has."""
         return len(self._tokenizer.encode_text(text))
 
-    def asked(self, drawn: DrawnPrompt) -> AskedPrompt:
+    def asked(self, case: Case) -> AskedPrompt:
         """The prompt by full prefill, which all else is compared with."""
-        laid, answer = self._laid(drawn), self._answer(drawn)
-        return AskedPrompt(drawn, laid, answer, self._said(laid, FULL, answer=answer))
+        laid, answer = self._builder.lay(case.turns), self._answer(case)
+        return AskedPrompt(case, laid, answer, self._said(laid, FULL, answer=answer))
 
-    def other(self, asked: AskedPrompt, drawn: DrawnPrompt) -> Judged:
+    def other(self, asked: AskedPrompt, case: Case) -> Judged:
         """Full prefill of another prompt, over the same answer."""
-        return asked.judged(self._said(self._laid(drawn), FULL, answer=asked.answer))
+        return asked.judged(self._said(self._builder.lay(case.turns), FULL, answer=asked.answer))
 
     def rows(self, asked: AskedPrompt, rows: Sequence[Row]) -> dict[Row, Judged]:
         """Each row. A chunk is captured once in each way and packed once by each codec."""
@@ -129,22 +129,18 @@ class PromptProbe:
                         found[row] = asked.judged(said)
         return found
 
-    def _laid(self, drawn: DrawnPrompt) -> PromptTokens:
-        shown = [each.passage for each in drawn.passages]
-        return self._builder.lay(question_turns(shown, question=drawn.question))
-
-    def _answer(self, drawn: DrawnPrompt) -> Answer:
-        given, ids = (self._builder.ids(text) for text in (drawn.given, drawn.answer))
-        if not drawn.candidates:
+    def _answer(self, case: Case) -> Answer:
+        given, ids = (self._builder.ids(text) for text in (case.skip, case.answers[0]))
+        if not case.foils:
             return Answer(ids, _common([given, ids]), ())
-        possible = [self._builder.ids(f"{drawn.given} {each}") for each in drawn.candidates]
+        possible = [ids, *(self._builder.ids(each) for each in case.foils)]
         skip = _common(possible)
         return Answer(ids[: skip + 1], skip, tuple(each[skip] for each in possible))
 
     def _captured(self, asked: AskedPrompt, kind: str) -> dict[int, Record]:
         """The records of the passages, behind the prefix alone or in context, by the passages' numbers."""
         chunks = {
-            run.passage: self._chunk(asked.drawn, run.passage, kind)
+            run.passage: self._chunk(asked.case, run.passage, kind)
             for run in asked.laid.runs
             if run.passage is not None
         }
@@ -158,12 +154,9 @@ class PromptProbe:
         )
         return {number: tailed(record, chunk) for (number, chunk), record in zip(chunks.items(), found, strict=True)}
 
-    def _chunk(self, drawn: DrawnPrompt, number: int, kind: str) -> ChunkIds:
-        shown = drawn.passages[number]
-        context = ALONE if kind == ISOLATED else CaptureContext(drawn.filler, shown.before)
-        return in_context(
-            self._builder, shown.passage, context=context, prefix=self._prefix, window=self._decoder.window
-        )
+    def _chunk(self, case: Case, number: int, kind: str) -> ChunkIds:
+        passage, context = case.passages[number], ALONE if kind == ISOLATED else case.contexts[number]
+        return in_context(self._builder, passage, context=context, prefix=self._prefix, window=self._decoder.window)
 
     @staticmethod
     def _packed(record: Record, kind: str, *, codec: str) -> Blob:

@@ -14,15 +14,13 @@ from transformers import AutoModelForCausalLM
 
 from blend.load import LoadedModel, load
 from service.app.operating_point import LOSSLESS, OperatingPoint
-from service.model.capture_context import CaptureContext
 from service.quality.case_probe import CaseProbe
-from service.quality.cases import Case
+from service.quality.drawn_cases import SUITES
 from tests.bench.models import random_model
 from tests.bench.real import __main__ as command
 from tests.bench.real.articles import Prose, TokenCounts, divided, read
-from tests.bench.real.cells import GRID, LINE, MAKERS
-from tests.bench.real.drawn_prompt import DrawnPrompt
-from tests.bench.real.forms import SHUFFLED, Material, Shape, continuation
+from tests.bench.real.cells import GRID, LINE
+from tests.bench.real.material import Material, Shape
 from tests.bench.real.prompt_probe import PromptProbe
 from tests.bench.real.results import Judged, MeasuredPrompt, Results
 from tests.bench.real.rows import IN_CONTEXT, NEW_ASK, Row
@@ -30,7 +28,7 @@ from tests.bench.real.tables import mean_of, ratio_of, table
 from tests.bench.real.yardstick import variants
 
 ARTICLES, WORDS = 24, 700
-SHAPE = Shape(tokens=240, chunk=24)
+SHAPE = Shape(tokens=480, chunk=72)
 ROWS = ("isolated:reuse:0:lossless", "context:reuse:0:lossless", "context:ask:0.15:q4")
 
 
@@ -63,7 +61,7 @@ def material(prose: Path, model: LoadedModel) -> Material:
 
 def test_full_prefill_is_what_transformers_says(checkpoint: Path, model: LoadedModel, material: Material) -> None:
     probe = PromptProbe(model)
-    asked = probe.asked(continuation(material, SHAPE, number=0))
+    asked = probe.asked(material.draw("continuation", SHAPE, 0))
     probe.close()
     laid, answer = asked.laid, asked.answer
     prompt = [*laid.prefix, *(token for run in laid.runs for token in run.ids), *laid.suffix]
@@ -77,7 +75,7 @@ def test_full_prefill_is_what_transformers_says(checkpoint: Path, model: LoadedM
 
 def test_all_recomputed_is_full_prefill_and_nothing_recomputed_is_not(model: LoadedModel, material: Material) -> None:
     probe = PromptProbe(model)
-    asked = probe.asked(continuation(material, SHAPE, number=1))
+    asked = probe.asked(material.draw("continuation", SHAPE, 1))
     rows = [Row.parse(each) for each in ("context:ask:1:lossless", "context:reuse:0:lossless", *ROWS[:1])]
     all_, none, alone = probe.rows(asked, rows).values()
     probe.close()
@@ -87,21 +85,14 @@ def test_all_recomputed_is_full_prefill_and_nothing_recomputed_is_not(model: Loa
 
 
 def test_rows_are_judged_as_the_product_s_own_evaluation_does(model: LoadedModel, material: Material) -> None:
-    drawn = continuation(material, SHAPE, number=2)
-    case = Case(
-        drawn.question,
-        tuple(each.passage for each in drawn.passages),
-        (drawn.answer,),
-        skip=drawn.given,
-        contexts=tuple(CaptureContext(drawn.filler, each.before) for each in drawn.passages),
-    )
+    case = material.draw("continuation", SHAPE, 2)
     rows = [Row(IN_CONTEXT, "reuse", 0.0, LOSSLESS), Row(IN_CONTEXT, NEW_ASK, 0.15, "q4")]
     points = [OperatingPoint(row.policy, row.ratio, row.codec) for row in rows]
-    evaluating = CaseProbe(model, answer_tokens=len(drawn.answer))
+    evaluating = CaseProbe(model, answer_tokens=len(case.answers[0]))
     outcomes = evaluating.measure(case, points).outcomes
     evaluating.close()
     probe = PromptProbe(model)
-    found = probe.rows(probe.asked(drawn), rows)
+    found = probe.rows(probe.asked(case), rows)
     probe.close()
     for row, point in zip(rows, points, strict=True):
         said, outcome = found[row], outcomes[point]
@@ -111,49 +102,42 @@ def test_rows_are_judged_as_the_product_s_own_evaluation_does(model: LoadedModel
 
 
 def test_every_cell_draws_its_prompts_of_articles_that_no_filler_has(material: Material) -> None:
-    for cell in {(each.form, each.shape): each for each in (*LINE, *GRID)}.values():
+    for cell in (*LINE, *GRID):
         if cell.shape.corpus or cell.shape.passages > len(material.prose.asked):
             continue
-        drawn = cell.draw(material, 4)
-        assert drawn == cell.draw(material, 4) != cell.draw(material, 5)
-        assert drawn.answer.startswith(drawn.given) and any(each.is_own for each in drawn.passages)
+        drawn = material.draw(cell.suite, cell.shape, 4)
+        assert drawn == material.draw(cell.suite, cell.shape, 4) != material.draw(cell.suite, cell.shape, 5)
         held = {article.title for article in material.prose.held}
-        assert held.isdisjoint(each.passage.title for each in (*drawn.passages, drawn.spare))
-        shown = {each.passage.text for each in drawn.passages}
-        assert shown.isdisjoint(each.text for each in drawn.filler) and len(drawn.filler) >= 4
+        assert held.isdisjoint(each.title for each in drawn.passages)
+        for context in drawn.contexts:
+            assert len(context.filler) >= 4 and (
+                cell.suite.endswith("records") or {each.title for each in context.filler} <= held
+            )
 
 
-@pytest.mark.parametrize("form", MAKERS)
-def test_a_form_s_answer_is_judged_behind_what_is_given(form: str, model: LoadedModel, material: Material) -> None:
+@pytest.mark.parametrize("suite", SUITES)
+def test_an_answer_is_judged_behind_what_is_given(suite: str, model: LoadedModel, material: Material) -> None:
     probe = PromptProbe(model)
-    drawn = MAKERS[form](material, SHAPE, number=3)
-    asked = probe.asked(drawn)
+    case = material.draw(suite, SHAPE, 3)
+    asked = probe.asked(case)
     said = probe.rows(asked, [Row.parse(ROWS[1])])
     probe.close()
     answer = asked.answer
     judged = model.tokenizer.decode(answer.ids[answer.skip :])
-    assert answer.skip > 0 and drawn.answer.removeprefix(drawn.given).strip().startswith(judged.strip())
-    assert len(set(answer.candidates)) == len(drawn.candidates)
-    assert [each.right is None for each in said.values()] == [not drawn.candidates]
+    assert answer.skip > 0 and case.answers[0].removeprefix(case.skip).strip().startswith(judged.strip())
+    assert len(set(answer.candidates)) == (len(case.foils) and len(case.foils) + 1)
+    assert [each.right is None for each in said.values()] == [not case.foils]
 
 
 def test_the_yardsticks_prompts_hold_the_same_question_and_passages(material: Material) -> None:
-    drawn = MAKERS["continuation"](material, SHAPE, number=0)
-    others = variants(drawn, 0, draws=3)
-    assert len(others) == 6
+    case = material.draw("continuation", SHAPE, 0)
+    others = variants(case, 0, draws=3, swap=material.spare(SHAPE, 0))
+    assert len(others) == 5
+    foreign = {case.passages[at].text for at in case.foreign or ()}
     for name, other in others.items():
-        gone = Counter(drawn.passages) - Counter(other.passages)
-        assert len(gone) == (name in ("one replaced", "one left out")) and not any(each.is_own for each in gone)
-        assert other != drawn and replace(other, passages=()) == drawn.without_passages
-
-
-def test_own_passages_stand_out_of_order_where_a_shape_says_so(material: Material) -> None:
-    def own(drawn: DrawnPrompt) -> list[str]:
-        return [each.passage.text for each in drawn.passages if each.is_own]
-
-    ordered = own(continuation(material, SHAPE, number=2))
-    shuffled = own(continuation(material, replace(SHAPE, order=SHUFFLED), number=2))
-    assert ordered != shuffled and sorted(ordered) == sorted(shuffled)
+        gone = Counter(case.passages) - Counter(other.passages)
+        assert len(gone) == (name in ("one replaced", "one left out")) and {each.text for each in gone} <= foreign
+        assert other.passages != case.passages and other.question == case.question
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -183,7 +167,7 @@ def test_a_run_that_was_stopped_goes_on(
 def figures(tables: str) -> list[list[str]]:
     """The rows without the times to the first token."""
     rows = [line.split(" | ") for line in tables.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + 4 + len(ROWS)
+    assert len(rows) == 2 + 3 + len(ROWS)
     return [row[:6] + row[8:] for row in rows]
 
 

@@ -2,25 +2,22 @@
 
 from collections.abc import Sequence
 
-from tests.bench.real.drawn_prompt import DrawnPrompt
+from service.model.prompt_builder import PromptPassage
+from service.quality.cases import Case
+from service.quality.variants import Variants
 from tests.bench.real.results import MeasuredPrompt
 
 REORDERED, REPLACED, LEFT_OUT = "foreign passages reordered", "one replaced", "one left out"
-OWN_SHUFFLED = "own passages shuffled"
 BESIDE_EVERY = 4  # prompts: what stands beside the yardstick, and is no part of it, is measured of some
 
 
-def reordered(draws: int) -> list[str]:
-    """The names of prompts with foreign passages in other orders. The mean over them is the yardstick."""
-    return [f"{REORDERED} {draw}" for draw in range(1, draws + 1)]
-
-
-def variants(drawn: DrawnPrompt, number: int, *, draws: int) -> dict[str, DrawnPrompt]:
+def variants(case: Case, number: int, *, draws: int, swap: PromptPassage) -> dict[str, Case]:
     """The other prompts, by name. More than one draw asks for those that stand beside the yardstick, too."""
-    found = {name: drawn.reordered(f"{number}/{name}") for name in reordered(draws)}
+    drawn = Variants(draws, swap)
+    found = {f"{REORDERED} {draw}": each for draw, each in enumerate(drawn.reordered(case), 1)}
     if draws > 1 and number % BESIDE_EVERY == 0:
-        found |= {REPLACED: drawn.replaced(str(number)), LEFT_OUT: drawn.left_out(str(number))}
-        found[OWN_SHUFFLED] = drawn.own_shuffled(str(number))
+        beside = {REPLACED: drawn.replaced(case), LEFT_OUT: drawn.left_out(case)}
+        found |= {name: each for name, each in beside.items() if each}
     return found
 
 
