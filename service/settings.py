@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     model: Annotated[str, Field(description="hub name or folder of the model", min_length=1)] = BUILTIN
     device: Annotated[str, Field(description="where the model computes, such as cpu or cuda:0")] = "auto"
     dtype: Annotated[str, Field(description="what the model computes in")] = "auto"
-    policy: Annotated[str, AfterValidator(_policy), Field(description="which cached tokens are recomputed")] = "hybrid"
+    policy: Annotated[str, AfterValidator(_policy), Field(description="which cached tokens are recomputed")] = "ask"
     ratio: Annotated[float, Field(description="the share of cached tokens that are recomputed", ge=0, le=1)] = 0.15
     codec: Annotated[str, AfterValidator(_codec), Field(description="how the keys and values of chunks are packed")] = (
         "q4"

@@ -40,7 +40,7 @@ class BlendOrder:
     threads that read, with what came out of records for a layer, before that layer is final.
     """
 
-    policy: str = "hybrid"
+    policy: str = "ask"
     ratio: float = 0.15
     piece_rows: int = field(default=0, repr=False, compare=False)
     between: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)

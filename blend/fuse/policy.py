@@ -67,11 +67,11 @@ class AskRule:
     """How `ask` chooses: `rows`, all of the question's or the prompt's last, name as many tokens as are recomputed.
 
     With a `check` they name `times` as many, of which deviation at that layer chooses. Layers are counted among those
-    that keep keys; `half`: the last half of them; none named: two of it. Written behind the policy's name, as
-    `ask/rows=question/layers=half/check=none`, what `ask` means; of the last row: `ask/layers=14+19/check=2/times=3`.
+    that keep keys; `third`: the last of them; none named: two of the last half. Written behind the policy's name, as
+    `ask/rows=question/layers=third/check=none`, what `ask` means; of the last row: `ask/layers=14+19/check=2/times=3`.
     """
 
-    layers: tuple[int, ...] | str = "half"
+    layers: tuple[int, ...] | str = "third"
     check: int | None = None
     times: float = 1.0
     rows: str = "question"
@@ -82,7 +82,7 @@ class AskRule:
         try:
             given = dict(part.split("=") for part in text.split("/") if part and not any(map(str.isspace, part)))
             rows = given.pop("rows", "last" if text else "question")
-            layers = given.pop("layers", "" if rows == "last" else "half")
+            layers = given.pop("layers", "" if rows == "last" else "third")
             check = given.pop("check", str(REFERENCES) if rows == "last" else "none")
             rule = cls(
                 layers if layers in LAST else tuple(sorted({_whole(each) for each in layers.split("+") if each})),

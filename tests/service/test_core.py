@@ -158,7 +158,7 @@ def test_the_point_of_an_evaluation_is_taken_unless_the_settings_say_more(tmp_pa
         assert (core.order.policy, core.order.ratio, core.model.codec) == ("heads", 0.4, "q8")
     finally:
         core.close()
-    assert operating_point(settings_in(tmp_path, ratio=0.2), weights).policy == "hybrid"
+    assert operating_point(settings_in(tmp_path, ratio=0.2), weights).policy == "ask"
     file.write_text('policy = "magic"\nratio = 0.4\ncodec = "q8"\n')
     with pytest.raises(SettingsError, match="eval --save auto"):
         operating_point(settings, weights)

@@ -46,8 +46,8 @@ def test_a_rule_is_read_as_it_is_written(rule: AskRule) -> None:
     ("written", "rule"),
     [
         ("ask", AskRule()),
-        ("ask/rows=question", AskRule("half", None, 1, "question")),
-        ("ask/rows=question/check=2", AskRule("half", 2, 3, "question")),
+        ("ask/rows=question", AskRule("third", None, 1, "question")),
+        ("ask/rows=question/check=2", AskRule("third", 2, 3, "question")),
         ("ask/layers=4+3", AskRule((3, 4), 2, 3, "last")),  # as earlier releases wrote rules, and this one reads them
         ("ask/times=20", AskRule((), 2, 20, "last")),
         ("ask/check=none", AskRule((), None, 1, "last")),
