@@ -22,7 +22,7 @@ from service.model.capture_context import ALONE, ChunkIds, in_context
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
 from service.model.timed import Timed, timed
 from service.quality.cases import Case
-from service.quality.followed_answer import Divergence, FollowedAnswer, Following, divergence
+from service.quality.followed_answer import Divergence, FollowedAnswer, Following, divergence, entropy
 from service.quality.variants import Variants
 from store.blob import Blob, Terms
 from store.codec.encode import encode
@@ -64,8 +64,8 @@ class Sizes:
 @dataclass(frozen=True, slots=True)
 class Yardstick:
     """How far full prefill goes from itself where its prompt changes: passages that do not matter `reordered`, one of
-    them `replaced` or `left_out`. `unaided` is without any passage, with `nats` of the known answer then; `chance`:
-    those of a guess.
+    them `replaced` or `left_out`. `unaided` is without any passage, with `nats` of the known answer then. `entropy`:
+    how unsure full prefill is of a token, and `chance` how unsure a guess is.
     """
 
     reordered: tuple[Divergence, ...]
@@ -73,6 +73,7 @@ class Yardstick:
     left_out: Divergence | None
     unaided: Divergence
     nats: float | None
+    entropy: float
     chance: float
 
 
@@ -130,12 +131,17 @@ class CaseProbe:
     ) -> CaseMeasurement:
         """Asks at every point, in the order given; all are compared with full prefill along the same answer.
 
-        That is the first known one, else what full prefill says. The yardstick is measured with `variants` alone.
+        That is the first known one, else what full prefill says, also where it finds that less likely than a guess
+        would. The yardstick is measured with `variants` alone.
         """
         shown, prompt_tokens, answer = self._fitted(case)
         captures = self._captured(shown, prompt_tokens)
         blobs = {codec: _encoded(captures, codec) for codec in dict.fromkeys(point.codec for point in points)}
         first = self._answered(prompt_tokens, FULL, blobs={}, answer=answer)
+        nats = answer.nats(first.logprobs)
+        if nats is not None and nats > math.log(first.logprobs.shape[-1]) and answer.asks:
+            answer = FollowedAnswer((), asks=True)
+            first = self._answered(prompt_tokens, FULL, blobs={}, answer=answer)
         if not answer.known:
             answer = replace(answer, tokens=tuple(first.own or ()))
         asked = {FULL: first} | {
@@ -215,6 +221,7 @@ class CaseProbe:
             left_out=moved(asked(variants.left_out(case))),
             unaided=_between(first, unaided, answer=answer),
             nats=answer.nats(unaided.logprobs),
+            entropy=entropy(answer.scored(first.logprobs)),
             chance=math.log(first.logprobs.shape[-1]),
         )
 

@@ -90,3 +90,9 @@ def divergence(wanted: Tensor, got: Tensor) -> Divergence:
     a, b = wanted.clamp(min=WORST), got.clamp(min=WORST)
     kl = (a.exp() * (a - b)).sum(-1).mean()
     return Divergence(float(kl), float((a.argmax(-1) == b.argmax(-1)).float().mean()))
+
+
+def entropy(logprobs: Tensor) -> float:
+    """The mean entropy of log probabilities (tokens, V), in nats."""
+    known = logprobs.clamp(min=WORST)
+    return float(-(known.exp() * known).sum(-1).mean())

@@ -34,7 +34,7 @@ class PolicyBounds:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One thing that a point is judged by: its mean, the worse end of its interval, and the most that either may be."""
+    """One thing that a point is judged by: its value, the worse end of its interval, and the most that both may be."""
 
     words: str
     value: float
@@ -77,13 +77,17 @@ def choose(rows: Sequence[ResultRow], yardstick: YardstickRow, *, bounds: Policy
 
 
 def _judgements(row: ResultRow, yardstick: YardstickRow, *, bounds: PolicyBounds) -> Iterator[Judgement]:
-    """Yields what a suite can tell of a point. Where it is nothing else, answers must be full prefill's."""
+    """Yields what a suite can tell of a point. Where it is nothing else, answers must be full prefill's.
+
+    A sure model hardly differs from itself, and a few questions tell little of how much: there a divergence is too much
+    where it is more than the bound beyond doubt.
+    """
     spans = row.intervals
     if row.yardsticks is not None:
         words = f"differs {row.yardsticks:.2f} times as much as full prefill does where passages change places"
         yield Judgement(
             f"{words} ({_span(spans['yardsticks'], '.2f')})",
-            row.yardsticks,
+            spans["yardsticks"].low,
             spans["yardsticks"].high,
             bounds.yardsticks,
         )
@@ -125,8 +129,8 @@ def _taken(row: ResultRow, judged: Sequence[Judgement], *, yardstick: YardstickR
 
 def _nothing(yardstick: YardstickRow, bounds: PolicyBounds, *, late: bool) -> str:
     if yardstick.guesses:
-        nats = f"{yardstick.nats or 0:.1f} of {yardstick.chance:.1f} nats a token"
-        return f"Full prefill finds the known answers no likelier than a guess does ({nats}), so nothing can be judged"
+        nats = f"{yardstick.entropy:.1f} of {yardstick.chance:.1f} nats a token"
+        return f"Full prefill is no surer of what comes next than a guess is ({nats}), so nothing can be judged"
     if yardstick.is_idle:
         return (
             f"Passages change what full prefill says by {yardstick.unaided:.4f} nats a token, so nothing can be judged"

@@ -15,7 +15,7 @@ from service.quality.exact_match import Interval, exact_match, f1, holds, interv
 
 ANSWERS = 0.1  # the share of answers that full prefill must match before exact match decides anything
 TELLS = 0.05  # nats of a token: what passages tell, if it is less, is nothing
-CHANCE = 0.9  # of the nats of a guess: a model that is no surer of the known answers knows nothing
+CHANCE = 0.9  # of the nats of a guess: a model that is no surer of what comes next knows nothing
 
 Numbers = NDArray[np.float64]  # of each question; NaN where nothing is known
 
@@ -25,9 +25,9 @@ class YardstickRow:
     """What full prefill itself does with `n` questions: how far it goes from itself where prompts change.
 
     `kl` is the yardstick: documents that do not matter changed places, in `orders` prompts; `replaced` and `left_out`:
-    one passage. `unaided`: all of them left out. `told`: the nats of a token of the known answer that passages save,
-    of `nats` with them; `chance`: those of a guess. `right`: how often it says the known answer itself, and `prefers`:
-    how often that is likelier to it than any foil.
+    one passage. `unaided`: all of them left out. `told`: the nats of a token of the known answer that passages save, of
+    `nats` with them. `entropy`: how unsure it is of a token, `chance`: how unsure a guess is. `right`: how often it
+    says the known answer itself, and `prefers`: how often that is likelier to it than any foil.
     None where the suite cannot tell. `intervals` are of 95 % confidence.
     """
 
@@ -41,6 +41,7 @@ class YardstickRow:
     unaided: float | None
     nats: float | None
     told: float | None
+    entropy: float
     chance: float
     right: float | None
     prefers: float | None
@@ -58,8 +59,8 @@ class YardstickRow:
 
     @property
     def guesses(self) -> bool:
-        """Does full prefill know nothing of the known answers?"""
-        return self.nats is not None and self.nats > CHANCE * self.chance
+        """Is full prefill no surer of what comes next than a guess?"""
+        return self.entropy > CHANCE * self.chance
 
     @property
     def is_idle(self) -> bool:
@@ -168,6 +169,7 @@ class SuiteFindings:
             unaided=_mean(_numbers(each.unaided.kl for each in found)),
             nats=_mean(full.nats),
             told=_mean(told),
+            entropy=_mean(_numbers(each.entropy for each in found)) or 0.0,
             chance=max((each.chance for each in found), default=math.inf),
             right=_mean(full.right),
             prefers=_mean(full.prefers),

@@ -50,8 +50,8 @@ ROW = ResultRow(
     bits_per_value=11.2,
     intervals={"exact_match": Interval(0.5, 0.7), "agreement": Interval(0.7, 0.9), "loss": Interval(-0.01, 0.1)},
 )
-YARDSTICK = YardstickRow("", 20, 60, 0.0224, 0.92, 0.017, 0.0155, 1.5, 3.1, 0.4, 10.8, 0.0, None, {})
-UNMEASURED = YardstickRow("<one>", 20, 0, None, None, None, None, None, None, None, math.inf, None, None, {})
+YARDSTICK = YardstickRow("", 20, 60, 0.0224, 0.92, 0.017, 0.0155, 1.5, 3.1, 0.4, 2.0, 10.8, 0.0, None, {})
+UNMEASURED = YardstickRow("<one>", 20, 0, None, None, None, None, None, None, None, 0.0, math.inf, None, None, {})
 NOWHERE = {name: Interval(NAN, NAN) for name in ROW.intervals}
 UNANSWERED = replace(
     ROW,

@@ -67,6 +67,7 @@ PLAIN = YardstickRow(
     unaided=3.0,
     nats=1.0,
     told=2.0,
+    entropy=2.0,
     chance=8.0,
     right=0.9,
     prefers=1.0,
@@ -123,7 +124,10 @@ def test_what_passages_do_not_tell_is_not_kept_and_the_sentence_says_so() -> Non
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"nats": 7.9, "told": 0.0, "right": 0.0}, "no likelier than a guess does (7.9 of 8.0 nats a token)"),
+        (
+            {"entropy": 7.9, "told": 0.0, "right": 0.0},
+            "no surer of what comes next than a guess is (7.9 of 8.0 nats a token)",
+        ),
         ({"unaided": 0.0003, "told": 0.0, "right": 0.0}, "Passages change what full prefill says by 0.0003 nats"),
     ],
 )
