@@ -2,12 +2,12 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from retriever.catalog.connection import CatalogConnection
-from retriever.catalog.contexts import ContextRows
+from retriever.catalog.contexts import ContextRows, places_of
 from retriever.catalog.lexical import body, index
 from retriever.catalog.renew import index_anew, is_current
 from retriever.catalog.rows import check_id, digest_of, dumps, entries, fact, is_same, loads, sound_text
@@ -122,7 +122,7 @@ class RowsChange:
     def drop_orphans(self) -> Removal:
         wanted = f"SELECT version FROM uploads WHERE {LIVE} AND version IS NOT NULL"
         found = self._run(f"SELECT row FROM documents WHERE serving = 0 AND row NOT IN ({wanted})").fetchall()
-        return _together([self._remove(version) for (version,) in found])
+        return _together([self.drop(version) for (version,) in found])
 
     def patch(self, document: str, *, metadata: Json) -> DocumentRow | None:
         found = entries(self._connection, "d.id = ?", values=[document])
@@ -151,10 +151,10 @@ class RowsChange:
     def keep_filler(self, collection: str, domain: str, *, passages: Sequence[FillerPassage]) -> None:
         self._contexts.keep(collection, domain, passages=passages)
 
-    def lost_fillers(self, documents: Sequence[str]) -> set[tuple[str, str]]:
-        return self._contexts.lost(documents)
+    def places_of(self, ids: Sequence[str]) -> list[ChunkPlace]:
+        return places_of(self._connection, ids)
 
-    def fillers_with(self, documents: Sequence[str]) -> set[tuple[str, str]]:
+    def fillers_with(self, documents: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
         return self._contexts.having(documents)
 
     def has_filler(self, collection: str, domain: str) -> bool:
@@ -177,8 +177,8 @@ class RowsChange:
     def settled(self, rows: Sequence[int]) -> None:
         self._contexts.forget(rows)
 
-    def swept_of_contexts(self, rows: Sequence[int]) -> None:
-        self._contexts.swept(rows)
+    def lack_contexts(self, uses: Mapping[str, int]) -> None:
+        self._contexts.lack(uses)
 
     def purge(self) -> None:
         if not is_current(self._connection, self._words):
@@ -341,14 +341,14 @@ class RowsChange:
         used = self._run(
             "SELECT chunk, count(*) FROM passages WHERE document = ? GROUP BY chunk", (version,)
         ).fetchall()
-        places = self._contexts.leave(version)  # none where chunks are captured alone
+        places = self._contexts.leave(version)
         labels = "SELECT label FROM passages WHERE document = ?1 UNION SELECT label FROM documents WHERE row = ?1"
         self._run(f"DELETE FROM facets WHERE label IN ({labels})", (version,))
         self._run(f"DELETE FROM labels WHERE row IN ({labels})", (version,))
         self._run("DELETE FROM passages WHERE document = ?", (version,))
         self._run("DELETE FROM documents WHERE row = ?", (version,))
         removal = self._released(used)
-        self._contexts.left(places, title=title)
+        self._contexts.left(places)
         return removal
 
     def _released(self, used: Sequence[tuple[int, int]]) -> Removal:

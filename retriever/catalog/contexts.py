@@ -1,6 +1,6 @@
 """The rows of contexts: where chunks stand, the fillers of collections, and chunks that have moved. Begins nothing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.rows import loads, sound_text
@@ -15,6 +15,12 @@ SELECT c.id, l.collection, l.metadata, d.row, d.serving, d.id, d.title, p.place,
 FROM passages p JOIN chunks c ON c.row = p.chunk JOIN documents d ON d.row = p.document JOIN labels l ON l.row = p.label
 LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1
 LEFT JOIN chunks b ON b.row = q.chunk LEFT JOIN labels m ON m.row = q.label WHERE
+"""
+_Where = tuple[int, int | None, str, str, str, str | None]
+_WHERE = """
+SELECT p.chunk, q.chunk, d.title, l.collection, l.metadata, m.metadata
+FROM passages p JOIN documents d ON d.row = p.document JOIN labels l ON l.row = p.label
+LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1 LEFT JOIN labels m ON m.row = q.label
 """
 
 
@@ -36,8 +42,8 @@ def fillers(connection: CatalogConnection, collection: str) -> dict[str, tuple[F
 
 def moved(connection: CatalogConnection, limit: int, *, swept: bool) -> list[tuple[int, str]]:
     """See `ContextsView`."""
-    rows = "SELECT row, id FROM moved WHERE swept = ? ORDER BY row LIMIT ?"
-    return connection.execute(rows, (int(swept), limit)).fetchall()
+    rows = f"SELECT row, id FROM moved WHERE swept {'>' if swept else '='} 0 ORDER BY swept DESC, row LIMIT ?"
+    return connection.execute(rows, (limit,)).fetchall()
 
 
 class ContextRows:
@@ -76,9 +82,9 @@ class ContextRows:
         )
         return {(collection, domain) for collection, domain in found}
 
-    def having(self, documents: Sequence[str]) -> set[tuple[str, str]]:
-        rows = f"SELECT DISTINCT collection, domain FROM fillers WHERE document IN {LISTED}"
-        return {(collection, domain) for collection, domain in self._run(rows, (listed(documents),))}
+    def having(self, documents: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
+        rows = f"SELECT collection, domain, document, chunk, title FROM fillers WHERE document IN {LISTED}"
+        return self._run(rows, (listed(documents),)).fetchall()
 
     def has(self, collection: str, domain: str) -> bool:
         found = self._run("SELECT 1 FROM fillers WHERE collection = ? AND domain = ? LIMIT 1", (collection, domain))
@@ -119,34 +125,23 @@ class ContextRows:
         found = {chunk: sound_text(chunk, data) for chunk, data in rows.fetchall()}
         return {chunk: text for chunk, text in found.items() if text is not None}
 
-    def leave(self, version: int) -> list[tuple[int, int | None]]:
-        """The chunks that a version is about to leave, with the chunks before them there."""
-        rows = (
-            "SELECT p.chunk, q.chunk FROM passages p JOIN labels l ON l.row = p.label "
-            "JOIN collections c ON c.name = l.collection "
-            "LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1 "
-            "WHERE p.document = ? AND c.rules NOT LIKE ?"
-        )
-        return self._run(rows, (version, _OFF)).fetchall()
+    def leave(self, version: int) -> list[_Where]:
+        """The chunks that a version is about to leave, and where each stands: under which label, behind what."""
+        return self._run(f"{_WHERE} WHERE p.document = ?", (version,)).fetchall()
 
-    def left(self, places: Sequence[tuple[int, int | None]], *, title: str) -> None:
-        """Mark those chunks as moved that nowhere else stand behind the same one under the same title."""
-        kept = {chunk for chunk, _ in places}
-        rows = self._run(
-            "SELECT p.chunk, q.chunk, d.title FROM passages p JOIN documents d ON d.row = p.document "
-            "LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1 "
-            f"WHERE p.chunk IN {LISTED}",
-            (listed([*kept]),),
-        )
-        standing = {(chunk, before, other) for chunk, before, other in rows}
-        gone = {chunk for chunk, before in places if (chunk, before, title) not in standing}
+    def left(self, places: Sequence[_Where]) -> None:
+        """Mark those chunks as moved that stand nowhere else just so."""
+        chunks = listed([*{chunk for chunk, *_ in places}])
+        standing = {*self._run(f"{_WHERE} WHERE p.chunk IN {LISTED}", (chunks,))}
+        gone = {chunk for chunk, *where in places if (chunk, *where) not in standing}
         self._run(f"INSERT INTO moved (id) SELECT id FROM chunks WHERE row IN {LISTED}", (listed(sorted(gone)),))
 
     def forget(self, rows: Sequence[int]) -> None:
         self._run(f"DELETE FROM moved WHERE row IN {LISTED}", (listed(rows),))
 
-    def swept(self, rows: Sequence[int]) -> None:
-        self._run(f"UPDATE moved SET swept = 1 WHERE row IN {LISTED}", (listed(rows),))
+    def lack(self, uses: Mapping[str, int]) -> None:
+        rows = [(chunk, 1 + count) for chunk, count in uses.items()]
+        self._connection.executemany("INSERT INTO moved (id, swept) VALUES (?, ?)", rows)
 
 
 def _place(*columns: object) -> ChunkPlace:

@@ -1,6 +1,6 @@
 """What chunks are captured behind: where they stand, the fillers of collections, and which chunks have moved."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from retriever.contract.types import ChunkPlace, FillerPassage, Label
@@ -21,8 +21,7 @@ class ContextsView(Protocol):
     def moved(self, limit: int, *, swept: bool) -> list[tuple[int, str]]:
         """Chunks (row, id) that may stand in another context than when they were captured, oldest first.
 
-        Of those that are `swept`, blobs of their old contexts are gone, and new ones may lack. The same id may come
-        twice.
+        Of those that are `swept`, blobs may lack; those most used come first. The same id may come twice.
         """
         ...
 
@@ -38,12 +37,12 @@ class ContextsChange(Protocol):
         """Make this the filler, in the place of any other; what was captured behind the other has moved."""
         ...
 
-    def lost_fillers(self, documents: Sequence[str]) -> set[tuple[str, str]]:
-        """The fillers (collection, domain) with a passage of these documents that is not in them any more."""
+    def places_of(self, ids: Sequence[str]) -> list[ChunkPlace]:
+        """See `ContextsView`."""
         ...
 
-    def fillers_with(self, documents: Sequence[str]) -> set[tuple[str, str]]:
-        """The fillers (collection, domain) with a passage of these documents."""
+    def fillers_with(self, documents: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
+        """The passages of fillers that are of these documents: collection, domain, document, chunk and title."""
         ...
 
     def has_filler(self, collection: str, domain: str) -> bool: ...
@@ -70,9 +69,9 @@ class ContextsChange(Protocol):
         ...
 
     def settled(self, rows: Sequence[int]) -> None:
-        """Forget these rows of `moved`: nothing of an old context is left, and nothing of a new one lacks."""
+        """Forget these rows of `moved`: nothing of an old context is left, or nothing of a new one lacks."""
         ...
 
-    def swept_of_contexts(self, rows: Sequence[int]) -> None:
-        """Note that blobs of old contexts of these rows of `moved` are gone."""
+    def lack_contexts(self, uses: Mapping[str, int]) -> None:
+        """Note that these chunks lack blobs, or will, as `swept` ones of `moved`; and how often each was used."""
         ...

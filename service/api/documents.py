@@ -25,7 +25,7 @@ from service.bodies.documents import (
 )
 from service.bodies.fields import DEFAULT_COLLECTION, CollectionName, DocumentId, Limit, check_metadata
 from service.corpus.chunk_caches import ChunkState
-from service.corpus.fillers import leave
+from service.corpus.fillers import settle
 from service.corpus.tenants import Removed
 from service.errors import Invalid
 
@@ -77,7 +77,7 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
             raise Invalid(f"with what is there already, {error}", field="metadata") from error
         moves = tenant.captures.chunk("", before.metadata) != tenant.captures.chunk("", row.metadata)
         if moves:
-            leave(change, row.id, fields=tenant.captures.fields)
+            settle(change, [row.id], fields=tenant.captures.fields)
     with tenant.catalog.view() as view:
         if moves:
             by.core.ingest.move(tenant, view.passages(row.id))

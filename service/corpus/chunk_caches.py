@@ -1,7 +1,7 @@
 """The stored keys and values of one tenant's chunks: which are there, which are not and why. Computes none."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -72,7 +72,7 @@ class ChunkCaches:
         self._store = store
         self._control = control
         self._lock = Lock()
-        self._seen: OrderedDict[CacheKey, None] = OrderedDict()
+        self._seen: OrderedDict[CacheKey, int] = OrderedDict()  # how often, the last ones
 
     def stored(self, keys: BlobKeys) -> BlobReader | Miss:
         """A reader of the best of a chunk's blobs that is there, or why that is not. Raises StoreError."""
@@ -100,7 +100,7 @@ class ChunkCaches:
     def saw(self, key: CacheKey) -> None:
         """Remember that a blob was there."""
         with self._lock:
-            self._seen[key] = None
+            self._seen[key] = self._seen.get(key, 0) + 1
             self._seen.move_to_end(key)
             if len(self._seen) > _SEEN:
                 self._seen.popitem(last=False)
@@ -187,9 +187,8 @@ class ChunkCaches:
         are left alone: a corpus may be computed before it is put in.
         """
         standing = self._standing([blob.key.chunk for blob in blobs])
-        known, contexts = {key.chunk for key in standing}, dict[DomainChunk, set[str]]()
-        for key, (_, digests) in standing.items():
-            contexts.setdefault(DomainChunk(key.chunk, key.domain), set()).update(digests)
+        known = {key.chunk for key in standing}
+        contexts = _by_domain({key: digests for key, (_, digests) in standing.items()})
         left = set[DomainChunk]()
         for key in (blob.key for blob in blobs):
             if key.chunk in known and key.context not in contexts.get(DomainChunk.of(key), ()):
@@ -198,19 +197,38 @@ class ChunkCaches:
                 left.add(DomainChunk.of(key))
         return [passage for key, (passage, _) in standing.items() if DomainChunk(key.chunk, key.domain) not in left]
 
-    def clear_moved(self, chunks: Sequence[str]) -> set[str]:
-        """Deletes blobs of contexts that these chunks do not stand in any more. Raises StoreError.
+    def moved(self, chunks: Sequence[str]) -> tuple[list[Scope], dict[str, int]]:
+        """The scopes of blobs of contexts that these chunks stand in no more, of those too that are being computed; and
+        the chunks that lack one of their context now, with how often they were used. Raises StoreError.
 
-        Returns the chunks that lack one of their context now, but for those that an earlier release captured: these
-        serve as they are.
+        What an earlier release captured serves as it is, and what was given up for room is not computed again.
         """
-        blobs = [blob for chunk in chunks for blob in self._store.entries(Scope(self._tenant, chunk))]
-        self.clear(blobs)
-        passages, has = [each for each, _ in self._standing(chunks).values()], {blob.key for blob in blobs}
-        had = {(key.chunk, key.origin) for key in has if key.context}
-        wanted = zip(passages, self.captures.keys(passages), strict=True)
-        lacks = (each.id for each, keys in wanted if keys.best not in has and (each.id, keys.behind.digest) in had)
-        return {*lacks}
+        keys = {chunk: [blob.key for blob in self._store.entries(Scope(self._tenant, chunk))] for chunk in chunks}
+        contexts, stale, uses = self._contexts(chunks), list[Scope](), dict[str, int]()
+        digests = _by_domain(contexts)
+        for chunk in {key.chunk for key in contexts}:
+            old = [key for key in keys[chunk] if key.context not in digests.get(DomainChunk.of(key), ())]
+            if len(old) == len(keys[chunk]):
+                stale.append(Scope(self._tenant, chunk))
+            else:
+                stale += [Scope(self._tenant, chunk, key.fingerprint) for key in old]
+        for wanted in self.captures.keys_of([*contexts]):
+            best, told = wanted.best, (wanted.behind.digest, wanted.best.domain)
+            had = [key for key in keys[best.chunk] if key.context and (key.origin, key.domain) == told]
+            if had and best not in had:
+                uses[best.chunk] = max(self._seen.get(key, 0) for key in had)
+        return stale, uses
+
+    def wanted(self, items: Sequence[CaptureItem]) -> list[CaptureItem]:
+        """Those of what is to be computed whose chunks stand in their contexts still."""
+        digests = _by_domain(self._contexts([item.key.chunk for item in items]))
+        return [item for item in items if item.key.context in digests.get(DomainChunk.of(item.key), ())]
+
+    def _contexts(self, chunks: Sequence[str]) -> dict[ContextKey, set[str]]:
+        """The digests of all contexts in which chunks stand, in staged versions too."""
+        with self._catalog.view() as view:
+            found = self.captures.contexts.standing(view, [*{*chunks}])
+        return {key: digests for key, (_, digests) in found.items()}
 
     def lacking(self, chunks: Sequence[str]) -> list[CaptureItem]:
         """What is to be computed of these chunks, wherever they stand: those of which there is no blob of the context.
@@ -223,8 +241,10 @@ class ChunkCaches:
 
     def supersede(self, key: CacheKey) -> None:
         """Forgets the chunk's blobs of lesser contexts, now that this one is stored. Raises StoreError."""
-        for other in (entry.key for entry in self._store.entries(Scope(self._tenant, key.chunk))):
-            if other != key and (other.origin, other.domain, other.codec) == (key.origin, key.domain, key.codec):
+        found = self.captures.keys([passage for passage, _ in self._standing([key.chunk]).values()])
+        best = {key, *(each.best for each in found)}
+        for other in {lesser for each in found for lesser in each.lesser} - best:
+            if other.domain == key.domain and other.origin == key.origin:
                 self._store.discard(other)
 
     def _standing(self, chunks: Sequence[str]) -> dict[ContextKey, tuple[Passage, set[str]]]:
@@ -239,6 +259,13 @@ class ChunkCaches:
                 passage = replace(passages[key.chunk], collection=key.collection, metadata=metadata)
                 found[key] = passage, digests
         return found
+
+
+def _by_domain(standing: Mapping[ContextKey, set[str]]) -> dict[DomainChunk, set[str]]:
+    found: dict[DomainChunk, set[str]] = {}
+    for key, digests in standing.items():
+        found.setdefault(DomainChunk(key.chunk, key.domain), set()).update(digests)
+    return found
 
 
 def mends(miss: Miss) -> bool:

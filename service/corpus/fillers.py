@@ -29,8 +29,16 @@ class FillerDocument:
 
 
 def settle(change: CatalogChange, documents: Sequence[str], *, fields: Set[str]) -> None:
-    """Replaces what fillers lost with these documents, and makes those that can be made since they serve."""
-    for collection, domain in sorted(change.lost_fillers(documents)):
+    """Replaces the fillers with passages of these documents that are not in them any more, or not in the filler's
+    domain, and makes those that can be made since they serve."""
+    told = change.fillers_with(documents)
+    places = change.places_of([chunk for *_, chunk, _ in told]) if told else []
+    left = {
+        (place.collection, domain_of(place.metadata, fields), place.document, place.chunk, place.title)
+        for place in places
+        if place.serving
+    }
+    for collection, domain in sorted({(collection, domain) for collection, domain, *_ in {*told} - left}):
         _choose(change, _Home(collection, domain), fields=fields)
     prepare(change, change.labels_in(documents), fields=fields)
 
@@ -42,13 +50,6 @@ def prepare(change: CatalogChange, labels: Iterable[Label], *, staged: Sequence[
         if not change.has_filler(label.collection, domain):
             facet = next((each for each in facets(label.metadata) if each[0] in fields), None)
             _choose(change, _Home(label.collection, domain, facet, tuple(staged)), fields=fields)
-
-
-def leave(change: CatalogChange, document: str, *, fields: Set[str]) -> None:
-    """Replaces fillers that a document has left for another domain, or may have."""
-    for collection, domain in sorted(change.fillers_with([document])):
-        _choose(change, _Home(collection, domain), fields=fields)
-    settle(change, [document], fields=fields)
 
 
 def divide(change: CatalogChange, collections: Iterable[str], *, fields: Set[str]) -> None:
@@ -134,9 +135,9 @@ class _Home:
 def _choose(change: CatalogChange, home: _Home, *, fields: Set[str]) -> None:
     """Chooses a filler of the documents that serve; none where there are too few, or chunks are captured alone."""
     found: dict[str, FillerDocument] = {}
-    if not change.in_context(home.collection):
-        return
-    for place in change.collection_passages(home.collection, facet=home.facet, staged=home.staged):
+    is_on = change.in_context(home.collection)
+    places = change.collection_passages(home.collection, facet=home.facet, staged=home.staged)
+    for place in places if is_on else ():
         if domain_of(place.metadata, fields) == home.domain:
             if place.document not in found and len(found) == DOCUMENTS:
                 break

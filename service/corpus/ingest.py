@@ -19,7 +19,7 @@ from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError
 from service.access.control import Quota
 from service.access.domains import DomainChunk
-from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
+from service.corpus.chunk_capture import ChunkCapture, Purpose
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.grouping import grouped
 from service.corpus.ingestion import Ingestion
@@ -287,7 +287,7 @@ class Ingest:
         return bool(fills)
 
     def _fill_group(self, tenant: Tenant, fills: Sequence[_Fill]) -> None:
-        """Fills chunks of one collection; not those that are gone from the catalog when their computing begins."""
+        """Fills chunks of one collection; not those that are gone, or in another context, when computing begins."""
         caches = tenant.caches
         planned = tenant.captures.planned([fill.passage for fill in fills])
         items = [
@@ -295,13 +295,7 @@ class Ingest:
             for each, fill in zip(planned, fills, strict=True)
             if each.item and (fill.damaged or isinstance(self._tenants.store.open(each.keys.best), Miss))
         ]
-
-        def wanted(batch: Sequence[CaptureItem]) -> Sequence[CaptureItem]:
-            with tenant.catalog.view() as view:
-                known = view.rows_of([item.key.chunk for item in batch])
-            return [item for item in batch if item.key.chunk in known]
-
-        capturing = ChunkCapture(self._tenants.model, self._tenants.store, purpose=Purpose.FILL, wanted=wanted)
+        capturing = ChunkCapture(self._tenants.model, self._tenants.store, purpose=Purpose.FILL, wanted=caches.wanted)
         for outcome in capturing.run(items):
             if outcome.put in (Put.STORED, Put.PRESENT):
                 caches.saw(outcome.item.key)

@@ -56,6 +56,7 @@ class Ingestion:
         self._live = {upload.number: upload for upload in uploads}  # as far as they came; none whose end is known
         self._full: set[int] = set()  # those for which the store's budget is used up
         self._owners: dict[CacheKey, list[int]] = {}  # of each blob that is missing
+        self._has_moved = False  # whether chunks came into another context since it was planned
         self._marked = 0.0
 
     def run(self) -> None:
@@ -187,7 +188,10 @@ class Ingestion:
             counts = {"stored": len(wanted) - unsupported - len(lacking), "unsupported": unsupported, "over_budget": 0}
             self._live[number] = replace(self._live[number], chunks=len(wanted), **counts)
         self._mark()
+        self._has_moved = False
         self._capture(missing)
+        if self._has_moved:
+            self._compute({number: each for number, each in documents.items() if number in self._live})
         tenant.store.flush()
 
     def _capture(self, missing: Sequence[CaptureItem]) -> None:
@@ -230,7 +234,10 @@ class Ingestion:
         with self._tenant.catalog.view() as view:
             self._keep({upload.number for upload in view.live_of([*self._live])})
         wanting = self._live.keys() - self._full
-        return [item for item in batch if not wanting.isdisjoint(self._owners[item.key])]
+        items = [item for item in batch if not wanting.isdisjoint(self._owners[item.key])]
+        still = self._tenant.caches.wanted(items)
+        self._has_moved = self._has_moved or len(still) < len(items)
+        return still
 
     def _mark(self) -> None:
         """Keeps how far the uploads came, now and then. Raises _Ended where nobody wants any more of it."""

@@ -87,19 +87,22 @@ class Tenant:
         """
         end = time.monotonic() + limit_s
         with self._sweeping:
-            if not self.clear(kept):
+            is_swept = self._sweep_removed(end) and self._sweep_moved(end)
+            return self.clear(kept) and is_swept
+
+    def _sweep_removed(self, end: float) -> bool:
+        """Deletes the caches of chunks that no document has. Returns whether none is left."""
+        while time.monotonic() < end:
+            with self.catalog.view() as view:
+                removed = view.state().removed
+                rows = view.unswept(_SWEPT)
+            if not self._forget(rows, until=end):
                 return False
-            while time.monotonic() < end:
-                with self.catalog.view() as view:
-                    removed = view.state().removed
-                    rows = view.unswept(_SWEPT)
-                if not self._forget(rows, until=end):
-                    return False
-                with self.catalog.change() as change:
-                    change.swept(rows[-1][0] if rows else removed)
-                if len(rows) < _SWEPT:
-                    return self._sweep_moved(end)
-            return False
+            with self.catalog.change() as change:
+                change.swept(rows[-1][0] if rows else removed)
+            if len(rows) < _SWEPT:
+                return True
+        return False
 
     def _sweep_moved(self, end: float) -> bool:
         """Deletes the caches of contexts that chunks stand in no more. Returns whether none is left."""
@@ -110,13 +113,16 @@ class Tenant:
                 return True
             self._void()
             try:
-                lacking = self.caches.clear_moved([*{chunk for _, chunk in rows}])
+                stale, uses = self.caches.moved([*{chunk for _, chunk in rows}])
+                with self.catalog.change() as change:  # before they go: who is killed meanwhile would not know it later
+                    change.lack_contexts(uses)
+                for scope in stale:
+                    self.store.delete(scope)
             except StoreError as error:
                 log.warning("caches of old contexts could not be removed yet", extra=fields(reason=str(error)))
                 return False
             with self.catalog.change() as change:
-                change.settled([row for row, chunk in rows if chunk not in lacking])
-                change.swept_of_contexts([row for row, chunk in rows if chunk in lacking])
+                change.settled([row for row, _ in rows])
         return False
 
     def domains(self, documents: Iterable[str]) -> dict[str, str]:
@@ -145,18 +151,27 @@ class Tenant:
         return lacking if batch else None
 
     def recapture(self, count: int) -> bool:
-        """Computes at most so many chunks anew that have moved to another context. Returns whether there were any."""
+        """Computes at most so many chunks anew that have moved to another context, those most used first, once no blob
+        of an old one is left. Returns whether there may be more."""
         with self.catalog.view() as view:
-            rows = view.moved(count, swept=True)
+            unswept, rows = view.moved(1, swept=False), view.moved(count, swept=True)
+        if unswept:
+            self.sweep(1.0)
+            with self.catalog.view() as view:
+                return view.moved(1, swept=False) != unswept
         if not rows:
             return False
-        items = self.caches.lacking([*{chunk for _, chunk in rows}])
-        for outcome in ChunkCapture(self.model, self.store, purpose=Purpose.JOB).run(items):
+        items = self.caches.lacking([*dict.fromkeys(chunk for _, chunk in rows)])
+        left = {item.key for item in items}  # of what moves meanwhile, nothing comes out
+        capturing = ChunkCapture(self.model, self.store, purpose=Purpose.JOB, wanted=self.caches.wanted)
+        for outcome in capturing.run(items):
+            left.discard(outcome.item.key)
             if outcome.put in (Put.STORED, Put.PRESENT):
                 self.caches.saw(outcome.item.key)
                 self.caches.supersede(outcome.item.key)
+        again = {key.chunk for key in left}
         with self.catalog.change() as change:
-            change.settled([row for row, _ in rows])
+            change.settled([row for row, chunk in rows if chunk not in again])
         return True
 
     def clear(self, chunks: Collection[str]) -> bool:

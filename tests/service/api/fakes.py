@@ -28,6 +28,7 @@ from service.handoffs.handoffs import Handoffs
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.refusals import Refusals
+from store.key import Scope
 from store.tiers.memory_store import MemoryStore
 
 USAGE = Usage(prompt=40, completion=2, reused=30, recomputed=4)
@@ -82,8 +83,8 @@ class FakeCaches:
     def clear(self, blobs: object) -> list[Passage]:
         return []
 
-    def clear_moved(self, chunks: object) -> set[str]:
-        return set()
+    def moved(self, chunks: object) -> tuple[list[Scope], dict[str, int]]:
+        return [], {}
 
     def _touch(self, what: str, chunks: Sequence[str]) -> int:
         self.told.append((what, list(chunks)))
