@@ -104,13 +104,15 @@ def first_filler(documents: Iterable[Document], *, fields: Set[str]) -> dict[str
 def filler_of(
     documents: Sequence[FillerDocument], texts: Callable[[Sequence[str]], dict[str, str]]
 ) -> tuple[FillerPassage, ...]:
-    """A passage of each document, the longest of its first ones; more where these are short."""
-    known = texts([chunk for document in documents for chunk in document.chunks])
+    """A passage of each document, the longest of its first ones; more where these are short. None repeats itself."""
+    told = texts([chunk for document in documents for chunk in document.chunks])
+    known = {chunk: passage for chunk, text in told.items() if (passage := excerpt(text)) and not _repeats(passage)}
     ranked = [
         [
-            FillerPassage(document.id, chunk, document.title, excerpt(known[chunk]))
-            for chunk in sorted(document.chunks, key=lambda chunk: -len(excerpt(known.get(chunk, ""))))
-            if excerpt(known.get(chunk, ""))
+            FillerPassage(document.id, chunk, document.title, known[chunk])
+            for chunk in sorted(
+                [each for each in document.chunks if each in known], key=lambda chunk: -len(known[chunk])
+            )
         ]
         for document in documents
     ]
@@ -120,6 +122,11 @@ def filler_of(
             break
         found.setdefault(passage.chunk, passage)
     return tuple(found.values())
+
+
+def _repeats(text: str) -> bool:
+    """Whether most of a text was there before: what is captured behind that is far from any prompt."""
+    return len({*zip(text, text[1:], text[2:], strict=False)}) < (len(text) - 2) / 4
 
 
 @dataclass(frozen=True, slots=True)
