@@ -291,7 +291,7 @@ def _read(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "lis
         cases = read_cases(Path(suite))
     elif set(names) <= SUITES.keys():
         if most is None:
-            raise Invalid(f"--n 0 asks all questions of a file: say how many are drawn of {', '.join(names)}")
+            raise Invalid(f"--n 0 is for files: say how many questions are drawn of {', '.join(names)}")
         documents, problems = read_corpus(corpus, on_skipped=skipped.append)
         drawing, most = DrawnCases([CutDocument.of(each) for each in documents], seed=drawn.seed), None
         cases = [drawing.draw(name, number) for name in names for number in range(drawn.size)]

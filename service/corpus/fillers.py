@@ -110,9 +110,7 @@ def filler_of(
     ranked = [
         [
             FillerPassage(document.id, chunk, document.title, known[chunk])
-            for chunk in sorted(
-                [each for each in document.chunks if each in known], key=lambda chunk: -len(known[chunk])
-            )
+            for chunk in sorted(filter(known.get, document.chunks), key=lambda each: -len(known[each]))
         ]
         for document in documents
     ]

@@ -105,10 +105,8 @@ class DrawnCases:
         words = part.text.split()
         at = random.randrange(LEAD, max(LEAD + 1, len(words) - GAP - AROUND))
         given, missing, behind = words[at - LEAD : at], words[at : at + GAP], words[at + GAP : at + GAP + AROUND]
-        shown = f"{' '.join(given)} ____ {' '.join(behind)}"
-        question = (
-            f'What do the documents say of {_named(part)}? Words are missing here: "{shown}". Write them all out.'
-        )
+        shown = f'Words are missing here: "{" ".join(given)} ____ {" ".join(behind)}". Write them all out.'
+        question = f"What do the documents say of {_named(part)}? {shown}"
         answer = " ".join([*given, *missing])
         return self._case(random, own, question=question, skip=" ".join(given), answer=answer)
 
@@ -191,9 +189,9 @@ class DrawnCases:
         if not fitting:
             raise SuiteError(f"no part of a document has more than {words} words: name longer documents")
         part = random.choice(fitting)
-        count = len(part.document.parts)
-        first = max(0, min(part.at - random.randrange(self._shape.own), count - self._shape.own))
-        return part, [replace(part, at=at) for at in range(first, min(count, first + self._shape.own))]
+        count, own = len(part.document.parts), self._shape.own
+        first = max(0, min(part.at - random.randrange(own), count - own))
+        return part, [replace(part, at=at) for at in range(first, min(count, first + own))]
 
     def _foreign(self, random: Random, count: int, *, but: CutDocument | None = None) -> list[_Part]:
         """Parts of other documents, each of another one as far as there are so many."""
@@ -296,9 +294,8 @@ def _with(text: str, said: str, *, random: Random) -> str:
 def _shown(parts: Sequence[_Part]) -> Case:
     """The parts as a case's passages; nothing is asked yet."""
     foreign = tuple(at for at, each in enumerate(parts) if not each.is_own)
-    return Case(
-        "", tuple(each.passage for each in parts), foreign=foreign, contexts=tuple(each.context for each in parts)
-    )
+    passages, contexts = tuple(each.passage for each in parts), tuple(each.context for each in parts)
+    return Case("", passages, foreign=foreign, contexts=contexts)
 
 
 def _ordered(own: Sequence[_Part], others: Sequence[_Part], *, order: str, random: Random) -> list[_Part]:

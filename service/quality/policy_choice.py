@@ -79,8 +79,7 @@ def choose(rows: Sequence[ResultRow], yardstick: YardstickRow, *, bounds: Policy
 def _judgements(row: ResultRow, yardstick: YardstickRow, *, bounds: PolicyBounds) -> Iterator[Judgement]:
     """Yields what a suite can tell of a point. Where it is nothing else, answers must be full prefill's.
 
-    A sure model hardly differs from itself, and a few questions tell little of how much: there a divergence is too much
-    where it is more than the bound beyond doubt.
+    A divergence is too much where it is so beyond doubt: few questions tell little of a sure model's yardstick.
     """
     spans = row.intervals
     if row.yardsticks is not None:
