@@ -362,5 +362,5 @@ def test_the_command_prints_tables_or_json(model: str) -> None:
     assert all(word in shown.stdout for word in ("Codecs on", "Time to the first token", "Reuse"))
     told = json.loads(CliRunner().invoke(cli.app, [*options, "--json"], catch_exceptions=False).stdout)
     assert [each["codec"] for each in told["codecs"]] == ["q4", "lossless", "q8", "q6", "q3", "q2"]
-    assert {each["policy"] for each in told["rows"]} == {"full", "hybrid"}
+    assert {each["policy"] for each in told["rows"]} == {"full", "ask"}
     assert told["worth"]["sentence"]

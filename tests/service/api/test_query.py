@@ -113,7 +113,7 @@ def test_what_is_asked_reaches_the_pipeline(operator: TestClient, core: FakeCore
     ]
     assert (ask.lookup, ask.asks, ask.documents[0].text, ask.grammar) == (None, True, "loose", schema)
     assert ask.order is not None
-    assert (ask.order.policy, ask.order.ratio) == ("hybrid", 0.5)
+    assert (ask.order.policy, ask.order.ratio) == ("ask", 0.5)
     assert (ask.sampling.max_tokens, ask.sampling.stop, ask.sampling.seed) == (7, ("x",), 3)
     operator.post("/v1/query", json={**wanted, "top_k": 2})
     lookup = core.pipeline.asks[1].lookup
