@@ -135,7 +135,7 @@ class CaseProbe:
         would. The yardstick is measured with `variants` alone.
         """
         shown, prompt_tokens, answer = self._fitted(case)
-        captures = self._captured(shown, prompt_tokens)
+        captures = self._captured(shown, prompt_tokens) if {*points} - {FULL} else {}
         blobs = {codec: _encoded(captures, codec) for codec in dict.fromkeys(point.codec for point in points)}
         first = self._answered(prompt_tokens, FULL, blobs={}, answer=answer)
         nats = answer.nats(first.logprobs)

@@ -4,6 +4,7 @@ The figures it must reach are those of its card, less what chance allows for so 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from random import Random
 from statistics import fmean
@@ -13,14 +14,13 @@ import pytest
 from blend.load import LoadedModel
 from blend.model.tokenizer import Tokenizer
 from service.app.composition import compose_model
-from service.app.operating_point import FULL, OperatingPoint, operating_point
+from service.app.operating_point import FULL, LOSSLESS, OperatingPoint, operating_point
 from service.builtin import CHECKPOINT
-from service.quality.case_probe import CaseProbe
+from service.quality.case_probe import CaseMeasurement, CaseProbe
 from service.quality.cases import Case
 from service.quality.exact_match import exact_match
 from service.quality.forms import FORMS
-from service.quality.grid import GridResult, grid, run
-from service.quality.result_row import ResultRow
+from service.quality.result_row import ResultRow, SuiteFindings
 from service.quality.suites import KINDS, UNANSWERED, Draw, multihop
 from service.quality.suites import passages as shown
 from service.settings import load_settings
@@ -39,28 +39,31 @@ def builtin() -> LoadedModel:
 
 
 @cache
-def suite() -> GridResult:
-    """On questions that no figure was taken from."""
-    points = [
-        *grid(["full", SERVED.policy], [SERVED.ratio], codecs=["lossless", SERVED.codec]),
-        *grid(["reuse"], [SERVED.ratio], codecs=["lossless", SERVED.codec, "q2"]),
-    ]
+def suite() -> list[ResultRow]:
+    """On questions that no figure was taken from, without the yardstick."""
+    served = [replace(SERVED, codec=codec) for codec in (LOSSLESS, SERVED.codec)]
+    points = [FULL, *served, *(OperatingPoint("reuse", 0.0, codec) for codec in (LOSSLESS, SERVED.codec, "q2"))]
     cases = multihop(seed=977, size=QUESTIONS)
-    return run(builtin(), cases, points=points, answer_tokens=8, progress=lambda done: None)
+    findings = SuiteFindings("", cases, measured(cases, points))
+    return [findings.row(point, work=point, yardstick=findings.yardstick()) for point in points]
 
 
 def row(policy: str, codec: str) -> ResultRow:
-    return next(each for each in suite().rows if (each.policy, each.codec) == (policy, codec))
+    return next(each for each in suite() if (each.policy, each.codec) == (policy, codec))
 
 
 def answered(cases: Sequence[Case], *points: OperatingPoint) -> dict[OperatingPoint, list[str | None]]:
     """The model's own answers, without all else that `run` measures."""
+    found = [each.outcomes for each in measured(cases, points)]
+    return {point: [each[point].answer for each in found] for point in points}
+
+
+def measured(cases: Sequence[Case], points: Sequence[OperatingPoint]) -> list[CaseMeasurement]:
     probe = CaseProbe(builtin(), answer_tokens=8)
     try:
-        found = [probe.measure(case, points).outcomes for case in cases]
+        return [probe.measure(case, points) for case in cases]
     finally:
         probe.close()
-    return {point: [each[point].answer for each in found] for point in points}
 
 
 def right(cases: Sequence[Case], answers: Sequence[str | None]) -> float:
