@@ -7,7 +7,7 @@ of its own is the end for all rows but the last token's, which alone goes on to 
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blend.errors import NotFinite
 from blend.fuse.policy import DeviationFilter, QuestionProbe, Selection, select
-from blend.fuse.prompt import PromptLayout
+from blend.fuse.prompt import ChunkSpan, PromptLayout
 from blend.fuse.record_loader import DamagedRecord, PlacedCodes, Readers, RecordLoader
 from blend.model.context import Context, Slots, numbers, scattered
 from blend.model.decoder import Decoder
@@ -191,7 +191,8 @@ class _Fuse:
                 self._pass(slots, LayerRange(), hooks=LayerHooks(self._before, None, probe.layers, add, asking))
             else:
                 self._pass(slots, LayerRange(stop=probe.layers[-1]))
-        scores = looked.cpu().masked_fill_(~self._cached, -1.0)
+        blended = self._selection.layout.blended
+        scores = _of_stretches(looked.cpu(), blended, tokens=probe.stretch).masked_fill_(~self._cached, -1.0)
         chosen[_highest(scores, min(probe.keep, int(self._cached.sum())))] = True
         return chosen
 
@@ -294,6 +295,17 @@ class _Fuse:
 
 def _numbers(chosen: Tensor) -> list[int]:
     return cast("list[int]", chosen.nonzero()[:, 0].tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
+def _of_stretches(scores: Tensor, spans: Sequence[ChunkSpan], *, tokens: int) -> Tensor:
+    """For each slot the mean of its stretch: so many tokens that follow each other in a chunk, fewer at its end."""
+    number = torch.zeros(len(scores), dtype=torch.long)
+    count = 1  # of all that is in no chunk
+    for span in spans:
+        number[span.start : span.stop] = count + torch.arange(span.stop - span.start) // tokens
+        count += -(-(span.stop - span.start) // tokens)
+    means = torch.zeros(count).index_add_(0, number, scores) / number.bincount(minlength=count).clamp(min=1)
+    return means[number]
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:

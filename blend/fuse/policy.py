@@ -18,6 +18,7 @@ DEEP = 12  # layers that keep keys, from which on narrowing takes several steps
 ASKED = (0.6, 0.8)  # how deep the layers lie whose attention tells what the last row looks at, where none are named
 LAST = {"all": 1, "half": 1 / 2, "third": 1 / 3}  # which share of the layers is asked, the last ones
 QUESTION = 128  # the question's last rows, which are as many at most
+STRETCH = 8  # tokens that follow each other in a chunk: a name and what is said of it are computed together
 NARROWING = ((0, 1.3), (1, 1.15), (3, None))  # (layers behind the check, share of the budget); None: what is left
 LEAST = 4  # tokens that `ask` recomputes, however short the prompt: one name has as many in some tokenizers
 SECOND_LOOK = 2  # with fewer layers, so many times the budget is kept for one layer, which shows better what changed
@@ -36,11 +37,13 @@ class QuestionProbe:
     """How many cached tokens go on to the filters: those that the prompt's last `rows` look at most in these layers.
 
     They look at them as they were cached: what is fresh in any case runs over the caches first, as far as the layers.
+    Tokens of one `stretch`, so many of a chunk that follow each other, go on together.
     """
 
     layers: tuple[int, ...]
     keep: int
     rows: int = 1
+    stretch: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,16 @@ class AskRule:
     """How `ask` chooses: `rows`, all of the question's or the prompt's last, name as many tokens as are recomputed.
 
     With a `check` they name `times` as many, of which deviation at that layer chooses. Layers are counted among those
-    that keep keys; `third`: the last of them; none named: two of the last half. Written behind the policy's name, as
-    `ask/rows=question/layers=third/check=none`, what `ask` means; of the last row: `ask/layers=14+19/check=2/times=3`.
+    that keep keys; `third`: the last of them; none named: two of the last half. Tokens are named in stretches of so
+    many. Written behind the policy's name, as `ask/rows=question/layers=third/check=none/stretch=8`, what `ask` means;
+    of the last row, each token by itself: `ask/layers=14+19/check=2/times=3`.
     """
 
     layers: tuple[int, ...] | str = "third"
     check: int | None = None
     times: float = 1.0
     rows: str = "question"
+    stretch: int = STRETCH
 
     @classmethod
     def parse(cls, text: str) -> "AskRule":
@@ -89,6 +94,7 @@ class AskRule:
                 None if check == "none" else _whole(check),
                 float(given.pop("times", "1" if check == "none" else "3")),
                 rows,
+                _whole(given.pop("stretch", "1" if text else str(STRETCH))),
             )
         except ValueError:
             rule, given = None, {}
@@ -98,7 +104,8 @@ class AskRule:
 
     def _is_one(self) -> bool:
         known = self.rows == "last" or (self.rows == "question" and self.layers != ())
-        return known and 1 <= self.times < math.inf and (self.check is not None or self.times == 1)
+        timed = 1 <= self.times < math.inf and (self.check is not None or self.times == 1)
+        return known and timed and self.stretch > 0
 
     def __str__(self) -> str:
         parts = {
@@ -106,6 +113,7 @@ class AskRule:
             "layers": self.layers if isinstance(self.layers, str) else "+".join(map(str, self.layers)),
             "check": "none" if self.check is None else str(self.check),
             "times": "" if self.check is None else f"{self.times:g}",
+            "stretch": "" if self.stretch == 1 else str(self.stretch),
         }
         return "/".join(["ask", *(f"{name}={value}" for name, value in parts.items() if value)])
 
@@ -170,7 +178,7 @@ def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
         layers = tuple(sorted({keeping[min(each, deepest)] for each in counted}))
     rows = min(layout.question, QUESTION) if rule.rows == "question" else 1
     named = min(budget.cached, math.ceil(rule.times * budget.tokens))
-    probe = QuestionProbe(layers, named, rows)
+    probe = QuestionProbe(layers, named, rows, rule.stretch)
     if rule.check is None or named == budget.tokens:
         return Selection(layout, (), (), probe)
     return Selection(layout, (), (DeviationFilter(keeping[min(rule.check, deepest)], budget.tokens),), probe)

@@ -1,13 +1,13 @@
 """Fits the rule of the policy `ask` to a model: by how far answers are from full prefill's, on prompts alone.
 
-No answers are needed. What a rule has is fitted one after the other: which rows ask in which layers, check, candidates.
+No answers are needed. One thing is fitted after the other: rows and layers that ask, check, candidates, stretch.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from blend.fuse.policy import LAST, AskRule
+from blend.fuse.policy import LAST, STRETCH, AskRule
 from blend.load import LoadedModel
 from service.app.operating_point import LOSSLESS, OperatingPoint
 from service.quality.case_probe import CaseProbe
@@ -20,7 +20,7 @@ TIMES = (1.0, 2.0, 3.0, 5.0)
 LAST_ROW = AskRule.parse("rows=last")
 ALIKE = 1.1  # KL that differs by less is the same, and what costs less is taken
 LEAST_KL = 1e-3  # below it nothing differs
-ROUNDS = 4  # of all prompts
+ROUNDS = 5  # of all prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class Fitting:
         unchecked, checked = replace(rule, check=None, times=1.0), replace(rule, times=LAST_ROW.times)
         rule = self._best([unchecked, *(replace(checked, check=check) for check in checks)], progress)
         rule = self._best([replace(rule, times=times) for times in TIMES if rule.check is not None] or [rule], progress)
+        rule = self._best([replace(rule, stretch=each) for each in (1, STRETCH)], progress)
         if self._kl[unfitted] <= self._kl[rule]:
             rule = unfitted
         return FittedRule(rule, RATIO, self._kl[rule], self._kl[unfitted])

@@ -6,6 +6,7 @@ Nothing of blend is used here. Keys at a place come from a native prefill at tha
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import cast
 
 import torch
@@ -156,8 +157,8 @@ class Choice:
     rows: Sequence[int]
     filters: Sequence[tuple[int, int]]
     found: Sequence[Sequence[int]] = ()
-    probe: tuple[Sequence[int], int, int] | None = (
-        None  # layers whose attention counts, slots that it leaves, last rows
+    probe: tuple[Sequence[int], int, int, int] | None = (
+        None  # layers whose attention counts, slots that it leaves, last rows, slots of a chunk that go together
     )
 
     def keep(self, scores: dict[int, float], free: Sequence[int], *, count: int, stage: int) -> list[int]:
@@ -188,6 +189,8 @@ def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choic
     free = [slot for slot in sorted(cached) if slot not in set(rows)] if filters or choice.probe else []
     if choice.probe:
         looked = looked_at(model, ids, rows, store, probe=choice.probe)
+        stretches = [each for chunk in chunks if not exact(chunk, ids) for each in cut(chunk.slots, choice.probe[3])]
+        looked |= {slot: fmean(looked[each] for each in some) for some in stretches for slot in some}
         free = choice.keep(looked, free, count=choice.probe[1], stage=0)
     for number, (layer, count) in enumerate(filters):
         stage = sorted({*rows, *free})
@@ -203,14 +206,19 @@ def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choic
     return logits[-1], sorted(cached & set(final))
 
 
+def cut(slots: Sequence[int], size: int) -> list[Sequence[int]]:
+    """So many at a time, and what is left at the end."""
+    return [slots[at : at + size] for at in range(0, len(slots), size)]
+
+
 def looked_at(
-    model: PreTrainedModel, ids: Ids, rows: Sequence[int], cached: Layers, *, probe: tuple[Sequence[int], int, int]
+    model: PreTrainedModel, ids: Ids, rows: Sequence[int], cached: Layers, *, probe: tuple[Sequence[int], int, int, int]
 ) -> dict[int, float]:
     """How much the last rows look at each slot in these layers, by the weights that transformers itself shows."""
     with showing(model) as weights:
         rows_through(model, ids, rows, cached)
     places = [*(slot for slot in range(len(ids)) if slot not in set(rows)), *rows]
-    layers, _, last = probe
+    layers, _, last, _ = probe
     sums = torch.stack([weights[layer][0, :, -last:].mean(0).sum(0) for layer in layers]).sum(0)
     return {slot: float(each) for slot, each in zip(places, sums, strict=True)}
 

@@ -84,7 +84,8 @@ def chosen(
     always = [slot for slot in range(len(placed.ids)) if slot not in spans]
     filters = [(each.layer, each.keep) for each in selection.filters]
     question = 1 if policy_name(policy) != policy and "rows=question" not in policy else rows_of_question(prompt)
-    probe = selection.probe and (selection.probe.layers, selection.probe.keep, question)
+    asked = selection.probe
+    probe = asked and (asked.layers, asked.keep, question, asked.stretch)
     return Choice(sorted({*always, *selection.forced}), filters, found, probe)
 
 

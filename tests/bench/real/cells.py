@@ -29,7 +29,8 @@ LINE = (
 )
 _SHAPES = {
     "base": BASE,
-    "4,000 tokens": replace(BASE, tokens=4000),
+    "2000 tokens": replace(BASE, tokens=2000),
+    "4000 tokens": replace(BASE, tokens=4000),
     "chunks of 64": replace(BASE, chunk=64),
     "chunks of 128": replace(BASE, chunk=128),
     "chunks of 256": replace(BASE, chunk=256),
