@@ -16,7 +16,6 @@ from blend.errors import SamplingError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import PromptLayout
 from blend.model.context import Context
-from blend.model.decoder import Decoder
 from blend.model.tokenizer import Tokenizer
 
 
@@ -33,14 +32,14 @@ class QueuedRequest(PendingRequest):
         self.layout = layout
         self.capacity = capacity  # tokens that its context holds at most
 
-    def begin(self, context: Context, decoder: Decoder) -> BlendOrder:
+    def begin(self, context: Context) -> BlendOrder:
         """How the prompt is to be fused into the context; whoever goes on with it hears of it from now on."""
         order, receiver = self.request.order, self.request.receiver
         if receiver is None:
             return order
-        begin = partial(receiver.begin, PlacedPrompt(self.layout.ids, context, decoder))
+        begin = partial(receiver.begin, PlacedPrompt(self.layout.ids, context))
         begin()
-        return replace(order, final=receiver.final, again=begin, placed=receiver.placed)
+        return replace(order, final=receiver.final, again=begin)
 
     def end(self, reason: Finish, *, text: str = "", generated: int = 0) -> None:
         """Ends the request; nothing follows."""

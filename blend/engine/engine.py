@@ -9,9 +9,7 @@ from typing import Literal, Protocol
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
-from blend.fuse.record_loader import PlacedCodes
 from blend.model.context import Context
-from blend.model.decoder import Decoder
 from blend.model.fingerprint import Fingerprint
 from store.record import Record
 
@@ -20,14 +18,10 @@ Finish = Literal["stop", "length", "tool_calls", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class PlacedPrompt:
-    """A prompt that is computed: its ids, and the context in which the keys and values of all of them come to stand.
-
-    `decoder` knows how rows turn with their slots.
-    """
+    """A prompt that is computed: its ids, and the context in which the keys and values of all of them come to stand."""
 
     ids: tuple[int, ...]
     context: Context
-    decoder: Decoder | None = None
 
 
 class PromptReceiver(Protocol):
@@ -37,10 +31,6 @@ class PromptReceiver(Protocol):
         """The prompt's turn has come, or its fuse begins anew: then what was final before is not. May raise what the
         request is to fail with.
         """
-        ...
-
-    def placed(self, codes: PlacedCodes) -> None:
-        """Rows of a layer that is not final yet came out of a record. Called from threads that read."""
         ...
 
     def final(self, layer: int) -> None:

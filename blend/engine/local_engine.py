@@ -275,7 +275,7 @@ class LocalEngine:
         context = (beside or self._decoder).context(queued.capacity)
         if request.order.policy != "full":
             self._prefixes.restore(prefix, context, owner=request.owner)
-        order = queued.begin(context, self._decoder)
+        order = queued.begin(context)
         order = replace(order, piece_rows=self.limits.piece_rows, between=lambda: self._let_others(queued))
         fused = fuse(self._decoder, queued.layout, context=context, order=order, readers=self._readers)
         if not context.exact:

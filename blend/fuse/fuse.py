@@ -19,7 +19,7 @@ from torch import Tensor
 from blend.errors import NotFinite
 from blend.fuse.policy import DeviationFilter, QuestionProbe, Selection, select
 from blend.fuse.prompt import ChunkSpan, PromptLayout
-from blend.fuse.record_loader import DamagedRecord, PlacedCodes, Readers, RecordLoader
+from blend.fuse.record_loader import DamagedRecord, Readers, RecordLoader
 from blend.model.context import Context, Slots, numbers, scattered
 from blend.model.decoder import Decoder
 from blend.model.step import LayerHooks, LayerRange
@@ -36,8 +36,7 @@ class BlendOrder:
     `between` is called before each layer of each piece of `piece_rows`, 0 for as many as suit the device, so that
     others may compute meanwhile. `final`
     is called once for each layer that keeps keys, in order, as soon as those of all tokens but the last stand for good;
-    `again` where a damaged record makes the fuse begin anew: what was final is not any more. `placed` is called by the
-    threads that read, with what came out of records for a layer, before that layer is final.
+    `again` where a damaged record makes the fuse begin anew: what was final is not any more.
     """
 
     policy: str = "ask"
@@ -46,7 +45,6 @@ class BlendOrder:
     between: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     final: Callable[[int], None] = field(default=lambda layer: None, repr=False, compare=False)
     again: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
-    placed: Callable[[PlacedCodes], None] | None = field(default=None, repr=False, compare=False)
 
     def check(self) -> None:
         """Raise PromptError for a policy or a ratio that does not exist."""
@@ -108,7 +106,7 @@ def fuse(
     while True:
         selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=decoder.model_layers.keeping)
         work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
-        loader = RecordLoader(decoder, context, wanted=selection.wanted, readers=readers, placed=order.placed)
+        loader = RecordLoader(decoder, context, wanted=selection.wanted, readers=readers)
         try:
             logits = work.run(loader)
         except DamagedRecord as error:

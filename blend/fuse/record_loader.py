@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import lru_cache
 from itertools import groupby
 from threading import Condition, Event
@@ -44,16 +44,6 @@ class DamagedRecord(Exception):
         super().__init__(reason)
         self.span = span
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedCodes:
-    """What came into the slots `start` to `stop` of a layer: a record's first tokens. Some may be computed anew."""
-
-    layer: int
-    start: int
-    stop: int
-    stored: PackedLayer
 
 
 class Readers(ThreadPoolExecutor):
@@ -106,18 +96,14 @@ class RecordLoader:
         *,
         wanted: Callable[[int], Sequence[ChunkSpan]],
         readers: Readers,
-        placed: Callable[[PlacedCodes], None] | None = None,
     ) -> None:
-        """Begins to read. `wanted`: the spans that a layer needs, for each layer that keeps keys. `placed` is called by
-        the threads that read, before `wait` for that layer returns.
-        """
+        """Begins to read. `wanted`: the spans that a layer needs, for each layer that keeps keys."""
         self.bytes = 0
         self.read_s = 0.0
         self.waited_s = 0.0
         self._decoder = decoder
         self._context = context
         self._wanted = wanted
-        self._tell = placed
         self._began = time.perf_counter()
         self._stopped = Event()
         self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
@@ -293,13 +279,9 @@ class RecordLoader:
             slots = np.array([(span.start, span.stop) for span in spans], np.int64)
             near = self._rows[chunks] = FramedRows(rows, slots, records[0].sizes)
         self._decoder.place_packed(self._context, layers, stored=near._replace(rows=near.rows[[*layers]]))
-        if self._tell is not None:
-            for layer in layers:
-                for span in spans:
-                    self._tell_packed(layer, span, stored=self._stored(layer, span))
 
     def _place_far(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> None:
-        if self._tell is None and self._decoder.places_frames and self._place_frames(layers, spans):
+        if self._decoder.places_frames and self._place_frames(layers, spans):
             return
         for layer in layers:
             self._place_layer(layer, spans)
@@ -312,9 +294,6 @@ class RecordLoader:
             decoder.place_packed(self._context, [layer], stored=framed_rows(packed))
         if len(packed) < len(stored):
             self._place_plain(layer, [(span, each) for span, each in stored if not decoder.takes_packed(each)])
-        if self._tell is not None:
-            for span, each in stored:
-                self._tell_packed(layer, span, stored=each)
 
     def _place_frames(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> bool:
         """Whether all could be read by one call, and was placed."""
@@ -328,10 +307,6 @@ class RecordLoader:
         slots = np.array([(span.start, span.stop) for span in spans], np.int64)
         self._decoder.place_packed(self._context, layers, stored=FramedRows(found.rows, slots, found.sizes))
         return True
-
-    def _tell_packed(self, layer: int, span: ChunkSpan, *, stored: LayerKV | PackedLayer) -> None:
-        if self._tell is not None and isinstance(stored, PackedLayer):
-            self._tell(PlacedCodes(layer, span.start, span.stop, stored))
 
     def _place_plain(self, layer: int, records: Sequence[tuple[ChunkSpan, LayerKV | PackedLayer]]) -> None:
         stored = {span.chunk: each for span, each in records}

@@ -177,17 +177,6 @@ class Decoder:
             kept = self._turns[rule] = turned, (RowTurn(rule.keys, turned), RowTurn(rule.values, turned))
         return kept[1]
 
-    def turned(self, layer: int, *, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Position-free keys and values (H, T, D) of a layer as they would stand from the slot `start` on."""
-        stop, rule = start + keys.shape[1], self.rule(layer)
-        turned, out = (
-            self.angles_at(rule, slice(start, stop), stop=stop),
-            (torch.empty_like(keys), torch.empty_like(values)),
-        )
-        rotate_into(out[0], keys, rotation=rule.keys, angles=turned)
-        rotate_into(out[1], values, rotation=rule.values, angles=turned)
-        return out
-
     def lift(self, layer: int, keys: Tensor, *, values: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """The inverse of `place`: position-free keys and values of (..., T, D), which stand at the tokens of the
         `inverse_angles`. What does not turn is returned as it is.

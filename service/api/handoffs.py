@@ -24,15 +24,12 @@ from service.bodies.handoffs import (
     HandoverParams,
     LayerOut,
     PartQuery,
-    SpanQuery,
 )
 from service.bodies.query import SamplingIn
 from service.bodies.search import SourceOut
 from service.handoffs.handoff import LayerPart
 from service.handoffs.handoff_receiver import HandoffReceiver
 from service.handoffs.handoffs import HandoffReaders
-from service.handoffs.packed_layer import MEDIA as PACKED
-from service.handoffs.packed_layer import VERSION
 
 MEDIA = "application/octet-stream"
 CHECKSUM = "X-Crc32"
@@ -97,31 +94,15 @@ async def get_handoff(by: By, handle: str, *, wanted: Annotated[HandoffQuery, Qu
         handoffs.map(handle, by.who)
     layers = [LayerOut(**asdict(each)) for each in found.forms]
     form = {"tokens": len(found.ids), "digest": found.digest, "dtype": found.dtype, "layers": layers}
-    return HandoffOut.model_validate({**form, "final": found.final, "packed": VERSION, "shared": found.name})
+    return HandoffOut.model_validate({**form, "final": found.final, "shared": found.name})
 
 
 async def get_layer(by: By, handle: str, *, layer: Layer, part: Annotated[PartQuery, Query()]) -> Response:
-    """Keys and values of a layer, as soon as they are final: keys first, token by token.
-
-    Where it is asked for and smaller, they come packed, which the media type says.
-    """
+    """Keys and values of a layer, as soon as they are final: keys first, token by token."""
     handoffs, wanted = by.core.handoffs, LayerPart(part.start, part.stop, part.rank, part.ranks)
     await asyncio.wrap_future(handoffs.get(handle, by.who).arrival(layer))
-    body, media = None, PACKED
-    if part.packed >= VERSION:
-        body = await run_in_threadpool(handoffs.packed_part, handle, by.who, layer=layer, wanted=wanted)
-    if body is None:
-        body, media = await run_in_threadpool(handoffs.part, handle, by.who, layer=layer, wanted=wanted), MEDIA
-    return _checked(body, media)
-
-
-def get_angles(by: By, handle: str, *, layer: Layer, part: Annotated[SpanQuery, Query()]) -> Response:
-    """What a packed layer's rows turn by: cosines, then sines, for each token."""
-    return _checked(by.core.handoffs.get(handle, by.who).angles(layer, start=part.start, stop=part.stop), MEDIA)
-
-
-def _checked(body: bytes, media: str) -> Response:
-    return Response(body, media_type=media, headers={CHECKSUM: str(zlib.crc32(body))})
+    body = await run_in_threadpool(handoffs.part, handle, by.who, layer=layer, wanted=wanted)
+    return Response(body, media_type=MEDIA, headers={CHECKSUM: str(zlib.crc32(body))})
 
 
 def release_handoff(by: By, handle: str, *, used: bool = True) -> Response:

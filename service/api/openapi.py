@@ -14,7 +14,6 @@ from service.bodies.handoffs import FuseAnswer
 from service.bodies.jobs import JobOut
 from service.bodies.problem import Problem
 from service.bodies.query import FusedEvent, LoadedEvent, QueryAnswer, RetrievedEvent, TokenEvent
-from service.handoffs.packed_layer import MEDIA as PACKED
 
 Schema = dict[str, object]
 
@@ -99,10 +98,7 @@ TO_COLLECTION: Final[dict[str, Schema]] = {
     "delete": _link("delete_collection", name="$request.path.name"),
 }
 FUSED: Final[dict[str, Schema]] = {"application/json": {"schema": {"$ref": f"{_REF}FuseAnswer"}}}
-LAYER: Final[dict[str, Schema]] = {
-    media: {"schema": {"type": "string", "format": "binary"}} for media in (NUMBERS, PACKED)
-}
-ANGLES: Final[dict[str, Schema]] = {NUMBERS: LAYER[NUMBERS]}
+LAYER: Final[dict[str, Schema]] = {NUMBERS: {"schema": {"type": "string", "format": "binary"}}}
 SCRAPE: Final[dict[str, Schema]] = {"text/plain": {"schema": {"type": "string"}}}
 
 

@@ -8,7 +8,6 @@ from fastapi.routing import APIRoute
 from service.api import cache, collections, documents, handoffs, health, jobs, query, search, stats, uploads
 from service.api.guards import Fetches, Operates, Reads, Uploads, Writes
 from service.api.openapi import (
-    ANGLES,
     ANSWER,
     FUSED,
     LAYER,
@@ -72,7 +71,6 @@ ROUTES = (
     Route("POST", "/v1/fuse", handoffs.fuse, Reads, (404,), answers=FUSED),
     Route("GET", HANDOFF, handoffs.get_handoff, Fetches, (404,)),
     Route("GET", f"{HANDOFF}/layers/{{layer}}", handoffs.get_layer, Fetches, (404,), answers=LAYER),
-    Route("GET", f"{HANDOFF}/layers/{{layer}}/angles", handoffs.get_angles, Fetches, (404,), answers=ANGLES),
     Route("DELETE", HANDOFF, handoffs.release_handoff, Fetches, (404,), status=204),
     Route("POST", "/v1/cache/lookup", cache.lookup, Reads, (404,)),
     Route("POST", "/v1/cache/prefetch", cache.prefetch, Writes, (404,)),

@@ -58,19 +58,9 @@ class HandoffOut(BaseModel):
     dtype: str
     layers: list[LayerOut]
     final: int = Field(description="So many layers, the first ones, are there")
-    packed: int = Field(description="The version of packed layers that can be asked for")
     shared: str = Field(
         description="The name of a file in /dev/shm that has the layers one behind the other; empty where there is none"
     )
-
-
-class SpanQuery(BaseModel):
-    """Tokens, the end exclusive."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    start: int = Field(ge=0, lt=1 << 31)
-    stop: int = Field(ge=1, lt=1 << 31)
 
 
 class HandoffQuery(BaseModel):
@@ -81,11 +71,12 @@ class HandoffQuery(BaseModel):
     final: int = Field(0, ge=0, lt=1 << 16)
 
 
-class PartQuery(SpanQuery):
-    """A part of a layer: tokens, and one of equal shares of the heads. `packed`: the version of packed layers that is
-    understood, 0 for none.
-    """
+class PartQuery(BaseModel):
+    """A part of a layer: tokens, the end exclusive, and one of equal shares of the heads."""
 
+    model_config = ConfigDict(extra="forbid")
+
+    start: int = Field(ge=0, lt=1 << 31)
+    stop: int = Field(ge=1, lt=1 << 31)
     rank: int = Field(0, ge=0, lt=1 << 16)
     ranks: int = Field(1, ge=1, lt=1 << 16)
-    packed: int = Field(0, ge=0, lt=1 << 16)

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.engine.engine import PlacedPrompt
-from blend.fuse.record_loader import PlacedCodes
 from service.errors import NotFound
-from service.handoffs.packed_layer import PlainRows, angles_body, packed_layer
 from service.handoffs.shared_memory import SharedMemory
 
 
@@ -63,24 +61,16 @@ class Handoff:
         self.ids = prompt.ids
         self.dtype = str(some.dtype).removeprefix("torch.")
         self.forms: Sequence[HandedLayer] = [_form(layer, context.seen(layer, 0)) for layer in context.layers]
-        self._number_bytes = self._count * context.token_bytes
-        self._code_bytes = 0
+        self.nbytes = self._count * context.token_bytes
         self._itemsize = some.dtype.itemsize
-        self._memory: SharedMemory | None = SharedMemory(self._number_bytes)
+        self._memory: SharedMemory | None = SharedMemory(self.nbytes)
         self.name = self._memory.name  # under which others of this host find it, empty for nobody
         self._arrivals = {layer: promised() for layer in context.layers}
-        self._decoder = prompt.decoder
-        self._placed: dict[int, list[PlacedCodes]] = {layer: [] for layer in context.layers}
 
     @property
     def digest(self) -> str:
         """What the ids are recognised by: SHA-256 of them as 32-bit numbers, the lowest byte first."""
         return hashlib.sha256(struct.pack(f"<{len(self.ids)}i", *self.ids)).hexdigest()
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory it takes, for numbers and for codes that it keeps alive."""
-        return self._number_bytes + self._code_bytes
 
     @property
     def final(self) -> int:
@@ -95,11 +85,6 @@ class Handoff:
         if layer not in self._arrivals:
             raise self._nothing_such()
         return self._arrivals[layer]
-
-    def place(self, codes: PlacedCodes) -> None:
-        """Notes the codes that rows came from; some of these may be computed anew before they are final."""
-        self._placed[codes.layer].append(codes)
-        self._code_bytes += code_bytes(codes)
 
     def put(self, layer: int, pair: Sequence[Tensor]) -> None:
         """Takes the keys and values (H, T, D) of a layer, in main memory, that change no more.
@@ -117,7 +102,6 @@ class Handoff:
     def let_go(self) -> None:
         """Gives the memory back, and ends the waiting of all who wait for a layer."""
         memory, self._memory = self._memory, None
-        self._placed = {layer: [] for layer in self._placed}
         if memory is not None:
             memory.unlink()
         for each in self._arrivals.values():
@@ -127,22 +111,6 @@ class Handoff:
     def part(self, layer: int, wanted: LayerPart) -> bytes:
         """A part of a layer: its keys and then its values, token by token. Raises NotFound for what there is not."""
         return b"".join(each.tobytes() for each in self._cut(layer, wanted))
-
-    def packed_part(self, layer: int, wanted: LayerPart) -> bytes | None:
-        """The same as `packed_layer` has it; None where numbers are no larger. Raises NotFound as `part`."""
-        cut, form = self._cut(layer, wanted), self._form(layer)
-        if self._decoder is None or not self._placed[layer]:
-            return None
-        keys, values = (torch.from_numpy(each).view(self._decoder.dtype) for each in cut)  # pyright: ignore[reportUnknownMemberType]
-        rows = PlainRows(wanted.start, keys, values, wanted.heads(form.key_heads), wanted.heads(form.value_heads))
-        return packed_layer(self._placed[layer], self._decoder, layer=layer, rows=rows)
-
-    def angles(self, layer: int, *, start: int, stop: int) -> bytes:
-        """See `angles_body`. Raises NotFound for what there is not."""
-        self.arrival(layer)
-        if self._decoder is None or not 0 <= start < stop <= self._count:
-            raise self._nothing_such()
-        return angles_body(self._decoder, layer, start=start, stop=stop)
 
     def _cut(self, layer: int, wanted: LayerPart) -> Sequence[NDArray[np.uint8]]:
         """A part of a layer where it lies: keys and values (T, H, D) as bytes."""
@@ -177,11 +145,6 @@ class Handoff:
 
     def _nothing_such(self) -> NotFound:
         return NotFound(f"the prompt has {len(self.forms)} layers of {self._count} tokens, and no such part")
-
-
-def code_bytes(codes: PlacedCodes) -> int:
-    """How much memory codes take as long as somebody keeps them; none where they are a memory store's."""
-    return sum(each.data.nbytes for each in codes.stored.framed)
 
 
 def promised() -> "Future[None]":

@@ -3,7 +3,6 @@
 from threading import Lock
 
 from blend.engine.engine import PlacedPrompt
-from blend.fuse.record_loader import PlacedCodes
 from blend.model.context import Context
 from service.handoffs.handoff import Handoff, promised
 from service.handoffs.handoffs import HandoffReaders, Handoffs, Lease
@@ -37,12 +36,6 @@ class HandoffReceiver:
             if not self._closed:
                 self._lease = self._handoffs.add(Handoff(prompt), self._readers)
                 self._context = prompt.context
-
-    def placed(self, codes: PlacedCodes) -> None:
-        """See `PromptReceiver.placed`."""
-        with self._lock:
-            if self._lease is not None and self._context is not None:
-                self._handoffs.place(self._lease, codes)
 
     def final(self, layer: int) -> None:
         """See `PromptReceiver.final`."""

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from blend.fuse.record_loader import PlacedCodes
 from retriever.documents import Json
 from service.access.principal import Principal
 from service.errors import Exhausted, NotFound
-from service.handoffs.handoff import Handoff, LayerPart, code_bytes
+from service.handoffs.handoff import Handoff, LayerPart
 from service.handoffs.shared_memory import sweep_shared_memory
 from service.telemetry.logs import fields
 
@@ -123,13 +122,6 @@ class Handoffs:
                 self._changed.notify()
         return lease
 
-    def place(self, lease: Lease, codes: PlacedCodes) -> None:
-        """Takes the codes that rows of a prompt came from, where there is room: else these rows travel as numbers."""
-        nbytes = code_bytes(codes)
-        with self._changed:
-            if lease.handle in self._held and self.has_room(nbytes):
-                lease.handoff.place(codes)
-
     def put(self, lease: Lease, layer: int, *, pair: tuple[Tensor, Tensor]) -> None:
         """Takes keys and values (H, T, D) of a layer that is final. Returns at once: a thread copies them."""
         with self._changed:
@@ -145,21 +137,10 @@ class Handoffs:
     def part(self, handle: str, who: Principal, *, layer: int, wanted: LayerPart) -> bytes:
         """A part of a layer. Raises NotFound as `get`, and where the prompt was let go of meanwhile."""
         body = self._found(handle, who).handoff.part(layer, wanted)
-        self._goes_out(handle, who, layer=layer, wanted=wanted)
-        return body
-
-    def packed_part(self, handle: str, who: Principal, *, layer: int, wanted: LayerPart) -> bytes | None:
-        """The same with codes where there are; None: ask for the `part`."""
-        body = self._found(handle, who).handoff.packed_part(layer, wanted)
-        if body is not None:
-            self._goes_out(handle, who, layer=layer, wanted=wanted)
-        return body
-
-    def _goes_out(self, handle: str, who: Principal, *, layer: int, wanted: LayerPart) -> None:
-        """Notes that a part leaves. Raises NotFound where the prompt was let go of meanwhile."""
         lease = self._found(handle, who)
         if wanted.stop == len(lease.handoff.ids) - 1:
             lease.fetched.add(layer)
+        return body
 
     def map(self, handle: str, who: Principal) -> None:
         """Notes that somebody has all layers, by their shared memory. Raises NotFound as `get`."""

@@ -105,7 +105,6 @@ def asking(names: "Foreign") -> Iterator[Step]:
     yield Step(f"GET {HANDLE}", {"handle": names.handle})
     part: dict[str, str | int] = {"start": 0, "stop": 1}
     yield Step(f"GET {HANDLE}/layers/{{layer}}", {"handle": names.handle, "layer": "0"}, query=part)
-    yield Step(f"GET {HANDLE}/layers/{{layer}}/angles", {"handle": names.handle, "layer": "0"}, query=part)
     yield Step(f"DELETE {HANDLE}", {"handle": names.handle})
     for more in ({"chunk_ids": [names.chunk]}, {"collection": CLOSED}, {}):
         text = f"{HIDDEN}\n\nQuestion: Who keeps a heron?"

@@ -16,7 +16,6 @@ OPEN = {"GET /healthz", "GET /readyz"}
 FETCHED = {
     "GET /v1/handoffs/{handle}",
     "GET /v1/handoffs/{handle}/layers/{layer}",
-    "GET /v1/handoffs/{handle}/layers/{layer}/angles",
     "DELETE /v1/handoffs/{handle}",
 }
 READ = {

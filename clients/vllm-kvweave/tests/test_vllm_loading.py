@@ -166,7 +166,7 @@ class Cache:
 def worker(
     url: str, cache: Cache, *, rank: int = 0, ranks: int = 1, sizes: tuple[int, ...] = (4,)
 ) -> Iterator[Loading]:
-    place = WorkerPlace(rank, ranks, "float32", sizes, torch.device("cpu"), nullcontext)
+    place = WorkerPlace(rank, ranks, "float32", sizes, nullcontext)
     heads = max(1, HEADS // ranks)
     layers = [cache.layer(each, group=each % len(sizes), heads=heads) for each in reversed(LAYERS)]
     loading = Loading(Source(f"{url}/v1", KEY), layers, place=place)

@@ -60,7 +60,7 @@ class ScriptedVllm:
                 form = pull.form()
                 for each in form.layers:
                     shape = (2, stop, each.key_heads, each.key_dim)
-                    found = pull.layer(each, part=Part(0, stop, 0, 1), nbytes=4 * int(np.prod(shape)), packed=0).body
+                    found = pull.layer(each, part=Part(0, stop, 0, 1), nbytes=4 * int(np.prod(shape)))
                     both = torch.from_numpy(np.frombuffer(found, np.float32).reshape(shape)).transpose(1, 2)
                     cache.update(both[0][None], both[1][None], each.index)
                 pull.release()

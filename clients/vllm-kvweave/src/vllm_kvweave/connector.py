@@ -121,14 +121,12 @@ class KvweaveConnector(KVConnectorBase_V1, SupportsHMA):
             sizes.append(group.kv_cache_spec.block_size)
             named = [name for name in group.layer_names if name in kv_caches]
             layers += [found for name in named if (found := _layer(name, modules[name], group=number))]
-        device = next(iter(kv_caches.values())).device
         place = WorkerPlace(
             get_tensor_model_parallel_rank(),
             get_tensor_model_parallel_world_size(),
             str(self._vllm_config.model_config.dtype).removeprefix("torch."),
             tuple(sizes),
-            device,
-            self._beside(device),
+            self._beside(next(iter(kv_caches.values())).device),
         )
         self._loading = Loading(self._source, layers, place=place)
         log.info("kvweave: prompts come into %d layers in %d groups, as %s", len(layers), len(sizes), place.dtype)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from vllm_kvweave.load_jobs import LoadJob, StepJobs
 from vllm_kvweave.paged_cache import PagedLayer, PagedRows, WorkerPlace
-from vllm_kvweave.pulled_parts import PulledParts
 from vllm_kvweave.shared_prompt import mapped_prompt
 from vllm_kvweave.source import Part, PromptForm, Pull, Refused, Source
 
@@ -99,14 +98,14 @@ class Loading:
         self._check(job, form)
         places = [_places(job, group, size=size) for group, size in enumerate(self._place.block_sizes)]
         part = Part(job.start, job.stop, self._place.rank, self._place.ranks)
-        parts = PulledParts(pull, part, place=self._place, packed=form.packed)
         memory = mapped_prompt(form.shared, form.start(len(form.layers)) * self._place.torch_dtype.itemsize)
         for number, layer in enumerate(self._layers):
             if called_off.is_set():
                 raise Refused("it is wanted no more")
             kept, slots = places[layer.group]
             if memory is None:
-                rows = parts.fetch(layer, form.layers[number])
+                nbytes = (job.stop - job.start) * layer.heads * layer.dims * self._place.torch_dtype.itemsize
+                rows = partial(self._pulled, pull.layer(form.layers[number], part=part, nbytes=nbytes), layer)
             else:
                 is_last = number + 1 == len(self._layers)  # who asks for all says that he has all
                 form = pull.form(number + 1) if is_last or number >= form.final else form
@@ -127,6 +126,13 @@ class Loading:
             shares = {_share(each, self._place.ranks) for each in (other.key_heads, other.value_heads)}
             if shares != {layer.heads} or (other.key_dim, other.value_dim) != (layer.key_dim, layer.value_dim):
                 raise Refused(f"layer {layer.index} has another shape in vLLM: both serve one model")
+
+    def _pulled(self, body: bytearray, layer: PagedLayer) -> tuple[Tensor, Tensor]:
+        """Keys and values (T, H, D) out of a body."""
+        both = torch.frombuffer(body, dtype=self._place.torch_dtype)
+        count = len(both) // layer.dims
+        keys, values = both.split_with_sizes([count * layer.key_dim, count * layer.value_dim])
+        return keys.reshape(-1, layer.heads, layer.key_dim), values.reshape(-1, layer.heads, layer.value_dim)
 
     def _mapped(self, memory: mmap, job: LoadJob, *, form: PromptForm, number: int) -> tuple[Tensor, Tensor]:
         """Keys and values (T, H, D) of this worker's heads, where they lie."""

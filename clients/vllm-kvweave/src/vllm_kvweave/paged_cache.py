@@ -30,20 +30,23 @@ class PagedLayer:
     value_dim: int
     write: Callable[[PagedRows], None]
 
+    @property
+    def dims(self) -> int:
+        """How many numbers a head keeps for a token, keys and values."""
+        return self.key_dim + self.value_dim
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
     """Where a worker stands: its rank among those that share the heads, what it computes in, and a group's block sizes.
 
-    `device`: where the cache lies. `beside` is entered around what a load does there, so that it runs beside what the
-    worker computes.
+    `beside` is entered around what a load does where the cache lies, so that it runs beside what the worker computes.
     """
 
     rank: int
     ranks: int
     dtype: str
     block_sizes: tuple[int, ...]
-    device: torch.device
     beside: Callable[[], AbstractContextManager[object]]
 
     @property

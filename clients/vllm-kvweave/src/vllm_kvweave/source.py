@@ -5,7 +5,6 @@ A layer's body is its keys and then its values, token by token, each token's hea
 
 import http.client
 import json
-import math
 import ssl
 import time
 import zlib
@@ -16,8 +15,6 @@ from typing import cast
 from urllib.parse import quote, urlsplit
 
 CHECKSUM = "X-Crc32"
-PACKED_MEDIA = "application/vnd.kvweave.packed-layer.v"  # and the version
-LEAST_RATED = 64 << 10  # bytes, from which on a body tells how fast the way is
 MOST_REASON = 200  # bytes of a refusal that are told
 
 
@@ -45,8 +42,7 @@ class LayerForm:
 class PromptForm:
     """What kvweave says of a prompt: its tokens, the last one included, and the form of its numbers.
 
-    `final`: so many layers, the first ones, are there. `packed`: the version of packed layers that kvweave has.
-    `shared`: the name of this host's memory that has them, if any.
+    `final`: so many layers, the first ones, are there. `shared`: the name of this host's memory that has them, if any.
     """
 
     tokens: int
@@ -54,7 +50,6 @@ class PromptForm:
     dtype: str
     layers: tuple[LayerForm, ...]
     final: int
-    packed: int
     shared: str
 
     def start(self, layer: int) -> int:
@@ -68,8 +63,8 @@ class PromptForm:
             said = cast("dict[str, object]", json.loads(text))
             layers = cast("list[dict[str, int]]", said["layers"])
             forms = tuple(LayerForm(**{name: int(each[name]) for name in LayerForm.__slots__}) for each in layers)
-            tokens, final, packed = (int(cast(int, said.get(name, 0))) for name in ("tokens", "final", "packed"))
-            return cls(tokens, str(said["digest"]), str(said["dtype"]), forms, final, packed, str(said["shared"]))
+            tokens, final = (int(cast(int, said.get(name, 0))) for name in ("tokens", "final"))
+            return cls(tokens, str(said["digest"]), str(said["dtype"]), forms, final, str(said["shared"]))
         except (ValueError, KeyError, TypeError) as error:
             raise Refused(f"kvweave describes the prompt in a way that this version does not know: {error!r}") from None
 
@@ -82,14 +77,6 @@ class Part:
     stop: int
     rank: int
     ranks: int
-
-
-@dataclass(frozen=True, slots=True)
-class LayerBody:
-    """A part of a layer, as numbers or packed."""
-
-    body: bytearray
-    is_packed: bool
 
 
 class Source:
@@ -133,27 +120,18 @@ class Pull:
         self._connection = connection
         self._path = path
         self._headers = headers
-        self.rate = math.inf  # bytes a second of the last numbers that came, from their first byte on
         self._end = time.monotonic() + timeout_s
 
     def form(self, final: int = 0) -> PromptForm:
         """What kvweave says of the prompt, as soon as so many of its layers are there."""
         return PromptForm.parse(self._ask("GET", f"?final={final}")[1])
 
-    def layer(self, form: LayerForm, *, part: Part, nbytes: int, packed: int) -> LayerBody:
-        """A part of a layer, checked: so many bytes, or packed by the version `packed`; 0: not packed."""
+    def layer(self, form: LayerForm, *, part: Part, nbytes: int) -> bytearray:
+        """A part of a layer, so many bytes, checked."""
         wanted = f"/layers/{form.index}?start={part.start}&stop={part.stop}&rank={part.rank}&ranks={part.ranks}"
-        headers, body = self._ask("GET", f"{wanted}&packed={packed}" if packed else wanted)
-        is_packed = packed > 0 and headers.get("Content-Type") == f"{PACKED_MEDIA}{packed}"
-        if (not is_packed and len(body) != nbytes) or str(zlib.crc32(body)) != headers.get(CHECKSUM):
+        headers, body = self._ask("GET", wanted)
+        if len(body) != nbytes or str(zlib.crc32(body)) != headers.get(CHECKSUM):
             raise Refused(f"layer {form.index} came damaged")
-        return LayerBody(body, is_packed)
-
-    def angles(self, form: LayerForm, *, part: Part) -> bytearray:
-        """Cosines and then sines of the part's tokens, by which the layer's rows turn."""
-        headers, body = self._ask("GET", f"/layers/{form.index}/angles?start={part.start}&stop={part.stop}")
-        if str(zlib.crc32(body)) != headers.get(CHECKSUM):
-            raise Refused(f"the angles of layer {form.index} came damaged")
         return body
 
     def release(self, *, used: bool = True) -> None:
@@ -188,15 +166,13 @@ class Pull:
         if length is None:
             return bytearray(answer.read())
         body, at = bytearray(length), 0
-        view, began = memoryview(body), time.monotonic()
+        view = memoryview(body)
         while at < length:
             self._set_patience()
             count = answer.readinto(view[at : at + (1 << 20)])
             if not count:
                 raise http.client.IncompleteRead(b"", length - at)
             at += count
-        if length >= LEAST_RATED and not answer.headers.get("Content-Type", "").startswith(PACKED_MEDIA):
-            self.rate = length / max(time.monotonic() - began, 1e-9)
         answer.read()  # the connection is free for the next request then
         return body
 
