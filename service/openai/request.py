@@ -137,6 +137,7 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     include_obfuscation: Unused = None
+    continuous_usage_stats: Unused = None
 
 
 class Extras(Strict):

@@ -150,6 +150,7 @@ def test_every_parameter_of_the_official_client_is_known() -> None:
         {"reasoning_effort": "low", "verbosity": "low", "parallel_tool_calls": True},
         {"tools": [], "tool_choice": "none", "functions": None, "function_call": "none"},
         {"prediction": {"type": "content", "content": "x"}, "stream_options": {"include_obfuscation": False}},
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     ],
 )
 def test_what_changes_no_answer_is_taken(neutral: dict[str, object]) -> None:
