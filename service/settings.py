@@ -46,11 +46,6 @@ def ray_address() -> str:
     return os.environ.get("RAY_ADDRESS", "")
 
 
-def secret_in(variable: str) -> str:
-    """The secret in a variable that a command names; empty where it is not set."""
-    return os.environ.get(variable, "").strip()
-
-
 def _home() -> Path:
     return Path.home() / ".local/share/kvweave"
 

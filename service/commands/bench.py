@@ -21,34 +21,23 @@ from service.commands.options import AsJson, listed, settings_with, whole_number
 from service.commands.options import codecs as complete_codecs
 from service.commands.options import policies as complete_policies
 from service.commands.shown_progress import tell_unread
-from service.commands.traffic import KEY_VARIABLE, NOTHING, RATES, TrafficOptions, measure_endpoints
 
 if TYPE_CHECKING:
-    from service.quality.bench import BenchFacts, BenchMeasurement, BenchPlan
+    from service.quality.bench import BenchFacts, BenchMeasurement
     from service.quality.first_token import TimingRow
     from service.quality.packing import Packed
-    from service.settings import Settings
 
 MB = 1e6
-CHUNKS = "2,5,10,20"
 WIDE = 80  # columns, from which on tables have air
 
 prompts_option = partial(typer.Option, rich_help_panel="Prompts")
 medium_option = partial(typer.Option, rich_help_panel="Model and store")
-endpoint_option = partial(typer.Option, rich_help_panel="Endpoints that run")
 
 Named = Annotated[
     str,
     medium_option("--model", metavar="NAME", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False),
 ]
-Chunks = Annotated[
-    str,
-    prompts_option(
-        metavar="LIST",
-        help="How many chunks the prompts have, with commas; by default 2,5,10,20, and 2,5,10 with --url.",
-        show_default=False,
-    ),
-]
+Chunks = Annotated[str, prompts_option(metavar="LIST", help="How many chunks the prompts have, with commas.")]
 Tokens = Annotated[
     int | None,
     prompts_option(
@@ -91,104 +80,34 @@ StoreUrl = Annotated[
         show_default=False,
     ),
 ]
-Url = Annotated[
-    list[str] | None,
-    endpoint_option(metavar="URL", help="An endpoint that speaks as OpenAI's does; again for another to compare."),
-]
-KeyEnv = Annotated[
-    list[str] | None,
-    endpoint_option(
-        metavar="NAME",
-        help=f"The variable with an endpoint's key, again for each URL, {NOTHING} for none; the first has "
-        f"{KEY_VARIABLE} by default.",
-    ),
-]
-Rates = Annotated[
-    str,
-    endpoint_option(
-        metavar="LIST",
-        help=f"Requests a second, with commas; {RATES} by default, or a trace's own.",
-        show_default=False,
-    ),
-]
-Requests = Annotated[int, endpoint_option(metavar="N", help="Requests of each round at each rate.", min=2)]
-Repeated = Annotated[
-    float,
-    endpoint_option(metavar="SHARE", help="Share of chunks that came before, in other orders.", min=0, max=1),
-]
-AnswerTokens = Annotated[int, endpoint_option(metavar="N", help="Tokens of the longest answer.", min=1)]
-TraceFile = Annotated[
-    Path | None,
-    endpoint_option("--trace", metavar="FILE", help="Requests of a block trace, in place of made-up ones."),
-]
-PutIn = Annotated[
-    bool,
-    endpoint_option(
-        "--put", help="Put chunks that come again into kvweave services before; they are deleted at the end."
-    ),
-]
-Seed = Annotated[int, endpoint_option(metavar="N", help="What arrivals and orders are drawn from.")]
-Timeout = Annotated[float, endpoint_option(metavar="SECONDS", help="A later answer has failed.", min=0.1)]
-Html = Annotated[
-    Path | None, endpoint_option("--html", metavar="FILE", help="Write a page with a picture and every number.")
-]
 
 
 def bench(
     *,
     model: Named = "",
-    chunks: Chunks = "",
+    chunks: Chunks = "2,5,10,20",
     chunk_tokens: Tokens = None,
     policies: Policies = "",
     codecs: Codecs = "lossless,q8,q6,q4,q3,q2",
     repeats: Repeats = 5,
     corpus: Corpus = "",
     store: StoreUrl = "",
-    url: Url = None,
-    key_env: KeyEnv = None,
-    rates: Rates = "",
-    requests: Requests = 40,
-    repeated: Repeated = 0.8,
-    answer_tokens: AnswerTokens = 16,
-    trace: TraceFile = None,
-    put: PutIn = False,
-    seed: Seed = 0,
-    timeout: Timeout = 120.0,
-    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure what reuse is worth with your model on this machine: speeds, sizes, and when the first token comes.
 
-    What is written into a store that is named goes again, also when this is interrupted. With --url it sends requests
-    to endpoints that run, whether those before are answered or not, and tells when first tokens come at each rate.
+    What is written into a store that is named goes again, also when this is interrupted.
 
     Examples:
       kvweave bench --chunks 2,5 --repeats 3
+      kvweave bench --model ./my-model --policies reuse,heads
       kvweave bench --store s3://bucket/prefix --json
-      kvweave bench --url http://gpu:8000 --policies full
-      kvweave bench --url http://a:8000 --url http://b:8000
     """
+    from service.quality.bench import BenchPlan, measure
+
+    settings, counts = settings_with(model), whole_numbers("--chunks", chunks)
     tried = tuple(listed(policies)), tuple(listed(codecs))
-    if url:
-        _check_none(corpus=corpus, store=store)
-        options = TrafficOptions(
-            *(tuple(url), tuple(key_env or ()), model, tried[0], rates, requests, chunks, chunk_tokens),
-            *(repeated, answer_tokens, trace, put, repeats, seed, timeout),
-        )
-        with _ended_in_order():
-            measure_endpoints(options, html=html, as_json=as_json, progress=_progress)
-    from service.quality.bench import BenchPlan
-
-    _check_none(key_env=key_env, rates=rates, trace=trace, put=put, html=html)
-    settings, counts = settings_with(model), whole_numbers("--chunks", chunks or CHUNKS)
     plan = BenchPlan(tuple(counts), chunk_tokens or settings.chunk_tokens, repeats, *tried, corpus, store)
-    _measure_here(settings, plan, as_json=as_json)
-
-
-def _measure_here(settings: "Settings", plan: "BenchPlan", *, as_json: bool) -> None:
-    """Measures on this machine, and prints."""
-    from service.quality.bench import measure
-
     typer.echo(f"loading {settings.model}", err=True)
     with _ended_in_order(), _progress(plan.steps) as on_progress:
         found = measure(settings, plan, on_progress=on_progress)
@@ -196,17 +115,7 @@ def _measure_here(settings: "Settings", plan: "BenchPlan", *, as_json: bool) -> 
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2, allow_nan=False))
     else:
-        _show(found, repeats=plan.repeats)
-
-
-def _check_none(**options: object) -> None:
-    """Raises Invalid for an option that says nothing here."""
-    from service.errors import Invalid
-
-    for name, value in options.items():
-        if value:
-            option = f"--{name.replace('_', '-')}"
-            raise Invalid(f"{option} belongs to the other way to measure, with --url or without: leave one of both out")
+        _show(found, repeats=repeats)
 
 
 @contextmanager
