@@ -20,23 +20,13 @@ class PictureDot:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureLine:
-    """A line of a picture through points at shares of its width and height. A `faint` one is drawn in dashes."""
-
-    series: str
-    points: tuple[tuple[float, float], ...]
-    faint: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Picture:
-    """A frame with dots and lines. `ends`: what stands at both ends of its height, upper first, and of its width."""
+    """A frame with dots. `ends`: what stands at both ends of its height, upper first, and of its width."""
 
     caption: str
     ends: tuple[str, str, str, str]
     series: tuple[str, ...]
     dots: tuple[PictureDot, ...]
-    lines: tuple[PictureLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
