@@ -132,7 +132,7 @@ def _row(
         policy=point.policy,
         ratio=point.ratio,
         first_token_s=median(seconds),
-        against_full=time_ratio([[each] for each in full_seconds], [[each] for each in seconds]),
+        against_full=time_ratio(full_seconds, seconds),
         reused=last.timed.report.reused,
         recomputed=last.timed.report.recomputed,
         nbytes=last.nbytes,

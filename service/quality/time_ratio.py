@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import comb
 from statistics import median
 
@@ -39,12 +38,11 @@ class TimeRatio:
         return f"{_written(1 / self.times)}x later" if self.is_later else "about the same"
 
 
-def time_ratio(reference: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> TimeRatio:
-    """How many times sooner the other one comes: each is a list of times for each round, and both have its rounds."""
-    ratios = sorted(median(a) / median(b) for a, b in zip(reference, other, strict=True))
+def time_ratio(reference: Sequence[float], other: Sequence[float]) -> TimeRatio:
+    """How many times sooner the other one comes: each has a time for each round, and both have the same rounds."""
+    ratios = sorted(a / b for a, b in zip(reference, other, strict=True))
     cut = _cut(len(ratios))
-    times = median(chain.from_iterable(reference)) / median(chain.from_iterable(other))
-    return TimeRatio(times, ratios[cut], ratios[-1 - cut])
+    return TimeRatio(median(reference) / median(other), ratios[cut], ratios[-1 - cut])
 
 
 def _cut(rounds: int) -> int:

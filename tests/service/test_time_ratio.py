@@ -24,12 +24,12 @@ seconds = st.floats(1e-4, 1e4)
     ],
 )
 def test_words_follow_the_rounds(reference: list[float], other: list[float], words: str) -> None:
-    assert time_ratio([[each] for each in reference], [[each] for each in other]).words == words
+    assert time_ratio(reference, other).words == words
 
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=1, max_size=40))
 def test_words_and_numbers_never_disagree(rounds: list[tuple[float, float]]) -> None:
-    found = time_ratio([[a] for a, _ in rounds], [[b] for _, b in rounds])
+    found = time_ratio([a for a, _ in rounds], [b for _, b in rounds])
     assert found.times == median(a for a, _ in rounds) / median(b for _, b in rounds)  # what stands in the table
     assert [found.is_sooner, found.is_later, found.words == "about the same"].count(True) == 1
     if found.words != "about the same":
@@ -42,6 +42,6 @@ def test_pure_noise_is_called_so_about_as_often_as_it_says() -> None:
     random = Random(5)
     called = 0
     for _ in range(1000):
-        one, other = ([[random.lognormvariate(0, 0.3)] for _ in range(15)] for _ in range(2))
+        one, other = ([random.lognormvariate(0, 0.3) for _ in range(15)] for _ in range(2))
         called += time_ratio(one, other).words != "about the same"
     assert called < 60  # of 1,000, at 95 %
