@@ -296,7 +296,7 @@ def _numbers(chosen: Tensor) -> list[int]:
 
 
 def _of_stretches(scores: Tensor, spans: Sequence[ChunkSpan], *, tokens: int) -> Tensor:
-    """For each slot the mean of its stretch: so many tokens that follow each other in a chunk, fewer at its end."""
+    """Gives each slot the mean of its stretch: so many tokens that follow each other in a chunk, fewer at its end."""
     number = torch.zeros(len(scores), dtype=torch.long)
     count = 1  # of all that is in no chunk
     for span in spans:
