@@ -190,7 +190,7 @@ class _Fuse:
             else:
                 self._pass(slots, LayerRange(stop=probe.layers[-1]))
         blended = self._selection.layout.blended
-        scores = _of_stretches(looked.cpu(), blended, tokens=probe.stretch).masked_fill_(~self._cached, -1.0)
+        scores = _with_stretches(looked.cpu(), blended, tokens=probe.stretch).masked_fill_(~self._cached, -1.0)
         chosen[_highest(scores, min(probe.keep, int(self._cached.sum())))] = True
         return chosen
 
@@ -295,15 +295,15 @@ def _numbers(chosen: Tensor) -> list[int]:
     return cast("list[int]", chosen.nonzero()[:, 0].tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
-def _of_stretches(scores: Tensor, spans: Sequence[ChunkSpan], *, tokens: int) -> Tensor:
-    """Gives each slot the mean of its stretch: so many tokens that follow each other in a chunk, fewer at its end."""
+def _with_stretches(scores: Tensor, spans: Sequence[ChunkSpan], *, tokens: int) -> Tensor:
+    """Adds to each score the mean of its stretch: so many tokens of a chunk in a row, fewer at its end."""
     number = torch.zeros(len(scores), dtype=torch.long)
     count = 1  # of all that is in no chunk
     for span in spans:
         number[span.start : span.stop] = count + torch.arange(span.stop - span.start) // tokens
         count += -(-(span.stop - span.start) // tokens)
     means = torch.zeros(count).index_add_(0, number, scores) / number.bincount(minlength=count).clamp(min=1)
-    return means[number]
+    return scores + means[number]
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:

@@ -18,7 +18,7 @@ DEEP = 12  # layers that keep keys, from which on narrowing takes several steps
 ASKED = (0.6, 0.8)  # how deep the layers lie whose attention tells what the last row looks at, where none are named
 LAST = {"all": 1, "half": 1 / 2, "third": 1 / 3}  # which share of the layers is asked, the last ones
 QUESTION = 128  # the question's last rows, which are as many at most
-STRETCH = 8  # tokens that follow each other in a chunk: a name and what is said of it are computed together
+STRETCH = 8  # tokens that follow each other in a chunk: where a name is looked at, what is said of it counts more
 NARROWING = ((0, 1.3), (1, 1.15), (3, None))  # (layers behind the check, share of the budget); None: what is left
 LEAST = 4  # tokens that `ask` recomputes, however short the prompt: one name has as many in some tokenizers
 SECOND_LOOK = 2  # with fewer layers, so many times the budget is kept for one layer, which shows better what changed
@@ -37,7 +37,7 @@ class QuestionProbe:
     """How many cached tokens go on to the filters: those that the prompt's last `rows` look at most in these layers.
 
     They look at them as they were cached: what is fresh in any case runs over the caches first, as far as the layers.
-    Tokens of one `stretch`, so many of a chunk that follow each other, go on together.
+    A token counts as much as its `stretch`, so many of a chunk that follow each other, does in the mean besides.
     """
 
     layers: tuple[int, ...]
@@ -70,9 +70,10 @@ class AskRule:
     """How `ask` chooses: `rows`, all of the question's or the prompt's last, name as many tokens as are recomputed.
 
     With a `check` they name `times` as many, of which deviation at that layer chooses. Layers are counted among those
-    that keep keys; `third`: the last of them; none named: two of the last half. Tokens are named in stretches of so
-    many. Written behind the policy's name, as `ask/rows=question/layers=third/check=none/stretch=8`, what `ask` means;
-    of the last row, each token by itself: `ask/layers=14+19/check=2/times=3`.
+    that keep keys; `third`: the last of them; none named: two of the last half. What is looked at in the stretch around
+    a token, of so many, counts as well. Written behind the policy's name, as
+    `ask/rows=question/layers=third/check=none/stretch=8`, what `ask` means; of the last row, each token for itself:
+    `ask/layers=14+19/check=2/times=3`.
     """
 
     layers: tuple[int, ...] | str = "third"

@@ -158,7 +158,7 @@ class Choice:
     filters: Sequence[tuple[int, int]]
     found: Sequence[Sequence[int]] = ()
     probe: tuple[Sequence[int], int, int, int] | None = (
-        None  # layers whose attention counts, slots that it leaves, last rows, slots of a chunk that go together
+        None  # layers whose attention counts, slots that it leaves, last rows, slots of a chunk that count together
     )
 
     def keep(self, scores: dict[int, float], free: Sequence[int], *, count: int, stage: int) -> list[int]:
@@ -190,7 +190,8 @@ def blended(model: PreTrainedModel, ids: Ids, chunks: Sequence[Cached], *, choic
     if choice.probe:
         looked = looked_at(model, ids, rows, store, probe=choice.probe)
         stretches = [each for chunk in chunks if not exact(chunk, ids) for each in cut(chunk.slots, choice.probe[3])]
-        looked |= {slot: fmean(looked[each] for each in some) for some in stretches for slot in some}
+        around = {slot: fmean(looked[each] for each in some) for some in stretches for slot in some}
+        looked = {slot: score + around.get(slot, 0.0) for slot, score in looked.items()}
         free = choice.keep(looked, free, count=choice.probe[1], stage=0)
     for number, (layer, count) in enumerate(filters):
         stage = sorted({*rows, *free})
