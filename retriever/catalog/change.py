@@ -29,7 +29,7 @@ from retriever.contract.upload_types import NewUpload, QueuedUpload
 from retriever.documents import Document, DocumentPart, Json
 from retriever.errors import DocumentError, SearchError
 from retriever.filter_condition import LISTED, Value, facets, listed
-from retriever.recognition.marks import marks
+from retriever.marks import marks
 
 
 class RowsChange:

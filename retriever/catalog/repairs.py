@@ -12,7 +12,7 @@ from retriever.catalog.rows import dumps, loads, sound_text
 from retriever.documents import Json
 from retriever.errors import CatalogError
 from retriever.filter_condition import facets
-from retriever.recognition.marks import marks
+from retriever.marks import marks
 
 Repair = tuple[str, tuple[object, ...]]  # a statement and its values
 

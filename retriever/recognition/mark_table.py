@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from retriever.recognition.marks import Hashes
+from retriever.marks import Hashes
 
 Ints = NDArray[np.int64]
 

@@ -19,9 +19,9 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from retriever.marks import Mark, marks
 from retriever.recognition.known_chunks import KnownChunks, Match
 from retriever.recognition.mark_table import MarkEntries
-from retriever.recognition.marks import Mark, marks
 
 PROMPT_BYTES = 100_000
 SHARED = 10_000  # chunks with one beginning

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retriever import marks as hashing
+from retriever.marks import MIN_BYTES, Mark, marks
 from retriever.recognition import known_chunks
 from retriever.recognition import mark_table as tables
-from retriever.recognition import marks as hashing
 from retriever.recognition.known_chunks import KnownChunks, Match
 from retriever.recognition.mark_table import MarkEntries
-from retriever.recognition.marks import MIN_BYTES, Mark, marks
 from tests.bench.recognize import SHARED, Corpus, entries_of, misfits, planted, prose, repeats
 
 Chunks = Mapping[int, str]
