@@ -10,7 +10,6 @@ from typing import TypeVar
 import numpy as np
 
 from retriever.contract.catalog import Catalog, CatalogChange, CatalogView
-from retriever.contract.types import EmbedderEntry, Removal, Vectors
 from retriever.contract.vectors import VectorsChange, VectorsView
 from retriever.documents import Document
 from retriever.embedders.embedding import Embedder, Reranker
@@ -18,6 +17,7 @@ from retriever.errors import SearchError
 from retriever.filter_condition import EVERYTHING, FilterCondition
 from retriever.recognition.recogniser import Recognised, Recogniser
 from retriever.search import Hit, Query, Searcher
+from retriever.types import EmbedderEntry, Removal, Vectors
 from retriever.vectors import Overtaken, VectorIndex
 
 TRIES = 50  # views, where other searches are always sooner

@@ -16,7 +16,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from retriever.contract.types import Rows, Vectors
+from retriever.types import Rows, Vectors
 
 FLAT = 50_000  # vectors that are searched one by one
 GROWN = 4  # lists are made anew when there are so many times the vectors that they were made for

@@ -9,11 +9,11 @@ from typing import Literal
 
 from retriever.contract.catalog import CatalogView
 from retriever.contract.documents import DocumentsView
-from retriever.contract.types import Passage, WordMatch
 from retriever.documents import Json
 from retriever.embedders.embedding import Embedder, Reranker
 from retriever.errors import SearchError
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition, in_collection, outside
+from retriever.types import Passage, WordMatch
 from retriever.vectors import VectorIndex
 
 WINDOW = 10  # hits of each kind that are fused at least; else as many as are asked for

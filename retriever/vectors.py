@@ -16,12 +16,12 @@ from blake3 import blake3
 
 from retriever.contract.catalog import Catalog, CatalogView
 from retriever.contract.searching import SearchView
-from retriever.contract.types import CatalogState, EmbeddedChunks, Vectors
 from retriever.contract.vectors import VectorsView
 from retriever.errors import RetrieverError
 from retriever.filter_condition import EVERYTHING, FilterCondition
 from retriever.index_file import IndexFile
 from retriever.nearest import LISTS, TRAINED, Allowed, Nearest
+from retriever.types import CatalogState, EmbeddedChunks, Vectors
 
 BATCH = 20_000  # vectors that are read at once
 KEPT = 32  # filters whose rows are remembered

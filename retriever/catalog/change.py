@@ -14,7 +14,11 @@ from retriever.catalog.rows import check_id, digest_of, dumps, entries, fact, is
 from retriever.catalog.upload_rows import LIVE
 from retriever.catalog.upload_tables import UploadTables
 from retriever.catalog.word_table import WordTable
-from retriever.contract.types import (
+from retriever.documents import Document, DocumentPart, Json
+from retriever.errors import DocumentError, SearchError
+from retriever.filter_condition import LISTED, Value, facets, listed
+from retriever.marks import marks
+from retriever.types import (
     ChunkPlace,
     Collection,
     DocumentRow,
@@ -25,11 +29,7 @@ from retriever.contract.types import (
     SourceFile,
     Vectors,
 )
-from retriever.contract.upload_types import NewUpload, QueuedUpload
-from retriever.documents import Document, DocumentPart, Json
-from retriever.errors import DocumentError, SearchError
-from retriever.filter_condition import LISTED, Value, facets, listed
-from retriever.marks import marks
+from retriever.upload_types import NewUpload, QueuedUpload
 
 
 class RowsChange:

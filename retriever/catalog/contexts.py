@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.rows import loads, sound_text
-from retriever.contract.types import ChunkPlace, FillerPassage, Label
 from retriever.filter_condition import LISTED, Value, listed
+from retriever.types import ChunkPlace, FillerPassage, Label
 
 _OFF = '%"in_context":false%'  # in rules as they are kept; those of earlier releases say nothing
 _SOME = 16  # documents whose passages are read together

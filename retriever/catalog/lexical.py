@@ -20,8 +20,8 @@ from retriever.catalog.postings import Places, Postings, weighed
 from retriever.catalog.query_terms import query_terms, terms
 from retriever.catalog.rows import passages
 from retriever.catalog.word_table import Bodies, WordTable
-from retriever.contract.types import WordMatch
 from retriever.filter_condition import EVERYTHING, LISTED, FilterCondition, listed
+from retriever.types import WordMatch
 
 K1, B = 1.2, 0.75
 ROWS = 250_000  # that the words which choose candidates may have together

@@ -8,9 +8,9 @@ from typing import cast
 from blake3 import blake3
 
 from retriever.catalog.connection import CatalogConnection
-from retriever.contract.types import DocumentRow, Passage
 from retriever.documents import Document, Json, chunk_id_of
 from retriever.errors import CatalogError, DocumentError
+from retriever.types import DocumentRow, Passage
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from retriever.catalog.connection import CatalogConnection
-from retriever.contract.upload_types import Job, QueuedUpload, UploadState
+from retriever.upload_types import Job, QueuedUpload, UploadState
 
 LIVE: Final = "state IN ('waiting', 'computing')"  # to the letter as the indexes of live uploads say it
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.rows import check_id
 from retriever.catalog.upload_rows import LIVE, uploads
-from retriever.contract.types import Removal
-from retriever.contract.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.errors import DocumentError
 from retriever.filter_condition import LISTED, listed
+from retriever.types import Removal
+from retriever.upload_types import NewUpload, QueuedUpload, UploadState
 
 _Row = tuple[int, int | None]  # an upload and its version
 

@@ -11,7 +11,9 @@ from retriever.catalog.lexical import LexicalSearch, PassageTotals
 from retriever.catalog.postings import Postings
 from retriever.catalog.rows import digest_of, entries, fact, is_same, loads, passages, sound_text
 from retriever.catalog.upload_rows import LIVE, jobs, uploads
-from retriever.contract.types import (
+from retriever.documents import Document
+from retriever.filter_condition import EVERYTHING, LISTED, FilterCondition, listed
+from retriever.types import (
     CatalogState,
     ChunkPlace,
     Collection,
@@ -29,9 +31,7 @@ from retriever.contract.types import (
     Vectors,
     WordMatch,
 )
-from retriever.contract.upload_types import Job, QueuedUpload
-from retriever.documents import Document
-from retriever.filter_condition import EVERYTHING, LISTED, FilterCondition, listed
+from retriever.upload_types import Job, QueuedUpload
 
 
 class RowsView:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever.contract.types import Collection, Limit, Removal, SourceFile
+from retriever.types import Collection, Limit, Removal, SourceFile
 
 
 class CollectionsView(Protocol):

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from retriever.contract.types import ChunkPlace, FillerPassage, Label
 from retriever.filter_condition import Value
+from retriever.types import ChunkPlace, FillerPassage, Label
 
 
 class ContextsView(Protocol):

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever.contract.types import DocumentRow, Label, Passage, Removal
 from retriever.documents import Document, Json
 from retriever.filter_condition import EVERYTHING, FilterCondition
+from retriever.types import DocumentRow, Label, Passage, Removal
 
 
 class DocumentsView(Protocol):

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from retriever.contract.types import MarkedChunks, Rows, WordMatch
 from retriever.filter_condition import EVERYTHING, FilterCondition
+from retriever.types import MarkedChunks, Rows, WordMatch
 
 
 class SearchView(Protocol):

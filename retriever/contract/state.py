@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from retriever.contract.types import CatalogState, Counts, Rows
+from retriever.types import CatalogState, Counts, Rows
 
 
 class StateView(Protocol):

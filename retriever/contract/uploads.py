@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever.contract.upload_types import Job, NewUpload, QueuedUpload
+from retriever.upload_types import Job, NewUpload, QueuedUpload
 
 
 class UploadsView(Protocol):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from retriever.contract.types import EmbeddedChunks, EmbedderEntry, Vectors
+from retriever.types import EmbeddedChunks, EmbedderEntry, Vectors
 
 
 class VectorsView(Protocol):

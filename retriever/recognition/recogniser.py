@@ -5,10 +5,10 @@ from copy import copy
 from dataclasses import dataclass
 
 from retriever.contract.catalog import CatalogView
-from retriever.contract.types import CatalogState, Passage
 from retriever.filter_condition import FilterCondition
 from retriever.recognition.known_chunks import KnownChunks
 from retriever.recognition.mark_table import MarkEntries
+from retriever.types import CatalogState, Passage
 from retriever.vectors import Overtaken
 
 

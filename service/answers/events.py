@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blend.engine.engine import Finish
-from retriever.contract.types import Passage
+from retriever.types import Passage
 from service.reports import ChunkReport, Report, Usage
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from retriever.contract.documents import DocumentsView
-from retriever.contract.types import Passage
 from retriever.filter_condition import FilterCondition
 from retriever.search import MOST, Hit, Query, in_prompt_order, scope, with_neighbors
+from retriever.types import Passage
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Source
 from service.corpus.tenants import Tenant

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from blend.fuse.fuse import FuseReport
 from blend.fuse.prompt import Prompt
-from retriever.contract.types import Passage
 from retriever.documents import Json
+from retriever.types import Passage
 from service.answers.blend_decision import BlendDecision, BlendInputs, decide
 from service.answers.gather import Gathered, GatheredPassage
 from service.answers.prompt_costs import PromptCost

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from retriever.contract.catalog import CatalogView
 from retriever.contract.documents import DocumentsView
-from retriever.contract.types import Passage
+from retriever.types import Passage
 from service.api.caller import By, Caller, unknown
 from service.bodies.cache import CacheChoice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
 from service.bodies.fields import MOST_LISTED

@@ -9,7 +9,6 @@ from fastapi import Depends, Request
 
 from retriever.contract.catalog import CatalogView
 from retriever.contract.documents import DocumentsView
-from retriever.contract.types import DocumentRow
 from retriever.documents import Draft, Json
 from retriever.filter_condition import (
     EVERYTHING,
@@ -21,6 +20,7 @@ from retriever.filter_condition import (
     fits,
 )
 from retriever.search import scope
+from retriever.types import DocumentRow
 from service.access.principal import Principal
 from service.api.changes import MustSee, wait_until_seen
 from service.api.core_of import core_of

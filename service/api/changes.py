@@ -15,7 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic.json_schema import SkipJsonSchema
 
 from retriever.contract.catalog import Catalog
-from retriever.contract.types import CatalogState
+from retriever.types import CatalogState
 from service.errors import Conflict, Unavailable
 
 HEADER: Final = "Kvweave-Change"

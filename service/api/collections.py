@@ -6,7 +6,7 @@ from dataclasses import replace
 from fastapi import Response
 
 from retriever.contract.catalog import CatalogView
-from retriever.contract.types import Collection, FillerPassage
+from retriever.types import Collection, FillerPassage
 from service.api.caller import By, Caller, unknown
 from service.bodies.collections import CollectionDeleted, CollectionList, CollectionOut, FillerOut, Rules
 from service.bodies.fields import CollectionName

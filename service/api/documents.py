@@ -7,9 +7,9 @@ from fastapi import Query, Response
 
 from retriever.contract.catalog import CatalogView
 from retriever.contract.documents import DocumentsView
-from retriever.contract.types import DocumentRow, Passage
 from retriever.documents import Json
 from retriever.errors import FilterError
+from retriever.types import DocumentRow, Passage
 from service.api.caller import By, Caller, unknown
 from service.api.guards import parse
 from service.api.uploads import accept, draft_of, located

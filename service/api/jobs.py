@@ -7,7 +7,7 @@ import anyio
 from fastapi import Query, Response
 from fastapi.concurrency import run_in_threadpool
 
-from retriever.contract.upload_types import Job, QueuedUpload, UploadState
+from retriever.upload_types import Job, QueuedUpload, UploadState
 from service.api.caller import By, Caller, unknown
 from service.api.changes import told
 from service.api.streams import EventStream, sse

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from retriever.contract.types import Passage
+from retriever.types import Passage
 from service.answers.answer_request import Lookup
 from service.api.answer_request import check_length
 from service.api.caller import By, Caller, unknown

@@ -11,9 +11,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 
-from retriever.contract.upload_types import NewUpload
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.readers.files import SUFFIXES, read
+from retriever.upload_types import NewUpload
 from service.api.caller import By, Caller
 from service.api.guards import SMALL, one_by_one, parse
 from service.bodies.documents import Accepted, DocumentIn, FileUpload, NewDocument, OneDocument, Upload

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from blend.model.fingerprint import Fingerprint
 from retriever.contract.catalog import Catalog
-from retriever.contract.types import Passage
 from retriever.filter_condition import EVERYTHING
+from retriever.types import Passage
 from service.access.control import Control
 from service.access.domains import DomainChunk
 from service.corpus.chunk_capture import CaptureItem

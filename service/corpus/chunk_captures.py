@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from blend.model.fingerprint import Fingerprint
 from retriever.contract.catalog import Catalog
-from retriever.contract.types import Passage
 from retriever.documents import Document, Json
+from retriever.types import Passage
 from service.access.control import Control
 from service.access.domains import DomainChunk, domain_of, fingerprint_in
 from service.corpus.chunk_capture import CaptureItem

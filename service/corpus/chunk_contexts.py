@@ -10,8 +10,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from retriever.contract.catalog import Catalog, CatalogView
-from retriever.contract.types import ChunkPlace, FillerPassage, Passage
 from retriever.documents import Document, Json
+from retriever.types import ChunkPlace, FillerPassage, Passage
 from service.access.domains import domain_of
 from service.corpus.collection_rules import CollectionRules
 from service.model.capture_context import CaptureContext, context_digest, filler_digest

@@ -8,8 +8,8 @@ from blake3 import blake3
 
 from retriever.chunking.count import Counter
 from retriever.chunking.cut import CutRules, cut
-from retriever.contract.upload_types import NewUpload
 from retriever.documents import Document, Draft
+from retriever.upload_types import NewUpload
 
 _DIGEST = 16  # bytes
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from retriever.contract.catalog import CatalogChange
-from retriever.contract.types import FillerPassage, Label
 from retriever.documents import Document
 from retriever.filter_condition import Value, facets
+from retriever.types import FillerPassage, Label
 from service.access.domains import domain_of
 from service.model.capture_context import FILLER_CHARACTERS, PASSAGES, excerpt
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Container, Iterator, Sequence
 
-from retriever.contract.upload_types import QueuedUpload
 from retriever.contract.uploads import UploadsView
+from retriever.upload_types import QueuedUpload
 
 TOGETHER = 64  # uploads at most: as many chunks go through the model at once
 TOGETHER_BYTES = 32 << 10  # of their contents at most: whoever waits, waits as for one document of middling length

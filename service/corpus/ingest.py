@@ -13,10 +13,10 @@ from threading import Condition, Lock, Thread
 
 from blend.errors import Busy, TokenizerError
 from retriever.contract.catalog import CatalogChange
-from retriever.contract.types import Collection, Passage
-from retriever.contract.upload_types import NewUpload, QueuedUpload
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError
+from retriever.types import Collection, Passage
+from retriever.upload_types import NewUpload, QueuedUpload
 from service.access.control import Quota
 from service.access.domains import DomainChunk
 from service.corpus.chunk_capture import ChunkCapture, Purpose

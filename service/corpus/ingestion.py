@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from blend.errors import TokenizerError
 from retriever.contract.catalog import CatalogChange
-from retriever.contract.types import Collection, Label
-from retriever.contract.upload_types import QueuedUpload, UploadState
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.files import read
+from retriever.types import Collection, Label
+from retriever.upload_types import QueuedUpload, UploadState
 from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import cut_draft, decode_draft, named, upload_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 
-from retriever.contract.types import Passage, Removal
 from retriever.library import Library
+from retriever.types import Passage, Removal
 from service.access.control import Control
 from service.access.peers import NoPeers, Peers
 from service.access.truth import Truth

@@ -8,9 +8,9 @@ from glob import has_magic
 from os.path import lexists, normpath
 from pathlib import Path
 
-from retriever.contract.types import SourceFile
 from retriever.readers.files import walk
 from retriever.readers.reading import ReadingProblem
+from retriever.types import SourceFile
 from service.errors import Invalid
 from service.precompute.corpus_file import CorpusFile
 from service.precompute.source_names import SourceNames, as_text, below

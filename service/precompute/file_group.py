@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from blend.errors import TokenizerError
-from retriever.contract.types import Limit, SourceFile
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.reading import ReadingProblem
+from retriever.types import Limit, SourceFile
 from service.access.domains import DomainChunk
 from service.corpus.chunk_capture import CaptureItem
 from service.corpus.chunk_captures import BlobKeys, CapturePrefix, PlannedChunk

@@ -11,9 +11,9 @@ from itertools import chain
 
 from blake3 import blake3
 
-from retriever.contract.types import Collection, Limit, SourceFile
 from retriever.documents import Document
 from retriever.readers.reading import ReadingProblem
+from retriever.types import Collection, Limit, SourceFile
 from service.access.domains import DomainChunk
 from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
 from service.corpus.fillers import divide, first_filler, settle

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from retriever.contract.types import SourceFile
+from retriever.types import SourceFile
 
 
 class SourceNames:

@@ -8,11 +8,11 @@ import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.catalog import Catalog, CatalogView
-from retriever.contract.types import DocumentRow, Removal
 from retriever.documents import Document, DocumentPart, Json, chunk_id
 from retriever.filter_condition import EVERYTHING, condition
 from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.schemas import open_catalog
+from retriever.types import DocumentRow, Removal
 from tests.servers.postgres import PostgresServer
 
 Opened = Callable[[], Catalog]  # the same catalog, as another process opens it

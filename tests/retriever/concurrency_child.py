@@ -13,11 +13,11 @@ from random import Random
 
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.types import DocumentRow, Passage
 from retriever.documents import Document, DocumentPart
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition
 from retriever.library import Library
 from retriever.search import Hit, Query
+from retriever.types import DocumentRow, Passage
 from tests.retriever.fakes import WordEmbedder
 
 DOCUMENTS, PARTS, CYCLE = 6, 3, 12

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from retriever.contract.catalog import Catalog
-from retriever.contract.types import Collection, Passage, Removal
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import DocumentError
 from retriever.filter_condition import EVERYTHING, condition
+from retriever.types import Collection, Passage, Removal
 from tests.retriever.catalogs import Contract, Sqlite, deleted, document, entry, ids, names, put, served, staged, texts
 
 

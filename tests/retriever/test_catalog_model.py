@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from retriever.catalog import query_terms
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.catalog import CatalogChange
-from retriever.contract.types import CatalogState, Collection, Removal
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.filter_condition import EVERYTHING, condition, in_collection
+from retriever.types import CatalogState, Collection, Removal
 
 WORDS = ("apple", "pear", "plum", "fig", "東")  # none has a part in another
 TEXTS = ("apple pear", "pear plum", "plum plum apple", "fig", "東京都", "a text without them", "", "apple " * 9)

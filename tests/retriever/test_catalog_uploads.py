@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from retriever.contract.catalog import Catalog, CatalogChange
-from retriever.contract.types import Counts, Removal
-from retriever.contract.upload_types import Job, NewUpload, QueuedUpload, UploadState
 from retriever.documents import chunk_id
 from retriever.errors import DocumentError
+from retriever.types import Counts, Removal
+from retriever.upload_types import Job, NewUpload, QueuedUpload, UploadState
 from tests.retriever.catalogs import Contract, Opened, Sqlite, deleted, document, ids, put, served, staged, texts
 
 ENDS = [state for state in UploadState if not state.is_live]

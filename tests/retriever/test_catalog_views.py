@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from retriever.contract.catalog import Catalog
-from retriever.contract.types import Collection, Counts
 from retriever.documents import chunk_id
 from retriever.errors import CatalogError, SearchError
 from retriever.filter_condition import EVERYTHING, condition, in_collection
+from retriever.types import Collection, Counts
 from tests.retriever import catalogs
 from tests.retriever.catalogs import Contract, Opened, Sqlite, deleted, document, ids, put, served, staged
 

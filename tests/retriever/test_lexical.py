@@ -15,9 +15,9 @@ import pytest
 from retriever.catalog import lexical, postings
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.catalog import Catalog
-from retriever.contract.types import WordMatch
 from retriever.documents import Document, DocumentPart
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition, in_collection
+from retriever.types import WordMatch
 from tests.retriever.catalogs import put
 
 # Words that stemming leaves as they are, the first ones far more frequent.

@@ -3,11 +3,11 @@
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.types import EmbedderEntry
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import SearchError
 from retriever.filter_condition import in_collection
 from retriever.search import Query
+from retriever.types import EmbedderEntry
 from tests.retriever.fakes import WordEmbedder
 from tests.retriever.libraries import Made, document, found, some, texts
 

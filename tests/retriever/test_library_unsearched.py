@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.types import Collection
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.library import Library
 from retriever.search import Query, scope
+from retriever.types import Collection
 from tests.retriever.fakes import WordEmbedder
 from tests.retriever.libraries import MODES, Made, document
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.catalog import Catalog, CatalogView
-from retriever.contract.types import Collection, Passage
 from retriever.documents import Document, DocumentPart
 from retriever.errors import CatalogError, DocumentError
 from retriever.filter_condition import EVERYTHING, condition
 from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.facet_keys import facet_key
 from retriever.postgres.schemas import open_catalog, schema_of, tenants_in
+from retriever.types import Collection, Passage
 from tests.retriever.catalogs import document, put, texts
 from tests.servers.postgres import SECRET, PostgresServer
 

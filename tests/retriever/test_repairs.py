@@ -10,11 +10,11 @@ import pytest
 
 from retriever.catalog.check import check_catalog, mend_rows
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.types import Removal
 from retriever.documents import Document, DocumentPart
 from retriever.filter_condition import EVERYTHING, condition
 from retriever.library import Library
 from retriever.search import Query
+from retriever.types import Removal
 from tests.retriever.fakes import WordEmbedder
 from tests.retriever.libraries import MODES, WORDS
 

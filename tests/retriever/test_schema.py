@@ -16,10 +16,10 @@ import pytest
 
 from retriever.catalog import query_terms, schema
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.types import Collection, SourceFile
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
+from retriever.types import Collection, SourceFile
 from tests.retriever.catalogs import observed
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ import pytest
 from retriever.catalog import schema
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.contract.catalog import Catalog
-from retriever.contract.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.filter_condition import EVERYTHING
+from retriever.upload_types import NewUpload, QueuedUpload, UploadState
 from tests.retriever.catalogs import document, ids, observed, put
 from tests.retriever.test_schema import at_version, filled, version
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from retriever.contract.catalog import CatalogChange
-from retriever.contract.types import Collection
-from retriever.contract.upload_types import NewUpload, QueuedUpload, UploadState
 from retriever.documents import Document
+from retriever.types import Collection
+from retriever.upload_types import NewUpload, QueuedUpload, UploadState
 from tests.retriever import test_catalog_model
 from tests.retriever.test_catalog_model import COLLECTIONS, NAMES, Changes, Model, Version, told
 

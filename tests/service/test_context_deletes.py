@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blend.model.tokenizer import Tokenizer
-from retriever.contract.types import Passage
 from retriever.documents import chunk_id
 from retriever.filter_condition import EVERYTHING
+from retriever.types import Passage
 from service.access.principal import Role
 from service.corpus import chunk_capture
 from service.corpus.chunk_capture import CaptureItem

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from blend.errors import TokenizerError
 from retriever.contract.catalog import CatalogView
-from retriever.contract.upload_types import QueuedUpload, UploadState
 from retriever.embedders.embedding import EmbeddingError, Vectors
+from retriever.upload_types import QueuedUpload, UploadState
 from service.access.principal import Role
 from service.app import composition
 from service.corpus import chunk_capture, grouping, ingest

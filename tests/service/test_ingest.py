@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from retriever.catalog.view import RowsView
-from retriever.contract.upload_types import QueuedUpload
 from retriever.documents import Draft
 from retriever.errors import CatalogError
 from retriever.library import Library
+from retriever.upload_types import QueuedUpload
 from service.access.control import Quota
 from service.corpus import chunk_capture
 from service.corpus.drafts import upload_of

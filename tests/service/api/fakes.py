@@ -7,11 +7,11 @@ from typing import cast
 
 from blend.fuse.fuse import BlendOrder
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.types import Collection, Passage
-from retriever.contract.upload_types import NewUpload, UploadState
 from retriever.documents import Document, DocumentPart, Json
 from retriever.library import Library
 from retriever.search import Hit, Query, scope
+from retriever.types import Collection, Passage
+from retriever.upload_types import NewUpload, UploadState
 from service.access.control import BlendingSwitch
 from service.access.domains import DomainChunk
 from service.access.places import Places

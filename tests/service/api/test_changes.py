@@ -7,7 +7,7 @@ from random import Random
 import httpx
 import pytest
 
-from retriever.contract.types import CatalogState
+from retriever.types import CatalogState
 from service.api import changes
 from service.api.changes import HEADER, changes_in, told
 from service.errors import Conflict

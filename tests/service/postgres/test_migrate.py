@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from retriever.contract.catalog import Catalog, CatalogView
-from retriever.contract.types import Limit, SourceFile
-from retriever.contract.upload_types import NewUpload, UploadState
 from retriever.errors import DocumentError
 from retriever.filter_condition import EVERYTHING
+from retriever.types import Limit, SourceFile
+from retriever.upload_types import NewUpload, UploadState
 from service.access import migrate as migration
 from service.access.control import BlendingSwitch, KeyEntry, Quota
 from service.access.errors import AccessError
