@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retriever.catalog import contexts
 from retriever.catalog.connection import CatalogConnection
+from retriever.catalog.contexts import ContextRowsView
 from retriever.catalog.lexical import LexicalSearch, PassageTotals
 from retriever.catalog.postings import Postings
 from retriever.catalog.rows import digest_of, entries, fact, is_same, loads, passages, sound_text
@@ -15,13 +15,11 @@ from retriever.documents import Document
 from retriever.filter_condition import EVERYTHING, LISTED, FilterCondition, listed
 from retriever.types import (
     CatalogState,
-    ChunkPlace,
     Collection,
     Counts,
     DocumentRow,
     EmbeddedChunks,
     EmbedderEntry,
-    FillerPassage,
     Label,
     Limit,
     MarkedChunks,
@@ -34,11 +32,11 @@ from retriever.types import (
 from retriever.upload_types import Job, QueuedUpload
 
 
-class RowsView:
+class RowsView(ContextRowsView):
     """See `View`."""
 
     def __init__(self, connection: CatalogConnection, postings: Postings) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._postings = postings
 
     def state(self) -> CatalogState:
@@ -113,15 +111,6 @@ class RowsView:
         for chunk, collection, metadata in rows:
             found.setdefault(chunk, []).append(Label(collection, loads(metadata)))
         return found
-
-    def places_of(self, ids: Sequence[str]) -> list[ChunkPlace]:
-        return contexts.places_of(self._connection, ids)
-
-    def fillers(self, collection: str) -> dict[str, tuple[FillerPassage, ...]]:
-        return contexts.fillers(self._connection, collection)
-
-    def moved(self, limit: int, *, swept: bool) -> list[tuple[int, str]]:
-        return contexts.moved(self._connection, limit, swept=swept)
 
     def lexical(
         self, query: str, allowed: FilterCondition, *, limit: int, within: FilterCondition = EVERYTHING

@@ -1,11 +1,11 @@
 """How uploads come into a catalog and how they end, inside one transaction. Cuts nothing, serves nothing."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.rows import check_id
 from retriever.catalog.upload_rows import LIVE, uploads
+from retriever.catalog.versions import VersionsChange
 from retriever.errors import DocumentError
 from retriever.filter_condition import LISTED, listed
 from retriever.types import Removal
@@ -14,19 +14,23 @@ from retriever.upload_types import NewUpload, QueuedUpload, UploadState
 _Row = tuple[int, int | None]  # an upload and its version
 
 
-class UploadTables:
-    """The uploads of a `Change`. `drop` drops a version that never served."""
+class UploadRowsChange(VersionsChange):
+    """The changes of uploads, as part of one transaction."""
 
-    def __init__(self, connection: CatalogConnection, *, drop: Callable[[int], Removal]) -> None:
-        self._connection = connection
-        self._run = connection.execute
-        self._drop = drop
+    def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[QueuedUpload]:
+        """Keep uploads, waiting, in a job that is new or has others already; returns them as they stand then, in order.
 
-    def accept(self, job: str, new: Sequence[NewUpload]) -> list[QueuedUpload]:
+        Older live uploads of the same documents end as superseded. Raises DocumentError for names that cannot be kept.
+        """
         number = self._job(job)
-        return self._told([self._accepted(each, number, origin=None) for each in new])
+        return self._told([self._accepted(each, number, origin=None) for each in uploads])
 
-    def expand(self, number: int, new: Sequence[NewUpload]) -> bool:
+    def expand(self, number: int, uploads: Sequence[NewUpload]) -> bool:
+        """Turn a file into documents: they are accepted in its job, in its place, and it is ready, without chunks.
+
+        Those of which a later upload is live or ready are superseded at once, those that were deleted since the file
+        was accepted are deleted. False, and nothing is done, where the file is not live.
+        """
         file = self._run(f"SELECT job, origin, version FROM uploads WHERE row = ? AND {LIVE}", (number,)).fetchone()
         if not file:
             return False
@@ -35,12 +39,17 @@ class UploadTables:
         self._run(f"UPDATE uploads SET {nothing} WHERE row = ?", (number,))
         self._end([(number, None)], UploadState.READY)
         if version is not None:
-            self._drop(version)
-        for each in new:
+            self.drop(version)
+        for each in uploads:
             self._accepted(each, job, origin=origin)
         return True
 
     def advance(self, upload: QueuedUpload) -> bool:
+        """Write an upload's state, version, counts and detail. False, and nothing is written, where it is not live.
+
+        Its version so far is dropped if another takes its place, and the given one if it ends otherwise than ready;
+        what serves stays. What was staged for an upload that is not live any more is the caller's to drop.
+        """
         found = self._run(f"SELECT version FROM uploads WHERE row = ? AND {LIVE}", (upload.number,)).fetchone()
         if not found:
             return False
@@ -54,25 +63,42 @@ class UploadTables:
             ),
         )
         if found[0] not in (None, upload.version):
-            self._drop(found[0])
+            self.drop(found[0])
         if not upload.state.is_live:
             self._end([(upload.number, upload.version)], upload.state)
         return True
 
-    def arriving(self) -> int:
-        """How many live uploads are of documents that do not serve."""
-        serves = "SELECT 1 FROM documents d WHERE d.id = u.document AND d.serving = 1"
-        live = f"SELECT count(*) FROM uploads u INDEXED BY live_uploads WHERE {LIVE} AND NOT EXISTS ({serves})"
-        [found] = self._run(live).fetchone()
-        return found
-
     def cancel(self, job: str) -> int:
+        """End a job's live uploads as cancelled; returns how many. What they staged is dropped, as at all such ends."""
         live = f"SELECT row, version FROM uploads WHERE job = (SELECT row FROM jobs WHERE id = ?) AND {LIVE}"
         found = self._run(live, (job,)).fetchall()
         self._end(found, UploadState.CANCELLED)
         return len(found)
 
-    def delete(self, documents: Sequence[str]) -> list[Removal]:
+    def expected(self) -> tuple[int, int]:
+        """How many documents and how many chunks there are when all uploads so far are ready.
+
+        A document that does not serve yet, or a file, counts as one chunk.
+        """
+        serves = "SELECT 1 FROM documents d WHERE d.id = u.document AND d.serving = 1"
+        live = f"SELECT count(*) FROM uploads u INDEXED BY live_uploads WHERE {LIVE} AND NOT EXISTS ({serves})"
+        [arriving] = self._run(live).fetchone()
+        [documents] = self._run("SELECT count(*) FROM documents WHERE serving = 1").fetchone()
+        [chunks] = self._run("SELECT count(*) FROM chunks").fetchone()
+        return documents + arriving, chunks + arriving
+
+    def forget_uploads(self, before: float) -> int:
+        """Forget jobs that are over and did not change since then; returns how many. Documents stay."""
+        since = f"SELECT 1 FROM uploads u WHERE u.job = j.row AND ({LIVE} OR u.updated >= ?1)"
+        found = self._run(
+            f"SELECT j.row FROM jobs j WHERE j.created < ?1 AND NOT EXISTS ({since})", (before,)
+        ).fetchall()
+        jobs = listed([row for (row,) in found])
+        self._run(f"DELETE FROM uploads WHERE job IN {LISTED}", (jobs,))
+        self._run(f"DELETE FROM jobs WHERE row IN {LISTED}", (jobs,))
+        return len(found)
+
+    def _delete_uploads(self, documents: Sequence[str]) -> list[Removal]:
         """Ends the uploads of these documents, now and when a file that waits is read."""
         files = f"SELECT max(row) FROM uploads INDEXED BY live_files WHERE {LIVE} AND document = ''"
         [last] = self._run(files).fetchone()
@@ -84,20 +110,10 @@ class UploadTables:
             self._connection.executemany(sql, told)
         return self._end(self._live_of(f"document IN {LISTED}", listed(documents)), UploadState.DELETED)
 
-    def delete_collection(self, name: str) -> list[Removal]:
+    def _delete_uploads_in(self, collection: str) -> list[Removal]:
         """Ends the uploads of this collection."""
         live = f"SELECT row, version FROM uploads INDEXED BY live_uploads WHERE {LIVE} AND collection = ?"
-        return self._end(self._run(live, (name,)).fetchall(), UploadState.DELETED)
-
-    def forget(self, before: float) -> int:
-        since = f"SELECT 1 FROM uploads u WHERE u.job = j.row AND ({LIVE} OR u.updated >= ?1)"
-        found = self._run(
-            f"SELECT j.row FROM jobs j WHERE j.created < ?1 AND NOT EXISTS ({since})", (before,)
-        ).fetchall()
-        jobs = listed([row for (row,) in found])
-        self._run(f"DELETE FROM uploads WHERE job IN {LISTED}", (jobs,))
-        self._run(f"DELETE FROM jobs WHERE row IN {LISTED}", (jobs,))
-        return len(found)
+        return self._end(self._run(live, (collection,)).fetchall(), UploadState.DELETED)
 
     def _job(self, job: str) -> int:
         try:
@@ -114,7 +130,7 @@ class UploadTables:
         fate = None if origin is None else self._overtaken(upload.document, origin)
         if upload.document and not fate:
             self._end(self._live_of("document = ?", upload.document), UploadState.SUPERSEDED)
-        number = self._kept(upload, job, origin=origin)
+        number = self._kept_upload(upload, job, origin=origin)
         if fate:
             self._end([(number, None)], fate)
         return number
@@ -128,7 +144,7 @@ class UploadTables:
         deleted = self._run("SELECT 1 FROM deletions WHERE document = ? AND upload >= ?", (document, origin))
         return UploadState.DELETED if deleted.fetchone() else None
 
-    def _kept(self, upload: NewUpload, job: int, *, origin: int | None) -> int:
+    def _kept_upload(self, upload: NewUpload, job: int, *, origin: int | None) -> int:
         now = time.time()
         told = (upload.document, upload.collection, upload.name, UploadState.WAITING, now, now)
         try:
@@ -159,7 +175,7 @@ class UploadTables:
             (state, time.time(), rows),
         )
         self._run(f"DELETE FROM contents WHERE upload IN {LISTED}", (rows,))
-        return [] if is_ready else [self._drop(version) for _, version in found if version is not None]
+        return [] if is_ready else [self.drop(version) for _, version in found if version is not None]
 
     def _told(self, numbers: Sequence[int]) -> list[QueuedUpload]:
         """The uploads as they stand at the end: one may have ended another."""
