@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from retriever.contract.catalog import Catalog, CatalogChange, CatalogView
-from retriever.contract.vectors import VectorsChange, VectorsView
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.change import CatalogChange
+from retriever.catalog.view import CatalogView
 from retriever.documents import Document
 from retriever.embedders.embedding import Embedder, Reranker
 from retriever.errors import SearchError
@@ -140,7 +141,7 @@ class Library:
             has = {each.name: view.vectors(shared, embedder=each.name) for each in wanted}
         return {each.name: _completed(each, texts, has=has[each.name]) for each in wanted}
 
-    def _serving(self, view: VectorsView) -> Embedder | None:
+    def _serving(self, view: CatalogView) -> Embedder | None:
         names = [entry.name for entry in view.embedders() if entry.serving]
         return self._embedders.get(names[0]) if names else None
 
@@ -164,7 +165,7 @@ class Library:
         raise SearchError("the catalog changes faster than it can be searched: try again")
 
 
-def _lacking(view: VectorsView, embedder: str, *, after: int, limit: int) -> list[tuple[int, str, str]]:
+def _lacking(view: CatalogView, embedder: str, *, after: int, limit: int) -> list[tuple[int, str, str]]:
     """The chunks behind a row that lack a vector and should have one, so not those of white space."""
     while found := view.without_vector(after, embedder=embedder, limit=limit):
         if told := [each for each in found if each[2].strip()]:
@@ -185,6 +186,6 @@ def _completed(
     return [*has, *ids], np.concatenate([*(row[None] for row in has.values()), rows])
 
 
-def _keep(change: VectorsChange, vectors: dict[str, tuple[list[str], Vectors]]) -> None:
+def _keep(change: CatalogChange, vectors: dict[str, tuple[list[str], Vectors]]) -> None:
     for name, (ids, rows) in vectors.items():
         change.put_vectors(ids, rows, embedder=name)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retriever.contract.catalog import CatalogView
-from retriever.contract.documents import DocumentsView
+from retriever.catalog.view import CatalogView
 from retriever.documents import Json
 from retriever.embedders.embedding import Embedder, Reranker
 from retriever.errors import SearchError
@@ -140,7 +139,7 @@ def in_prompt_order(hits: Sequence[Hit]) -> list[Hit]:
 
 
 def with_neighbors(
-    view: DocumentsView, hits: Sequence[Hit], *, before: int, after: int, allowed: FilterCondition
+    view: CatalogView, hits: Sequence[Hit], *, before: int, after: int, allowed: FilterCondition
 ) -> list[Hit]:
     """The chunks around each hit that fit too, behind it and with its score; each chunk once."""
     found: dict[int, Hit] = {hit.passage.chunk: hit for hit in hits}

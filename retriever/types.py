@@ -1,4 +1,4 @@
-"""What a catalog tells: collections, documents, passages, vectors, numbers. What it promises stands in `contract`."""
+"""What a catalog tells: collections, documents, passages, vectors, numbers."""
 
 from dataclasses import dataclass
 

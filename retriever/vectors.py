@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from retriever.contract.catalog import Catalog, CatalogView
-from retriever.contract.searching import SearchView
-from retriever.contract.vectors import VectorsView
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.view import CatalogView
 from retriever.errors import RetrieverError
 from retriever.filter_condition import EVERYTHING, FilterCondition
 from retriever.index_file import IndexFile
@@ -98,7 +97,7 @@ class VectorIndex:
             self._seen = replace(seen, vectors=int(batch.rows[-1]))  # what follows may fail
         self._seen = _seen(state)
 
-    def _holds_former(self, view: VectorsView, seen: _Seen) -> bool:
+    def _holds_former(self, view: CatalogView, seen: _Seen) -> bool:
         """Whether all vectors are newer than what was seen, as with an embedder that another replaced for a while."""
         first = view.embedded_after(0, embedder=self._embedder, limit=1).rows
         return len(self._nearest) > 0 and (not len(first) or first[0] > seen.vectors)
@@ -116,7 +115,7 @@ class VectorIndex:
         if seen.catalog == state.catalog and not ahead and nearest.dim == self._dim:
             self._nearest, self._seen, self._saved = nearest, seen, seen
 
-    def _made(self, view: VectorsView) -> Nearest:
+    def _made(self, view: CatalogView) -> Nearest:
         """The index made anew from the catalog. The sample is spread over all of it."""
         count = len(self._nearest)
         wanted = TRAINED * LISTS * count**0.5
@@ -127,7 +126,7 @@ class VectorIndex:
             made.add(batch.chunks, batch.vectors)
         return made
 
-    def _batches(self, view: VectorsView, row: int) -> Iterator[EmbeddedChunks]:
+    def _batches(self, view: CatalogView, row: int) -> Iterator[EmbeddedChunks]:
         while True:
             batch = view.embedded_after(row, embedder=self._embedder, limit=BATCH)
             if not len(batch.rows):
@@ -135,7 +134,7 @@ class VectorIndex:
             yield batch
             row = int(batch.rows[-1])
 
-    def _rows(self, view: SearchView, allowed: FilterCondition, *, changes: int) -> Allowed:
+    def _rows(self, view: CatalogView, allowed: FilterCondition, *, changes: int) -> Allowed:
         """The chunks that a filter lets through, kept as long as the catalog does not change."""
         key = (allowed, changes)
         if key not in self._allowed:

@@ -24,7 +24,7 @@ LEFT JOIN passages q ON q.document = p.document AND q.place = p.place - 1 LEFT J
 """
 
 
-class ContextRowsView:
+class ContextsView:
     """Where chunks stand, in one committed state."""
 
     def __init__(self, connection: CatalogConnection) -> None:
@@ -53,7 +53,7 @@ class ContextRowsView:
         return self._connection.execute(rows, (limit,)).fetchall()
 
 
-class ContextRowsChange(ContextRowsView):
+class ContextsChange(ContextsView):
     """The changes of contexts, as part of one transaction."""
 
     def __init__(self, connection: CatalogConnection) -> None:

@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from retriever.catalog import schema
-from retriever.catalog.change import RowsChange
+from retriever.catalog.change import CatalogChange
 from retriever.catalog.fts5_words import Fts5Words
 from retriever.catalog.open_ahead import open_ahead
 from retriever.catalog.postings import Postings
 from retriever.catalog.renew import renew
 from retriever.catalog.sqlite_errors import foreign_sqlite_errors_explained, sqlite_errors_explained
-from retriever.catalog.view import RowsView
+from retriever.catalog.view import CatalogView
 from retriever.errors import CatalogError
 
 log = logging.getLogger(__name__)
@@ -52,19 +52,19 @@ class SqliteCatalog:
         self._free.append(connection)
 
     @contextmanager
-    def view(self) -> Generator[RowsView]:
+    def view(self) -> Generator[CatalogView]:
         """A view of the state as it is now."""
         connection = self._take()
         try:
             with sqlite_errors_explained(f"the catalog {self._path}"):
                 connection.execute("BEGIN")
                 connection.execute("SELECT 1 FROM facts").fetchone()  # BEGIN alone leaves the state to the first read
-                yield RowsView(connection, self._postings)
+                yield CatalogView(connection, self._postings)
         finally:
             self._give(connection)
 
     @contextmanager
-    def change(self) -> Generator[RowsChange]:
+    def change(self) -> Generator[CatalogChange]:
         """Begins a change when other changes have ended."""
         with self._writing:
             connection = self._take()
@@ -72,7 +72,7 @@ class SqliteCatalog:
                 with sqlite_errors_explained(f"the catalog {self._path}"):
                     connection.execute("BEGIN IMMEDIATE")
                     before = connection.total_changes
-                    yield RowsChange(connection, self._words)
+                    yield CatalogChange(connection, self._words)
                     if connection.total_changes != before:
                         connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'changes'")
                     connection.execute("COMMIT")

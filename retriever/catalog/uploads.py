@@ -14,7 +14,7 @@ from retriever.upload_types import NewUpload, QueuedUpload, UploadState
 _Row = tuple[int, int | None]  # an upload and its version
 
 
-class UploadRowsChange(VersionsChange):
+class UploadsChange(VersionsChange):
     """The changes of uploads, as part of one transaction."""
 
     def accept(self, job: str, uploads: Sequence[NewUpload]) -> list[QueuedUpload]:

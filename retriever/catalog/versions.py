@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from retriever.catalog.connection import CatalogConnection
-from retriever.catalog.contexts import ContextRowsChange
+from retriever.catalog.contexts import ContextsChange
 from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import check_id, digest_of, dumps, entries, is_same, loads, sound_text
 from retriever.catalog.word_table import WordTable
@@ -15,7 +15,7 @@ from retriever.marks import marks
 from retriever.types import DocumentRow, Removal
 
 
-class VersionsChange(ContextRowsChange):
+class VersionsChange(ContextsChange):
     """The changes of documents' versions, as part of one transaction."""
 
     def __init__(self, connection: CatalogConnection, words: WordTable) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retriever.catalog.connection import CatalogConnection
-from retriever.catalog.contexts import ContextRowsView
+from retriever.catalog.contexts import ContextsView
 from retriever.catalog.lexical import LexicalSearch, PassageTotals
 from retriever.catalog.postings import Postings
 from retriever.catalog.rows import digest_of, entries, fact, is_same, loads, passages, sound_text
@@ -32,8 +32,8 @@ from retriever.types import (
 from retriever.upload_types import Job, QueuedUpload
 
 
-class RowsView(ContextRowsView):
-    """See `View`."""
+class CatalogView(ContextsView):
+    """Reads one committed state."""
 
     def __init__(self, connection: CatalogConnection, postings: Postings) -> None:
         super().__init__(connection)
@@ -55,12 +55,14 @@ class RowsView(ContextRowsView):
         return [Collection(name, loads(rules)) for name, rules in found]
 
     def unsearched(self) -> tuple[str, ...]:
+        """The names of the collections that are kept without search."""
         found = self._connection.execute(
             "SELECT name FROM collections WHERE json_type(rules, '$.search') = 'false' ORDER BY name"
         )
         return tuple(name for (name,) in found)
 
     def prefix(self, collection: str, *, model: str) -> tuple[int, ...] | None:
+        """The token ids that a model's captures of this collection stand behind."""
         found = self._connection.execute(
             "SELECT ids FROM prefixes WHERE collection = ? AND model = ?", (collection, model)
         ).fetchone()
@@ -71,13 +73,16 @@ class RowsView(ContextRowsView):
         return found[0] if found else None
 
     def serves(self, document: Document, *, collection: str) -> bool:
+        """Whether this document serves already, just so, and was not patched since."""
         return is_same(self._connection, document, digest=digest_of(document, collection))
 
     def documents(self, allowed: FilterCondition, *, after: str = "", limit: int = 100) -> list[DocumentRow]:
+        """The documents that fit, in the order of their ids, from behind `after` on."""
         where = f"d.label IN ({allowed.sql}) AND d.id > ? ORDER BY d.id LIMIT ?"
         return entries(self._connection, where, values=[*allowed.values, after, limit])
 
     def count(self, allowed: FilterCondition) -> int:
+        """How many documents fit."""
         [found] = self._connection.execute(
             f"SELECT count(*) FROM documents WHERE serving = 1 AND label IN ({allowed.sql})", allowed.values
         ).fetchone()
@@ -86,10 +91,12 @@ class RowsView(ContextRowsView):
     def passages(
         self, document: str, *, first: int = 0, limit: int = 1 << 40, allowed: FilterCondition = EVERYTHING
     ) -> list[Passage]:
+        """The passages of a document that fit, in its order: those of at most `limit` places from `first` on."""
         where = f"d.id = ? AND p.place >= ? AND p.place < ? AND p.label IN ({allowed.sql}) ORDER BY p.place"
         return passages(self._connection, where, values=[document, first, first + limit, *allowed.values])
 
     def holding(self, chunks: Sequence[int], allowed: FilterCondition) -> list[Passage]:
+        """The oldest passage that fits of each of these chunks, in the order of `chunks`."""
         oldest = (
             "SELECT min(o.row) FROM passages o JOIN documents e ON e.row = o.document "
             f"WHERE e.serving = 1 AND o.chunk IN {LISTED} AND o.label IN ({allowed.sql}) GROUP BY o.chunk"
@@ -99,9 +106,11 @@ class RowsView(ContextRowsView):
         return sorted(found, key=lambda each: places[each.chunk])
 
     def rows_of(self, ids: Sequence[str]) -> dict[str, int]:
+        """The numbers of those chunks that are known, by their ids."""
         return dict(self._connection.execute(f"SELECT id, row FROM chunks WHERE id IN {LISTED}", (listed(ids),)))
 
     def labels_of(self, ids: Sequence[str]) -> dict[str, list[Label]]:
+        """The labels of these chunks in documents, each once; in staged versions too."""
         found: dict[str, list[Label]] = {}
         rows = self._connection.execute(
             "SELECT DISTINCT c.id, l.collection, l.metadata FROM chunks c JOIN passages p ON p.chunk = c.row "
@@ -115,6 +124,10 @@ class RowsView(ContextRowsView):
     def lexical(
         self, query: str, allowed: FilterCondition, *, limit: int, within: FilterCondition = EVERYTHING
     ) -> list[WordMatch]:
+        """The passages that fit best by BM25, best first, each chunk once.
+
+        How rare a word is, and how long a passage, is counted `within`: no score tells of what else there is.
+        """
         count, words, changes = (fact(self._connection, name) for name in ("passages", "words", "changes"))
         highest = self._connection.execute("SELECT max(row) FROM passages").fetchone()[0] or 0
         totals = PassageTotals(count, words, changes, highest)
@@ -123,6 +136,7 @@ class RowsView(ContextRowsView):
         )
 
     def chunks_of(self, allowed: FilterCondition) -> Rows:
+        """The chunks of the passages that fit, ascending."""
         found = self._connection.execute(
             "SELECT DISTINCT p.chunk FROM passages p JOIN documents d ON d.row = p.document "
             f"WHERE d.serving = 1 AND p.label IN ({allowed.sql})",
@@ -131,6 +145,10 @@ class RowsView(ContextRowsView):
         return np.sort(np.array(found, np.int64).reshape(-1))
 
     def oldest_of(self, allowed: FilterCondition) -> Rows:
+        """The rows (passage, chunk) for the chunks of what fits, in the order of their oldest passages that fit.
+
+        Numbers of chunks tell whether a text was there before, perhaps in what does not fit; this order does not.
+        """
         found = self._connection.execute(
             "SELECT min(p.row), p.chunk FROM passages p JOIN documents d ON d.row = p.document "
             f"WHERE d.serving = 1 AND p.label IN ({allowed.sql}) GROUP BY p.chunk ORDER BY 1",
@@ -150,6 +168,7 @@ class RowsView(ContextRowsView):
         return MarkedChunks(*np.array(found, np.int64).reshape(-1, 4).T)
 
     def removed_after(self, row: int) -> Rows:
+        """The chunks that were removed since the state's `removed` was this."""
         found = self._connection.execute("SELECT chunk FROM removed WHERE row > ? ORDER BY row", (row,)).fetchall()
         return np.array(found, np.int64).reshape(-1)
 
@@ -167,6 +186,7 @@ class RowsView(ContextRowsView):
         return EmbeddedChunks(numbers[:, 0], numbers[:, 1], _vectors([each[2] for each in found]))
 
     def vectors(self, ids: Sequence[str], *, embedder: str) -> dict[str, Vectors]:
+        """The vectors of these chunks that are known, by chunk id."""
         found = self._connection.execute(
             "SELECT c.id, v.vector FROM chunks c JOIN vectors v ON v.chunk = c.row "
             f"AND v.embedder = (SELECT row FROM embedders WHERE name = ?) WHERE c.id IN {LISTED}",
@@ -175,6 +195,7 @@ class RowsView(ContextRowsView):
         return {chunk: _vectors([vector])[0] for chunk, vector in found}
 
     def without_vector(self, after: int, *, embedder: str, limit: int) -> list[tuple[int, str, str]]:
+        """Chunks (row, id, text) that lack one, in the order of their rows; not those that no search may find."""
         hidden = self.unsearched()
         told = (
             "AND EXISTS (SELECT 1 FROM passages p JOIN labels l ON l.row = p.label "
@@ -195,22 +216,29 @@ class RowsView(ContextRowsView):
         return Counts(documents, fact(self._connection, "passages"), chunks)
 
     def chunk_ids(self, limit: int) -> list[str]:
+        """The ids of the first chunks in their order, those of staged versions too."""
         found = self._connection.execute("SELECT id FROM chunks ORDER BY id LIMIT ?", (limit,))
         return [chunk for (chunk,) in found]
 
     def sources(self, collection: str) -> dict[str, SourceFile]:
+        """The files that were put into a collection, by their names."""
         found = self._connection.execute(
             "SELECT name, signature, documents, base FROM sources WHERE collection = ?", (collection,)
         )
         return {name: SourceFile(signature, tuple(json.loads(told)), base) for name, signature, told, base in found}
 
     def limit(self, collection: str, *, model: str) -> Limit | None:
+        """What stopped a model's caches of this collection, if anything did."""
         found = self._connection.execute(
             "SELECT terms, nbytes FROM limits WHERE collection = ? AND model = ?", (collection, model)
         ).fetchone()
         return Limit(*found) if found else None
 
     def unswept(self, limit: int) -> list[tuple[int, str]]:
+        """Removed chunks (row, id) whose caches are not known to be gone, oldest first, but for chunks that are again.
+
+        The same id may come twice. Where there are none, all up to the state's `removed` may be called swept.
+        """
         return self._connection.execute(
             "SELECT row, id FROM removed WHERE row > (SELECT value FROM facts WHERE name = 'swept') "
             "AND NOT EXISTS (SELECT 1 FROM chunks WHERE chunks.id = removed.id) ORDER BY row LIMIT ?",
@@ -222,26 +250,32 @@ class RowsView(ContextRowsView):
         return found[0] if found else None
 
     def jobs(self, *, after: str = "", limit: int = 100) -> list[Job]:
+        """The jobs, newest first, from behind `after` on; none where that is not known."""
         behind = "row < (SELECT row FROM jobs WHERE id = ?)" if after else "? = ''"
         return jobs(self._connection, f"{behind} ORDER BY row DESC LIMIT ?", values=[after, limit])
 
     def uploads(self, job: str, *, first: int = 0, limit: int = 100) -> list[QueuedUpload]:
+        """The uploads of a job in the order of their numbers, without the first so many."""
         where = "u.job = (SELECT row FROM jobs WHERE id = ?) ORDER BY u.row LIMIT ? OFFSET ?"
         return uploads(self._connection, where, values=[job, limit, first], index="uploads_of_job")
 
     def live(self, limit: int, *, but: Sequence[int] = ()) -> list[QueuedUpload]:
+        """The first live uploads but these, in the order of their numbers."""
         others = f" AND u.row NOT IN {LISTED}" if but else ""
         values = [*([listed(but)] if but else []), limit]
         return uploads(self._connection, f"{LIVE}{others} ORDER BY u.row LIMIT ?", values=values, index="live_uploads")
 
     def live_of(self, numbers: Sequence[int]) -> list[QueuedUpload]:
+        """Those of these uploads that are live, in the order of their numbers."""
         return uploads(self._connection, f"{LIVE} AND u.row IN {LISTED} ORDER BY u.row", values=[listed(numbers)])
 
     def content(self, number: int) -> bytes | None:
+        """The content of an upload that is live, None of any other."""
         found = self._connection.execute("SELECT content FROM contents WHERE upload = ?", (number,)).fetchone()
         return found[0] if found else None
 
     def upload_of(self, document: str) -> QueuedUpload | None:
+        """The upload of a document that counts: the last that was accepted."""
         where = "u.document = ? AND u.document <> '' ORDER BY u.origin DESC, u.row DESC LIMIT 1"
         found = uploads(self._connection, where, values=[document], index="uploads_of_document")
         return found[0] if found else None

@@ -11,9 +11,9 @@ from typing import Final
 
 from psycopg.sql import SQL, Identifier, Literal
 
-from retriever.catalog.change import RowsChange
+from retriever.catalog.change import CatalogChange
 from retriever.catalog.postings import Postings
-from retriever.catalog.view import RowsView
+from retriever.catalog.view import CatalogView
 from retriever.errors import CatalogError
 from retriever.postgres.database import SLOW_S, PostgresDatabase
 from retriever.postgres.lexemes import Lexemes
@@ -44,18 +44,18 @@ class PostgresCatalog:
         self._closed = False
 
     @contextmanager
-    def view(self) -> Generator[RowsView]:
+    def view(self) -> Generator[CatalogView]:
         """A view of the state as it is now."""
         self._check_open()
         with self._database.transaction(VIEW, schema=self._schema) as connection:
-            yield RowsView(connection, self._postings)
+            yield CatalogView(connection, self._postings)
 
     @contextmanager
-    def change(self) -> Generator[RowsChange]:
+    def change(self) -> Generator[CatalogChange]:
         """Begins a change when other changes have ended."""
         self._check_open()
         with self._writing, self._database.transaction(CHANGE, schema=self._schema) as connection:
-            yield RowsChange(connection, self._words)
+            yield CatalogChange(connection, self._words)
             if connection.changed:
                 connection.script(SQL(_CHANGED) + self._told)
 

@@ -4,7 +4,7 @@ import threading
 from copy import copy
 from dataclasses import dataclass
 
-from retriever.contract.catalog import CatalogView
+from retriever.catalog.view import CatalogView
 from retriever.filter_condition import FilterCondition
 from retriever.recognition.known_chunks import KnownChunks
 from retriever.recognition.mark_table import MarkEntries

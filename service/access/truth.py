@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_tables import CatalogTables
 from retriever.catalog.check import CatalogReport
 from retriever.catalog.connection import CatalogConnection
-from retriever.contract.catalog import Catalog
 from service.access.control import Control
 from service.access.peers import Peers
 from service.access.principal import Principal

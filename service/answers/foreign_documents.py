@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from retriever.contract.catalog import Catalog
+from retriever.catalog.catalog import Catalog
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
 from service.corpus.tenants import Tenants

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from retriever.contract.documents import DocumentsView
+from retriever.catalog.view import CatalogView
 from retriever.filter_condition import FilterCondition
 from retriever.search import MOST, Hit, Query, in_prompt_order, scope, with_neighbors
 from retriever.types import Passage
@@ -191,7 +191,7 @@ def _searched(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> FilterCo
     return scope(collection=name, where=lookup.where, bound=ask.principal.bound, without=hidden)
 
 
-def _sees(view: DocumentsView, collection: str, *, ask: AnswerRequest) -> bool:
+def _sees(view: CatalogView, collection: str, *, ask: AnswerRequest) -> bool:
     """Whether the collection is there for the key: with a filter, if it holds something for it."""
     bound = ask.principal.bound
     return bound is None or view.count(scope(collection=collection, bound=bound)) > 0

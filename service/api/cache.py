@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from retriever.contract.catalog import CatalogView
-from retriever.contract.documents import DocumentsView
+from retriever.catalog.view import CatalogView
 from retriever.types import Passage
 from service.api.caller import By, Caller, unknown
 from service.bodies.cache import CacheChoice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
@@ -83,7 +82,7 @@ def _page(by: Caller, wanted: CacheChoice, *, after: int, limit: int) -> Passage
     return _cut(found, missing, after=after, limit=limit)
 
 
-def _of_documents(by: Caller, view: DocumentsView, *, documents: Sequence[str]) -> tuple[list[Passage], list[str]]:
+def _of_documents(by: Caller, view: CatalogView, *, documents: Sequence[str]) -> tuple[list[Passage], list[str]]:
     found: dict[int, Passage] = {}
     missing: list[str] = []
     for document in dict.fromkeys(documents):

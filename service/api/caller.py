@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from retriever.contract.catalog import CatalogView
-from retriever.contract.documents import DocumentsView
+from retriever.catalog.view import CatalogView
 from retriever.documents import Draft, Json
 from retriever.filter_condition import (
     EVERYTHING,
@@ -56,12 +55,12 @@ class Caller:
         """Does a document with this metadata lie within the key's filter?"""
         return not self.is_bound or fits(self.allowed(), collection=collection, metadata=metadata)
 
-    def seen(self, view: DocumentsView, document: str) -> DocumentRow | None:
+    def seen(self, view: CatalogView, document: str) -> DocumentRow | None:
         """The document, if it is there for this key: one that keys of its filter put in goes before one of others."""
         rows = (*self._own(view, document), view.document(document))
         return next((each for each in rows if each and self.fits(each.collection, each.metadata)), None)
 
-    def _own(self, view: DocumentsView, document: str) -> list[DocumentRow]:
+    def _own(self, view: CatalogView, document: str) -> list[DocumentRow]:
         """What keys of this filter put in under this id: several where an operator moved some out of the filter."""
         if not self.is_bound:
             return []
@@ -88,7 +87,7 @@ class Caller:
         missing = {field: value for field, value in exact_values(self.who.bound).items() if field not in given}
         return replace(draft, metadata={**missing, **draft.metadata})
 
-    def name_of(self, view: DocumentsView, document: str) -> str:
+    def name_of(self, view: CatalogView, document: str) -> str:
         """The id under which a document is kept that is not there for this key: nobody else's, whoever has that id."""
         name, taken = f"{document}{self.who.id_suffix}", {each.id for each in self._own(view, document)}
         names = (f"{name}.{number}" if number else name for number in count())
@@ -110,7 +109,7 @@ class Caller:
             raise unfitting(document)
         return name
 
-    def _owns_all_of(self, view: DocumentsView, row: DocumentRow) -> bool:
+    def _owns_all_of(self, view: CatalogView, row: DocumentRow) -> bool:
         """Is every chunk the key's own, too? They have metadata of their own; what others see is not its to change."""
         if not self.is_bound:
             return True

@@ -14,7 +14,7 @@ from fastapi import Header
 from fastapi.concurrency import run_in_threadpool
 from pydantic.json_schema import SkipJsonSchema
 
-from retriever.contract.catalog import Catalog
+from retriever.catalog.catalog import Catalog
 from retriever.types import CatalogState
 from service.errors import Conflict, Unavailable
 

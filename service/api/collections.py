@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fastapi import Response
 
-from retriever.contract.catalog import CatalogView
+from retriever.catalog.view import CatalogView
 from retriever.types import Collection, FillerPassage
 from service.api.caller import By, Caller, unknown
 from service.bodies.collections import CollectionDeleted, CollectionList, CollectionOut, FillerOut, Rules

@@ -5,8 +5,7 @@ from typing import Annotated, cast
 
 from fastapi import Query, Response
 
-from retriever.contract.catalog import CatalogView
-from retriever.contract.documents import DocumentsView
+from retriever.catalog.view import CatalogView
 from retriever.documents import Json
 from retriever.errors import FilterError
 from retriever.types import DocumentRow, Passage
@@ -123,7 +122,7 @@ def _where(text: str | None) -> Json | None:
     return cast(Json, found)
 
 
-def _row(by: Caller, view: DocumentsView, *, document_id: str) -> DocumentRow:
+def _row(by: Caller, view: CatalogView, *, document_id: str) -> DocumentRow:
     row = by.seen(view, document_id)
     if row is None:
         raise unknown("document", document_id)
@@ -151,7 +150,7 @@ def _gone_and_kept(by: Caller, removed: Removed) -> tuple[list[str], list[str]]:
     return sorted({*removed.chunks, *removed.kept} - kept), sorted(kept)
 
 
-def _shown(by: Caller, view: DocumentsView, *, row: DocumentRow) -> DocumentOut:
+def _shown(by: Caller, view: CatalogView, *, row: DocumentRow) -> DocumentOut:
     chunks = len(view.passages(row.id, allowed=by.allowed())) if by.is_bound else row.parts
     return DocumentOut(
         id=by.who.shown_id(row.id),

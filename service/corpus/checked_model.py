@@ -12,7 +12,7 @@ import numpy as np
 
 from blend.errors import BlendError
 from blend.model.fingerprint import Fingerprint
-from retriever.contract.catalog import Catalog
+from retriever.catalog.catalog import Catalog
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
 from retriever.library import Library

@@ -11,7 +11,7 @@ from threading import Event, Lock
 from typing import TypeVar
 
 from blend.model.fingerprint import Fingerprint
-from retriever.contract.catalog import Catalog
+from retriever.catalog.catalog import Catalog
 from retriever.filter_condition import EVERYTHING
 from retriever.types import Passage
 from service.access.control import Control

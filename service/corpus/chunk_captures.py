@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from blend.model.fingerprint import Fingerprint
-from retriever.contract.catalog import Catalog
+from retriever.catalog.catalog import Catalog
 from retriever.documents import Document, Json
 from retriever.types import Passage
 from service.access.control import Control

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import NamedTuple
 
-from retriever.contract.catalog import Catalog, CatalogView
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.view import CatalogView
 from retriever.documents import Document, Json
 from retriever.types import ChunkPlace, FillerPassage, Passage
 from service.access.domains import domain_of

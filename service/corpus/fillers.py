@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from retriever.contract.catalog import CatalogChange
+from retriever.catalog.change import CatalogChange
 from retriever.documents import Document
 from retriever.filter_condition import Value, facets
 from retriever.types import FillerPassage, Label

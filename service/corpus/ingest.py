@@ -12,7 +12,7 @@ from itertools import islice
 from threading import Condition, Lock, Thread
 
 from blend.errors import Busy, TokenizerError
-from retriever.contract.catalog import CatalogChange
+from retriever.catalog.change import CatalogChange
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError
 from retriever.types import Collection, Passage

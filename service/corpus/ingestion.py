@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from blend.errors import TokenizerError
-from retriever.contract.catalog import CatalogChange
+from retriever.catalog.change import CatalogChange
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.files import read

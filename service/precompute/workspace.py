@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
-from retriever.contract.catalog import Catalog
+from retriever.catalog.catalog import Catalog
 from service.access.private import write_for_owner_only
 from service.access.spelling import check_spelling
 from service.app.compose_truth import compose_truth

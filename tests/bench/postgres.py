@@ -20,8 +20,8 @@ from typing import TypeVar
 import httpx
 import numpy as np
 
+from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import Catalog
 from retriever.library import Library
 from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.schemas import open_catalog

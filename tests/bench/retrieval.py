@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retriever.catalog import lexical
+from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import Catalog
 from retriever.documents import Document, DocumentPart, Json, chunk_id
 from retriever.library import Library
 from retriever.search import Mode, Query, scope

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import Catalog, CatalogView
+from retriever.catalog.view import CatalogView
 from retriever.documents import Document, DocumentPart, Json, chunk_id
 from retriever.filter_condition import EVERYTHING, condition
 from retriever.postgres.database import PostgresDatabase

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import CatalogView
+from retriever.catalog.view import CatalogView
 from retriever.documents import Document, DocumentPart
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition
 from retriever.vectors import VectorIndex

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from retriever.contract.catalog import Catalog
+from retriever.catalog.catalog import Catalog
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.errors import DocumentError
 from retriever.filter_condition import EVERYTHING, condition

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from retriever.catalog import query_terms
+from retriever.catalog.change import CatalogChange
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import CatalogChange
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.filter_condition import EVERYTHING, condition, in_collection
 from retriever.types import CatalogState, Collection, Removal

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from retriever.contract.catalog import Catalog, CatalogChange
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.change import CatalogChange
 from retriever.documents import chunk_id
 from retriever.errors import DocumentError
 from retriever.types import Counts, Removal

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from retriever.contract.catalog import Catalog
+from retriever.catalog.catalog import Catalog
 from retriever.documents import chunk_id
 from retriever.errors import CatalogError, SearchError
 from retriever.filter_condition import EVERYTHING, condition, in_collection

@@ -13,8 +13,8 @@ from typing import ClassVar
 import pytest
 
 from retriever.catalog import lexical, postings
+from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import Catalog
 from retriever.documents import Document, DocumentPart
 from retriever.filter_condition import EVERYTHING, FilterCondition, condition, in_collection
 from retriever.types import WordMatch

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import Catalog, CatalogView
+from retriever.catalog.view import CatalogView
 from retriever.documents import Document, DocumentPart
 from retriever.errors import CatalogError, DocumentError
 from retriever.filter_condition import EVERYTHING, condition

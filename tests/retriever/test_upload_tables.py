@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from retriever.catalog import schema
+from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import Catalog
 from retriever.documents import Document, DocumentPart, chunk_id
 from retriever.filter_condition import EVERYTHING
 from retriever.upload_types import NewUpload, QueuedUpload, UploadState

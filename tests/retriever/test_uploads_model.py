@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from retriever.contract.catalog import CatalogChange
+from retriever.catalog.change import CatalogChange
 from retriever.documents import Document
 from retriever.types import Collection
 from retriever.upload_types import NewUpload, QueuedUpload, UploadState

@@ -12,7 +12,7 @@ import pytest
 
 from retriever import nearest
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import CatalogView
+from retriever.catalog.view import CatalogView
 from retriever.filter_condition import EVERYTHING
 from retriever.nearest import Nearest
 from retriever.vectors import Overtaken

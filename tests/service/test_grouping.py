@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blend.errors import TokenizerError
-from retriever.contract.catalog import CatalogView
+from retriever.catalog.view import CatalogView
 from retriever.embedders.embedding import EmbeddingError, Vectors
 from retriever.upload_types import QueuedUpload, UploadState
 from service.access.principal import Role

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from retriever.catalog.view import RowsView
+from retriever.catalog.view import CatalogView
 from retriever.documents import Draft
 from retriever.errors import CatalogError
 from retriever.library import Library
@@ -95,16 +95,16 @@ def test_an_upload_that_comes_while_it_finds_nothing_to_do_is_not_overheard(
     running: Demo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: list[str] = []
-    live = RowsView.live
+    live = CatalogView.live
 
-    def live_and_late(view: RowsView, limit: int, *, but: Sequence[int] = ()) -> list[QueuedUpload]:
+    def live_and_late(view: CatalogView, limit: int, *, but: Sequence[int] = ()) -> list[QueuedUpload]:
         found = live(view, limit, but=but)
         if not found and not jobs:
             late = upload_of(Draft(NEW, id="late"), "default")
             jobs.append(running.core.ingest.accept(running.core.tenants.open("default"), [late]))
         return found
 
-    monkeypatch.setattr(RowsView, "live", live_and_late)
+    monkeypatch.setattr(CatalogView, "live", live_and_late)
     running.check_ready(running.upload("new", f"{NEW} It was early."), "new")
     wait_for(lambda: jobs, "the worker found nothing to do")
     running.check_ready(jobs[0], "late")

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.contract.catalog import Catalog
 from retriever.documents import Document, DocumentPart
 from retriever.filter_condition import EVERYTHING
 from service.access.control import Control

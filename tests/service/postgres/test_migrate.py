@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from retriever.contract.catalog import Catalog, CatalogView
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.view import CatalogView
 from retriever.errors import DocumentError
 from retriever.filter_condition import EVERYTHING
 from retriever.types import Limit, SourceFile

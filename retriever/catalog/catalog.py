@@ -11,25 +11,8 @@ one document the upload that was accepted last counts, a file's documents from w
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from retriever.contract.collections import CollectionsChange, CollectionsView
-from retriever.contract.contexts import ContextsChange, ContextsView
-from retriever.contract.documents import DocumentsChange, DocumentsView
-from retriever.contract.searching import SearchView
-from retriever.contract.state import StateChange, StateView
-from retriever.contract.uploads import UploadsChange, UploadsView
-from retriever.contract.vectors import VectorsChange, VectorsView
-
-
-class CatalogView(
-    CollectionsView, DocumentsView, ContextsView, SearchView, VectorsView, UploadsView, StateView, Protocol
-):
-    """Reads one committed state."""
-
-
-class CatalogChange(
-    CollectionsChange, DocumentsChange, ContextsChange, VectorsChange, UploadsChange, StateChange, Protocol
-):
-    """Changes a catalog in one transaction: all of it happens, or nothing."""
+from retriever.catalog.change import CatalogChange
+from retriever.catalog.view import CatalogView
 
 
 class Catalog(Protocol):

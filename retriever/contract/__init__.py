@@ -1,1 +1,0 @@
-"""What every catalog promises, one file for each subject; `catalog` joins them."""
