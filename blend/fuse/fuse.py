@@ -34,9 +34,9 @@ class BlendOrder:
     """How caches are reused. Orders of one policy and ratio are equal; the rest fits the fuse into an engine's work.
 
     `between` is called before each layer of each piece of `piece_rows`, 0 for as many as suit the device, so that
-    others may compute meanwhile. `final`
-    is called once for each layer that keeps keys, in order, as soon as those of all tokens but the last stand for good;
-    `again` where a damaged record makes the fuse begin anew: what was final is not any more.
+    others may compute meanwhile. `final` is called once for each layer that keeps keys, in order, as soon as those of
+    all tokens but the last stand for good; `again` where a damaged record makes the fuse begin anew: what was final is
+    not any more.
     """
 
     policy: str = "ask"
