@@ -135,7 +135,7 @@ bench: $(INSTALLED) ## the benchmarks, as JSON; `make bench ARGS="--trace FILE"`
 model: $(INSTALLED) ## train the built-in model again, into build/model
 	$(PY) -m tests.training.train build/model $(ARGS)
 
-eval: $(INSTALLED) ## the quality figures of tests/bench/LOG.md, as JSON into build/eval
+eval: $(INSTALLED) ## the quality figures of the built-in model, as JSON into build/eval
 	tests/bench/quality.sh $(VENV)/bin/kvweave build/eval
 
 # Some two hours on two quiet cores for each, minutes on a GPU; run again, they go on where they stopped. Model and

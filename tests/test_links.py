@@ -7,9 +7,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
-    *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").glob("*.md")),
-    *(ROOT / name / "README.md" for name in ("blend", "retriever", "retriever/recognition")),
+    *(ROOT / name / "README.md" for name in ("blend", "retriever", "retriever/recognition", "service/builtin")),
+    *sorted((ROOT / "tests" / "bench" / "log").glob("*.md")),
     *sorted((ROOT / "clients").glob("*/README.md")),
 ]
 
