@@ -1,4 +1,4 @@
-"""Guards the log of measurements: names and order of its entries, its list, and the form of what is new."""
+"""Guards the log of measurements: names and order of entries, its list, the form of new ones, the page of today."""
 
 import re
 from collections.abc import Iterator
@@ -10,8 +10,9 @@ from tests.architecture import ROOT
 
 LOG = ROOT / "tests" / "bench" / "log"
 LIST = LOG / "README.md"
+MEASURED = ROOT / "docs" / "measured.md"
 FREE = "2026-11-28-03"  # the last entry before this form
-LINES = 40
+LINES, PAGE_LINES = 40, 150  # of an entry, of the page of what holds
 POINTS = ["Asked", "Command", "Answer", "Kept"]
 
 _NAME = re.compile(r"(\d{4}-\d\d-\d\d)-(\d\d)-[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -59,6 +60,19 @@ def test_the_list_has_every_entry_newest_first() -> None:
 def test_new_entries_have_the_form_of_an_entry() -> None:
     wrong = {name: wrong_with(text_of(name)) for name in names() if name[: len(FREE)] > FREE}
     assert {name: each for name, each in wrong.items() if each} == {}
+
+
+def rows_in(page: str) -> list[str]:
+    """The claims of its tables."""
+    tables = re.findall(r"^\|[-|]+\|\n((?:\|.*\n)+)", page, re.MULTILINE)
+    return [row for table in tables for row in table.splitlines()]
+
+
+def test_each_claim_of_today_is_a_row_that_leads_to_its_entry() -> None:
+    page = MEASURED.read_text(encoding="utf-8")
+    assert len(page.splitlines()) <= PAGE_LINES
+    assert len(rows_in(page)) > 50
+    assert [row for row in rows_in(page) if "](../tests/bench/log/2" not in row] == []
 
 
 ENTRY = "# 2026-12-01 A title\n\n- **Asked**: what?\n- **Command**: `it`\n- **Answer**: so.\n- **Kept**: no.\n"
