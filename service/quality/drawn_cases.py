@@ -5,11 +5,11 @@ A case shows some parts of a document among parts of others, as a search in a co
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from random import Random
 
 from retriever.documents import Document
-from service.model.capture_context import CaptureContext
+from service.model.capture_context import CaptureContext, excerpt
 from service.model.prompt_builder import PromptPassage
 from service.quality.cases import Case, SuiteError
 
@@ -19,6 +19,7 @@ AROUND = 10  # words that the question shows behind the gap
 IN_ORDER, SCATTERED, SHUFFLED = "in order", "scattered", "shuffled"  # own parts together, apart, or in no order
 
 PEOPLE, OTHERS = 4, 8  # of a case's records; of the filler's
+BESIDE = 2  # parts of documents that are filler beside records
 NEEDLES = 4  # of several in a case
 VALUES = 2  # of one key
 ALIKE = 2  # examples of the document that is asked of
@@ -138,7 +139,7 @@ class DrawnCases:
         wrong = others or [digit for digit in DIGITS if digit != right[0]]
         given = f"The special magic number of the {named[0]} is"
         question = f"What is the special magic number of the {named[0]}?"
-        return self._hidden(random, said, asked=_asked(question, given, right=right, wrong=wrong))
+        return self._hidden(random, said, asked=_asked(Case(question, ()), given, right=right, wrong=wrong))
 
     def values(self, random: Random) -> Case:
         """Several numbers of one key stand in the documents, and one of another; all of the one are asked for."""
@@ -148,7 +149,7 @@ class DrawnCases:
         given = f"The magic numbers of the {key} are"
         question = f"What are all the magic numbers of the {key}, the smallest first?"
         told = " and ".join(sorted(right))
-        return self._hidden(random, said, asked=_asked(question, given, right=told, wrong=[wrong]))
+        return self._hidden(random, said, asked=_asked(Case(question, ()), given, right=told, wrong=[wrong]))
 
     def chain(self, random: Random) -> Case:
         """A key's number is another key's, whose number is a third one's: each link stands in a part of its own."""
@@ -158,7 +159,25 @@ class DrawnCases:
         said.append((f"The number of the {keys[LINKS]} is {wrong}.", False))
         given = f"The number of the {keys[0]} is"
         question = f"What is the number of the {keys[0]}? It may be said by way of others."
-        return self._hidden(random, said, asked=_asked(question, given, right=right, wrong=[wrong]))
+        return self._hidden(random, said, asked=_asked(Case(question, ()), given, right=right, wrong=[wrong]))
+
+    def records(self, random: Random, *, parted: bool = False) -> Case:
+        """People alike but for their numbers, among parts of documents. `parted`: numbers are chunks by themselves."""
+        drawn = _people(random)
+        people, others = drawn[:PEOPLE], drawn[PEOPLE:]
+        asked = random.choice(people)
+        room = max(0, self._shape.passages - PEOPLE * (1 + parted))
+        parts = self._foreign(random, room + BESIDE)
+        blocks = [[part] for part in parts[:room]]
+        blocks += [each.parts(parted=parted, is_own=each is asked) for each in people]
+        random.shuffle(blocks)
+        case = _shown([*chain.from_iterable(blocks)])
+        spare = [*parts[room:], *chain.from_iterable(person.parts(parted=parted) for person in others)]
+        filler = tuple(PromptPassage(excerpt(part.text), part.document.title) for part in spare)
+        contexts = tuple(replace(each, filler=filler) for each in case.contexts)
+        given, question = f"The phone number of {asked.name} is", f"What is the phone number of {asked.name}?"
+        case = replace(case, question=question, contexts=contexts)
+        return _asked(case, given, right=asked.phone, wrong=[each.phone for each in people if each is not asked])
 
     def _case(self, random: Random, own: Sequence[_Part], *, question: str, skip: str, answer: str) -> Case:
         others = self._foreign(random, self._shape.passages - len(own), but=own[0].document)
@@ -202,33 +221,13 @@ class DrawnCases:
         return [*firsts, *rest][:count]
 
 
-def records(cases: DrawnCases, random: Random, *, parted: bool = False) -> Case:
-    """People who are alike but for their numbers. `parted`: the number stands in the chunk behind the name's."""
-    drawn = _people(random)
-    people, others = drawn[:PEOPLE], drawn[PEOPLE:]
-    asked = random.choice(people)
-    filler = tuple(PromptPassage(text) for person in others for text in person.texts(parted=parted))
-    passages, contexts, foreign = list[PromptPassage](), list[CaptureContext](), list[int]()
-    for person in people:
-        before = None
-        for text in person.texts(parted=parted):
-            foreign += [len(passages)] if person is not asked else []
-            passages.append(PromptPassage(text))
-            contexts.append(CaptureContext(filler, before))
-            before = passages[-1]
-    given = f"The phone number of {asked.name} is"
-    question, wrong = f"What is the phone number of {asked.name}?", [each.phone for each in people if each is not asked]
-    case = _asked(question, given, right=asked.phone, wrong=wrong)
-    return replace(case, passages=tuple(passages), contexts=tuple(contexts), foreign=tuple(foreign))
-
-
 SUITES: dict[str, Callable[[DrawnCases, Random], Case]] = {
     "continuation": DrawnCases.continuation,
     "blanks": DrawnCases.blank,
     "copies": DrawnCases.copy,
     "examples": DrawnCases.examples,
-    "records": records,
-    "parted records": lambda cases, random: records(cases, random, parted=True),
+    "records": DrawnCases.records,
+    "parted records": lambda cases, random: cases.records(random, parted=True),
     "needle": DrawnCases.needle,
     "needles": lambda cases, random: cases.needle(random, keys=NEEDLES),
     "values": DrawnCases.values,
@@ -243,10 +242,11 @@ class _Person:
     town: str
     phone: str
 
-    def texts(self, *, parted: bool) -> tuple[str, ...]:
+    def parts(self, *, parted: bool, is_own: bool = False) -> list[_Part]:
         """The record, in one chunk or in two."""
         told, number = f"{self.name} is a {self.job} from {self.town}", f"The phone number is {self.phone}. {OFFICE}"
-        return (f"{told} and has worked here for ten years.", number) if parted else (f"{told}. {number}",)
+        texts = (f"{told} and has worked here for ten years.", number) if parted else (f"{told}. {number}",)
+        return [_Part(CutDocument("", texts), at, is_own) for at in range(len(texts))]
 
 
 def _people(random: Random) -> list[_Person]:
@@ -263,10 +263,10 @@ def _numbers(random: Random, count: int) -> list[str]:
     return [first + "".join(random.choices("0123456789", k=3)) for first in random.sample(DIGITS, count)]
 
 
-def _asked(question: str, given: str, *, right: str, wrong: Sequence[str]) -> Case:
-    """A case without passages yet, whose answer begins as given."""
+def _asked(case: Case, given: str, *, right: str, wrong: Sequence[str]) -> Case:
+    """The case, whose answer begins as given."""
     foils = tuple(f"{given} {each}" for each in wrong)
-    return Case(question, (), (f"{given} {right}", right), skip=given, foils=foils)
+    return replace(case, answers=(f"{given} {right}", right), skip=given, foils=foils)
 
 
 def _behind(part: _Part) -> list[str]:

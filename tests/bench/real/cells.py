@@ -25,7 +25,7 @@ class Cell:
 BASE = Shape()
 LINE = (
     Cell("continuation", "continuation", MAIN),
-    *(Cell(name, name, OF_FACTS, Shape(tokens=500), draws=1) for name in FACTS),
+    *(Cell(name, name, OF_FACTS, Shape(tokens=800), draws=1) for name in FACTS),
 )
 _SHAPES = {
     "base": BASE,
