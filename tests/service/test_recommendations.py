@@ -29,7 +29,7 @@ def builtin() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def measured(builtin: LoadedModel) -> GridResult:
-    return asked(builtin, QUESTIONS, policies=["full", "reuse", SERVED.policy], codecs=["q4", "q1.5"])
+    return asked(builtin, QUESTIONS, policies=["full", "reuse", SERVED.policy], codecs=["q4", "q2"])
 
 
 def asked(model: LoadedModel, cases: Sequence[Case], *, policies: Sequence[str], codecs: Sequence[str]) -> GridResult:
@@ -50,7 +50,7 @@ def test_on_the_built_in_model_what_is_served_is_recommended_and_plain_reuse_is_
 
 
 def test_a_codec_that_breaks_the_model_is_not_recommended(measured: GridResult) -> None:
-    found = recommended(measured, policies=f"full,reuse,{SERVED.policy}", codec="q1.5")
+    found = recommended(measured, policies=f"full,reuse,{SERVED.policy}", codec="q2")
     assert found.row.policy == "full" and "reuse nothing" in found.sentence
 
 
