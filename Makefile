@@ -18,7 +18,7 @@ TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 TRITON := $(shell sed -n 's/^\(triton==[^ ]*\).*/\1/p' torch.lock)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas fmt lock bench eval real real-grid model demo serve clean
+.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas fmt lock bench walks eval real real-grid model demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -130,6 +130,9 @@ lock: ## what the image installs, with hashes: requirements.lock and torch.lock,
 
 bench: $(INSTALLED) ## the benchmarks, as JSON; `make bench ARGS="--trace FILE"` replays a block trace too
 	@$(PY) -m tests.bench $(ARGS)
+
+walks: $(INSTALLED) ## how many files and rooms an upload, a question and a stored blob pass through
+	@$(PY) -m tests.bench.walks
 
 # Some two and a half hours on two cores with bfloat16 instructions, minutes on a GPU; run again, it goes on where it stopped.
 model: $(INSTALLED) ## train the built-in model again, into build/model
