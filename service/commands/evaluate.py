@@ -221,10 +221,10 @@ def _report(
     result: "GridResult", choice: "PolicyChoice", *, facts: dict[str, str], html: Path | None, as_json: bool
 ) -> None:
     """Writes the page if one is wanted, and prints JSON or a table."""
-    from service.quality.page import page
+    from service.quality.report_page import report_page
 
     if html:
-        html.write_text(page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
+        html.write_text(report_page(result, title="Quality against full prefill", facts=facts), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps({**facts, **asdict(result), "choice": asdict(choice)}, indent=2, allow_nan=False))
     else:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from service.quality.exact_match import Interval
 from service.quality.grid import GridResult
-from service.quality.page import page
+from service.quality.report_page import report_page
 from service.quality.result_row import ResultRow, YardstickRow
 
 NAN = math.nan
@@ -120,7 +120,7 @@ class Reader(HTMLParser):
 
 
 def made(rows: Sequence[ResultRow], title: str = "Title", **facts: str) -> str:
-    return page(GridResult(tuple(rows), (YARDSTICK, UNMEASURED), cases=20, dropped=3), title=title, facts=facts)
+    return report_page(GridResult(tuple(rows), (YARDSTICK, UNMEASURED), cases=20, dropped=3), title=title, facts=facts)
 
 
 def picture(text: str) -> Element:
