@@ -8,16 +8,16 @@ import typer
 from service.commands import pages
 from service.commands.ask import ask, search
 from service.commands.backup import backup, restore
-from service.commands.bench import bench
 from service.commands.console import tell
-from service.commands.demo import demo
 from service.commands.errors import expected, sentence, usage
-from service.commands.evaluate import evaluate
 from service.commands.keys import keys
 from service.commands.migrate import migrate
 from service.commands.precompute import precompute
 from service.commands.serve import serve
 from service.commands.stores import gc, stats, verify
+from service.lab.commands.bench import bench
+from service.lab.commands.demo import demo
+from service.lab.commands.evaluate import evaluate
 
 STOPPED = 130  # by Ctrl-C
 GROUPS = {

@@ -16,13 +16,13 @@ PRODUCT = ("store", "retriever", "blend", "service", "clients")
 DYNAMIC_IMPORTS = ("__import__", "import_module", "importlib.import_module")
 
 # Optional extras are imported where they are chosen; help and completion come without torch.
-DEFERRING = ("service.app.composition", "service.app.compose_truth", "service.commands")
+DEFERRING = ("service.app.composition", "service.app.compose_truth", "service.commands", "service.lab.commands")
 FILE_LINES, FUNCTION_LINES = 400, 50
 PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6042, "retriever": 7855, "blend": 8774, "service": 24762, "clients": 8088}
+BUDGET = {"store": 6042, "retriever": 7855, "blend": 8774, "service": 24703, "clients": 8088}
 
 RECORDS = ("store.record", "store.errors")  # what blend may know of store: pure data, no medium
 CONTRACTS = (
@@ -39,6 +39,7 @@ CONTRACTS = (
 # Who may import what. The longest name that fits governs; what is not named is free.
 IMPORTERS: dict[str, tuple[str, ...]] = {
     "service": ("service", "tests"),
+    "service.lab": ("service.lab", "service.cli", "tests"),
     "retriever": ("retriever", "service", "tests"),
     "retriever.embedders.encoder": ("service.app.composition", "tests"),
     "blend": ("blend", "service", "tests"),
@@ -142,9 +143,9 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/model/place_kernel.py:_place": "numba knows no keywords",
         "service/commands/ask.py:ask": "typer makes an option of every parameter",
         "service/commands/ask.py:search": "typer makes an option of every parameter",
-        "service/commands/bench.py:bench": "typer makes an option of every parameter",
+        "service/lab/commands/bench.py:bench": "typer makes an option of every parameter",
         "service/commands/precompute.py:precompute": "typer makes an option of every parameter",
-        "service/commands/evaluate.py:evaluate": "typer makes an option of every parameter",
+        "service/lab/commands/evaluate.py:evaluate": "typer makes an option of every parameter",
         "service/settings.py:Settings.settings_customise_sources": "pydantic-settings decides",
         **dict.fromkeys((f"{_SDK}/wires.py:{name}" for name in _OF_HTTPCORE), "httpcore decides"),
         **dict.fromkeys((f"{_VLLM}/connector.py:KvweaveConnector.{name}" for name in _OF_VLLM), "vLLM decides"),

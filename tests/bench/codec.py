@@ -24,7 +24,7 @@ import numpy as np
 import zstandard
 
 from service.app.composition import compose_served
-from service.quality.suites import multihop
+from service.lab.questions.suites import multihop
 from service.settings import load_settings
 from store.blob import Blob, Terms, digest
 from store.codec.decode import decode, read_group

@@ -23,8 +23,8 @@ from typing import Any
 import httpx
 
 from service.app.composition import compose_model
-from service.quality.cases import Case
-from service.quality.suites import Draw, multihop
+from service.lab.questions.cases import Case
+from service.lab.questions.suites import Draw, multihop
 from service.settings import load_settings
 from tests.bench.models import random_model
 from tests.bench.serving import SEED, STAGES, Asked, Run, ingest, questions, server

@@ -24,7 +24,7 @@ import numpy as np
 from service.access.control import Control
 from service.access.principal import Role
 from service.app.composition import compose_model
-from service.quality.suites import Draw, multihop
+from service.lab.questions.suites import Draw, multihop
 from service.settings import load_settings
 from tests.bench.models import random_model
 from tests.bench.serving import SEED, STAGES, Asked, Streamed, ask, ingest, questions, server

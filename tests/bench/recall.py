@@ -25,7 +25,7 @@ from retriever.documents import Document, DocumentPart
 from retriever.embedders.encoder import Encoder
 from retriever.library import Library
 from retriever.search import Mode, Query
-from service.quality.cases import read_cases
+from service.lab.questions.cases import read_cases
 
 Search = Callable[[str, int], Sequence[str]]
 

@@ -32,8 +32,8 @@ import numpy as np
 
 from retriever.documents import chunk_id
 from service.app.composition import compose_model
-from service.quality.cases import Case
-from service.quality.suites import Draw, multihop
+from service.lab.questions.cases import Case
+from service.lab.questions.suites import Draw, multihop
 from service.settings import load_settings
 from tests.bench.models import random_model
 from tests.servers.free_port import free_port

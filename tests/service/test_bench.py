@@ -18,12 +18,12 @@ from blend.errors import UnsupportedModel
 from blend.fuse.fuse import FuseReport
 from service import cli
 from service.errors import Invalid, ServiceError, Unavailable
-from service.quality import scratch_store
-from service.quality.bench import BenchMeasurement, BenchPlan, measure
-from service.quality.first_token import TimingRow
-from service.quality.scratch_store import TENANT, ScratchStore, TierSpeed
-from service.quality.time_ratio import TimeRatio
-from service.quality.worth import worth
+from service.lab.bench import scratch_store
+from service.lab.bench.bench import BenchMeasurement, BenchPlan, measure
+from service.lab.bench.first_token import TimingRow
+from service.lab.bench.scratch_store import TENANT, ScratchStore, TierSpeed
+from service.lab.bench.worth import worth
+from service.lab.time_ratio import TimeRatio
 from service.settings import Settings
 from store.blob import Blob
 from store.blob_store import Put

@@ -16,15 +16,15 @@ from blend.model.tokenizer import Tokenizer
 from service.app.composition import compose_model
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint, operating_point
 from service.builtin import CHECKPOINT
-from service.quality.case_probe import CaseMeasurement, CaseProbe
-from service.quality.cases import Case
-from service.quality.exact_match import exact_match
-from service.quality.forms import FORMS
-from service.quality.result_row import ResultRow, SuiteFindings
-from service.quality.suites import KINDS, UNANSWERED, Draw, multihop
-from service.quality.suites import passages as shown
+from service.lab.eval.case_probe import CaseMeasurement, CaseProbe
+from service.lab.eval.exact_match import exact_match
+from service.lab.eval.result_row import ResultRow, SuiteFindings
+from service.lab.questions.cases import Case
+from service.lab.questions.forms import FORMS
+from service.lab.questions.suites import KINDS, UNANSWERED, Draw, multihop
+from service.lab.questions.suites import passages as shown
+from service.lab.world.scene import UNKNOWN, SceneShape, draw
 from service.settings import load_settings
-from service.world.scene import UNKNOWN, SceneShape, draw
 from tests.training.tokenizer import make_tokenizer
 from tests.training.train import SEED
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from service.lab.questions.cases import Case, SuiteError, read_cases, read_questions
 from service.model.prompt_builder import PromptPassage
-from service.quality.cases import Case, SuiteError, read_cases, read_questions
 
 ENTRY = {"question": "Who?", "answers": ["Bela"], "ctxs": [{"title": "Register 12", "text": "Bela lives."}]}
 WANTED = Case("Who?", (PromptPassage("Bela lives.", "Register 12"),), ("Bela",))

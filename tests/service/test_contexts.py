@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from service.lab.questions.cases import Case
+from service.lab.questions.contexts import in_contexts, swap_for
 from service.model.capture_context import EXCERPT_CHARACTERS, FILLER_CHARACTERS, PASSAGES, CaptureContext
 from service.model.prompt_builder import PromptPassage
-from service.quality.cases import Case
-from service.quality.contexts import in_contexts, swap_for
 
 
 def case(name: str, passages: int = 4) -> Case:

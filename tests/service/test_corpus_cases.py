@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from service.lab.questions.cases import Case, SuiteError
+from service.lab.questions.corpus_cases import corpus_cases
 from service.model.prompt_builder import PromptPassage
-from service.quality.cases import Case, SuiteError
-from service.quality.corpus_cases import corpus_cases
 
 TOWNS = {
     "calton.md": "# Calton\n\nCalton builds boats. Its harbour freezes every winter.\n",

@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from service.quality.cases import Case, SuiteError
-from service.quality.contexts import in_contexts
-from service.quality.drawn_cases import IN_ORDER, SCATTERED, SHUFFLED, SUITES, CutDocument, DrawnCases, Shape
+from service.lab.questions.cases import Case, SuiteError
+from service.lab.questions.contexts import in_contexts
+from service.lab.questions.drawn_cases import IN_ORDER, SCATTERED, SHUFFLED, SUITES, CutDocument, DrawnCases, Shape
 
 WITH_FOILS = {"records", "parted records", "needle", "needles", "values", "chain"}
 

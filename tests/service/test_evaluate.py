@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from blend.load import LoadedModel, adopt
 from service import cli
 from service.app.operating_point import FULL, OperatingPoint
+from service.lab.eval import policy_choice
+from service.lab.eval.case_probe import CaseMeasurement, CaseProbe, divergence
+from service.lab.eval.grid import grid, run
+from service.lab.questions.cases import Case, SuiteError
+from service.lab.questions.contexts import in_contexts
 from service.model.capture_context import ALONE, in_context
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens
-from service.quality import policy_choice
-from service.quality.case_probe import CaseMeasurement, CaseProbe, divergence
-from service.quality.cases import Case, SuiteError
-from service.quality.contexts import in_contexts
-from service.quality.grid import grid, run
 from tests.blend import dense
 from tests.blend.families import BASE, build, put
 from tests.blend.tokenizers_made import fresh, made

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.quality.exact_match import Interval, exact_match, f1, holds, interval, ratio_interval, verdict, words
+from service.lab.eval.exact_match import Interval, exact_match, f1, holds, interval, ratio_interval, verdict, words
 
 
 def reference_words(text: str) -> list[str]:

@@ -16,11 +16,11 @@ from blend.fuse.policy import LAST, AskRule, check_policy, policy_name
 from service import cli
 from service.app.operating_point import OperatingPoint
 from service.bodies.query import BlendIn
-from service.quality import policy_choice
-from service.quality.case_probe import CaseProbe
-from service.quality.cases import Case, SuiteError
-from service.quality.fitted_rule import RATIO, Fitting, halves
-from service.quality.suites import multihop
+from service.lab.eval import policy_choice
+from service.lab.eval.case_probe import CaseProbe
+from service.lab.eval.fitted_rule import RATIO, Fitting, halves
+from service.lab.questions.cases import Case, SuiteError
+from service.lab.questions.suites import multihop
 from tests.service.test_evaluate import folder, tiny
 
 __all__ = ["folder"]

@@ -11,9 +11,9 @@ import pytest
 from service.answers.foreign_documents import SENTENCE, ForeignDocuments
 from service.app.composition import compose_served
 from service.builtin import CHECKPOINT
-from service.demo.examples import CORPUS, EXAMPLES
+from service.lab.demo.examples import CORPUS, EXAMPLES
+from service.lab.questions.suites import Draw, multihop
 from service.model.served_model import ServedModel
-from service.quality.suites import Draw, multihop
 from service.settings import Settings
 from tests.service.serving import ask, good, in_process, put_in, settings_in
 from tests.service.test_precompute_plans import Near

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from retriever.documents import Document, DocumentPart
 from service.app.operating_point import FULL, OperatingPoint
 from service.corpus.fillers import first_filler
+from service.lab.eval.case_probe import CaseProbe
+from service.lab.questions.cases import Case
+from service.lab.questions.contexts import in_contexts, swap_for
+from service.lab.questions.suites import multihop
+from service.lab.questions.variants import Variants
 from service.model.capture_context import CaptureContext, excerpt, filler_ids, in_context
 from service.model.prompt_builder import PromptBuilder, PromptPassage
-from service.quality.case_probe import CaseProbe
-from service.quality.cases import Case
-from service.quality.contexts import in_contexts, swap_for
-from service.quality.suites import multihop
-from service.quality.variants import Variants
 from tests.blend import tokenizers_made
 from tests.blend.test_tokenizer import WRAPPED, texts
 from tests.service.test_builtin import SERVED, builtin

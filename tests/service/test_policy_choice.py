@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from service.app.operating_point import FULL, OperatingPoint
-from service.quality.cases import SuiteError
-from service.quality.exact_match import Interval
-from service.quality.policy_choice import PolicyBounds, PolicyChoice, check_evidence, choose, save
-from service.quality.result_row import ResultRow, YardstickRow
+from service.lab.eval.exact_match import Interval
+from service.lab.eval.policy_choice import PolicyBounds, PolicyChoice, check_evidence, choose, save
+from service.lab.eval.result_row import ResultRow, YardstickRow
+from service.lab.questions.cases import SuiteError
 from service.settings import load_settings
 
 

@@ -9,12 +9,12 @@ import pytest
 from blend.load import LoadedModel, load
 from service.app.composition import compose_model
 from service.app.operating_point import operating_point
-from service.quality.cases import Case
-from service.quality.contexts import in_contexts
-from service.quality.drawn_cases import CutDocument, DrawnCases
-from service.quality.grid import GridResult, grid, run
-from service.quality.policy_choice import PolicyBounds, PolicyChoice, choose
-from service.quality.suites import multihop
+from service.lab.eval.grid import GridResult, grid, run
+from service.lab.eval.policy_choice import PolicyBounds, PolicyChoice, choose
+from service.lab.questions.cases import Case
+from service.lab.questions.contexts import in_contexts
+from service.lab.questions.drawn_cases import CutDocument, DrawnCases
+from service.lab.questions.suites import multihop
 from service.settings import load_settings
 from tests.bench.models import random_model
 

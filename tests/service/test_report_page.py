@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.quality.exact_match import Interval
-from service.quality.grid import GridResult
-from service.quality.report_page import report_page
-from service.quality.result_row import ResultRow, YardstickRow
+from service.lab.eval.exact_match import Interval
+from service.lab.eval.grid import GridResult
+from service.lab.eval.report_page import report_page
+from service.lab.eval.result_row import ResultRow, YardstickRow
 
 NAN = math.nan
 ROW = ResultRow(

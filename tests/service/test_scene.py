@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from service.quality.suites import KINDS, LEVELS
-from service.world.relations import ASIDES, NAMINGS, RELATIONS, THINGS, Naming, Relation
-from service.world.scene import NAMED, Scene, SceneQuestion, SceneShape, draw
+from service.lab.questions.suites import KINDS, LEVELS
+from service.lab.world.relations import ASIDES, NAMINGS, RELATIONS, THINGS, Naming, Relation
+from service.lab.world.scene import NAMED, Scene, SceneQuestion, SceneShape, draw
 
 SEEDS = range(60)
 SHAPES = {f"level {level}": shape for level, shape in LEVELS.items()}

@@ -11,11 +11,11 @@ from transformers import AutoTokenizer
 
 from blend.model.tokenizer import Tokenizer
 from service.builtin import CHECKPOINT
+from service.lab.questions.cases import Case, SuiteError
+from service.lab.questions.forms import FORMS
+from service.lab.questions.suites import LEVELS, MOST_PASSAGES, Draw, in_forms, multihop, suites, variants
+from service.lab.world.scene import UNKNOWN
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, TurnPart, question_turns
-from service.quality.cases import Case, SuiteError
-from service.quality.forms import FORMS
-from service.quality.suites import LEVELS, MOST_PASSAGES, Draw, in_forms, multihop, suites, variants
-from service.world.scene import UNKNOWN
 from tests.service.test_scene import Aside, read, sentences, understood
 
 

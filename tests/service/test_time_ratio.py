@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.quality.time_ratio import TIE, time_ratio
+from service.lab.time_ratio import TIE, time_ratio
 
 seconds = st.floats(1e-4, 1e4)
 

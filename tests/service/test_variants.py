@@ -6,10 +6,10 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.lab.questions.cases import Case
+from service.lab.questions.variants import DRAWS, Variants
 from service.model.capture_context import CaptureContext
 from service.model.prompt_builder import PromptPassage
-from service.quality.cases import Case
-from service.quality.variants import DRAWS, Variants
 
 OTHER = PromptPassage("Another.", "X")
 

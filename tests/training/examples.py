@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from blend.model.tokenizer import Tokenizer
+from service.lab.questions.forms import FORMS, Form
+from service.lab.world.scene import MISSING, UNKNOWN, Fact, Scene, ScenePassage, SceneQuestion
+from service.lab.world.words import babble
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, TurnPart, TurnParts
-from service.quality.forms import FORMS, Form
-from service.world.scene import MISSING, UNKNOWN, Fact, Scene, ScenePassage, SceneQuestion
-from service.world.words import babble
 
 IGNORED = -100  # torch's own mark of a target that does not count
 

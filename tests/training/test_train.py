@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from blend.model.tokenizer import Tokenizer
+from service.lab.questions.forms import FORMS
+from service.lab.world.scene import UNKNOWN, Scene, draw
 from service.model.prompt_builder import PromptBuilder, PromptPassage, TurnParts
-from service.quality.forms import FORMS
-from service.world.scene import UNKNOWN, Scene, draw
 from tests.training.examples import IGNORED, PLAIN, Batch, ExampleRow, Examples, Mixture, drawn_form
 from tests.training.tokenizer import make_tokenizer
 from tests.training.train import PLAINLY, SEED, STAGES, Training

@@ -6,9 +6,9 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from service.lab.world.relations import NAMINGS
+from service.lab.world.scene import UNKNOWN, SceneShape, draw
 from service.model.prompt_builder import ASK, PromptPassage
-from service.world.relations import NAMINGS
-from service.world.scene import UNKNOWN, SceneShape, draw
 from tests.training.examples import SYSTEMS, drawn_form
 
 VOCABULARY = 4096

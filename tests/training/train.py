@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase as Source
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from blend.model.tokenizer import Tokenizer
-from service.world.relations import NAMINGS
-from service.world.scene import NAMED, SceneShape, draw
+from service.lab.world.relations import NAMINGS
+from service.lab.world.scene import NAMED, SceneShape, draw
 from tests.training.block_attention import BLOCKS, added
 from tests.training.examples import IGNORED, Batch, ExampleRow, Examples, Mixture
 from tests.training.tokenizer import make_tokenizer

@@ -9,8 +9,8 @@ from functools import cache
 import httpx
 import pytest
 
-from service.quality.cases import Case
-from service.quality.suites import Draw, multihop
+from service.lab.questions.cases import Case
+from service.lab.questions.suites import Draw, multihop
 from tests.servers.free_port import free_port
 from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in, wait_for
 from tests.vllm.vllm_server import MODEL, PYTHON, VllmOptions, VllmServer

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from service.quality.drawn_cases import SCATTERED, SHUFFLED
+from service.lab.questions.drawn_cases import SCATTERED, SHUFFLED
 from tests.bench.real.articles import PAGES, TEXTS
 from tests.bench.real.material import Shape
 from tests.bench.real.rows import FEW, MAIN, OF_FACTS, Row

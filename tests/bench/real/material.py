@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from random import Random
 
+from service.lab.questions.cases import Case
+from service.lab.questions.contexts import in_contexts
+from service.lab.questions.drawn_cases import IN_ORDER, CutDocument, DrawnCases
+from service.lab.questions.drawn_cases import Shape as CaseShape
 from service.model.prompt_builder import PromptPassage
-from service.quality.cases import Case
-from service.quality.contexts import in_contexts
-from service.quality.drawn_cases import IN_ORDER, CutDocument, DrawnCases
-from service.quality.drawn_cases import Shape as CaseShape
 from tests.bench.real.articles import Article, Prose, TokenCounts
 
 MOST_OWN = 12  # chunks of the article that is asked of

@@ -19,10 +19,10 @@ from blend.fuse.record_loader import Readers
 from blend.load import LoadedModel
 from blend.model.context import Segment, numbers, span
 from service.corpus.chunk_capture import tailed
+from service.lab.questions.cases import Case
 from service.model.blob_source import BlobSource
 from service.model.capture_context import ALONE, ChunkIds, in_context
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
-from service.quality.cases import Case
 from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.key import CacheKey

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from blend.load import LoadedModel, load
 from service.app.operating_point import LOSSLESS, OperatingPoint
-from service.quality.case_probe import CaseProbe
-from service.quality.drawn_cases import SUITES
+from service.lab.eval.case_probe import CaseProbe
+from service.lab.questions.drawn_cases import SUITES
 from tests.bench.models import random_model
 from tests.bench.real import __main__ as command
 from tests.bench.real.articles import Prose, TokenCounts, divided, read

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from service.lab.questions.cases import Case
+from service.lab.questions.variants import Variants
 from service.model.prompt_builder import PromptPassage
-from service.quality.cases import Case
-from service.quality.variants import Variants
 from tests.bench.real.results import MeasuredPrompt
 
 REORDERED, REPLACED, LEFT_OUT = "foreign passages reordered", "one replaced", "one left out"

@@ -1,0 +1,1 @@
+"""What measures and shows kvweave: `eval`, `bench`, `demo`. Imports the service; `service/cli.py` alone knows it."""

@@ -1,0 +1,299 @@
+"""One question at one operating point after another, and how each differs from full prefill. Knows no suites."""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from torch import Tensor
+
+from blend.engine.engine import EngineRequest
+from blend.engine.local_engine import EngineLimits, LocalEngine
+from blend.engine.sampling import Sampling
+from blend.errors import PromptError
+from blend.fuse.fuse import BlendOrder
+from blend.load import LoadedModel
+from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
+from service.corpus.chunk_capture import tailed
+from service.lab.eval.followed_answer import Divergence, FollowedAnswer, Following, divergence, entropy
+from service.lab.questions.cases import Case
+from service.lab.questions.variants import Variants
+from service.model.blob_source import BlobSource
+from service.model.capture_context import ALONE, ChunkIds, in_context
+from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
+from service.model.timed import Timed, timed
+from store.blob import Blob, Terms
+from store.codec.encode import encode
+from store.key import CacheKey
+from store.reader import read
+from store.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class CaseOutcome:
+    """What one point made of one question. `codec`: divergence from the same policy on lossless records.
+
+    `nats` of each token of the known answer that is scored, and by how many it is likelier than any foil where they
+    part; None where neither is known. `answer` is the model's own, and `agrees` where it is full prefill's; None where
+    there is nothing to compare it with.
+    """
+
+    answer: str | None
+    agrees: bool | None
+    divergence: Divergence
+    codec: Divergence | None
+    nats: float | None
+    margin: float | None
+    ttft_s: float
+    reused: int
+    recomputed: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the passages' records take under one codec."""
+
+    tokens: int
+    nbytes: int
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """How far full prefill goes from itself where its prompt changes: passages that do not matter `reordered`, one of
+    them `replaced` or `left_out`. `unaided` is without any passage, with `nats` of the known answer then. `entropy`:
+    how unsure full prefill is of a token, and `chance` how unsure a guess is.
+    """
+
+    reordered: tuple[Divergence, ...]
+    replaced: Divergence | None
+    left_out: Divergence | None
+    unaided: Divergence
+    nats: float | None
+    entropy: float
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class CaseMeasurement:
+    """One question at all points, and at full prefill. `dropped`: passages that the model's window had no room for."""
+
+    outcomes: dict[OperatingPoint, CaseOutcome]
+    sizes: dict[str, Sizes]
+    dropped: int
+    yardstick: Yardstick | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A passage's record, and the fingerprint that says whether it was computed in a context."""
+
+    record: Record
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that was answered. `logprobs` (tokens, V) at each place of the answer; `own`: what the model itself
+    answers, if that is known.
+    """
+
+    timed: Timed
+    logprobs: Tensor
+    own: list[int] | None
+
+
+class CaseProbe:
+    """Asks one model. `answer_tokens`: of the longest answer, and of what divergence looks at.
+
+    Its engine keeps no prefixes: each prompt is computed as if nothing had been asked before.
+    """
+
+    def __init__(self, model: LoadedModel, *, answer_tokens: int) -> None:
+        self._tokenizer = model.tokenizer
+        self._prompt_builder = PromptBuilder(model.tokenizer)
+        self._prefix = self._prompt_builder.lay(question_turns([PromptPassage("")], question="")).prefix
+        self._behind = model.fingerprint.behind(self._prefix)
+        self._answer_tokens = answer_tokens
+        self._window = model.decoder.window
+        limits = EngineLimits(kv_bytes=(self._window + 1) * model.decoder.token_bytes, prefix_bytes=0)
+        self._engine = LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint, limits=limits)
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self._engine.close()
+
+    def measure(
+        self, case: Case, points: Sequence[OperatingPoint], *, variants: Variants | None = None
+    ) -> CaseMeasurement:
+        """Asks at every point, in the order given; all are compared with full prefill along the same answer.
+
+        That is the first known one, else what full prefill says, also where it finds that less likely than a guess
+        would. The yardstick is measured with `variants` alone.
+        """
+        shown, prompt_tokens, answer = self._fitted(case)
+        captures = self._captured(shown, prompt_tokens) if {*points} - {FULL} else {}
+        blobs = {codec: _encoded(captures, codec) for codec in dict.fromkeys(point.codec for point in points)}
+        first = self._answered(prompt_tokens, FULL, blobs={}, answer=answer)
+        nats = answer.nats(first.logprobs)
+        if nats is not None and nats > math.log(first.logprobs.shape[-1]) and answer.asks:
+            answer = FollowedAnswer((), asks=True)
+            first = self._answered(prompt_tokens, FULL, blobs={}, answer=answer)
+        if not answer.known:
+            answer = replace(answer, tokens=tuple(first.own or ()))
+        asked = {FULL: first} | {
+            point: self._answered(prompt_tokens, point, blobs=blobs[point.codec], answer=answer)
+            for point in points
+            if point != FULL
+        }
+        outcomes: dict[OperatingPoint, CaseOutcome] = {}
+        for point, found in asked.items():
+            plain = asked.get(replace(point, codec=LOSSLESS))
+            outcomes[point] = CaseOutcome(
+                answer=None if found.own is None else self._text(found.own),
+                agrees=None if found.own is None else found.own == first.own,
+                divergence=_between(first, found, answer=answer),
+                codec=plain and _between(plain, found, answer=answer),
+                nats=answer.nats(found.logprobs),
+                margin=answer.margin(found.logprobs),
+                ttft_s=found.timed.seconds,
+                reused=found.timed.report.reused,
+                recomputed=found.timed.report.recomputed,
+                prompt=prompt_tokens.tokens,
+            )
+        records = [capture.record for capture in captures.values()]
+        sizes = {codec: _sizes(records, list(each.values())) for codec, each in blobs.items()}
+        dropped = sum(bool(passage.text) for passage in case.passages) - len(shown.passages)
+        yardstick = variants and self._yardstick(shown, variants, first=first, answer=answer)
+        return CaseMeasurement(outcomes, sizes, dropped, yardstick)
+
+    def _known(self, case: Case) -> FollowedAnswer:
+        """The known answer as far as it is followed; nothing where there is none, and full prefill's own is."""
+        ids = self._encoded_answer(case.answers[0]) if case.answers else ()
+        skipped = self._encoded_answer(case.skip) if case.skip else ()
+        skip = next((at for at, (a, b) in enumerate(zip(ids, skipped, strict=False)) if a != b), len(skipped))
+        tokens = ids[: skip + self._answer_tokens]
+        if len(tokens) <= skip:
+            return FollowedAnswer((), asks=True)
+        foils = tuple(self._encoded_answer(each) for each in case.foils)
+        return FollowedAnswer(tokens, skip, asks=bool(case.wanted), known=True, foils=foils)
+
+    def _captured(self, case: Case, prompt_tokens: PromptTokens) -> dict[int, _Captured]:
+        """The passages' records, each computed in its context."""
+        texts = {part.passage: part.text for turn in case.turns for part in turn.parts}
+        groups: defaultdict[tuple[int, ...], dict[int, ChunkIds]] = defaultdict(dict)
+        for number in [run.passage for run in prompt_tokens.runs if run.passage is not None]:
+            passage = replace(case.passages[number], text=texts[number])
+            context = case.contexts[number] if case.contexts else ALONE
+            found = in_context(self._prompt_builder, passage, context=context, prefix=self._prefix, window=self._window)
+            groups[found.shared][number] = found
+        captures: dict[int, _Captured] = {}
+        for shared, chunks in groups.items():
+            ids, before = [each.all for each in chunks.values()], [each.before for each in chunks.values()]
+            records = self._engine.capture(shared, ids, before=before).result()
+            for (number, each), record in zip(chunks.items(), records, strict=True):
+                alone = shared == self._prefix and not each.before
+                captures[number] = _Captured(tailed(record, each), "model" if alone else "model@context")
+        return captures
+
+    def _yardstick(self, case: Case, variants: Variants, *, first: _Asked, answer: FollowedAnswer) -> Yardstick:
+        """What full prefill says along the same answer in other prompts. One too long for the window is left out."""
+        followed = replace(answer, asks=False)
+
+        def asked(changed: Case | None) -> _Asked | None:
+            prompt_tokens = changed and self._prompt_builder.lay(changed.turns)
+            if prompt_tokens is None or prompt_tokens.tokens + self._most(answer) > self._window:
+                return None
+            return self._ask(prompt_tokens, FULL, blobs={}, answer=followed)
+
+        def moved(found: _Asked | None) -> Divergence | None:
+            return found and _between(first, found, answer=answer)
+
+        reordered = [moved(asked(each)) for each in variants.reordered(case)]
+        unaided = asked(case.arranged([]))
+        assert unaided is not None, "a prompt without passages is shorter"
+        return Yardstick(
+            reordered=tuple([each for each in reordered if each]),
+            replaced=moved(asked(variants.replaced(case))),
+            left_out=moved(asked(variants.left_out(case))),
+            unaided=_between(first, unaided, answer=answer),
+            nats=answer.nats(unaided.logprobs),
+            entropy=entropy(answer.scored(first.logprobs)),
+            chance=math.log(first.logprobs.shape[-1]),
+        )
+
+    def _most(self, answer: FollowedAnswer) -> int:
+        return answer.skip + self._answer_tokens
+
+    def _fitted(self, case: Case) -> tuple[Case, PromptTokens, FollowedAnswer]:
+        """The case with as many of the first passages as the window holds, its prompt, and the answer to follow."""
+        answer = self._known(case)
+        kept = [number for number, passage in enumerate(case.passages) if passage.text]
+        while True:
+            shown = case.arranged(kept)
+            prompt_tokens = self._prompt_builder.lay(shown.turns)
+            if prompt_tokens.tokens + self._most(answer) <= self._window:
+                return shown, prompt_tokens, answer
+            if not kept:
+                raise PromptError(
+                    f"the question alone has {prompt_tokens.tokens} tokens, the model's window is {self._window}"
+                )
+            kept.pop()
+
+    def _answered(
+        self, prompt_tokens: PromptTokens, point: OperatingPoint, *, blobs: Mapping[int, Blob], answer: FollowedAnswer
+    ) -> _Asked:
+        """What the engine makes of the answer, and its own one if that is asked for, by another request if need be."""
+        found = self._ask(prompt_tokens, point, blobs=blobs, answer=answer)
+        if not answer.asks:
+            return replace(found, own=None)
+        if found.own is not None:
+            return found
+        return replace(found, own=self._ask(prompt_tokens, point, blobs=blobs, answer=replace(answer, tokens=())).own)
+
+    def _ask(
+        self, prompt_tokens: PromptTokens, point: OperatingPoint, *, blobs: Mapping[int, Blob], answer: FollowedAnswer
+    ) -> _Asked:
+        """Has the engine write the answer, if there is one, and what the model itself prefers behind it.
+
+        The time to the first token begins with the blobs in memory: unpacking them is a part of it.
+        """
+        start = time.perf_counter()
+        prompt = prompt_tokens.prompt(
+            {passage: BlobSource(read(blob), self._behind) for passage, blob in blobs.items()}
+        )
+        following = Following(answer.tokens, end=min(self._tokenizer.stop_ids, default=None))
+        tokens = self._most(answer) if answer.asks or not answer.tokens else len(answer.tokens)
+        sampling = Sampling(max_tokens=tokens, processor=following)
+        found = timed(self._engine, EngineRequest(prompt, sampling, BlendOrder(point.policy, point.ratio)), since=start)
+        own = [int(token) for token in following.logprobs.argmax(-1)] if following.prefers_all else None
+        return _Asked(found, following.logprobs, own)
+
+    def _encoded_answer(self, text: str) -> tuple[int, ...]:
+        """The ids of an answer; where no template stands before it, a space does."""
+        lead = "" if cast(object, self._tokenizer.source.chat_template) else " "  # pyright: ignore[reportUnknownMemberType]
+        return tuple(self._tokenizer.encode_text(lead + text))
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(token for token in tokens if token not in self._tokenizer.stop_ids).strip()
+
+
+def _between(wanted: _Asked, got: _Asked, *, answer: FollowedAnswer) -> Divergence:
+    return divergence(answer.scored(wanted.logprobs), answer.scored(got.logprobs))
+
+
+def _encoded(captures: Mapping[int, _Captured], codec: str) -> dict[int, Blob]:
+    terms = Terms(0, precomputed=True)
+    return {
+        passage: encode(each.record, CacheKey("eval", "chunk", each.fingerprint, codec), terms=terms)
+        for passage, each in captures.items()
+    }
+
+
+def _sizes(records: Sequence[Record], blobs: Sequence[Blob]) -> Sizes:
+    layers = [layer for record in records for layer in record.layers if layer is not None]
+    values = sum(layer.keys.size + layer.values.size for layer in layers)
+    return Sizes(sum(record.tokens for record in records), sum(blob.nbytes for blob in blobs), values)

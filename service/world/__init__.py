@@ -1,1 +1,0 @@
-"""A made-up world: documents and questions drawn from a seed, for the built-in model and for measuring quality."""
