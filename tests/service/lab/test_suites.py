@@ -16,7 +16,7 @@ from service.lab.questions.forms import FORMS
 from service.lab.questions.suites import LEVELS, MOST_PASSAGES, Draw, in_forms, multihop, suites, variants
 from service.lab.world.scene import UNKNOWN
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, TurnPart, question_turns
-from tests.service.test_scene import Aside, read, sentences, understood
+from tests.service.lab.test_scene import Aside, read, sentences, understood
 
 
 @pytest.mark.parametrize("level", LEVELS)

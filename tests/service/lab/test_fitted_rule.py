@@ -21,7 +21,7 @@ from service.lab.eval.case_probe import CaseProbe
 from service.lab.eval.fitted_rule import RATIO, Fitting, halves
 from service.lab.questions.cases import Case, SuiteError
 from service.lab.questions.suites import multihop
-from tests.service.test_evaluate import folder, tiny
+from tests.service.lab.test_evaluate import folder, tiny
 
 __all__ = ["folder"]
 
