@@ -217,35 +217,39 @@ def _model_table(facts: "BenchFacts", *, prefill: float) -> Table:
 
 
 def _codec_table(codecs: "tuple[Packed, ...]", *, prefill: float, padding: int) -> Table:
-    columns = ("B/token", "ratio", "rms error", "pack tok/s", "unpack tok/s", "needs MB/s")
+    cells: dict[str, Callable[[Packed], str]] = {
+        "B/token": lambda each: f"{each.bytes_per_token:,.0f}",
+        "ratio": lambda each: f"{each.ratio:.2f}",
+        "rms error": lambda each: f"{each.rms_error:.3f}",
+        "pack tok/s": lambda each: f"{each.pack_tokens_per_s:,.0f}",
+        "unpack tok/s": lambda each: f"{each.unpack_tokens_per_s:,.0f}",
+        "needs MB/s": lambda each: f"{each.bytes_per_token * prefill / MB:,.1f}",
+    }
     table = _table(
         Column("codec", no_wrap=True),
-        *columns,
+        *cells,
         title="Codecs on this model's own records",
         caption=f"{codecs[0].codec} is in use; needs: B/token x prefill tok/s",
         padding=padding,
     )
     for each in codecs:
-        table.add_row(
-            each.codec,
-            f"{each.bytes_per_token:,.0f}",
-            f"{each.ratio:.2f}",
-            f"{each.rms_error:.3f}",
-            f"{each.pack_tokens_per_s:,.0f}",
-            f"{each.unpack_tokens_per_s:,.0f}",
-            f"{each.bytes_per_token * prefill / MB:,.1f}",
-        )
+        table.add_row(each.codec, *(cell(each) for cell in cells.values()))
     return table
 
 
 def _prompt_table(rows: "tuple[TimingRow, ...]", *, repeats: int, padding: int) -> Table:
-    columns = ("first ms", "against full", "reused", "again", "MB read")
+    cells: dict[str, Callable[[TimingRow], str]] = {
+        "against full": lambda row: row.against_full.words,
+        "reused": lambda row: f"{row.reused:,}",
+        "again": lambda row: f"{row.recomputed:,}",
+        "MB read": lambda row: f"{row.nbytes / MB:,.2f}",
+    }
     sources = ", ".join(dict.fromkeys(tier for row in rows for tier in row.tiers))
     meaning = "again: recomputed tokens; what is left of the prompt is always computed"
     table = _table(
         *("chunks", "tokens"),
         Column("policy", no_wrap=True),
-        *columns,
+        *("first ms", *cells),
         title="Time to the first token",
         caption=f"medians of {many(repeats, 'round')}; chunks came from {sources}; {meaning}",
         padding=padding,
@@ -258,10 +262,7 @@ def _prompt_table(rows: "tuple[TimingRow, ...]", *, repeats: int, padding: int) 
             f"{row.prompt_tokens:,}" if is_full else "",
             row.policy,
             _milliseconds(row.first_token_s),
-            "" if is_full else row.against_full.words,
-            "" if is_full else f"{row.reused:,}",
-            "" if is_full else f"{row.recomputed:,}",
-            "" if is_full else f"{row.nbytes / MB:,.2f}",
+            *("" if is_full else cell(row) for cell in cells.values()),
             end_section=is_last,
         )
     return table

@@ -1,5 +1,6 @@
 """The result of `kvweave eval` as a table. Measures and chooses nothing."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.table import Column
@@ -10,27 +11,29 @@ if TYPE_CHECKING:
     from service.lab.eval.grid import GridResult
     from service.lab.eval.result_row import ResultRow, YardstickRow
 
+# What a row shows in each column; what a policy does not look at stays empty.
+COLUMNS: dict[str, Callable[["ResultRow"], str]] = {
+    "suite": lambda row: row.suite,
+    "policy": lambda row: row.policy,
+    "ratio": lambda row: "" if _is_fixed(row.policy) else f"{row.ratio:g}",
+    "codec": lambda row: "" if row.policy == "full" else row.codec,
+    "KL": lambda row: f"{row.kl:.4f}",
+    "x": lambda row: "" if row.yardsticks is None else f"{row.yardsticks:.2f}",
+    "top-1": lambda row: _share(row.top1),
+    "kept": lambda row: _share(row.kept),
+    "exact": lambda row: _share(row.exact_match),
+    "one": lambda row: _share(row.exact_match_one_chunk),
+    "two": lambda row: _share(row.exact_match_two_chunk),
+    "F1": lambda row: _share(row.f1),
+    "holds": lambda row: _share(row.holds),
+    "prefers": lambda row: _share(row.prefers),
+    "agrees": lambda row: _share(row.agreement),
+    "ttft ms": lambda row: f"{row.ttft_ms:.1f}",
+    "sooner": lambda row: f"{row.ttft_speedup:.2f}",
+    "B/token": lambda row: "" if row.policy == "full" else f"{row.bytes_per_token:,.0f}",
+    "against full": lambda row: row.verdict,
+}
 NARROW = ("suite", "policy", "ratio", "codec", "KL", "x", "kept", "exact", "F1", "agrees", "sooner")
-COLUMNS = (
-    *(
-        "suite",
-        "policy",
-        "ratio",
-        "codec",
-        "KL",
-        "x",
-        "top-1",
-        "kept",
-        "exact",
-        "one",
-        "two",
-        "F1",
-        "holds",
-        "prefers",
-        "agrees",
-    ),
-    *("ttft ms", "sooner", "B/token", "against full"),
-)
 WIDE = 128  # columns, from which on all are shown
 
 
@@ -39,14 +42,17 @@ def show_grid(result: "GridResult", sentence: str) -> None:
     from service.lab.eval.grid import different
 
     screen = console()
-    rows = [*map(_yardstick_cells, result.yardsticks), *map(_cells, different(result.rows))]
+    rows = [
+        *map(_yardstick_cells, result.yardsticks),
+        *({name: cell(row) for name, cell in COLUMNS.items()} for row in different(result.rows)),
+    ]
     rows.sort(key=lambda row: bool(row.get("suite")))  # those of all questions first
-    names = COLUMNS if screen.width >= WIDE else NARROW
+    names = tuple(COLUMNS) if screen.width >= WIDE else NARROW
     shown = [name for name in names if any(row.get(name) for row in rows)]
     caption = "KL to full prefill in nats a token; x: how many yardsticks that is; others in percent"
     table = plain_table(
         *map(_column, shown),
-        caption=caption if names is COLUMNS else f"{caption}; --json and --html tell more",
+        caption=caption if names is not NARROW else f"{caption}; --json and --html tell more",
         collapse_padding=True,
     )
     for row in rows:
@@ -69,31 +75,10 @@ def _yardstick_cells(row: "YardstickRow") -> dict[str, str]:
     return {"suite": row.suite, "policy": "yardstick", "KL": f"{row.kl:.4f}", "x": "1.00", "top-1": _share(row.top1)}
 
 
-def _cells(row: "ResultRow") -> dict[str, str]:
-    """Cells of the table; what a policy does not look at stays empty."""
+def _is_fixed(policy: str) -> bool:
     from service.lab.eval.grid import FIXED
 
-    return {
-        "suite": row.suite,
-        "policy": row.policy,
-        "ratio": "" if row.policy in FIXED else f"{row.ratio:g}",
-        "codec": "" if row.policy == "full" else row.codec,
-        "KL": f"{row.kl:.4f}",
-        "x": "" if row.yardsticks is None else f"{row.yardsticks:.2f}",
-        "top-1": _share(row.top1),
-        "kept": _share(row.kept),
-        "exact": _share(row.exact_match),
-        "one": _share(row.exact_match_one_chunk),
-        "two": _share(row.exact_match_two_chunk),
-        "F1": _share(row.f1),
-        "holds": _share(row.holds),
-        "prefers": _share(row.prefers),
-        "agrees": _share(row.agreement),
-        "ttft ms": f"{row.ttft_ms:.1f}",
-        "sooner": f"{row.ttft_speedup:.2f}",
-        "B/token": "" if row.policy == "full" else f"{row.bytes_per_token:,.0f}",
-        "against full": row.verdict,
-    }
+    return policy in FIXED
 
 
 def _share(value: float | None) -> str:
