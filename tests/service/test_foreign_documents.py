@@ -11,7 +11,7 @@ import pytest
 from service.answers.foreign_documents import SENTENCE, ForeignDocuments
 from service.app.composition import compose_served
 from service.builtin import CHECKPOINT
-from service.lab.demo.examples import CORPUS, EXAMPLES
+from service.lab.demo.demo_answers import CORPUS, EXAMPLES
 from service.lab.questions.suites import Draw, multihop
 from service.model.served_model import ServedModel
 from service.settings import Settings

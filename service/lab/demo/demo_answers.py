@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median_low
 
 from blend.engine.sampling import Sampling
@@ -17,17 +18,33 @@ from service.answers.events import Delta, Finished, Retrieved, Source
 from service.app.composition import compose_core
 from service.app.core import Core
 from service.errors import Unavailable
-from service.lab.demo.examples import CORPUS, EXAMPLES, Example
 from service.precompute.corpus_listing import files
 from service.precompute.precompute import Precompute
 from service.precompute.progress import RunProgress
 from service.precompute.workspace import open_workspace
 from service.settings import Settings
 
+CORPUS = Path(__file__).parent / "corpus"
 FOLDER = "demo"
 TOP_K = 24  # documents of a prompt: the built-in model has learned to read so many
 TIMES = 5  # that each question is asked with each policy, after once that does not count
 MOST_TOKENS = 16  # of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question with its answer. `holds`: sentences that answer it together, each of another document."""
+
+    question: str
+    answer: str
+    holds: tuple[str, ...]
+
+
+EXAMPLES = (
+    Example("Which animal does Halio keep?", "badger", ("Halio keeps a badger.",)),
+    Example("Where does Halio live?", "Belford", ("Code K7 stands for Halio.", "K7 lives in Belford.")),
+    Example("Who leads Selark?", "Rosen", ("Code B4 stands for Selark.", "Rosen leads B4.")),
+)
 
 
 @dataclass(frozen=True, slots=True)

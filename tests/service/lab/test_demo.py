@@ -13,7 +13,7 @@ from retriever.readers.files import read_file
 from service import cli
 from service.access.lock import hold
 from service.lab.demo import demo_answers, race
-from service.lab.demo.examples import CORPUS, EXAMPLES, Example
+from service.lab.demo.demo_answers import CORPUS, EXAMPLES, Example
 from service.settings import PREFIX, Settings
 from tests.service.serving import Json, ask, in_process
 
