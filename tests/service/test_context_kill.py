@@ -73,7 +73,8 @@ def test_a_service_killed_while_texts_go_keeps_nothing_of_them_and_captures_anew
     while service.kills < times:
         with service.client() as client:
             there = {each["id"] for each in good(client.get("/v1/documents"))["documents"]}
-            put_in(client, [book(number, chance) for number in BOOKS if f"b{number}" not in there])
+            if lacking := [book(number, chance) for number in BOOKS if f"b{number}" not in there]:
+                put_in(client, lacking)
             check(service)
             late = threading.Timer(chance.random() / 2, service.kill)
             late.start()
