@@ -3,9 +3,9 @@
 Both clients are made of these functions, so that they cannot differ.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from kvweave_client import answers, chatting, pages
 from kvweave_client.answers import (
@@ -60,6 +60,8 @@ from kvweave_client.requests import (
     with_query,
 )
 from kvweave_client.uploads import File, Multipart, Progress
+
+_T = TypeVar("_T")
 
 PAGE = 200  # entries
 
@@ -152,13 +154,7 @@ def documents(**options: Unpack[DocumentsFilter]) -> Listing[Document]:
     """The documents that serve, in the order of their ids."""
     where = options.get("filter")
     fits = encoded(where).decode() if where is not None else None
-
-    def page(after: Cursor | None) -> Operation[Page[Document]]:
-        collection = options.get("collection")
-        address = with_query(path("documents"), collection=collection, filter=fits, after=after, limit=PAGE)
-        return Operation(Request("GET", address), lambda raw: of(pages.Documents)(raw).page())
-
-    return Listing(page)
+    return _listing(path("documents"), of(pages.Documents), collection=options.get("collection"), filter=fits)
 
 
 def document(document_id: str) -> Operation[Document]:
@@ -187,12 +183,7 @@ def delete_document(document_id: str) -> Operation[Deleted]:
 
 def chunks(document_id: str) -> Listing[DocumentChunk]:
     """The chunks of a document in its order, and what is stored of each."""
-    address = path("documents", document_id, "chunks")
-    return Listing(
-        lambda after: Operation(
-            Request("GET", with_query(address, after=after, limit=PAGE)), lambda raw: of(pages.Chunks)(raw).page()
-        )
-    )
+    return _listing(path("documents", document_id, "chunks"), of(pages.Chunks))
 
 
 def collections() -> Operation[tuple[Collection, ...]]:
@@ -217,11 +208,7 @@ def delete_collection(name: str) -> Operation[CollectionDeleted]:
 
 def jobs() -> Listing[Job]:
     """The jobs, newest first."""
-    return Listing(
-        lambda after: Operation(
-            Request("GET", with_query(path("jobs"), after=after, limit=PAGE)), lambda raw: of(pages.Jobs)(raw).page()
-        )
-    )
+    return _listing(path("jobs"), of(pages.Jobs))
 
 
 def job(job_id: str) -> Operation[Job]:
@@ -231,12 +218,7 @@ def job(job_id: str) -> Operation[Job]:
 
 def job_items(job_id: str) -> Listing[JobItem]:
     """The documents and files of a job, one by one."""
-    address = path("jobs", job_id)
-    return Listing(
-        lambda after: Operation(
-            Request("GET", with_query(address, after=after, limit=PAGE)), lambda raw: of(pages.Items)(raw).page()
-        )
-    )
+    return _listing(path("jobs", job_id), of(pages.Items))
 
 
 def cancel_job(job_id: str) -> Operation[Job]:
@@ -252,12 +234,12 @@ def follow_job(job_id: str) -> Streaming[Job]:
 
 def lookup(**choice: Unpack[Choice]) -> Listing[ChunkState]:
     """What is stored of documents, chunks or a collection, chunk by chunk. Unknown ids are left out."""
-    return Listing(
-        lambda after: Operation(
-            Request("POST", path("cache", "lookup"), encoded({**choice, "after": after or 0})),
-            lambda raw: of(pages.States)(raw).page(),
-        )
-    )
+
+    def page(after: Cursor | None) -> Operation[Page[ChunkState]]:
+        body = encoded({**choice, "after": after or 0})
+        return Operation(Request("POST", path("cache", "lookup"), body), of(pages.States))
+
+    return Listing(page)
 
 
 def prefetch(**choice: Unpack[Choice]) -> Operation[Touched]:
@@ -295,6 +277,13 @@ def _asked(question: Question, options: QueryOptions, *, stream: bool = False) -
     asked: Json = {"question": question} if isinstance(question, str) else {"messages": list(question)}
     body = encoded({**asked, **options, **({"stream": True} if stream else {})})
     return Request("POST", path("query"), body, repeats=False, accepts=EVENTS if stream else JSON)
+
+
+def _listing(address: str, read: Callable[[bytes], Page[_T]], **query: object) -> Listing[_T]:
+    def page(after: Cursor | None) -> Operation[Page[_T]]:
+        return Operation(Request("GET", with_query(address, **query, after=after, limit=PAGE)), read)
+
+    return Listing(page)
 
 
 def _touching(what: str, choice: Choice) -> Operation[Touched]:

@@ -2,18 +2,7 @@
 
 import msgspec
 
-from kvweave_client.answers import (
-    ChunkState,
-    Collection,
-    Document,
-    DocumentChunk,
-    Job,
-    JobItem,
-    Model,
-    Ranked,
-    Source,
-)
-from kvweave_client.requests import Page
+from kvweave_client.answers import ChunkState, Collection, Document, DocumentChunk, Job, JobItem, Model, Ranked, Source
 
 
 class Hits(msgspec.Struct, frozen=True):
@@ -43,53 +32,33 @@ class Collections(msgspec.Struct, frozen=True):
 class Documents(msgspec.Struct, frozen=True):
     """A page of documents."""
 
-    documents: tuple[Document, ...]
+    entries: tuple[Document, ...] = msgspec.field(name="documents")
     next: str | None = None
-
-    def page(self) -> Page[Document]:
-        """The documents in the form of all pages."""
-        return Page(self.documents, self.next)
 
 
 class Chunks(msgspec.Struct, frozen=True):
     """A page of a document's chunks."""
 
-    chunks: tuple[DocumentChunk, ...]
+    entries: tuple[DocumentChunk, ...] = msgspec.field(name="chunks")
     next: int | None = None
-
-    def page(self) -> Page[DocumentChunk]:
-        """The chunks in the form of all pages."""
-        return Page(self.chunks, self.next)
 
 
 class Jobs(msgspec.Struct, frozen=True):
     """A page of jobs."""
 
-    jobs: tuple[Job, ...]
+    entries: tuple[Job, ...] = msgspec.field(name="jobs")
     next: str | None = None
-
-    def page(self) -> Page[Job]:
-        """The jobs in the form of all pages."""
-        return Page(self.jobs, self.next)
 
 
 class Items(msgspec.Struct, frozen=True):
     """A page of a job's uploads."""
 
-    items: tuple[JobItem, ...]
+    entries: tuple[JobItem, ...] = msgspec.field(name="items")
     next: int | None = None
-
-    def page(self) -> Page[JobItem]:
-        """The uploads in the form of all pages."""
-        return Page(self.items, self.next)
 
 
 class States(msgspec.Struct, frozen=True):
     """A page of chunks' states."""
 
-    chunks: tuple[ChunkState, ...]
+    entries: tuple[ChunkState, ...] = msgspec.field(name="chunks")
     next: int | None = None
-
-    def page(self) -> Page[ChunkState]:
-        """The chunks' states in the form of all pages."""
-        return Page(self.chunks, self.next)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -13,6 +13,7 @@ from kvweave_client.events import ServerEvent
 from kvweave_client.uploads import Multipart
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Cursor = str | int
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -58,32 +59,33 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation(Generic[T]):
+class Operation(Generic[T_co]):
     """A request whose answer is a whole."""
 
     request: Request
-    parse: Callable[[bytes], T]
+    parse: Callable[[bytes], T_co]
 
 
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
+class Page(Protocol[T_co]):
     """Entries, and where the next page begins; None behind the last one."""
 
-    entries: tuple[T, ...]
-    following: Cursor | None
+    @property
+    def entries(self) -> tuple[T_co, ...]: ...
+    @property
+    def next(self) -> Cursor | None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Listing(Generic[T]):
+class Listing(Generic[T_co]):
     """Pages of entries. `page` makes the request of the page behind a cursor, None for the first."""
 
-    page: Callable[[Cursor | None], Operation[Page[T]]]
+    page: Callable[[Cursor | None], Operation[Page[T_co]]]
 
-    def following(self, page: Page[T], after: Cursor | None) -> Cursor | None:
+    def following(self, page: Page[object], after: Cursor | None) -> Cursor | None:
         """Where the page behind this one begins. Raises where that would go round in circles."""
-        if page.following is not None and page.following == after:
+        if page.next is not None and page.next == after:
             raise UnexpectedAnswer(f"the page behind {after!r} is said to begin at {after!r} again")
-        return page.following
+        return page.next
 
 
 @dataclass(frozen=True, slots=True)
