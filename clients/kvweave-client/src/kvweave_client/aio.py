@@ -2,24 +2,24 @@
 
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 import anyio
 import anyio.to_thread
 import httpx
 
 from kvweave_client import operations
-from kvweave_client.answers import Job, JobItem
-from kvweave_client.course import Body, Course, Ending
-from kvweave_client.errors import Cancelled
+from kvweave_client.answers import Job
+from kvweave_client.course import Body, Course, Events
+from kvweave_client.errors import Cancelled, KVWeaveError
 from kvweave_client.methods import named
-from kvweave_client.replies import check_kind, is_kind
+from kvweave_client.plans import Ask, Pause, Plan
 from kvweave_client.requests import Cursor, Listing, Operation, Request, Streaming
 from kvweave_client.target import BASE_URL, LIMITS, RETRIES, TIMEOUTS, Retries, Target, Timeouts
 from kvweave_client.uploads import Multipart
-from kvweave_client.waiting import TOLD, Waiting, failure, is_well
+from kvweave_client.waiting import wait_for
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,8 +50,8 @@ class AsyncStream(Generic[T]):
     """Events as they come. Leave it early by `aclose`, or at the end of an `async with`: the service then stops."""
 
     def __init__(self, client: "AsyncClient", streaming: Streaming[T]) -> None:
-        self._talk = _Talk(client, streaming)
-        self._events = self._talk.run()
+        self._course = client.course(streaming.request)
+        self._events = client.events(streaming, self._course)  # knows nothing of the stream, so it ends with it
 
     async def aclose(self) -> None:
         """Leave the stream."""
@@ -64,7 +64,7 @@ class AsyncStream(Generic[T]):
         try:
             return await anext(self._events)
         except StopAsyncIteration:
-            if not self._talk.ending.is_over:  # it was left, or has raised before: that is no end
+            if not self._course.is_over:  # it was left, or has raised before: that is no end
                 raise Cancelled("the stream was left before its end") from None
             raise
 
@@ -75,54 +75,6 @@ class AsyncStream(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-class _Talk(Generic[T]):
-    """The connection of a stream. Knows nothing of the stream, so it ends with it when a loop is left and forgotten."""
-
-    def __init__(self, client: "AsyncClient", streaming: Streaming[T]) -> None:
-        self._client = client
-        self._request = streaming.request
-        self._course = client.course(streaming.request)
-        self.ending = Ending(streaming, self._course)
-
-    async def run(self) -> AsyncGenerator[T]:
-        """Yields the stream's events."""
-        async with AsyncExitStack() as stack:
-            pieces = (await self._open(stack)).aiter_bytes()
-            try:
-                async for piece in pieces:
-                    for said in self.ending.heard(piece):
-                        yield said
-                    if self.ending.is_over:
-                        break
-                self._course.finish()
-                with anyio.move_on_after(self._course.left_s):
-                    while await anext(pieces, b""):
-                        pass
-            except httpx.HTTPError as error:
-                if not self.ending.is_over:
-                    raise self.ending.cut(error) from error
-            if not self.ending.is_over:
-                raise self.ending.cut()
-
-    async def _open(self, stack: AsyncExitStack) -> httpx.Response:
-        """Opens the answer. Tried again until there is one; from then on it is not asked again."""
-        while True:
-            try:
-                async with AsyncExitStack() as trial:
-                    response = await trial.enter_async_context(self._client.opened(self._request, self._course))
-                    if is_kind(self._request, response):
-                        stack.push_async_exit(trial.pop_all())
-                        return response
-                    body = await _read(self._request, response, course=self._course)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                pause = self._course.failed(error)
-            else:
-                if not response.is_error:
-                    check_kind(self._request, response, body=body)
-                pause = self._course.refused(response, body)
-            await anyio.sleep(pause)
 
 
 class AsyncClient:
@@ -192,45 +144,27 @@ class AsyncClient:
 
         `progress` is told the job at each look.
         """
-        waiting = Waiting(job_id, timeout_s)
-        while True:
-            with waiting.look():
-                job = await self.run(operations.job(job_id), within_s=waiting.look_s)
-            if progress is not None:
-                progress(job)
-            pause = waiting.pause(job)
-            if pause is None:
-                break
-            await anyio.sleep(pause)
-        if job.status != "done":
-            raise failure(job, await self._bad(job_id))
-        return job
-
-    async def _bad(self, job_id: str) -> list[JobItem]:
-        bad: list[JobItem] = []
-        async with aclosing(self.job_items(job_id)) as items:
-            async for item in items:
-                if not is_well(item):
-                    bad.append(item)
-                if len(bad) == TOLD:
-                    break
-        return bad
+        return await self.follow(wait_for(job_id, timeout_s=timeout_s, progress=progress))
 
     async def run(self, operation: Operation[T], *, within_s: float = math.inf) -> T:
         """The answer to an operation."""
-        request = operation.request
-        course = self.course(request, within_s=within_s)
-        while True:
-            try:
-                body, response = await self._tried(request, course)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                pause = course.failed(error)
-            else:
-                if not response.is_error:
-                    check_kind(request, response, body=body)
-                    return operation.parse(body)
-                pause = course.refused(response, body)
-            await anyio.sleep(pause)
+        async with AsyncExitStack() as stack:
+            _, body = await self._answered(self.course(operation.request, within_s=within_s), stack)
+        return operation.parse(body)
+
+    async def follow(self, plan: Plan[T]) -> T:
+        """What a plan comes to, step by step."""
+        try:
+            step = next(plan)
+            while True:
+                try:
+                    answer = await self._step(step)
+                except KVWeaveError as error:
+                    step = plan.throw(error)
+                else:
+                    step = plan.send(answer)
+        except StopIteration as end:
+            return cast(T, end.value)
 
     async def each(self, listing: Listing[T]) -> AsyncGenerator[T]:
         """All entries, page by page as they are asked for."""
@@ -251,22 +185,54 @@ class AsyncClient:
         """The course of one call."""
         return Course(request, self._target, within_s=within_s)
 
-    def opened(self, request: Request, course: Course) -> AbstractAsyncContextManager[httpx.Response]:
-        """One try: an answer of which the head is there."""
-        return self._http.stream(
+    async def events(self, streaming: Streaming[T], course: Course) -> AsyncGenerator[T]:
+        """Yields the events of a stream. It is asked for again until there is an answer, and not from then on."""
+        events = Events(streaming, course)
+        async with AsyncExitStack() as stack:
+            response, _ = await self._answered(course, stack)
+            pieces = response.aiter_bytes()
+            with events.reading():
+                async for piece in pieces:
+                    for said in events.heard(piece):
+                        yield said
+                    if course.is_over:
+                        break
+                course.finish()
+                with anyio.move_on_after(course.left_s):
+                    while await anext(pieces, b""):
+                        pass
+
+    async def _step(self, step: Ask | Pause) -> object:
+        if isinstance(step, Ask):
+            return await self.run(step.operation, within_s=step.within_s)
+        await anyio.sleep(step.seconds)
+        return None
+
+    async def _answered(self, course: Course, stack: AsyncExitStack) -> tuple[httpx.Response, bytes]:
+        """The answer, tried until there is one, and its body; that of a stream is still to be read."""
+        while True:
+            with course.trying():
+                async with AsyncExitStack() as trial:
+                    response = await self._opened(course, trial)
+                    body = b"" if course.is_streamed(response) else await _read(response, course)
+                    if course.is_answered(response, body):
+                        stack.push_async_exit(trial.pop_all())
+                        return response, body
+            await anyio.sleep(course.pause_s)
+
+    async def _opened(self, course: Course, stack: AsyncExitStack) -> httpx.Response:
+        """One try, until the head of an answer is there: bounded as a whole, whatever the other side does."""
+        request, timeout = course.request, course.begin()
+        opening = self._http.stream(
             request.method,
             self._target.address + request.path,
             headers=self._target.headers | request.headers,
             content=_sent(request.body, course) if isinstance(request.body, Multipart) else request.body,
-            timeout=course.begin(),
+            timeout=timeout,
             follow_redirects=False,  # where it points may want another method, or another key
         )
-
-    async def _tried(self, request: Request, course: Course) -> tuple[bytes, httpx.Response]:
-        """Tries a call once, bounded as a whole, whatever the other side does with its bytes."""
         with anyio.move_on_after(course.left_s):
-            async with self.opened(request, course) as response:
-                return await _read(request, response, course=course), response
+            return await stack.enter_async_context(opening)
         raise course.late()
 
     async def aclose(self) -> None:
@@ -283,8 +249,8 @@ class AsyncClient:
         await self.aclose()
 
 
-async def _read(request: Request, response: httpx.Response, *, course: Course) -> bytes:
-    body = Body(request, response, course=course)
+async def _read(response: httpx.Response, course: Course) -> bytes:
+    body = Body(response, course)
     with anyio.move_on_after(course.left_s):
         async for piece in response.aiter_bytes():
             if not body.takes(piece):

@@ -3,23 +3,22 @@
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack
-from itertools import islice
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 import httpx
 
 from kvweave_client import operations
 from kvweave_client.answers import Job
-from kvweave_client.course import Body, Course, Ending
-from kvweave_client.errors import Cancelled
+from kvweave_client.course import Body, Course, Events
+from kvweave_client.errors import Cancelled, KVWeaveError
 from kvweave_client.methods import named
-from kvweave_client.replies import check_kind, is_kind
+from kvweave_client.plans import Ask, Pause, Plan
 from kvweave_client.requests import Cursor, Listing, Operation, Request, Streaming
 from kvweave_client.target import BASE_URL, LIMITS, RETRIES, TIMEOUTS, Retries, Target, Timeouts
 from kvweave_client.uploads import Multipart
-from kvweave_client.waiting import TOLD, Waiting, failure, is_well
+from kvweave_client.waiting import wait_for
 from kvweave_client.wires import Wire, wire
 
 P = ParamSpec("P")
@@ -51,12 +50,12 @@ class Stream(Generic[T]):
     """Events as they come. Leave it early by `close`, or at the end of a `with`: the service then stops computing."""
 
     def __init__(self, client: "Client", streaming: Streaming[T]) -> None:
-        self._talk = _Talk(client, streaming)
-        self._events = self._talk.run()
+        self._wire = Wire(client.course(streaming.request))
+        self._events = client.events(streaming, self._wire)  # knows nothing of the stream, so it ends with it
 
     def cancel(self) -> None:
         """Ends the stream from any thread: whoever waits for an event gets Cancelled, now."""
-        self._talk.wire.cut()
+        self._wire.cut()
 
     def close(self) -> None:
         """Leave the stream, by the thread that reads it."""
@@ -69,7 +68,7 @@ class Stream(Generic[T]):
         try:
             return next(self._events)
         except StopIteration:
-            if not self._talk.ending.is_over:  # it was left, or has raised before: that is no end
+            if not self._wire.course.is_over:  # it was left, or has raised before: that is no end
                 raise Cancelled("the stream was left before its end") from None
             raise
 
@@ -80,63 +79,6 @@ class Stream(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Talk(Generic[T]):
-    """The connection of a stream. Knows nothing of the stream, so it ends with it when a loop is left and forgotten."""
-
-    def __init__(self, client: "Client", streaming: Streaming[T]) -> None:
-        self._client = client
-        self._request = streaming.request
-        self._course = course = client.course(streaming.request)
-        self.ending = Ending(streaming, course)
-        self.wire = Wire(lambda: course.left_s)
-
-    def run(self) -> Generator[T]:
-        """Yields the stream's events."""
-        with ExitStack() as stack:
-            pieces = self._open(stack).iter_bytes()
-            try:
-                for piece in pieces:
-                    for said in self.ending.heard(piece):
-                        yield said
-                        self._check()
-                    if self.ending.is_over:
-                        break
-                self._course.finish()
-                while not self._course.is_late and next(pieces, b""):
-                    pass
-            except httpx.HTTPError as error:
-                self._check()
-                if not self.ending.is_over:
-                    raise self.ending.cut(error) from error
-            self._check()
-            if not self.ending.is_over:
-                raise self.ending.cut()
-
-    def _open(self, stack: ExitStack) -> httpx.Response:
-        """Opens the answer. Tried again until there is one; from then on it is not asked again."""
-        while True:
-            try:
-                with ExitStack() as trial:
-                    response = trial.enter_context(self._client.opened(self._request, self._course, wire=self.wire))
-                    if is_kind(self._request, response):
-                        stack.push(trial.pop_all())
-                        return response
-                    body = _read(self._request, response, course=self._course)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                self._check()
-                pause = self._course.failed(error)
-            else:
-                if not response.is_error:
-                    check_kind(self._request, response, body=body)
-                pause = self._course.refused(response, body)
-            self.wire.pause(pause)
-            self._check()
-
-    def _check(self) -> None:
-        if self.wire.is_cut and not self.ending.is_over:
-            raise Cancelled("the stream was cancelled")
 
 
 class Client:
@@ -206,38 +148,28 @@ class Client:
 
         `progress` is told the job at each look.
         """
-        waiting = Waiting(job_id, timeout_s)
-        while True:
-            with waiting.look():
-                job = self.run(operations.job(job_id), within_s=waiting.look_s)
-            if progress is not None:
-                progress(job)
-            pause = waiting.pause(job)
-            if pause is None:
-                break
-            time.sleep(pause)
-        if job.status != "done":
-            bad = (item for item in self.job_items(job_id) if not is_well(item))
-            raise failure(job, list(islice(bad, TOLD)))
-        return job
+        return self.follow(wait_for(job_id, timeout_s=timeout_s, progress=progress))
 
     def run(self, operation: Operation[T], *, within_s: float = math.inf) -> T:
         """The answer to an operation."""
-        request = operation.request
-        course = self.course(request, within_s=within_s)
-        calling = Wire(lambda: course.left_s)
-        while True:
-            try:
-                with self.opened(request, course, wire=calling) as response:
-                    body = _read(request, response, course=course)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                pause = course.failed(error)
-            else:
-                if not response.is_error:
-                    check_kind(request, response, body=body)
-                    return operation.parse(body)
-                pause = course.refused(response, body)
-            time.sleep(pause)
+        wire = Wire(self.course(operation.request, within_s=within_s))
+        with ExitStack() as stack:
+            _, body = self._answered(wire, stack)
+        return operation.parse(body)
+
+    def follow(self, plan: Plan[T]) -> T:
+        """What a plan comes to, step by step."""
+        try:
+            step = next(plan)
+            while True:
+                try:
+                    answer = self._step(step)
+                except KVWeaveError as error:
+                    step = plan.throw(error)
+                else:
+                    step = plan.send(answer)
+        except StopIteration as end:
+            return cast(T, end.value)
 
     def each(self, listing: Listing[T]) -> Iterator[T]:
         """All entries, page by page as they are asked for."""
@@ -257,9 +189,43 @@ class Client:
         """The course of one call."""
         return Course(request, self._target, within_s=within_s)
 
-    def opened(self, request: Request, course: Course, *, wire: Wire) -> AbstractContextManager[httpx.Response]:
-        """One try: an answer of which the head is there."""
-        return self._http.stream(
+    def events(self, streaming: Streaming[T], wire: Wire) -> Generator[T]:
+        """Yields the events of a stream. It is asked for again until there is an answer, and not from then on."""
+        course, events = wire.course, Events(streaming, wire.course)
+        with ExitStack() as stack:
+            response, _ = self._answered(wire, stack)
+            pieces = response.iter_bytes()
+            with events.reading():
+                for piece in pieces:
+                    yield from events.heard(piece)
+                    if course.is_over:
+                        break
+                course.finish()
+                while not course.is_late and next(pieces, b""):
+                    pass
+
+    def _step(self, step: Ask | Pause) -> object:
+        if isinstance(step, Ask):
+            return self.run(step.operation, within_s=step.within_s)
+        time.sleep(step.seconds)
+        return None
+
+    def _answered(self, wire: Wire, stack: ExitStack) -> tuple[httpx.Response, bytes]:
+        """The answer, tried until there is one, and its body; that of a stream is still to be read."""
+        course = wire.course
+        while True:
+            with course.trying(), ExitStack() as trial:
+                response = self._opened(wire, trial)
+                body = b"" if course.is_streamed(response) else _read(response, course)
+                if course.is_answered(response, body):
+                    stack.push(trial.pop_all())
+                    return response, body
+            wire.pause()
+
+    def _opened(self, wire: Wire, stack: ExitStack) -> httpx.Response:
+        """One try, until the head of an answer is there."""
+        course, request = wire.course, wire.course.request
+        opening = self._http.stream(
             request.method,
             self._target.address + request.path,
             headers=self._target.headers | request.headers,
@@ -267,6 +233,7 @@ class Client:
             timeout=wire.timeout(course.begin()),
             follow_redirects=False,  # where it points may want another method, or another key
         )
+        return stack.enter_context(opening)
 
     def close(self) -> None:
         """End the client's connections."""
@@ -282,8 +249,8 @@ class Client:
         self.close()
 
 
-def _read(request: Request, response: httpx.Response, *, course: Course) -> bytes:
-    body = Body(request, response, course=course)
+def _read(response: httpx.Response, course: Course) -> bytes:
+    body = Body(response, course)
     for piece in response.iter_bytes():
         if not body.takes(piece):
             break

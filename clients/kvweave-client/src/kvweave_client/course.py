@@ -1,17 +1,32 @@
-"""The course of a call: how long it may take, and whether what went wrong is tried again. Sends nothing itself."""
+"""The course of a call: how long it may take, and whether what went wrong is tried again. Sends nothing itself.
+
+Both clients go the same way: `with course.trying()` they open an answer and read its body, if it has one, and ask
+`is_answered`; where it says no, they pause for `pause_s` and try again. The events of a stream they read
+`with events.reading()`, and hand its bytes to `events.heard`.
+"""
 
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from threading import Event
 from typing import Final, Generic, TypeVar
 
 import httpx
 
-from kvweave_client.errors import ConnectionFailed, KVWeaveError, StreamCut, TimedOut, UnexpectedAnswer, error_of
+from kvweave_client.errors import (
+    Cancelled,
+    ConnectionFailed,
+    KVWeaveError,
+    StreamCut,
+    TimedOut,
+    UnexpectedAnswer,
+    error_of,
+)
 from kvweave_client.events import EventReader
-from kvweave_client.replies import MOST_OF_ERROR, is_kind, problem_of, retry_after_s
-from kvweave_client.requests import Request, Streaming
+from kvweave_client.replies import MOST_OF_ERROR, check_kind, is_kind, problem_of, retry_after_s
+from kvweave_client.requests import EVENTS, Request, Streaming
 from kvweave_client.target import Target
 
 T = TypeVar("T")
@@ -30,10 +45,16 @@ _PERHAPS_DONE: Final = "An earlier try of this call got no answer, and may be wh
 
 
 class Course:
-    """One call. `failed` and `refused` return the pause before the next try, or raise what the caller is told."""
+    """One call. `pause_s`: how long to wait before the next try. `is_over`: a stream has said its last event.
+
+    `cancelled` is set where another thread ends the call.
+    """
 
     def __init__(self, request: Request, target: Target, *, within_s: float = math.inf) -> None:
-        self._request = request
+        self.request = request
+        self.pause_s = 0.0
+        self.is_over = False
+        self.cancelled = Event()
         self._target = target
         self._limit_s = min(target.timeouts.call_s, within_s)
         self._end = time.monotonic() + self._limit_s if request.is_bounded else math.inf
@@ -46,12 +67,33 @@ class Course:
         """How long the call may still take."""
         return max(self._end - time.monotonic(), _SHORTEST_S)
 
+    @contextmanager
+    def trying(self) -> Generator[None]:
+        """One try. Raises what the caller is told of a connection that fails in it and is not tried again."""
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self.check_cancelled()
+            self.pause_s = self.failed(error)
+
+    def is_streamed(self, response: httpx.Response) -> bool:
+        """Whether this is the stream that was asked for, and so has no body that is read whole."""
+        return self.request.accepts == EVENTS and is_kind(self.request, response)
+
+    def is_answered(self, response: httpx.Response, body: bytes) -> bool:
+        """Whether this is the answer. Raises what the caller is told where it is none and is not asked for again."""
+        if response.is_error:
+            self.pause_s = self.refused(response, body)
+            return False
+        check_kind(self.request, response, body=body)
+        return True
+
     def begin(self) -> httpx.Timeout:
         """Begins the next try; returns its timeouts. What bounded the refusal of the one before does not bound it."""
         timeouts = self._target.timeouts
-        if not self._request.is_bounded:
+        if not self.request.is_bounded:
             self._end = math.inf
-        silence = min(self.left_s if self._request.is_bounded else timeouts.silence_s, _LONGEST_S)
+        silence = min(self.left_s if self.request.is_bounded else timeouts.silence_s, _LONGEST_S)
         return httpx.Timeout(silence, connect=min(timeouts.connect_s, silence))
 
     def bound(self) -> None:
@@ -72,30 +114,35 @@ class Course:
         if self.is_late:
             raise self.late()
 
+    def check_cancelled(self) -> None:
+        """Raise Cancelled where another thread ended the call before its end."""
+        if self.cancelled.is_set() and not self.is_over:
+            raise Cancelled("the stream was cancelled")
+
     def late(self) -> TimedOut:
         """The error for a caller whose time is over."""
-        return TimedOut(f"{self._request.name} took longer than {self._limit_s:g} s: allow it more by `timeouts`")
+        return TimedOut(f"{self.request.name} took longer than {self._limit_s:g} s: allow it more by `timeouts`")
 
     def sent(self, size: int) -> None:
         """Note that so much of this try has gone out. What is sent again is no progress."""
         if size > self._sent:
             self._sent = size
-            self._request.tell(size)
+            self.request.tell(size)
 
     def failed(self, error: httpx.HTTPError | httpx.InvalidURL) -> float:
-        """Judges a connection that did not serve."""
+        """The pause behind a connection that did not serve."""
         is_unsent = isinstance(error, (*_UNSENT, *_OWN_FAULT))
         self._is_lost = self._is_lost or not is_unsent
-        may_repeat = not isinstance(error, _FINAL) and (is_unsent or self._request.repeats)
+        may_repeat = not isinstance(error, _FINAL) and (is_unsent or self.request.repeats)
         pause = self._pause() if may_repeat else None
         if pause is None:
             raise self.told(error) from error
         return pause
 
     def refused(self, response: httpx.Response, body: bytes) -> float:
-        """Judges an answer that is an error."""
+        """The pause behind an answer that is an error."""
         after = retry_after_s(response.headers)
-        status, request = response.status_code, self._request
+        status, request = response.status_code, self.request
         pause = None
         if request.persists and (status in _REFUSED or (status in _PASSING and request.repeats)):
             self._is_lost = self._is_lost or status not in _REFUSED
@@ -109,7 +156,7 @@ class Course:
 
     def told(self, error: Exception) -> KVWeaveError:
         """The error for the caller of a connection that failed."""
-        name, address, timeouts = self._request.name, self._target.address, self._target.timeouts
+        name, address, timeouts = self.request.name, self._target.address, self._target.timeouts
         match error:
             case httpx.ConnectTimeout():
                 return TimedOut(f"{address} took no connection within {timeouts.connect_s:g} s: {name}")
@@ -142,10 +189,10 @@ class Course:
 class Body:
     """An answer that is read whole: within the call's time, and of what is no answer only the beginning."""
 
-    def __init__(self, request: Request, response: httpx.Response, *, course: Course) -> None:
+    def __init__(self, response: httpx.Response, course: Course) -> None:
         course.bound()
         self._course = course
-        self._left = math.inf if is_kind(request, response) else MOST_OF_ERROR
+        self._left = math.inf if is_kind(course.request, response) else MOST_OF_ERROR
         self._pieces: list[bytes] = []
 
     def takes(self, piece: bytes) -> bool:
@@ -161,29 +208,42 @@ class Body:
         return b"".join(self._pieces)
 
 
-class Ending(Generic[T]):
+class Events(Generic[T]):
     """What a stream says, until its end: that is told from a connection that was cut."""
 
     def __init__(self, streaming: Streaming[T], course: Course) -> None:
         self._streaming = streaming
         self._course = course
         self._reader = EventReader()
-        self.is_over = False
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """The reading of the stream. Raises what the caller is told where it ends before its last event."""
+        try:
+            yield
+        except httpx.HTTPError as error:
+            self._course.check_cancelled()
+            if not self._course.is_over:
+                raise self._cut(error) from error
+        self._course.check_cancelled()
+        if not self._course.is_over:
+            raise self._cut()
 
     def heard(self, piece: bytes) -> Iterator[T]:
         """Yields what these bytes complete."""
         try:
             for event in self._reader.feed(piece):
                 said = self._streaming.parse(event)
-                self.is_over = self._streaming.ends(event)
+                self._course.is_over = self._streaming.ends(event)
                 if said is not None:
                     yield said
-                if self.is_over:
+                    self._course.check_cancelled()
+                if self._course.is_over:
                     return
         except OverflowError as error:
             raise UnexpectedAnswer(f"this is no stream of events: {error}") from error
 
-    def cut(self, error: httpx.HTTPError | None = None) -> KVWeaveError:
+    def _cut(self, error: httpx.HTTPError | None = None) -> KVWeaveError:
         """The error for the caller of a stream that was cut off before its end."""
         if isinstance(error, (httpx.TimeoutException, httpx.DecodingError)):
             return self._course.told(error)

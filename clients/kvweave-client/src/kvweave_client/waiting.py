@@ -2,67 +2,58 @@
 
 import math
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
+from kvweave_client import operations
 from kvweave_client.answers import Job, JobItem
 from kvweave_client.errors import JobFailed, TimedOut
+from kvweave_client.plans import Pause, Plan, ask
+from kvweave_client.requests import Cursor
 
 SHORTEST_S, LONGEST_S, GROWTH = 0.05, 2.0, 1.5
-LOOK_S: Final = 1.0
+LOOK_S: Final = 1.0  # for a look: even where no time is left, there is time for one
 TOLD: Final = 10  # uploads that an error names
 
 _WELL: Final = ("ready", "superseded", "deleted")
 
 
-class Waiting:
-    """The wait for one job, a while or for as long as it takes."""
-
-    def __init__(self, job_id: str, timeout_s: float | None) -> None:
-        self._job_id = job_id
-        self._limit_s = math.inf if timeout_s is None else timeout_s
-        self._end = time.monotonic() + self._limit_s
-        self._pause_s = SHORTEST_S
-
-    @property
-    def left_s(self) -> float:
-        """How long the job may still take."""
-        return max(self._end - time.monotonic(), 0.0)
-
-    @property
-    def look_s(self) -> float:
-        """How long one look may take: even where no time is left, there is time for one."""
-        return max(self.left_s, LOOK_S)
-
-    @contextmanager
-    def look(self) -> Generator[None]:
-        """Raises TimedOut for the whole wait where a look ended because no time was left."""
+def wait_for(
+    job_id: str, *, timeout_s: float | None = None, progress: Callable[[Job], None] | None = None
+) -> Plan[Job]:
+    """The job when it is done. Raises JobFailed where it ended otherwise, TimedOut where it takes longer."""
+    limit_s = math.inf if timeout_s is None else timeout_s
+    end = time.monotonic() + limit_s
+    late = TimedOut(f"{job_id} is not over after {limit_s:g} s, it goes on: wait for it again")
+    pause_s = SHORTEST_S
+    while True:
         try:
-            yield
+            job = yield from ask(operations.job(job_id), within_s=max(end - time.monotonic(), LOOK_S))
         except TimedOut as error:
-            if self.left_s > 0:
+            if time.monotonic() < end:
                 raise
-            raise self._late() from error
-
-    def pause(self, job: Job) -> float | None:
-        """How long to wait before the next look; None where the job is over. Raises TimedOut."""
+            raise late from error
+        if progress is not None:
+            progress(job)
+        if job.status == "done":
+            return job
         if job.is_over:
-            return None
-        pause, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, LONGEST_S)
-        if self.left_s <= 0:
-            raise self._late()
-        return min(pause, self.left_s)
-
-    def _late(self) -> TimedOut:
-        return TimedOut(f"{self._job_id} is not over after {self._limit_s:g} s, it goes on: wait for it again")
+            raise JobFailed(job, (yield from _failed(job_id)))
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise late
+        yield Pause(min(pause_s, left_s))
+        pause_s = min(pause_s * GROWTH, LONGEST_S)
 
 
-def is_well(item: JobItem) -> bool:
-    """Whether the upload ended as it should."""
-    return item.state in _WELL
-
-
-def failure(job: Job, items: list[JobItem]) -> JobFailed:
-    """The error for a job that is over and not done."""
-    return JobFailed(job, tuple(items))
+def _failed(job_id: str) -> Plan[tuple[JobItem, ...]]:
+    """The first uploads of the job that did not end as they should."""
+    listing = operations.job_items(job_id)
+    found: list[JobItem] = []
+    after: Cursor | None = None
+    while True:
+        page = yield from ask(listing.page(after))
+        found += [item for item in page.entries if item.state not in _WELL]
+        after = listing.following(page, after)
+        if after is None or len(found) >= TOLD:
+            return tuple(found[:TOLD])

@@ -7,7 +7,7 @@ this file alone reaches behind it. A transport of another kind stays as it is: b
 import math
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from ssl import SSLContext
 from typing import Protocol, TypeGuard
@@ -15,33 +15,30 @@ from typing import Protocol, TypeGuard
 import httpcore
 import httpx
 
+from kvweave_client.course import Course
+
 Options = Iterable[tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]]
 
 
 class Wire:
     """What one call reads and writes on. `cut` ends that from any thread, at whatever stage the call is."""
 
-    def __init__(self, left_s: Callable[[], float]) -> None:
-        self._left_s = left_s
+    def __init__(self, course: Course) -> None:
+        self.course = course
         self._lock = threading.Lock()
         self._stream: httpcore.NetworkStream | None = None
-        self._is_cut = threading.Event()
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether somebody ended the call."""
-        return self._is_cut.is_set()
 
     def cut(self) -> None:
         """Ends the call: the read or write that waits fails now, and those that follow at once."""
         with self._lock:
-            self._is_cut.set()
+            self.course.cancelled.set()
             if self._stream is not None:
                 _shut(self._stream)
 
-    def pause(self, seconds: float) -> None:
-        """Wait, but no longer than until it is cut."""
-        self._is_cut.wait(seconds)
+    def pause(self) -> None:
+        """Wait until the next try, but no longer than until it is cut."""
+        self.course.cancelled.wait(self.course.pause_s)
+        self.course.check_cancelled()
 
     def timeout(self, timeout: httpx.Timeout) -> httpx.Timeout:
         """The same timeout, known as that of this call."""
@@ -52,11 +49,11 @@ class Wire:
     def on(self, stream: httpcore.NetworkStream, seconds: float) -> Generator[float]:
         """Takes a connection for one read or write, and for no longer. Before and after that it serves others."""
         with self._lock:
-            if self.is_cut:
+            if self.course.cancelled.is_set():
                 raise httpcore.ReadError("cut off on this side")
             self._stream = stream
         try:
-            yield min(seconds, self._left_s())
+            yield min(seconds, self.course.left_s)
         finally:
             with self._lock:
                 self._stream = None
