@@ -32,6 +32,14 @@ class Source(msgspec.Struct, frozen=True):
     end: int | None = None
 
 
+def _scores(sources: tuple[Source, ...]) -> list[tuple[float, str]]:
+    """The sources' scores and names."""
+    return [
+        (each.score, each.document_id if each.title in ("", each.document_id) else f"{each.title}, {each.document_id}")
+        for each in sources
+    ]
+
+
 class ChunkReport(msgspec.Struct, frozen=True):
     """Where a chunk's keys and values came from: the name of a tier, or `computed`, and then why."""
 
@@ -72,10 +80,10 @@ class Answer(msgspec.Struct, frozen=True):
     report: Report
 
     def __str__(self) -> str:
-        return as_text(self.answer, self)
+        return as_text(self.answer, self.report.notes, sources=_scores(self.sources))
 
     def _repr_html_(self) -> str:
-        return as_html(self.answer, self)
+        return as_html(self.answer, self.report.notes, sources=_scores(self.sources))
 
 
 class Retrieved(msgspec.Struct, frozen=True):
@@ -135,10 +143,10 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
     def __str__(self) -> str:
-        return as_text(self.text, self)
+        return as_text(self.text, self.report.notes, sources=_scores(self.sources))
 
     def _repr_html_(self) -> str:
-        return as_html(self.text, self)
+        return as_html(self.text, self.report.notes, sources=_scores(self.sources))
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
