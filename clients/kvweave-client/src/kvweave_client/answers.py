@@ -1,12 +1,17 @@
 """What the service answers, as types. What it says besides is left alone, so that newer services stay readable."""
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from kvweave_client.shown import as_html, as_text
 
 Metadata = dict[str, Any]  # JSON
+
+
+def as_json(answer: msgspec.Struct | tuple[msgspec.Struct, ...]) -> object:
+    """What was answered, as JSON has it: objects and lists."""
+    return cast(object, msgspec.json.decode(msgspec.json.encode(answer)))
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """kvweave's chat as a model of LangChain. Says what is sent; how, the client of the service knows."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import aclosing, closing
 from importlib.metadata import version
 from math import ceil
 from typing import Final, Self, cast
@@ -17,8 +17,8 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from pydantic import Field, model_validator
 
-from kvweave_client import NotFound
-from kvweave_client.options import ChatOptions, Message
+from kvweave_client.chat_requests import ChatRequest
+from kvweave_client.options import ChatOptions
 from langchain_kvweave.connection import Connected
 from langchain_kvweave.documents import Reading, as_texts, reading
 from langchain_kvweave.messages import NO_TOOLS, PROVIDER, chunk, result, to_messages
@@ -42,15 +42,6 @@ _SENT: Final = (
 _LOCAL: Final = ("documents", "stop", "stream")  # what a call may bring that is not sent as it is
 
 Tool = Json | type | Callable[..., object] | BaseTool
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One call. `as_texts`: its documents without ids, for a service that does not know one of these any more."""
-
-    messages: list[Message]
-    options: ChatOptions
-    as_texts: ChatOptions | None
 
 
 class ChatKVWeave(BaseChatModel, Connected):
@@ -115,14 +106,7 @@ class ChatKVWeave(BaseChatModel, Connected):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: object,
     ) -> ChatResult:
-        request = self._request(messages, stop, given=kwargs)
-        client = self.asked()
-        try:
-            return result(client.chat(request.messages, **request.options))
-        except NotFound:
-            if request.as_texts is None:
-                raise
-            return result(client.chat(request.messages, **request.as_texts))
+        return result(self._request(messages, stop, given=kwargs).answer(self.asked()))
 
     async def _agenerate(
         self,
@@ -132,13 +116,7 @@ class ChatKVWeave(BaseChatModel, Connected):
         **kwargs: object,
     ) -> ChatResult:
         request = self._request(messages, stop, given=kwargs)
-        client = await self.aasked()
-        try:
-            return result(await client.chat(request.messages, **request.options))
-        except NotFound:
-            if request.as_texts is None:
-                raise
-            return result(await client.chat(request.messages, **request.as_texts))
+        return result(await request.aanswer(await self.aasked()))
 
     def _stream(
         self,
@@ -149,12 +127,8 @@ class ChatKVWeave(BaseChatModel, Connected):
     ) -> Iterator[ChatGenerationChunk]:
         """Streams the answer. Left early, it ends its connection, and the service stops."""
         request = self._request(messages, stop, given=kwargs)
-        try:
-            yield from self._streamed(request.messages, request.options)
-        except NotFound:  # said before anything else
-            if request.as_texts is None:
-                raise
-            yield from self._streamed(request.messages, request.as_texts)
+        with closing(request.events(self.asked())) as events:
+            yield from map(chunk, events)
 
     async def _astream(
         self,
@@ -164,29 +138,18 @@ class ChatKVWeave(BaseChatModel, Connected):
         **kwargs: object,
     ) -> AsyncIterator[ChatGenerationChunk]:
         request = self._request(messages, stop, given=kwargs)
-        client = await self.aasked()
-        for options in (request.options, request.as_texts):
-            if options is None:
-                continue
-            try:
-                async with client.stream_chat(request.messages, **options) as events:
-                    async for said in events:
-                        yield chunk(said)
-                return
-            except NotFound:
-                if options is request.as_texts or request.as_texts is None:
-                    raise
+        async with aclosing(request.aevents(await self.aasked())) as events:
+            async for said in events:
+                yield chunk(said)
 
-    def _streamed(self, messages: list[Message], options: ChatOptions) -> Iterator[ChatGenerationChunk]:
-        with self.asked().stream_chat(messages, **options) as events:
-            yield from map(chunk, events)
-
-    def _request(self, messages: list[BaseMessage], stop: list[str] | None, *, given: Mapping[str, object]) -> Request:
+    def _request(
+        self, messages: list[BaseMessage], stop: list[str] | None, *, given: Mapping[str, object]
+    ) -> ChatRequest:
         options = self._options(stop, given)
         documents = list(cast(Iterable[object], given.get("documents") or ()))
         by_id = reading(documents)
         texts = _with(options, as_texts(documents)) if by_id.chunk_ids else None
-        return Request(to_messages(messages), _with(options, by_id), texts)
+        return ChatRequest(to_messages(messages), _with(options, by_id), texts)
 
     def _options(self, stop: list[str] | None, given: Mapping[str, object]) -> Json:
         """The options of this call over those of the model."""

@@ -1,12 +1,15 @@
 """How LangChain's objects reach a service. Knows no endpoint."""
 
-from typing import Final
+from typing import Final, TypeVar
 
 from langchain_core.load.serializable import Serializable
 from langchain_core.utils import from_env, secret_from_env
 from pydantic import ConfigDict, Field, SecretStr
 
 from kvweave_client import BASE_URL, Access, AsyncClient, Client, Retries, Timeouts
+from kvweave_client.plans import Plan
+
+T = TypeVar("T")
 
 CONNECT_S: Final = Timeouts().connect_s
 
@@ -45,6 +48,14 @@ class Connected(Serializable):
     async def aasked(self) -> AsyncClient:
         """The client for calls of the loop that runs."""
         return self.async_client or await self._access.async_client()
+
+    def followed(self, plan: Plan[T]) -> T:
+        """What a plan comes to."""
+        return self.asked().follow(plan)
+
+    async def afollowed(self, plan: Plan[T]) -> T:
+        """What a plan comes to."""
+        return await (await self.aasked()).follow(plan)
 
     @property
     def _access(self) -> Access:

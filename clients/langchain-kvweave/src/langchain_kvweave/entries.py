@@ -6,15 +6,15 @@ Each is a document of its own with one verbatim chunk, so that it is replaced an
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from langchain_core.documents import Document
 
 from kvweave_client import DocumentChunk, RequestError, Source, batches
+from kvweave_client.following import name_of
 from kvweave_client.options import NewDocument
-from langchain_kvweave.documents import LONGEST_ID, LONGEST_TITLE, own_metadata
+from kvweave_client.passages import LONGEST_TITLE, own_metadata
 from langchain_kvweave.plain import plain_metadata, plain_text
 
 _IDS: Final = uuid.UUID("9d2cbd5a-6f6b-4b0e-9d0c-6d2b1f6f4f10")  # the namespace of ids that are made here
@@ -50,21 +50,10 @@ def entries(items: Sequence[Document], *, collection: str) -> Entries:
     return Entries(ids, documents, blank)
 
 
-def name_of(document_id: str, collection: str) -> str:
-    """The id that kvweave has for a document. kvweave has one id over all collections, and an index has its own."""
-    name = f"{collection}/{document_id}"
-    if len(name) > LONGEST_ID or plain_text(name) != name:
-        raise RequestError(f"kvweave cannot take the id {document_id[:80]!r}: use one of up to 800 usual characters")
-    return name
-
-
 def names_of(ids: Iterable[str], collection: str) -> dict[str, str]:
     """The ids that kvweave has, by those of the index. What kvweave cannot take is left out."""
-    names: dict[str, str] = {}
-    for document_id in ids:
-        with suppress(RequestError):
-            names[document_id] = name_of(document_id, collection)
-    return names
+    names = {each: name_of(each, collection) for each in ids}
+    return {each: name for each, name in names.items() if name is not None}
 
 
 def document_at(document_id: str, chunk: DocumentChunk) -> Document:
@@ -80,6 +69,8 @@ def document_found(source: Source, collection: str) -> Document:
 def _entry(document_id: str, item: Document, *, collection: str) -> NewDocument:
     metadata = plain_metadata(own_metadata(item.metadata))
     name, text = name_of(document_id, collection), plain_text(item.page_content)
+    if name is None:
+        raise RequestError(f"kvweave cannot take the id {document_id[:80]!r}: use one of up to 800 usual characters")
     entry = NewDocument(id=name, chunks=[{"id": document_id, "text": text}], metadata=metadata)
     title = metadata.get("title")
     return {**entry, "title": title[:LONGEST_TITLE]} if isinstance(title, str) else entry

@@ -1,17 +1,21 @@
 """A document index whose documents have their KV computed in kvweave. Knows no other index."""
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.indexing import DeleteResponse, DocumentIndex, UpsertResponse
 from pydantic import Field, PrivateAttr
 
-from kvweave_client import JobFailed, NotFound
+from kvweave_client import JobFailed, NotFound, operations
+from kvweave_client.following import collection_made
+from kvweave_client.plans import Plan, ask
+from kvweave_client.plans import entries as entries_of
+from kvweave_client.waiting import wait_for
 from langchain_kvweave.connection import Connected
-from langchain_kvweave.entries import Entries, document_at, document_found, entries, names_of
+from langchain_kvweave.entries import document_at, document_found, entries, names_of
 
 MOST_JOBS = 10_000  # that flush waits for; they are computed in their order
 
@@ -39,141 +43,98 @@ class KVWeaveSink(DocumentIndex, Connected):
     def upsert(self, items: Sequence[Document], /, **kwargs: object) -> UpsertResponse:
         """Put documents in, or others in place of those of their ids. What has no text is `failed`, and not kept."""
         _refuse(kwargs)
-        given = entries(items, collection=self.collection)
-        client = self.asked()
-        self._make()
-        for request in given.requests():
-            self._jobs.append(client.put_documents(request, collection=self.collection).job_id)
-        if given.blank:
-            self.delete(list(given.blank))
-        if self.wait:
-            self.flush()
-        return _upserted(given)
+        return self.followed(self._upserted(items))
 
     async def aupsert(self, items: Sequence[Document], /, **kwargs: object) -> UpsertResponse:
         """The asynchronous `upsert`."""
         _refuse(kwargs)
-        given = entries(items, collection=self.collection)
-        client = await self.aasked()
-        await self._amake()
-        for request in given.requests():
-            accepted = await client.put_documents(request, collection=self.collection)
-            self._jobs.append(accepted.job_id)
-        if given.blank:
-            await self.adelete(list(given.blank))
-        if self.wait:
-            await self.aflush()
-        return _upserted(given)
+        return await self.afollowed(self._upserted(items))
 
     def flush(self) -> None:
         """Wait until all that this object put in is computed. Raises JobFailed where something could not be, and
         TimedOut where one request's documents take longer than `wait_timeout` seconds."""
-        client = self.asked()
-        while self._jobs:
-            job = self._jobs[0]
-            with suppress(NotFound), self._leaving(job):  # long over, and forgotten
-                client.wait(job, timeout_s=self.wait_timeout)
+        self.followed(self._flushed())
 
     async def aflush(self) -> None:
         """The asynchronous `flush`."""
-        client = await self.aasked()
-        while self._jobs:
-            job = self._jobs[0]
-            with suppress(NotFound), self._leaving(job):
-                await client.wait(job, timeout_s=self.wait_timeout)
+        await self.afollowed(self._flushed())
 
     def delete(self, ids: list[str] | None = None, **kwargs: object) -> DeleteResponse:
         """End documents, and the caches of chunks that nothing else holds. Ids that are not there are no failure."""
         _refuse(kwargs)
-        client = self.asked()
-        gone: list[str] = []
-        for each, name in names_of(_named(ids), self.collection).items():
-            with suppress(NotFound):
-                client.delete_document(name)
-                gone.append(each)
-        return _deleted(gone)
+        return self.followed(self._deleted(_named(ids)))
 
     async def adelete(self, ids: list[str] | None = None, **kwargs: object) -> DeleteResponse:
         """The asynchronous `delete`."""
         _refuse(kwargs)
-        client = await self.aasked()
-        gone: list[str] = []
-        for each, name in names_of(_named(ids), self.collection).items():
-            with suppress(NotFound):
-                await client.delete_document(name)
-                gone.append(each)
-        return _deleted(gone)
+        return await self.afollowed(self._deleted(_named(ids)))
 
     def get(self, ids: Sequence[str], /, **kwargs: object) -> list[Document]:
         """The documents that are there and computed, as they were put in."""
         _refuse(kwargs)
-        client = self.asked()
-        found: list[Document] = []
-        for each, name in names_of(ids, self.collection).items():
-            with suppress(NotFound):
-                found += [document_at(each, chunk) for chunk in client.chunks(name)]
-        return found
+        return self.followed(self._held(ids))
 
     async def aget(self, ids: Sequence[str], /, **kwargs: object) -> list[Document]:
         """The asynchronous `get`."""
         _refuse(kwargs)
-        client = await self.aasked()
-        found: list[Document] = []
-        for each, name in names_of(ids, self.collection).items():
-            with suppress(NotFound):
-                found += [document_at(each, chunk) async for chunk in client.chunks(name)]
-        return found
+        return await self.afollowed(self._held(ids))
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        self._check_search()
-        hits = self.asked().search(query, collection=self.collection, top_k=self.k)
-        return [document_found(hit, self.collection) for hit in hits]
+        return self.followed(self._found(query))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
     ) -> list[Document]:
-        self._check_search()
-        client = await self.aasked()
-        hits = await client.search(query, collection=self.collection, top_k=self.k)
-        return [document_found(hit, self.collection) for hit in hits]
+        return await self.afollowed(self._found(query))
 
-    def _check_search(self) -> None:
+    def _upserted(self, items: Sequence[Document]) -> Plan[UpsertResponse]:
+        given = entries(items, collection=self.collection)
+        if not self._is_made:
+            yield from collection_made(self.collection, search=self.search)
+            self._is_made = True
+        for request in given.requests():
+            accepted = yield from ask(operations.put_documents(request, collection=self.collection))
+            self._jobs.append(accepted.job_id)
+        yield from self._deleted(given.blank)
+        if self.wait:
+            yield from self._flushed()
+        return UpsertResponse(succeeded=given.kept, failed=list(given.blank))
+
+    def _flushed(self) -> Plan[None]:
+        while self._jobs:
+            job = self._jobs[0]
+            try:
+                with suppress(NotFound):  # long over, and forgotten
+                    yield from wait_for(job, timeout_s=self.wait_timeout)
+            except JobFailed:
+                self._over(job)
+                raise
+            self._over(job)
+
+    def _deleted(self, ids: Sequence[str]) -> Plan[DeleteResponse]:
+        gone: list[str] = []
+        for each, name in names_of(ids, self.collection).items():
+            with suppress(NotFound):
+                yield from ask(operations.delete_document(name))
+                gone.append(each)
+        return DeleteResponse(num_deleted=len(gone), succeeded=gone, failed=[], num_failed=0)
+
+    def _held(self, ids: Sequence[str]) -> Plan[list[Document]]:
+        found: list[Document] = []
+        for each, name in names_of(ids, self.collection).items():
+            with suppress(NotFound):
+                chunks = yield from entries_of(operations.chunks(name))
+                found += [document_at(each, chunk) for chunk in chunks]
+        return found
+
+    def _found(self, query: str) -> Plan[list[Document]]:
         if not self.search:
             raise ValueError(
                 f"kvweave's own search is off for {self.collection!r}, as another index finds its documents: "
                 "search there, or make the sink with search=True"
             )
-
-    def _make(self) -> None:
-        """Makes the collection, where it is not there yet."""
-        if self._is_made:
-            return
-        client = self.asked()
-        try:
-            client.collection(self.collection)
-        except NotFound:
-            client.put_collection(self.collection, search=self.search)
-        self._is_made = True
-
-    async def _amake(self) -> None:
-        if self._is_made:
-            return
-        client = await self.aasked()
-        try:
-            await client.collection(self.collection)
-        except NotFound:
-            await client.put_collection(self.collection, search=self.search)
-        self._is_made = True
-
-    @contextmanager
-    def _leaving(self, job: str) -> Generator[None]:
-        """Forgets a job that is over, however it ended; one that goes on is waited for again."""
-        try:
-            yield
-        except (JobFailed, NotFound):
-            self._over(job)
-            raise
-        self._over(job)
+        hits = yield from ask(operations.search(query, collection=self.collection, top_k=self.k))
+        return [document_found(hit, self.collection) for hit in hits]
 
     def _over(self, job: str) -> None:
         with suppress(ValueError):  # another thread was sooner
@@ -189,11 +150,3 @@ def _named(ids: list[str] | None) -> list[str]:
     if ids is None:
         raise ValueError("name the ids to delete; kvweave_client deletes a whole collection by delete_collection")
     return ids
-
-
-def _upserted(given: Entries) -> UpsertResponse:
-    return UpsertResponse(succeeded=given.kept, failed=list(given.blank))
-
-
-def _deleted(gone: list[str]) -> DeleteResponse:
-    return DeleteResponse(num_deleted=len(gone), succeeded=gone, failed=[], num_failed=0)

@@ -7,7 +7,8 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Chat
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
-from kvweave_client import ChatAnswer, ChatDelta, ChunkReport, Source, TokenLogprob, Usage
+from kvweave_client import ChatAnswer, ChatDelta, TokenLogprob, Usage
+from kvweave_client.answers import as_json
 from kvweave_client.options import Message
 from langchain_kvweave.plain import Json, plain_text
 
@@ -78,10 +79,10 @@ def metadata(answer: ChatAnswer) -> Json:
             "policy": report.policy,
             "ratio": report.ratio,
             "recomputed_tokens": answer.usage.recomputed_tokens,
-            "chunks": [_chunk(each) for each in report.chunks],
+            "chunks": as_json(report.chunks),
             "dropped": list(report.dropped),
             "timings_ms": report.timings_ms,
-            "sources": [_source(each) for each in answer.sources],
+            "sources": as_json(answer.sources),
         },
     }
 
@@ -123,40 +124,6 @@ def _part(part: str | Json) -> str | None:
     raise ValueError(f"kvweave reads text only, got a part of the type {str(kind)[:40]!r}: leave it out")
 
 
-def _logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+def _logprobs(tokens: tuple[TokenLogprob, ...]) -> Json:
     """The tokens' log probabilities in OpenAI's form."""
-    return {
-        "content": [
-            {
-                "token": each.token,
-                "logprob": each.logprob,
-                "top_logprobs": [{"token": top.token, "logprob": top.logprob} for top in each.top_logprobs],
-            }
-            for each in tokens
-        ]
-    }
-
-
-def _chunk(report: ChunkReport) -> Json:
-    return {
-        "chunk_id": report.chunk_id,
-        "source": report.source,
-        "tokens": report.tokens,
-        "recomputed": report.recomputed,
-        "bytes": report.bytes,
-        "miss_reason": report.miss_reason,
-    }
-
-
-def _source(source: Source) -> Json:
-    return {
-        "chunk_id": source.chunk_id,
-        "document_id": source.document_id,
-        "title": source.title,
-        "score": source.score,
-        "text": source.text,
-        "metadata": source.metadata,
-        "page": source.page,
-        "start": source.start,
-        "end": source.end,
-    }
+    return {"content": as_json(tokens)}

@@ -9,14 +9,15 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.structured_query import FilterDirective, StructuredQuery
 from pydantic import AliasChoices, Field, InstanceOf
 
-from kvweave_client import Source
+from kvweave_client import operations
 from kvweave_client.options import SearchOptions
+from kvweave_client.passages import states_of
+from kvweave_client.plans import Plan, ask
 from langchain_kvweave.connection import Connected
 from langchain_kvweave.documents import documents_of
 from langchain_kvweave.filters import filter_of
 
 K = 4
-MOST_LOOKED_UP = 1000  # chunks in one request
 _OPTIONS = ("k", "collection", "filter", "mode", "neighbors", "rerank")
 
 
@@ -42,19 +43,16 @@ class KVWeaveRetriever(BaseRetriever, Connected):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: object
     ) -> list[Document]:
-        client = self.asked()
-        hits = client.search(query, **self._options(kwargs))
-        looked_up = client.lookup(chunk_ids=_ids(hits)) if self.cache_state and hits else ()
-        return documents_of(hits, {each.chunk_id: each.state for each in looked_up})
+        return self.followed(self._found(query, kwargs))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: object
     ) -> list[Document]:
-        client = await self.aasked()
-        hits = await client.search(query, **self._options(kwargs))
-        states: dict[str, str] = {}
-        if self.cache_state and hits:
-            states = {each.chunk_id: each.state async for each in client.lookup(chunk_ids=_ids(hits))}
+        return await self.afollowed(self._found(query, kwargs))
+
+    def _found(self, query: str, given: Mapping[str, object]) -> Plan[list[Document]]:
+        hits = yield from ask(operations.search(query, **self._options(given)))
+        states = (yield from states_of(hits)) if self.cache_state else {}
         return documents_of(hits, states)
 
     def _options(self, given: Mapping[str, object]) -> SearchOptions:
@@ -67,7 +65,3 @@ class KVWeaveRetriever(BaseRetriever, Connected):
         wanted["top_k"] = wanted.pop("k")
         wanted["filter"] = filter_of(wanted["filter"])
         return cast(SearchOptions, wanted)
-
-
-def _ids(hits: tuple[Source, ...]) -> list[str]:
-    return [hit.chunk_id for hit in hits[:MOST_LOOKED_UP]]

@@ -13,6 +13,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 
+from kvweave_client.schemas import closed
 from langchain_kvweave.plain import Json
 
 Schema = Json | type
@@ -21,7 +22,6 @@ Read = dict[str, Any] | BaseModel
 Reader = Runnable[AIMessage, Read]
 
 LONGEST_NAME = 64  # letters of a schema's
-_OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
 def response_format(schema: Schema, *, method: Method, strict: bool | None) -> Json:
@@ -34,7 +34,7 @@ def response_format(schema: Schema, *, method: Method, strict: bool | None) -> J
     name = str(obeyed.get("title") or "answer")[:LONGEST_NAME]
     return {
         "type": "json_schema",
-        "json_schema": {"name": name, "schema": obeyed if strict is False else _closed(obeyed)},
+        "json_schema": {"name": name, "schema": obeyed if strict is False else closed(obeyed)},
     }
 
 
@@ -74,14 +74,3 @@ def _check(message: AIMessage) -> None:
         raise OutputParserException(
             "the answer was cut off before its JSON ended: allow it more max_tokens", llm_output=message.text
         )
-
-
-def _closed(schema: object) -> object:
-    """The schema with objects that have no fields but those that are named, unless it says otherwise."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in cast(list[object], schema)]
-    if not isinstance(schema, dict):
-        return schema
-    told = {name: _closed(each) for name, each in cast(Json, schema).items()}
-    is_closed = isinstance(told.get("properties"), dict) and told.get("type") == "object"
-    return {**told, "additionalProperties": False} if is_closed and not told.keys() & _OPEN else told
