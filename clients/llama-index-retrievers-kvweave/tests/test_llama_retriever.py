@@ -18,8 +18,9 @@ from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from clients.conftest import Running
 from kvweave_client import Client, ConnectionFailed, Source, Unauthorized
 from kvweave_client.options import NewDocument
+from kvweave_client.passages import CACHE, CHUNK_ID, DIGEST, DOCUMENT_ID, SCORE, TITLE, digest_of
 from llama_index.retrievers.kvweave import KVWeaveRetriever
-from llama_index.retrievers.kvweave.nodes import CACHE, CHUNK_ID, DIGEST, DOCUMENT_ID, SCORE, TITLE, digest_of, nodes_of
+from llama_index.retrievers.kvweave.nodes import nodes_of
 
 SHARED = "Halio lives in K7. Halio keeps a badger."
 DOCUMENTS: list[NewDocument] = [

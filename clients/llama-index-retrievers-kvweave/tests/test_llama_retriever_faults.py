@@ -8,8 +8,8 @@ from llama_index.core.schema import NodeWithScore
 from clients.canned import SOURCE
 from clients.scripted import Scripted, Step, end, hang, reply, send
 from kvweave_client import ConnectionFailed, KVWeaveError, RateLimited, TimedOut, Unavailable, UnexpectedAnswer
+from kvweave_client.passages import CACHE
 from llama_index.retrievers.kvweave import KVWeaveRetriever
-from llama_index.retrievers.kvweave.nodes import CACHE
 
 HITS = send(reply({"hits": [SOURCE]}))
 STATES = send(reply({"chunks": [{"chunk_id": "0" * 32, "state": "stored", "bytes": 3, "tier": "ram"}], "unknown": []}))

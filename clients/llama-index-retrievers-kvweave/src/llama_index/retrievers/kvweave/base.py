@@ -1,19 +1,19 @@
 """The retriever: kvweave's search as nodes. Knows neither how passages are found nor how they are used."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.bridge.pydantic import SecretStr
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from kvweave_client import AsyncClient, ChunkState, Client, Source
+from kvweave_client import AsyncClient, Client, operations
 from kvweave_client.options import Mode, SearchOptions
+from kvweave_client.passages import states_of
+from kvweave_client.plans import Plan, ask
 from llama_index.retrievers.kvweave.connection import connection_to, key_of, url_of
 from llama_index.retrievers.kvweave.filters import Filters, where
 from llama_index.retrievers.kvweave.nodes import nodes_of
-
-_LOOKED_UP = 1000  # chunks of one request
 
 
 class KVWeaveRetriever(BaseRetriever):
@@ -59,20 +59,13 @@ class KVWeaveRetriever(BaseRetriever):
         return self
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        client = self._connection.client
-        hits = client.search(query_bundle.query_str, **self._options)
-        return self._nodes(hits, [state for ids in self._ids(hits) for state in client.lookup(chunk_ids=ids)])
+        return self._connection.client.follow(self._found(query_bundle.query_str))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         client = await self._connection.asynchronous()
-        hits = await client.search(query_bundle.query_str, **self._options)
-        return self._nodes(hits, [state for ids in self._ids(hits) async for state in client.lookup(chunk_ids=ids)])
+        return await client.follow(self._found(query_bundle.query_str))
 
-    def _ids(self, hits: Sequence[Source]) -> Iterator[list[str]]:
-        """The ids of chunks to look up, as many at once as the service takes."""
-        ids = [*dict.fromkeys(hit.chunk_id for hit in hits)] if self._looks_up else []
-        yield from (ids[start : start + _LOOKED_UP] for start in range(0, len(ids), _LOOKED_UP))
-
-    def _nodes(self, hits: Sequence[Source], states: Sequence[ChunkState]) -> list[NodeWithScore]:
-        known = {each.chunk_id: each for each in states} if self._looks_up else None
-        return nodes_of(hits, known, shown=self._shown)
+    def _found(self, query: str) -> Plan[list[NodeWithScore]]:
+        hits = yield from ask(operations.search(query, **self._options))
+        states = (yield from states_of(hits)) if self._looks_up else None
+        return nodes_of(hits, states, shown=self._shown)

@@ -1,14 +1,10 @@
-"""What a passage is as a node, and a node as a document of kvweave. Sends nothing.
-
-Names of metadata that begin with `kvweave_` are of these packages; all others are the user's.
-"""
+"""What a passage is as a node, and a node as a document of kvweave. Sends nothing."""
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from enum import Enum
-from hashlib import sha256
 from typing import Final, cast
 
 from llama_index.core.schema import (
@@ -22,28 +18,16 @@ from llama_index.core.schema import (
 )
 
 from kvweave_client import ChunkState, Source
+from kvweave_client.following import is_text, name_of
 from kvweave_client.options import Json, NewDocument
+from kvweave_client.passages import CACHE, PREFIX, notes_of, own_metadata
 
-OURS: Final = "kvweave_"
-CHUNK_ID: Final = "kvweave_chunk_id"
-DOCUMENT_ID: Final = "kvweave_document_id"
-TITLE: Final = "kvweave_title"
-PAGE: Final = "kvweave_page"
-SCORE: Final = "kvweave_score"
-CACHE: Final = "kvweave_cache"
-TIER: Final = "kvweave_tier"
-DIGEST: Final = "kvweave_digest"  # of the text that the chunk id stands for: a node may be changed on its way
-REF_DOC_ID: Final = "kvweave_ref_doc_id"
-NODE_ID: Final = "kvweave_node_id"
+TIER: Final = f"{PREFIX}tier"
+REF_DOC_ID: Final = f"{PREFIX}ref_doc_id"
+NODE_ID: Final = f"{PREFIX}node_id"
 
-_LONGEST_ID: Final = 1024  # letters
 _DEEPEST: Final = 32
 _MOST_BYTES: Final = 256 * 1024  # of a node's metadata
-
-
-def digest_of(text: str) -> str:
-    """The digest that tells whether a node still has the text that it came with."""
-    return sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def nodes_of(
@@ -72,18 +56,9 @@ def _cache(hit: Source, states: Mapping[str, ChunkState] | None) -> Json:
 
 
 def _node(hit: Source, node_id: str, *, told: Json, shown: frozenset[str]) -> TextNode:
-    metadata = {name: value for name, value in hit.metadata.items() if not name.startswith(OURS)}
+    metadata = own_metadata(hit.metadata)
     hidden = [name for name in metadata if name not in shown]
-    told = {
-        CHUNK_ID: hit.chunk_id,
-        DOCUMENT_ID: hit.document_id,
-        TITLE: hit.title,
-        PAGE: hit.page,
-        SCORE: hit.score,
-        DIGEST: digest_of(hit.text),
-        **told,
-    }
-    told = {name: value for name, value in told.items() if value not in (None, "")}
+    told = {name: value for name, value in (notes_of(hit) | told).items() if value != ""}
     ref_doc_id = str(hit.metadata.get(REF_DOC_ID, hit.document_id))
     return TextNode(
         id_=node_id,
@@ -102,19 +77,13 @@ def ref_doc_of(node: BaseNode) -> str:
     return node.ref_doc_id or node.node_id
 
 
-def name_of(node_id: str, collection: str) -> str | None:
-    """The id that kvweave has for a node, as it has one id over all collections. None for what it cannot take."""
-    name = f"{collection}/{node_id}"
-    return name if node_id and len(name) <= _LONGEST_ID and _is_text(name) else None
-
-
 def document_of(node: BaseNode, collection: str, *, mode: MetadataMode) -> NewDocument | None:
     """A node as one chunk, its text as prompts hold it. None for what cannot be registered, such as an image."""
     text = node.get_content(metadata_mode=mode)
     name, ref_doc_id = name_of(node.node_id, collection), ref_doc_of(node)
-    if not name or not text.strip() or not _is_text(text) or not name_of(ref_doc_id, collection):
+    if not name or not text.strip() or not is_text(text) or not name_of(ref_doc_id, collection):
         return None
-    metadata = plain({name: value for name, value in node.metadata.items() if not name.startswith(OURS)})
+    metadata = plain(own_metadata(node.metadata))
     if len(json.dumps(metadata)) > _MOST_BYTES:
         metadata = {}  # filters miss it; its cache is found all the same
     metadata |= {NODE_ID: node.node_id, REF_DOC_ID: ref_doc_id}
@@ -125,11 +94,6 @@ def plain(metadata: Mapping[str, object]) -> Json:
     """The metadata as JSON that every service takes: dates as ISO text, numbers as numbers, what is strange as text."""
     found = _plain(metadata, depth=0)
     return cast(Json, found) if isinstance(found, dict) else {}
-
-
-def _is_text(text: str) -> bool:
-    """Whether there is no half character and no NUL in the text."""
-    return "\0" not in text and text == _readable(text)
 
 
 def _readable(text: str) -> str:

@@ -13,8 +13,9 @@ from typing import Final
 from urllib.parse import quote
 
 from kvweave_client import Client, Document, JobFailed, NotFound, batches
+from kvweave_client.following import collection_made, name_of
 from kvweave_client.options import Json, NewDocument
-from llama_index.retrievers.kvweave.nodes import NODE_ID, REF_DOC_ID, name_of
+from llama_index.retrievers.kvweave.nodes import NODE_ID, REF_DOC_ID
 
 _LONGEST_FILTER: Final = 6000  # letters, as it stands in an address
 _MOST_JOBS: Final = 200  # that are looked at: newest first
@@ -36,7 +37,9 @@ class Registry:
     def put(self, documents: Iterable[NewDocument]) -> Iterator[list[str]]:
         """Make these the nodes of their ids, each id once; yields the ids of each request, when they are safe."""
         for batch in batches({each.get("id"): each for each in documents}.values()):
-            self._make()
+            if not self._is_made:
+                self._client.follow(collection_made(self._collection, search=self._search))
+                self._is_made = True
             job = self._client.put_documents(batch, collection=self._collection).job_id
             sources = dict(_marks(each.get("metadata", {})) for each in batch)
             self._running.append((job, [*sources]))
@@ -94,16 +97,6 @@ class Registry:
     def _listed(self, where: Json) -> Iterator[Document]:
         with suppress(NotFound):  # there is no such collection yet
             yield from self._client.documents(collection=self._collection, filter=where)
-
-    def _make(self) -> None:
-        """Makes the collection, where there is none: its rules are not touched where there is one."""
-        if self._is_made:
-            return
-        try:
-            self._client.collection(self._collection)
-        except NotFound:
-            self._client.put_collection(self._collection, search=self._search)
-        self._is_made = True
 
     def _look(self) -> None:
         """Forgets what is listed by now: jobs end in their order."""
