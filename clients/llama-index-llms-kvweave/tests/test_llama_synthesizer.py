@@ -14,8 +14,8 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import ImageNode, NodeWithScore, TextNode
 
 from kvweave_client import Client, NotFound
+from kvweave_client.passages import CHUNK_ID, DIGEST, digest_of
 from llama_index.llms.kvweave import KVWeave, KVWeaveSynthesizer
-from llama_index.llms.kvweave.turns import CHUNK_ID, DIGEST, digest_of
 
 Models = Callable[..., KVWeave]
 HALIO, SELARK = "Halio lives in K7. Halio keeps a badger.", "Rosen leads B4. Code B4 stands for Selark."

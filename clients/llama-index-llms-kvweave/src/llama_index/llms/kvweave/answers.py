@@ -16,6 +16,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from kvweave_client import ChatAnswer, ChatEvent, TokenLogprob
+from kvweave_client.answers import as_json
 from kvweave_client.options import Json
 
 
@@ -83,8 +84,8 @@ def _raw(answer: ChatAnswer) -> Json:
         "model": answer.model,
         "finish_reason": answer.finish_reason,
         "usage": _counts(answer) | cached,
-        "report": _json(answer.report),
-        "sources": _json(answer.sources),
+        "report": as_json(answer.report),
+        "sources": as_json(answer.sources),
     }
 
 
@@ -97,14 +98,6 @@ def _counts(answer: ChatAnswer) -> Json:
         "reused_tokens": usage.reused_tokens,
         "recomputed_tokens": usage.recomputed_tokens,
     }
-
-
-def _json(value: object) -> object:
-    """A value of the client's types, which are objects with fields and tuples of them, as JSON."""
-    if isinstance(value, tuple):
-        return [_json(each) for each in cast(tuple[object, ...], value)]
-    fields: tuple[str, ...] = getattr(value, "__struct_fields__", ())
-    return {name: _json(getattr(value, name)) for name in fields} if fields else value
 
 
 def _logprobs(tokens: tuple[TokenLogprob, ...]) -> list[list[LogProb]] | None:

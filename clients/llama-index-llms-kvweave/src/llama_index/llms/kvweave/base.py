@@ -1,6 +1,7 @@
 """The model: chats of LlamaIndex answered by kvweave. Knows neither retrieval nor how prompts are written."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Self
 
 from llama_index.core.base.llms.types import (
@@ -18,15 +19,16 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, SecretStr, fiel
 from llama_index.core.constants import DEFAULT_TEMPERATURE
 from llama_index.core.prompts import BasePromptTemplate
 
-from kvweave_client import AsyncClient, ChatEvent, Client, Connection, NotFound
+from kvweave_client import AsyncClient, ChatEvent, Client, Connection
 from kvweave_client import Model as Served
+from kvweave_client.chat_requests import ChatRequest
 from kvweave_client.options import Json
 from llama_index.llms.kvweave.answers import acompletions, aparts, completion, completions, parts, whole
 from llama_index.llms.kvweave.connection import connection_to, key_of, url_of
 from llama_index.llms.kvweave.errors import Unanswered, told
 from llama_index.llms.kvweave.events import chats, completes
 from llama_index.llms.kvweave.structured import SchemaLLM
-from llama_index.llms.kvweave.turns import Asked, asked
+from llama_index.llms.kvweave.turns import asked
 
 MODEL = "default"  # of the service, whatever its name
 
@@ -162,7 +164,7 @@ class KVWeave(SchemaLLM):
         most = self.max_tokens or -1
         return LLMMetadata(model_name=name, context_window=window, num_output=most, is_chat_model=True)
 
-    def _asked(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> Asked:
+    def _asked(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> ChatRequest:
         """The request of a call. What the call says goes before what the model is set to."""
         own = {
             "model": self.model,
@@ -177,52 +179,20 @@ class KVWeave(SchemaLLM):
 
     def _chat(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> ChatResponse:
         with told():
-            wanted = self._asked(messages, given)
-            client = self._connection.client
-            try:
-                return whole(client.chat(wanted.turns, **wanted.options))
-            except NotFound:
-                if wanted.without_ids is None:
-                    raise
-                return whole(client.chat(wanted.turns, **wanted.without_ids))
+            return whole(self._asked(messages, given).answer(self._connection.client))
 
     async def _achat(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> ChatResponse:
         with told():
             wanted = self._asked(messages, given)
-            client = await self._connection.asynchronous()
-            try:
-                return whole(await client.chat(wanted.turns, **wanted.options))
-            except NotFound:
-                if wanted.without_ids is None:
-                    raise
-                return whole(await client.chat(wanted.turns, **wanted.without_ids))
+            return whole(await wanted.aanswer(await self._connection.asynchronous()))
 
     def _events(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> Iterator[ChatEvent]:
-        """The events of an answer. It is refused before its first event, if at all."""
         with told():
-            wanted = self._asked(messages, given)
-            client = self._connection.client
-            try:
-                with client.stream_chat(wanted.turns, **wanted.options) as events:
-                    yield from events
-            except NotFound:
-                if wanted.without_ids is None:
-                    raise
-                with client.stream_chat(wanted.turns, **wanted.without_ids) as events:
-                    yield from events
+            yield from self._asked(messages, given).events(self._connection.client)
 
     async def _aevents(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> AsyncIterator[ChatEvent]:
-        """The asynchronous `_events`."""
         with told():
             wanted = self._asked(messages, given)
-            client = await self._connection.asynchronous()
-            try:
-                async with client.stream_chat(wanted.turns, **wanted.options) as events:
-                    async for event in events:
-                        yield event
-            except NotFound:
-                if wanted.without_ids is None:
-                    raise
-                async with client.stream_chat(wanted.turns, **wanted.without_ids) as events:
-                    async for event in events:
-                        yield event
+            async with aclosing(wanted.aevents(await self._connection.asynchronous())) as events:
+                async for event in events:
+                    yield event
