@@ -35,8 +35,8 @@ from blend.model.in_float32 import in_float32
 from blend.model.layer_gate import find_layers, install, text_config
 from blend.model.layer_graphs import CudaRecorder
 from blend.model.model_layers import examine
-from blend.model.tokenizer import Tokenizer
 from blend.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_other_sight, refuse_structure
+from blend.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

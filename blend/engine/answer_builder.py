@@ -7,7 +7,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from blend.engine.detokenize import Detokenizer
 from blend.engine.engine import Done, EngineRequest, Event, Finish, PlacedPrompt, Token
 from blend.engine.pending_request import PendingRequest
 from blend.engine.sampling import Picked, Sampler, Sampling
@@ -16,7 +15,7 @@ from blend.errors import SamplingError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import PromptLayout
 from blend.model.context import Context
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Detokenizer, Tokenizer
 
 
 class QueuedRequest(PendingRequest):

@@ -26,7 +26,7 @@ from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
 from blend.model.decoder import Decoder
 from blend.model.fingerprint import Fingerprint
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from store.record import Record
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""The model as blend runs it: its layers, how each attends, one pass over rows, texts and tokens."""
+"""The model as blend runs it: its layers, how each attends, one pass over rows. Knows no texts."""

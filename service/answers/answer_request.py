@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from blend.engine.engine import PromptReceiver
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
-from blend.model.template import Option
+from blend.text.template import Option
 from retriever.documents import Json
 from retriever.search import Mode
 from service.access.principal import Principal

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from retriever.documents import Json
 from service.answers.answer_request import ToolUse
 from service.answers.gather import Gathered

@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from retriever.documents import Json
 from service.errors import Invalid
 from service.model.grammar_parser import GRAMMAR_FUEL

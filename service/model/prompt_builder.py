@@ -12,9 +12,9 @@ from typing import cast
 
 from blend.errors import PromptError, TokenizerError
 from blend.fuse.prompt import ChunkSegment, Prompt, RecordSource, TextSegment
-from blend.model import template
-from blend.model.template import ChatMessage, Option
-from blend.model.tokenizer import Tokenizer
+from blend.text import template
+from blend.text.template import ChatMessage, Option
+from blend.text.tokenizer import Tokenizer
 
 SYSTEM = "Answer the question from the documents."
 ASK = "Question: "

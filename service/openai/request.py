@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 
-from blend.model.template import Option
+from blend.text.template import Option
 from service.bodies.fields import WHOLE, ChunkId, CollectionName, Name, OneOf, Strict
 from service.bodies.query import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
 from service.openai.tools import MOST_TOOLS, Tool, ToolCall, ToolChoice

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blend.engine.detokenize import Detokenizer
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Detokenizer, Tokenizer
 from tests.blend.tokenizers_made import KINDS, LOSSLESS, end_of, fresh, made, token_of
 
 WRAPPED = {kind: Tokenizer(made(kind)) for kind in KINDS}

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blend.errors import TokenizerError
-from blend.model.template import ChatMessage, PartPlace, TemplatePiece, render, tokens
-from blend.model.tokenizer import Tokenizer
+from blend.text.template import ChatMessage, PartPlace, TemplatePiece, render, tokens
+from blend.text.tokenizer import Tokenizer
 from tests.blend.tokenizers_made import LOSSLESS, fresh, made, spellings, token_of
 
 WRAPPED = {kind: Tokenizer(made(kind)) for kind in LOSSLESS}

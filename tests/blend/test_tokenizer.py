@@ -9,7 +9,7 @@ from tokenizers import AddedToken, decoders, normalizers
 from transformers import CanineTokenizer, GenerationConfig
 
 from blend.errors import TokenizerError
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from tests.blend import tokenizers_made
 from tests.blend.tokenizers_made import KINDS, end_of, fresh, made, spellings, token_of
 

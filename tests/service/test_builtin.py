@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from blend.load import LoadedModel
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from service.app.composition import compose_model
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint, operating_point
 from service.builtin import CHECKPOINT

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from retriever.documents import chunk_id
 from service.model.capture_context import (
     ALONE,

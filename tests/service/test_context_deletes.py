@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from retriever.documents import chunk_id
 from retriever.filter_condition import EVERYTHING
 from retriever.types import Passage

@@ -4,7 +4,7 @@ import pytest
 
 from blend.errors import PromptError
 from blend.fuse.prompt import ChunkSegment, TextSegment
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, TurnPart, TurnParts, question_turns
 from tests.blend.tokenizers_made import fresh, made
 

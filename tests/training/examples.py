@@ -8,7 +8,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from service.lab.questions.forms import FORMS, Form
 from service.lab.world.scene import MISSING, UNKNOWN, Fact, Scene, ScenePassage, SceneQuestion
 from service.lab.world.words import babble

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from service.lab.questions.forms import FORMS
 from service.lab.world.scene import UNKNOWN, Scene, draw
 from service.model.prompt_builder import PromptBuilder, PromptPassage, TurnParts

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerBase as Source
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from service.lab.world.relations import NAMINGS
 from service.lab.world.scene import NAMED, SceneShape, draw
 from tests.training.block_attention import BLOCKS, added

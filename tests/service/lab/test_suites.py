@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 from transformers import AutoTokenizer
 
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 from service.builtin import CHECKPOINT
 from service.lab.questions.cases import Case, SuiteError
 from service.lab.questions.forms import FORMS

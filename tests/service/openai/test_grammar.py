@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from blend.engine.sampling import Sampler, Sampling
-from blend.model.tokenizer import Json, Tokenizer
+from blend.text.tokenizer import Json, Tokenizer
 from service.app.composition import compose_model
 from service.builtin import CHECKPOINT
 from service.errors import Invalid

@@ -5,6 +5,7 @@ matches no control token and prepends no space: a piece of a prompt follows othe
 Nothing is switched between calls, so threads may share a `Tokenizer`.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -135,6 +136,30 @@ class Tokenizer:
                     "in this model's tokenizer: remove it from the text"
                 )
             yield start + 1
+
+
+class Detokenizer:
+    """The text of one answer. What `push` and `finish` returned, joined, is the text of all ids that are not hidden.
+
+    Every token's bytes are known for themselves, so the work does not grow with the length of the answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, hidden: frozenset[int] | None = None) -> None:
+        """Makes the text of one answer. Hides all control tokens, unless `hidden` names others."""
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.control if hidden is None else hidden
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The characters that this token completes; they never change again."""
+        if token_id in self._hidden:
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def finish(self) -> str:
+        """Ends the answer. A character whose bytes did not all come is dropped; nothing else was kept back."""
+        self._decoder.reset()
+        return ""
 
 
 class _Spelling:

@@ -15,7 +15,7 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from blend.errors import TokenizerError
-from blend.model.tokenizer import Tokenizer
+from blend.text.tokenizer import Tokenizer
 
 Option = str | int | float | bool | None
 
