@@ -25,12 +25,12 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from blend.errors import TokenizerError, UnsupportedModel
+from blend.fingerprint import Fingerprint
 from blend.fuse.capture import VERSION
 from blend.fuse.unpack import DTYPES
 from blend.model.attention import FLEX, kernels
 from blend.model.decoder import Decoder
 from blend.model.digests import architecture_digest, rope_digest, stored_digest, weights_digest
-from blend.model.fingerprint import Fingerprint
 from blend.model.in_float32 import in_float32
 from blend.model.layer_gate import find_layers, install, text_config
 from blend.model.layer_graphs import CudaRecorder

@@ -7,13 +7,13 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from blend.errors import UnsupportedModel
+from blend.fingerprint import Fingerprint
 from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, lay_out
 from blend.fuse.record_loader import Readers
 from blend.model.context import Segment, scattered, span
 from blend.model.decoder import Decoder
-from blend.model.fingerprint import Fingerprint
 from blend.model.layer_gate import text_config
 from blend.model.model_layers import angles
 

@@ -19,13 +19,13 @@ from blend.engine.answer_builder import AnswerBuilder, QueuedRequest
 from blend.engine.engine import EngineRequest, Event, Failed, PayerLoad, Ready
 from blend.engine.fair_queue import FairQueue, StepShares
 from blend.errors import Busy, Late, PromptError
+from blend.fingerprint import Fingerprint
 from blend.fuse.capture import CaptureHooks, capture
 from blend.fuse.fuse import fuse
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
 from blend.model.decoder import Decoder
-from blend.model.fingerprint import Fingerprint
 from blend.text.tokenizer import Tokenizer
 from store.record import Record
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 
 from blend.errors import PromptError
+from blend.fingerprint import digest_ids
 from blend.fuse.lifted import ChunkRows, Layers, LiftedPass, joined, ordinary
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import check_ids
 from blend.model.context import Branch, Context, Segment, numbers, span
 from blend.model.decoder import Decoder
-from blend.model.fingerprint import digest_ids
 from blend.model.step import LayerHooks, LayerRange
 from store.record import Dtype, Record
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from blend.errors import PromptError
-from blend.model.fingerprint import Fingerprint, digest_ids, packed_ids
+from blend.fingerprint import Fingerprint, digest_ids, packed_ids
 from store.errors import Miss, MissReason
 from store.record import FramedRecord, LayerKV, PackedLayer, ReadFrames, Record, Tail
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from blend.errors import BlendError
+from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder
-from blend.model.fingerprint import Fingerprint
 from retriever.errors import RetrieverError
 from service.access.control import Control
 from service.access.move import ADMIN_KEY

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blend.errors import BlendError
-from blend.model.fingerprint import Fingerprint
+from blend.fingerprint import Fingerprint
 from retriever.catalog.catalog import Catalog
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING

@@ -10,7 +10,7 @@ from functools import partial
 from threading import Event, Lock
 from typing import TypeVar
 
-from blend.model.fingerprint import Fingerprint
+from blend.fingerprint import Fingerprint
 from retriever.catalog.catalog import Catalog
 from retriever.filter_condition import EVERYTHING
 from retriever.types import Passage

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from typing import Protocol
 
-from blend.model.fingerprint import digest_ids
+from blend.fingerprint import digest_ids
 from service.model.capture_context import ChunkIds
 from service.model.served_model import ServedModel
 from store.blob import Blob, Terms

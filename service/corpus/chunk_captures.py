@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from blend.model.fingerprint import Fingerprint
+from blend.fingerprint import Fingerprint
 from retriever.catalog.catalog import Catalog
 from retriever.documents import Document, Json
 from retriever.types import Passage

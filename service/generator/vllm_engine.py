@@ -19,9 +19,9 @@ from threading import Lock, Thread
 from blend.engine.engine import Done, EngineRequest, Event, Failed, PayerLoad, Ready, Ticket
 from blend.engine.sampling import Sampling
 from blend.errors import BlendError, Late, PromptError
+from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import ChunkSegment, lay_out
-from blend.model.fingerprint import Fingerprint
 from service.errors import Invalid, ServiceError, Unavailable
 from service.generator.agreement import Agreement, Comparison
 from service.generator.generated_answer import GeneratedAnswer

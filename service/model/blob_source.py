@@ -6,7 +6,7 @@ from functools import cached_property
 from threading import Lock
 
 from blend.errors import UnreadableRecord
-from blend.model.fingerprint import Fingerprint
+from blend.fingerprint import Fingerprint
 from service.model.capture_context import is_alone
 from store.blob import Frame
 from store.codec.decode import read_frames, read_group

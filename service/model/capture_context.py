@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from blend.model.fingerprint import digest_of
+from blend.fingerprint import digest_of
 from retriever.documents import chunk_id
 from service.model.prompt_builder import PromptBuilder, PromptPassage
 

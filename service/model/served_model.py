@@ -5,8 +5,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from blend.engine.engine import Engine
+from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder
-from blend.model.fingerprint import Fingerprint
 from retriever.documents import Json
 from service.handoffs.handoffs import Handoffs
 from service.model.capture_context import ALONE, CaptureContext, ChunkIds, in_context

@@ -5,7 +5,7 @@ from dataclasses import fields
 from http import HTTPStatus
 from threading import Lock
 
-from blend.model.fingerprint import Fingerprint
+from blend.fingerprint import Fingerprint
 from store.errors import MissReason
 
 OTHER = "other"

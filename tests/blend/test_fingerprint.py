@@ -14,9 +14,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from blend.errors import UnsupportedModel
+from blend.fingerprint import Fingerprint, digest_ids
 from blend.model import digests
 from blend.model.digests import rope_digest, stored_digest, weights_digest
-from blend.model.fingerprint import Fingerprint, digest_ids
 from tests.blend.families import FAMILIES, build
 
 SAMPLE = Fingerprint("w", "a", "t", "r", "bfloat16", "p", "1")

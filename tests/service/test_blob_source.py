@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from blend.errors import UnreadableRecord
-from blend.model.fingerprint import Fingerprint
+from blend.fingerprint import Fingerprint
 from service.model.blob_source import BlobSource
 from store.blob import Blob, Buffer, Terms
 from store.codec.decode import read_group

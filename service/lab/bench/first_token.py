@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from blend.engine.engine import EngineRequest
+from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder
-from blend.model.fingerprint import Fingerprint
 from service.answers.pipeline import FETCHES
 from service.app.operating_point import FULL, OperatingPoint
 from service.corpus.chunk_capture import CaptureItem

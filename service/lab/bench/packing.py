@@ -8,8 +8,8 @@ from statistics import median
 import numpy as np
 import torch
 
+from blend.fingerprint import Fingerprint
 from blend.fuse.unpack import DTYPES, unpack
-from blend.model.fingerprint import Fingerprint
 from service.model.blob_source import BlobSource
 from store.blob import Blob, Terms
 from store.codec.decode import decode

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from statistics import median
 
-from blend.model.fingerprint import digest_ids
+from blend.fingerprint import digest_ids
 from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.errors import Unavailable
 from service.model.capture_context import ChunkIds
