@@ -28,7 +28,7 @@ from blend.model.joint_rows import JointRows, attend_jointly
 from blend.model.step import ACTIVE, Step
 
 try:
-    from blend.model.attend_rows import attend_scattered
+    from blend.kernels.attend_rows import attend_scattered
 except ImportError:
     attend_scattered = None  # without Triton, which comes with torch nearly everywhere where there is a GPU
 

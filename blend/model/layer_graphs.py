@@ -23,7 +23,7 @@ from blend.model.recorded_step import COLUMNS, CannotRecord, RecordedStep, RowRo
 from blend.model.step import Arguments, Step, active
 
 try:
-    from blend.model import attend_rows
+    from blend.kernels import attend_rows
 except ImportError:
     attend_rows = None  # without Triton, which comes with torch nearly everywhere where there is a GPU
 

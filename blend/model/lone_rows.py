@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blend.model.attend_call import PLACE, SLOT, AttendCall
+from blend.kernels.attend_call import PLACE, SLOT, AttendCall
 from blend.model.context import Context, LayerShape, Segment
 
 try:
-    from blend.model.lone_kernel import lone_kernels
+    from blend.kernels.lone_kernel import lone_kernels
 except ImportError:
     lone_kernels = None
 

@@ -14,7 +14,7 @@ import torch
 from blend.model.row_turn import ROW, CodePlacer, LayerPlaces, RowTurn
 
 try:
-    from blend.model.place_kernel import place_kernel
+    from blend.kernels.place_kernel import place_kernel
 except ImportError:
     place_kernel = None
 try:

@@ -14,7 +14,7 @@ from blend.model.context import Context, Segment, span
 from blend.model.step import Step
 
 try:
-    from blend.model import attend_rows
+    from blend.kernels import attend_rows
 except ImportError:
     attend_rows = None  # without Triton, which comes with torch nearly everywhere where there is a GPU
 

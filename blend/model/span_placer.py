@@ -14,19 +14,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import triton.language as tl
 from torch import Tensor
 
-from blend.model.place_spans import BOTH_SIDES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, bring, place_spans
+from blend.kernels.place_spans import BOTH_SIDES, DTYPES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, bring, place_spans
 from blend.model.row_turn import ROW, FramedRows, LayerPlaces, Numbers, RowTurn
 from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, Codes, FrameLayout, Scales
 
 try:
-    from blend.model.gathered import gathered
+    from blend.kernels.gathered import gathered
 except ImportError:
     gathered = None
 
-_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _TOKENS, _STEP, _KEY_TRELLIS, _VALUE_TRELLIS = (
     LAYOUT_AT + FrameLayout._fields.index(name) for name in ("tokens", "step", "key_trellis", "value_trellis")
 )
@@ -101,7 +99,7 @@ class SpanPlacer:
         place_spans[grid](
             given.table,
             given.sizes,
-            DTYPE=_DTYPES[self._dtype],
+            DTYPE=DTYPES[self._dtype],
             LIMIT=self._limit,
             TOKENS=_TOGETHER,
             CHANNELS=form.channels,

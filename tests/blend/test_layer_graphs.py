@@ -22,8 +22,8 @@ triton = pytest.importorskip("triton")
 if not (torch.cuda.is_available() or triton.knobs.runtime.interpret):
     pytest.skip("neither a GPU nor Triton's interpreter", allow_module_level=True)
 
-from blend.model import attend_rows as attend_module  # noqa: E402
-from blend.model.attend_rows import Attention, RowTables, attend_rows, attend_scattered, write_rows  # noqa: E402
+from blend.kernels import attend_rows as attend_module  # noqa: E402
+from blend.kernels.attend_rows import Attention, RowTables, attend_rows, attend_scattered, write_rows  # noqa: E402
 
 BLOCK = 4
 NEAR = 1e-4 if DEVICE.type == "cpu" else 2e-3

@@ -23,7 +23,7 @@ from tests.store.test_codec import DATA, LOSSY
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 interpreter = pytest.importorskip("triton.runtime.interpreter")
-place_spans = pytest.importorskip("blend.model.place_spans")
+place_spans = pytest.importorskip("blend.kernels.place_spans")
 span_placer = pytest.importorskip("blend.model.span_placer")
 
 IS_INTERPRETED = isinstance(place_spans.place_spans, interpreter.InterpretedFunction)

@@ -12,8 +12,8 @@ from numba import boolean, float32, int64, njit, types, uint16, uint32, void
 from numba.np.unsafe.ndarray import to_fixed_tuple  # pyright: ignore[reportUnknownVariableType]
 from numpy.typing import NDArray
 
-from blend.model.compiled import Word, bytes_at, cast, compiled_apart, words_at
-from blend.model.lanes import (
+from blend.kernels.compiled import Word, bytes_at, cast, compiled_apart, words_at
+from blend.kernels.lanes import (
     LANES,
     Lanes,
     all_written,
@@ -34,7 +34,7 @@ from blend.model.lanes import (
     times,
     within,
 )
-from blend.model.unpack_head import ROWS, Floats, Room, is_usual, room_for, tell_middles, tell_steps, unpack_head
+from blend.kernels.unpack_head import ROWS, Floats, Room, is_usual, room_for, tell_middles, tell_steps, unpack_head
 from store.record import LAYOUT_AT, START, Codes, FrameLayout, Scales
 
 Words = NDArray[np.uint16 | np.uint32]

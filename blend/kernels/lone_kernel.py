@@ -23,8 +23,8 @@ from numba import (
 from numba.np.unsafe.ndarray import to_fixed_tuple  # pyright: ignore[reportUnknownVariableType]
 from numpy.typing import NDArray
 
-from blend.model.attend_call import PLACE, SLOT, AttendCall
-from blend.model.compiled import (
+from blend.kernels.attend_call import PLACE, SLOT, AttendCall
+from blend.kernels.compiled import (
     Word,
     called,
     compiled,
@@ -32,7 +32,7 @@ from blend.model.compiled import (
     compiled_loosely,
     words_at,
 )
-from blend.model.lanes import (
+from blend.kernels.lanes import (
     LANES,
     asked_for,
     filled,

@@ -11,11 +11,13 @@ strides and shapes make no code of their own. Nothing waits for the code before:
 behind them are sums along the tokens.
 """
 
+import torch
 import triton
 import triton.language as tl
 
 from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, FrameLayout
 
+DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 SIDE = ("numbers", "heads", "dim", "by_head", "by_slot", "turning_at", "pairs", "apart", "hop", "cos", "sin", "sign")
 FIRST_SIDE, BOTH_SIDES = 2, 2 * len(SIDE)  # where in the table sides begin, and what a layer has of them
 # In a row as it is sent: its first byte, how many bytes behind the table's; how many tokens are placed; the slot of the

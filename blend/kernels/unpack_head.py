@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blend.model.compiled import compiled, compiled_apart
-from blend.model.lanes import LANES, transpose_at
+from blend.kernels.compiled import compiled, compiled_apart
+from blend.kernels.lanes import LANES, transpose_at
 from store.record import Codes, Scales, largest
 
 Floats = NDArray[np.float32]

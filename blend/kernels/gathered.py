@@ -11,7 +11,7 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
-from blend.model.compiled import compiled
+from blend.kernels.compiled import compiled
 
 _copy = ctypes.CDLL(None).memcpy
 _copy.argtypes = [ctypes.c_size_t] * 3  # numbers, as numba makes no addresses
