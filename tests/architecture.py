@@ -96,12 +96,8 @@ _OF_LLAMA = (
 # Exceptions by rule and place ("store/blob_store.py:Store.put"), each with its reason.
 EXCUSED: dict[str, dict[str, str]] = {
     "deferred_imports": {
-        "blend/model/lone_rows.py:": "numba is an extra",
-        "blend/model/packed_placer.py:": "numba is an extra, and triton comes with torch for CUDA",
-        "blend/model/attention.py:": "triton comes with torch for CUDA",
-        "blend/model/layer_graphs.py:": "triton comes with torch for CUDA",
-        "blend/model/recorded_step.py:": "triton comes with torch for CUDA",
-        "blend/model/span_placer.py:": "numba is an extra",
+        "blend/kernels/kernels.py:": "numba is an extra, and triton comes with torch for CUDA",
+        "blend/model/packed_placer.py:": "triton comes with torch for CUDA",
         "retriever/readers/serve.py:_answer": "a worker is told its parser, whose library is an extra",
     },
     "broad_handlers": {

@@ -22,15 +22,11 @@ from transformers.masking_utils import (
 )
 
 from blend.errors import UnsupportedModel
+from blend.kernels.kernels import attend_rows
 from blend.model.context import Segment
 from blend.model.flex_attention import BlockMask, attend_with_flex, causal_blocks, ruled_blocks
 from blend.model.joint_rows import JointRows, attend_jointly
 from blend.model.step import ACTIVE, Step
-
-try:
-    from blend.kernels.attend_rows import attend_scattered
-except ImportError:
-    attend_scattered = None  # without Triton, which comes with torch nearly everywhere where there is a GPU
 
 NAME = "kvweave"
 DENSE = f"{NAME}_dense"  # the same, by the model's own plain attention: it knows soft caps and sinks
@@ -263,14 +259,14 @@ def _fused(call: AttentionCall, block: AttentionBlock) -> Tensor:
 
 def _knows_slots(segment: Segment, query: Tensor) -> bool:
     """Whether a kernel is told where rows stand: no mask is made then, nor a plan for as many rows and keys."""
-    return attend_scattered is not None and query.is_cuda and len(segment.slots) > 1
+    return attend_rows is not None and query.is_cuda and len(segment.slots) > 1
 
 
 def _by_slots(call: AttentionCall, block: AttentionBlock, *, segment: Segment) -> Tensor | None:
     """Rows of a segment, each of which sees all before it and itself; None where keys lie otherwise."""
-    assert attend_scattered is not None
+    assert attend_rows is not None
     seen = block.keys[0], block.values[0]
-    found = attend_scattered(block.query[0], seen, slots=segment.slots.index, scale=call.scale(block.query))
+    found = attend_rows.attend_scattered(block.query[0], seen, slots=segment.slots.index, scale=call.scale(block.query))
     return None if found is None else found[None]
 
 

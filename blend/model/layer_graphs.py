@@ -18,14 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blend.kernels.kernels import attend_rows
 from blend.model.context import Branch, Context, LayerShape, Segment
 from blend.model.recorded_step import COLUMNS, CannotRecord, RecordedStep, RowRoom, WholeStep
 from blend.model.step import Arguments, Step, active
-
-try:
-    from blend.kernels import attend_rows
-except ImportError:
-    attend_rows = None  # without Triton, which comes with torch nearly everywhere where there is a GPU
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,9 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from blend.kernels.kernels import place_kernel
 from blend.model.row_turn import ROW, CodePlacer, LayerPlaces, RowTurn
 
-try:
-    from blend.kernels.place_kernel import place_kernel
-except ImportError:
-    place_kernel = None
 try:
     from blend.model.span_placer import SpanPlacer
 except ImportError:

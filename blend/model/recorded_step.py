@@ -10,13 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blend.kernels.kernels import attend_rows
 from blend.model.context import Context, Segment, span
 from blend.model.step import Step
-
-try:
-    from blend.kernels import attend_rows
-except ImportError:
-    attend_rows = None  # without Triton, which comes with torch nearly everywhere where there is a GPU
 
 COLUMNS = 4  # of the table of contexts
 

@@ -16,14 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blend.kernels.kernels import gathered
 from blend.kernels.place_spans import BOTH_SIDES, DTYPES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, bring, place_spans
 from blend.model.row_turn import ROW, FramedRows, LayerPlaces, Numbers, RowTurn
 from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, Codes, FrameLayout, Scales
-
-try:
-    from blend.kernels.gathered import gathered
-except ImportError:
-    gathered = None
 
 _TOKENS, _STEP, _KEY_TRELLIS, _VALUE_TRELLIS = (
     LAYOUT_AT + FrameLayout._fields.index(name) for name in ("tokens", "step", "key_trellis", "value_trellis")
