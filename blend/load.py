@@ -27,7 +27,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.fingerprint import Fingerprint
 from blend.fuse.capture import VERSION
-from blend.fuse.unpack import DTYPES
 from blend.model.attention import FLEX, kernels
 from blend.model.decoder import Decoder
 from blend.model.digests import architecture_digest, rope_digest, stored_digest, weights_digest
@@ -35,6 +34,7 @@ from blend.model.in_float32 import in_float32
 from blend.model.layer_gate import find_layers, install, text_config
 from blend.model.layer_graphs import CudaRecorder
 from blend.model.model_layers import examine
+from blend.place.unpack import DTYPES
 from blend.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_other_sight, refuse_structure
 from blend.text.tokenizer import Tokenizer
 

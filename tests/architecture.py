@@ -97,7 +97,7 @@ _OF_LLAMA = (
 EXCUSED: dict[str, dict[str, str]] = {
     "deferred_imports": {
         "blend/kernels/kernels.py:": "numba is an extra, and triton comes with torch for CUDA",
-        "blend/model/packed_placer.py:": "triton comes with torch for CUDA",
+        "blend/place/packed_placer.py:": "triton comes with torch for CUDA",
         "retriever/readers/serve.py:_answer": "a worker is told its parser, whose library is an extra",
     },
     "broad_handlers": {

@@ -17,7 +17,7 @@ from blend.fuse.record_loader import is_apart
 from blend.model.context import Context
 from blend.model.decoder import Decoder
 from blend.model.model_layers import LayerRule
-from blend.model.rotation import Angles
+from blend.place.rotation import Angles
 from store.record import Array, LayerKV
 
 Layers = list[LayerKV | None]  # of one chunk

@@ -15,11 +15,11 @@ from blend.model.layer_gate import text_config
 from blend.model.layer_graphs import LayerGraphs, Recorder, replaying
 from blend.model.lone_rows import lone_attention
 from blend.model.model_layers import LayerRule, ModelLayers, angles, run
-from blend.model.packed_placer import packed_placer
-from blend.model.rotation import Angles, rotate_into
-from blend.model.row_turn import FramedRows, LayerPlaces, RowTurn
 from blend.model.slabs import Slabs
 from blend.model.step import LayerHooks, LayerRange, Step
+from blend.place.packed_placer import packed_placer
+from blend.place.rotation import Angles, rotate_into
+from blend.place.row_turn import FramedRows, LayerPlaces, RowTurn
 from store.record import LayerKV, PackedLayer
 
 TABLE_ROWS = 1024  # positions asked for at once

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from blend.errors import UnsupportedModel
 from blend.model.context import Context, LayerShape, Segment, span
 from blend.model.layer_gate import text_config
-from blend.model.rotation import Angles, Rotation, candidates, read_angles, unrotate
 from blend.model.step import PassHalted, Step, active
+from blend.place.rotation import Angles, Rotation, candidates, read_angles, unrotate
 
 TOKENS = 12
 OFFSET = 1009

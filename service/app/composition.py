@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.fuse.fuse import BlendOrder
 from blend.load import LoadedModel, device_named, load
-from blend.model.packed_placer import IS_COMPILED
+from blend.place.packed_placer import IS_COMPILED
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
 from retriever.library import Library

@@ -14,8 +14,8 @@ from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
 from blend.fuse.record_loader import Readers
-from blend.fuse.unpack import DTYPES
 from blend.load import LoadedModel, adopt
+from blend.place.unpack import DTYPES
 from service.corpus.chunk_capture import tailed
 from service.model.blob_source import BlobSource
 from service.model.capture_context import ChunkIds

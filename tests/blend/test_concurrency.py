@@ -19,8 +19,8 @@ from blend.load import adopt
 from blend.model import attention
 from blend.model.attention import DENSE, FLEX, NAME
 from blend.model.context import Context
-from blend.model.packed_placer import packed_placer
-from blend.model.row_turn import FramedRows
+from blend.place.packed_placer import packed_placer
+from blend.place.row_turn import FramedRows
 from service.model.blob_source import BlobSource
 from store.blob import Blob, Terms
 from store.codec.encode import encode

@@ -15,7 +15,7 @@ from blend.fuse.lifted import ChunkRows, Layers, LiftedPass
 from blend.load import adopt
 from blend.model.context import Branch, Context, Segment, places, span
 from blend.model.decoder import Decoder
-from blend.model.rotation import unrotate
+from blend.place.rotation import unrotate
 from store.record import Array
 from tests.blend.counted import Counted
 from tests.blend.families import FAMILIES, build, draw, ours, put, words

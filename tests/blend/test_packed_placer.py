@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blend.fuse.unpack import DTYPES, unpack
-from blend.model import packed_placer as packed_placing
-from blend.model.packed_placer import PackedPlacer, packed_placer
-from blend.model.rotation import Angles, Pairing, Rotation, rotate_into
-from blend.model.row_turn import FramedRows, LayerPlaces, RowTurn, framed_rows
+from blend.place import packed_placer as packed_placing
+from blend.place.packed_placer import PackedPlacer, packed_placer
+from blend.place.rotation import Angles, Pairing, Rotation, rotate_into
+from blend.place.row_turn import FramedRows, LayerPlaces, RowTurn, framed_rows
+from blend.place.unpack import DTYPES, unpack
 from store.codec.decode import read_group
 from store.codec.unpacked import unpacked
 from store.reader import BlobReader

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blend.model.rotation import Angles, Rotation, candidates, read_angles, rotate_into, unrotate
+from blend.place.rotation import Angles, Rotation, candidates, read_angles, rotate_into, unrotate
 
 POSITIONS = torch.arange(7, 40, dtype=torch.float64)
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blend.fuse.unpack import DTYPES, unpack
-from blend.model.rotation import Angles, Pairing, Rotation, rotate_into
-from blend.model.row_turn import LayerPlaces, RowTurn, framed_rows
+from blend.place.rotation import Angles, Pairing, Rotation, rotate_into
+from blend.place.row_turn import LayerPlaces, RowTurn, framed_rows
+from blend.place.unpack import DTYPES, unpack
 from service.model.pinned_memory import pinned_memory
 from store.codec.decode import read_group
 from store.codec.unpacked import Memory, MemoryForm, allocate, unpacked
@@ -24,7 +24,7 @@ from tests.store.test_codec import DATA, LOSSY
 triton = pytest.importorskip("triton", reason="triton is not installed")
 interpreter = pytest.importorskip("triton.runtime.interpreter")
 place_spans = pytest.importorskip("blend.kernels.place_spans")
-span_placer = pytest.importorskip("blend.model.span_placer")
+span_placer = pytest.importorskip("blend.place.span_placer")
 
 IS_INTERPRETED = isinstance(place_spans.place_spans, interpreter.InterpretedFunction)
 CARD = torch.device("cuda")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blend.fuse.unpack import DTYPES, unpack, unpack_into, unpack_joined
+from blend.place.unpack import DTYPES, unpack, unpack_into, unpack_joined
 from store.blob import Terms
 from store.codec.decode import decode, read_group
 from store.codec.encode import encode

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from blend.fingerprint import Fingerprint
-from blend.fuse.unpack import DTYPES, unpack
+from blend.place.unpack import DTYPES, unpack
 from service.model.blob_source import BlobSource
 from store.blob import Blob, Terms
 from store.codec.decode import decode

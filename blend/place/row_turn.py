@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blend.model.rotation import Angles, Rotation
+from blend.place.rotation import Angles, Rotation
 from store.record import LAYOUT_AT, FrameLayout, PackedLayer, Scales
 
 ROW = LAYOUT_AT + len(FrameLayout._fields)  # numbers of a part's

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blend.kernels.kernels import gathered
 from blend.kernels.place_spans import BOTH_SIDES, DTYPES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, bring, place_spans
-from blend.model.row_turn import ROW, FramedRows, LayerPlaces, Numbers, RowTurn
+from blend.place.row_turn import ROW, FramedRows, LayerPlaces, Numbers, RowTurn
 from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, Codes, FrameLayout, Scales
 
 _TOKENS, _STEP, _KEY_TRELLIS, _VALUE_TRELLIS = (

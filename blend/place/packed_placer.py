@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from blend.kernels.kernels import place_kernel
-from blend.model.row_turn import ROW, CodePlacer, LayerPlaces, RowTurn
+from blend.place.row_turn import ROW, CodePlacer, LayerPlaces, RowTurn
 
 try:
-    from blend.model.span_placer import SpanPlacer
+    from blend.place.span_placer import SpanPlacer
 except ImportError:
     SpanPlacer = None
 

@@ -1,0 +1,1 @@
+"""How stored rows come into a context: unpacked, turned to their slots, written. Knows no model, chunk or store."""
