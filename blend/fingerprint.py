@@ -1,4 +1,4 @@
-"""What must match before a stored record may be used. Knows texts and numbers; digests.py knows tensors and files."""
+"""What must match before a stored record may be used. Knows texts and numbers; digests.py in adopt knows tensors."""
 
 import json
 import struct

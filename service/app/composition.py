@@ -10,9 +10,9 @@ import torch
 from huggingface_hub.utils import disable_progress_bars
 from transformers.utils import logging as transformers_logging
 
+from blend.adopt.load import LoadedModel, device_named, load
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.fuse.fuse import BlendOrder
-from blend.load import LoadedModel, device_named, load
 from blend.place.packed_placer import IS_COMPILED
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker

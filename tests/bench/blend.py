@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from blend.adopt.load import LoadedModel
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
 from blend.fuse.record_loader import Readers
-from blend.load import LoadedModel
 from tests.bench.decode import decode, stall
 from tests.bench.fetch import fetch
 from tests.bench.model import (

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import zstandard
 
+from blend.adopt.load import LoadedModel
 from blend.fuse.prompt import ChunkSegment, Prompt, PromptLayout, lay_out
 from blend.fuse.record_loader import Readers, RecordLoader
-from blend.load import LoadedModel
 from service.app.give_back_memory import keep_freed_memory
 from service.model.blob_source import BlobSource
 from store.blob import Blob, Buffer, Terms, digest, write_head

@@ -21,11 +21,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
+from blend.adopt.load import LoadedModel
 from blend.fuse.capture import capture
 from blend.fuse.fuse import FusedPrompt
 from blend.fuse.prompt import ChunkSegment, Prompt
 from blend.fuse.record_loader import Readers
-from blend.load import LoadedModel
 from service.app.give_back_memory import keep_freed_memory
 from service.model.blob_source import BlobSource
 from service.model.pinned_memory import pinned_memory

@@ -10,11 +10,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
 
+from blend.adopt.load import LoadedModel, adopt
 from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
 from blend.fuse.record_loader import Readers
-from blend.load import LoadedModel, adopt
 from blend.place.unpack import DTYPES
 from service.corpus.chunk_capture import tailed
 from service.model.blob_source import BlobSource

@@ -10,7 +10,7 @@ import transformers as hf
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from blend.load import LoadedModel, adopt
+from blend.adopt.load import LoadedModel, adopt
 
 VOCABULARY = 128
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from blend.adopt.load import LoadedModel
 from blend.fingerprint import digest_ids
 from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.policy import policy_name, select
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, PromptLayout, TextSegment, lay_out
 from blend.fuse.record_loader import Readers
-from blend.load import LoadedModel
 from store.record import Tail
 from tests.blend.dense import Cached, Choice
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from blend.adopt.load import LoadedModel, adopt
 from blend.engine.engine import Done, EngineRequest, Token
 from blend.engine.sampling import Sampling
 from blend.fuse.prompt import Prompt
-from blend.load import LoadedModel, adopt
 from tests.blend.asking import Asked, engine
 from tests.blend.families import BASE, build, put
 from tests.blend.tokenizers_made import end_of, made, token_of

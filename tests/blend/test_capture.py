@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
+from blend.adopt.load import LoadedModel, adopt
 from blend.errors import NotFinite, PromptError
 from blend.fuse import capture as module
 from blend.fuse.capture import FEW_ROWS, ROWS, TOGETHER, CaptureHooks, bucket, capture, plan
-from blend.load import LoadedModel, adopt
 from blend.model.context import Context, span
 from store.record import Record, widen
 from tests.blend import dense

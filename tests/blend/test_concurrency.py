@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # pyright: ignore[reportUnknownVariableType]
 
-from blend import load
+from blend.adopt import load
+from blend.adopt.load import adopt
 from blend.fuse import record_loader
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, ChunkSpan, HeldRecord, Prompt, TextSegment
 from blend.fuse.record_loader import Readers, RecordLoader
-from blend.load import adopt
 from blend.model import attention
 from blend.model.attention import DENSE, FLEX, NAME
 from blend.model.context import Context

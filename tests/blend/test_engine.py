@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from blend.adopt.load import adopt
 from blend.engine.engine import EngineRequest, Ready, Token
 from blend.engine.local_engine import EngineLimits
 from blend.engine.sampling import Sampling
 from blend.errors import BlendError, Busy, NotFinite, PromptError, UnreadableRecord
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
-from blend.load import adopt
 from store.errors import Miss
 from store.record import LayerKV
 from tests.blend import dense

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 
+from blend.adopt.load import adopt
 from blend.fuse.capture import capture
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
-from blend.load import adopt
 from blend.model import attention
 from blend.model.context import span
 from blend.model.model_layers import LayerRule

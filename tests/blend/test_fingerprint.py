@@ -13,10 +13,10 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import Gemma3TextConfig, LlamaConfig
 
+from blend.adopt import digests
+from blend.adopt.digests import rope_digest, stored_digest, weights_digest
 from blend.errors import UnsupportedModel
 from blend.fingerprint import Fingerprint, digest_ids
-from blend.model import digests
-from blend.model.digests import rope_digest, stored_digest, weights_digest
 from tests.blend.families import FAMILIES, build
 
 SAMPLE = Fingerprint("w", "a", "t", "r", "bfloat16", "p", "1")

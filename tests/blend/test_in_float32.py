@@ -7,9 +7,9 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from blend.adopt.in_float32 import in_float32
+from blend.adopt.load import adopt
 from blend.errors import UnsupportedModel
-from blend.load import adopt
-from blend.model.in_float32 import in_float32
 from blend.model.layer_gate import find_layers
 from tests.blend.families import BASE, build, native, words
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blend.load import PASSES, LoadedModel, adopt
+from blend.adopt.load import PASSES, LoadedModel, adopt
 from blend.model import layer_graphs
 from blend.model.context import Branch, Context, LayerShape, Segment, scattered, span
 from blend.model.decoder import Decoder

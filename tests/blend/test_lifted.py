@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from blend.adopt.load import adopt
 from blend.errors import NotFinite
 from blend.fuse import capture as module
 from blend.fuse.capture import capture
 from blend.fuse.lifted import ChunkRows, Layers, LiftedPass
-from blend.load import adopt
 from blend.model.context import Branch, Context, Segment, places, span
 from blend.model.decoder import Decoder
 from blend.place.rotation import unrotate

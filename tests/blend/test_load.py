@@ -10,9 +10,9 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file
 
-from blend import load as module
+from blend.adopt import load as module
+from blend.adopt.load import LoadedModel, adopt, load
 from blend.errors import TokenizerError, UnsupportedModel
-from blend.load import LoadedModel, adopt, load
 from blend.model.attention import NAME
 from blend.model.context import span
 from tests.blend.dense import prefill

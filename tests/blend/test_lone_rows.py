@@ -7,8 +7,8 @@ import pytest
 import torch
 from numba import cfunc, int64, void  # pyright: ignore[reportMissingTypeStubs]
 
+from blend.adopt.load import adopt
 from blend.kernels import lone_kernel
-from blend.load import adopt
 from blend.model import lone_rows
 from blend.model.context import Context, LayerShape, Segment, span
 from blend.model.lone_rows import LoneAttention, LoneRows, lone_attention

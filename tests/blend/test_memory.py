@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from blend.adopt.load import LoadedModel
 from blend.engine.engine import EngineRequest
 from blend.engine.local_engine import EngineLimits
 from blend.engine.sampling import Sampling
@@ -27,7 +28,6 @@ from blend.fuse.fuse import BlendOrder
 from blend.fuse.lifted import ChunkRows, LiftedPass
 from blend.fuse.prompt import Prompt, TextSegment
 from blend.fuse.record_loader import Readers
-from blend.load import LoadedModel
 from blend.model import context as context_module
 from blend.model.context import Context, LayerShape, Segment, span
 from tests.bench.model import Corpus, Shape, adopted, captured, fused, random_model

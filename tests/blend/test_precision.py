@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from blend.adopt.load import LoadedModel, adopt
 from blend.fingerprint import Fingerprint
 from blend.fuse.prompt import ChunkSegment, Prompt
-from blend.load import LoadedModel, adopt
 from blend.model.attention import KERNELS, NAME, AttentionBlock, AttentionCall
 from store.blob import Terms
 from store.codec.encode import encode

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers as hf
 
+from blend.adopt.load import adopt
 from blend.errors import UnsupportedModel
-from blend.load import adopt
 from tests.blend.families import BASE, build, native, words
 
 SMALL = {key: value for key, value in BASE.items() if key not in ("head_dim", "num_key_value_heads")}

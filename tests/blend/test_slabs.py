@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from transformers.masking_utils import causal_mask_function
 
+from blend.adopt.load import LoadedModel
 from blend.engine.engine import EngineRequest
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt, TextSegment
-from blend.load import LoadedModel
 from blend.model import decoder as decoder_module
 from blend.model import joint_rows as joint_module
 from blend.model.attention import Visibility

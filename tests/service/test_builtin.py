@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from blend.load import LoadedModel
+from blend.adopt.load import LoadedModel
 from blend.text.tokenizer import Tokenizer
 from service.app.composition import compose_model
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint, operating_point

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
+from blend.adopt.load import LoadedModel
 from blend.engine.local_engine import LocalEngine
-from blend.load import LoadedModel
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filter_condition import EVERYTHING
 from service import cli

@@ -11,8 +11,8 @@ from statistics import median
 
 import torch
 
+from blend.adopt.load import device_named
 from blend.fuse.policy import with_rule
-from blend.load import device_named
 from retriever.readers.reading import ReadingProblem
 from service.app.composition import compose_served, compose_store
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint

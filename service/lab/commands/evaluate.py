@@ -17,7 +17,7 @@ from service.commands.shown_progress import tell_unread
 from service.lab.commands.shown_grid import show_grid
 
 if TYPE_CHECKING:
-    from blend.load import LoadedModel
+    from blend.adopt.load import LoadedModel
     from service.app.operating_point import OperatingPoint
     from service.lab.eval.grid import GridResult
     from service.lab.eval.policy_choice import PolicyChoice

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from blend.load import LoadedModel, adopt, device_named
+from blend.adopt.load import LoadedModel, adopt, device_named
 from service.access.private import private_folder, write_for_owner_only
 from service.app.composition import compose_served, compose_store
 from service.app.operating_point import FULL, OperatingPoint

@@ -9,12 +9,12 @@ from typing import cast
 
 from torch import Tensor
 
+from blend.adopt.load import LoadedModel
 from blend.engine.engine import EngineRequest
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.engine.sampling import Sampling
 from blend.errors import PromptError
 from blend.fuse.fuse import BlendOrder
-from blend.load import LoadedModel
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
 from service.corpus.chunk_capture import tailed
 from service.lab.eval.followed_answer import Divergence, FollowedAnswer, Following, divergence, entropy

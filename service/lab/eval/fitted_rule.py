@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from blend.adopt.load import LoadedModel
 from blend.fuse.policy import LAST, STRETCH, AskRule
-from blend.load import LoadedModel
 from service.app.operating_point import LOSSLESS, OperatingPoint
 from service.lab.eval.case_probe import CaseProbe
 from service.lab.questions.cases import Case, SuiteError

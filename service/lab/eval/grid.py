@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from blend.adopt.load import LoadedModel
 from blend.errors import PromptError
 from blend.fuse.policy import POLICIES, SELECTIVE, check_policy
-from blend.load import LoadedModel
 from service.app.operating_point import FULL, OperatingPoint
 from service.lab.eval.case_probe import CaseMeasurement, CaseProbe
 from service.lab.eval.result_row import ResultRow, SuiteFindings, YardstickRow

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blend.load import LoadedModel, load
+from blend.adopt.load import LoadedModel, load
 from service.app.give_back_memory import keep_freed_memory
 from tests.bench.real.articles import TokenCounts, divided, read
 from tests.bench.real.cells import PLANS, Cell

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blend.adopt.load import LoadedModel
 from blend.fuse.capture import CaptureHooks, capture
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
-from blend.load import LoadedModel
 from blend.model.context import Segment, numbers, span
 from service.corpus.chunk_capture import tailed
 from service.lab.questions.cases import Case

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from blend.load import LoadedModel, load
+from blend.adopt.load import LoadedModel, load
 from service.app.operating_point import LOSSLESS, OperatingPoint
 from service.lab.eval.case_probe import CaseProbe
 from service.lab.questions.drawn_cases import SUITES

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, PreTrainedModel
 from typer.testing import CliRunner
 
-from blend.load import LoadedModel, adopt
+from blend.adopt.load import LoadedModel, adopt
 from service import cli
 from service.app.operating_point import FULL, OperatingPoint
 from service.lab.eval import policy_choice

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from blend.load import LoadedModel, load
+from blend.adopt.load import LoadedModel, load
 from service.app.composition import compose_model
 from service.app.operating_point import operating_point
 from service.lab.eval.grid import GridResult, grid, run

@@ -24,18 +24,18 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from blend.adopt.digests import architecture_digest, rope_digest, stored_digest, weights_digest
+from blend.adopt.in_float32 import in_float32
+from blend.adopt.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_other_sight, refuse_structure
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.fingerprint import Fingerprint
 from blend.fuse.capture import VERSION
 from blend.model.attention import FLEX, kernels
 from blend.model.decoder import Decoder
-from blend.model.digests import architecture_digest, rope_digest, stored_digest, weights_digest
-from blend.model.in_float32 import in_float32
 from blend.model.layer_gate import find_layers, install, text_config
 from blend.model.layer_graphs import CudaRecorder
 from blend.model.model_layers import examine
 from blend.place.unpack import DTYPES
-from blend.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_other_sight, refuse_structure
 from blend.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
