@@ -30,12 +30,12 @@ from blend.adopt.refusals import TOKENS, disagreement, refuse_moving_angles, ref
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.fingerprint import Fingerprint
 from blend.fuse.capture import VERSION
-from blend.model.attention import FLEX, kernels
-from blend.model.decoder import Decoder
-from blend.model.layer_gate import find_layers, install, text_config
-from blend.model.layer_graphs import CudaRecorder
-from blend.model.model_layers import examine
 from blend.place.unpack import DTYPES
+from blend.run.attention import FLEX, kernels
+from blend.run.decoder import Decoder
+from blend.run.layer_gate import find_layers, install, text_config
+from blend.run.layer_graphs import CudaRecorder
+from blend.run.model_layers import examine
 from blend.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, lay_out
 from blend.fuse.record_loader import Readers
-from blend.model.context import Segment, scattered, span
-from blend.model.decoder import Decoder
-from blend.model.layer_gate import text_config
-from blend.model.model_layers import angles
+from blend.run.context import Segment, scattered, span
+from blend.run.decoder import Decoder
+from blend.run.layer_gate import text_config
+from blend.run.model_layers import angles
 
 TOKENS = 48
 PARTS = (12, 24, 12)  # prefix, chunk, question

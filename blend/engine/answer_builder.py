@@ -14,7 +14,7 @@ from blend.engine.stops import StopStrings
 from blend.errors import SamplingError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import PromptLayout
-from blend.model.context import Context
+from blend.run.context import Context
 from blend.text.tokenizer import Detokenizer, Tokenizer
 
 

@@ -10,7 +10,7 @@ from blend.engine.sampling import Sampling
 from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
-from blend.model.context import Context
+from blend.run.context import Context
 from store.record import Record
 
 Finish = Literal["stop", "length", "tool_calls", "cancelled"]

@@ -25,7 +25,7 @@ from blend.fuse.fuse import fuse
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
-from blend.model.decoder import Decoder
+from blend.run.decoder import Decoder
 from blend.text.tokenizer import Tokenizer
 from store.record import Record
 

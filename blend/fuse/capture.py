@@ -19,9 +19,9 @@ from blend.fingerprint import digest_ids
 from blend.fuse.lifted import ChunkRows, Layers, LiftedPass, joined, ordinary
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import check_ids
-from blend.model.context import Branch, Context, Segment, numbers, span
-from blend.model.decoder import Decoder
-from blend.model.step import LayerHooks, LayerRange
+from blend.run.context import Branch, Context, Segment, numbers, span
+from blend.run.decoder import Decoder
+from blend.run.step import LayerHooks, LayerRange
 from store.record import Dtype, Record
 
 VERSION = "2"  # of what a record means

@@ -20,9 +20,9 @@ from blend.errors import NotFinite
 from blend.fuse.policy import DeviationFilter, QuestionProbe, Selection, select
 from blend.fuse.prompt import ChunkSpan, PromptLayout
 from blend.fuse.record_loader import DamagedRecord, Readers, RecordLoader
-from blend.model.context import Context, Slots, numbers, scattered
-from blend.model.decoder import Decoder
-from blend.model.step import LayerHooks, LayerRange
+from blend.run.context import Context, Slots, numbers, scattered
+from blend.run.decoder import Decoder
+from blend.run.step import LayerHooks, LayerRange
 from store.errors import Miss, MissReason
 
 PIECE_ROWS = {"cuda": 8192}  # calls cost a GPU more than few rows do, and it has computed these before others notice

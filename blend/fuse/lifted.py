@@ -14,10 +14,10 @@ from torch import Tensor
 
 from blend.errors import NotFinite
 from blend.fuse.record_loader import is_apart
-from blend.model.context import Context
-from blend.model.decoder import Decoder
-from blend.model.model_layers import LayerRule
 from blend.place.rotation import Angles
+from blend.run.context import Context
+from blend.run.decoder import Decoder
+from blend.run.model_layers import LayerRule
 from store.record import Array, LayerKV
 
 Layers = list[LayerKV | None]  # of one chunk

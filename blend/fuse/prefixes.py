@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from blend.model.context import Context
+from blend.run.context import Context
 
 
 class Prefixes:

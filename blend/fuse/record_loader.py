@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from blend.fuse.prompt import ChunkSpan
-from blend.model.context import Context, LayerShape, Slots, numbers, scattered
-from blend.model.decoder import Decoder
 from blend.place.row_turn import FramedRows, framed_rows
 from blend.place.unpack import first_rows, unpack_joined
+from blend.run.context import Context, LayerShape, Slots, numbers, scattered
+from blend.run.decoder import Decoder
 from store.record import FramedRecord, LayerKV, PackedLayer
 
 JOINED = 1 << 18  # numbers of short records that are unpacked together

@@ -62,7 +62,7 @@ def serve(host: Host = "", *, port: Port = None, store: StoreUrl = "") -> None:
 
 
 def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
-    from blend.model.context import SPARE
+    from blend.run.context import SPARE
     from service.api.connections import open_more_files
     from service.app.composition import compose_core
     from service.app.give_back_memory import give_back_memory, keep_freed_memory

@@ -3,7 +3,7 @@
 from threading import Lock
 
 from blend.engine.engine import PlacedPrompt
-from blend.model.context import Context
+from blend.run.context import Context
 from service.handoffs.handoff import Handoff, promised
 from service.handoffs.handoffs import HandoffReaders, Handoffs, Lease
 

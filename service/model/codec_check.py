@@ -3,7 +3,7 @@
 import numpy as np
 
 from blend.fuse.capture import capture
-from blend.model.decoder import Decoder
+from blend.run.decoder import Decoder
 from service.model.served_model import made_up_ids
 from service.settings import SettingsError
 from store.blob import Terms

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from blend.engine.engine import PlacedPrompt
-from blend.model.context import Context, LayerShape
+from blend.run.context import Context, LayerShape
 from service.handoffs.handoff import Handoff
 from service.handoffs.handoffs import HandoffReaders
 from tests.service.serving import Inside, in_process, settings_in

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blend.fuse import fuse, lifted, record_loader
-from blend.model import attention, decoder, joint_rows
+from blend.run import attention, decoder, joint_rows
 
 OF_A_CPU = {  # what they measure is a CPU's own way
     "test_a_cpu_attends_one_by_one",

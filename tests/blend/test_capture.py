@@ -9,7 +9,7 @@ from blend.adopt.load import LoadedModel, adopt
 from blend.errors import NotFinite, PromptError
 from blend.fuse import capture as module
 from blend.fuse.capture import FEW_ROWS, ROWS, TOGETHER, CaptureHooks, bucket, capture, plan
-from blend.model.context import Context, span
+from blend.run.context import Context, span
 from store.record import Record, widen
 from tests.blend import dense
 from tests.blend.families import BASE, DEVICE, build, draw, native, ours, put, words

@@ -16,11 +16,11 @@ from blend.fuse import record_loader
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, ChunkSpan, HeldRecord, Prompt, TextSegment
 from blend.fuse.record_loader import Readers, RecordLoader
-from blend.model import attention
-from blend.model.attention import DENSE, FLEX, NAME
-from blend.model.context import Context
 from blend.place.packed_placer import packed_placer
 from blend.place.row_turn import FramedRows
+from blend.run import attention
+from blend.run.attention import DENSE, FLEX, NAME
+from blend.run.context import Context
 from service.model.blob_source import BlobSource
 from store.blob import Blob, Terms
 from store.codec.encode import encode

@@ -10,9 +10,9 @@ from transformers import Gemma3TextConfig, LlamaConfig
 from blend.adopt.load import adopt
 from blend.fuse.capture import capture
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
-from blend.model import attention
-from blend.model.context import span
-from blend.model.model_layers import LayerRule
+from blend.run import attention
+from blend.run.context import span
+from blend.run.model_layers import LayerRule
 from tests.blend import dense
 from tests.blend.families import BASE, FAMILIES, OTHERS, WINDOW, build, draw, native, ours, put, words
 from tests.blend.fusing import Case, chosen, close, fused, off, source

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
-from blend.model.flex_attention import BLOCK, attend_with_flex, causal_blocks, ruled_blocks
+from blend.run.flex_attention import BLOCK, attend_with_flex, causal_blocks, ruled_blocks
 
 SLOTS = st.lists(st.integers(0, 700), min_size=2, max_size=300, unique=True)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord
-from blend.model.context import Context
+from blend.run.context import Context
 from store.record import LayerKV
 from tests.blend import dense
 from tests.blend.families import draw, native, ours

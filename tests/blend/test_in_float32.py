@@ -10,7 +10,7 @@ from torch import Tensor
 from blend.adopt.in_float32 import in_float32
 from blend.adopt.load import adopt
 from blend.errors import UnsupportedModel
-from blend.model.layer_gate import find_layers
+from blend.run.layer_gate import find_layers
 from tests.blend.families import BASE, build, native, words
 
 IDS = torch.arange(2, 50)[None]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from blend.adopt.load import PASSES, LoadedModel, adopt
-from blend.model import layer_graphs
-from blend.model.context import Branch, Context, LayerShape, Segment, scattered, span
-from blend.model.decoder import Decoder
-from blend.model.layer_graphs import CudaRecorder, LayerGraphs, RecordedPass, size_of
+from blend.run import layer_graphs
+from blend.run.context import Branch, Context, LayerShape, Segment, scattered, span
+from blend.run.decoder import Decoder
+from blend.run.layer_graphs import CudaRecorder, LayerGraphs, RecordedPass, size_of
 from tests.blend.families import DEVICE, VOCABULARY, draw, native, ours, put, words
 from tests.blend.fusing import Case, close, fused
 

@@ -13,9 +13,9 @@ from blend.errors import NotFinite
 from blend.fuse import capture as module
 from blend.fuse.capture import capture
 from blend.fuse.lifted import ChunkRows, Layers, LiftedPass
-from blend.model.context import Branch, Context, Segment, places, span
-from blend.model.decoder import Decoder
 from blend.place.rotation import unrotate
+from blend.run.context import Branch, Context, Segment, places, span
+from blend.run.decoder import Decoder
 from store.record import Array
 from tests.blend.counted import Counted
 from tests.blend.families import FAMILIES, build, draw, ours, put, words

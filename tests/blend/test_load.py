@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from blend.adopt import load as module
 from blend.adopt.load import LoadedModel, adopt, load
 from blend.errors import TokenizerError, UnsupportedModel
-from blend.model.attention import NAME
-from blend.model.context import span
+from blend.run.attention import NAME
+from blend.run.context import span
 from tests.blend.dense import prefill
 from tests.blend.families import BASE, build, draw, words
 from tests.blend.fusing import close

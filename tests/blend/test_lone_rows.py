@@ -9,9 +9,9 @@ from numba import cfunc, int64, void  # pyright: ignore[reportMissingTypeStubs]
 
 from blend.adopt.load import adopt
 from blend.kernels import lone_kernel
-from blend.model import lone_rows
-from blend.model.context import Context, LayerShape, Segment, span
-from blend.model.lone_rows import LoneAttention, LoneRows, lone_attention
+from blend.run import lone_rows
+from blend.run.context import Context, LayerShape, Segment, span
+from blend.run.lone_rows import LoneAttention, LoneRows, lone_attention
 from tests.blend.families import FAMILIES, OTHERS, build, draw, words
 
 CPU = torch.device("cpu")

@@ -28,8 +28,8 @@ from blend.fuse.fuse import BlendOrder
 from blend.fuse.lifted import ChunkRows, LiftedPass
 from blend.fuse.prompt import Prompt, TextSegment
 from blend.fuse.record_loader import Readers
-from blend.model import context as context_module
-from blend.model.context import Context, LayerShape, Segment, span
+from blend.run import context as context_module
+from blend.run.context import Context, LayerShape, Segment, span
 from tests.bench.model import Corpus, Shape, adopted, captured, fused, random_model
 from tests.bench.prefill_memory import RESET, limit_bytes, peak_bytes
 from tests.blend.asking import Asked, engine

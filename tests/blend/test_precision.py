@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from blend.adopt.load import LoadedModel, adopt
 from blend.fingerprint import Fingerprint
 from blend.fuse.prompt import ChunkSegment, Prompt
-from blend.model.attention import KERNELS, NAME, AttentionBlock, AttentionCall
+from blend.run.attention import KERNELS, NAME, AttentionBlock, AttentionCall
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey

@@ -19,12 +19,12 @@ from blend.engine.engine import EngineRequest
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt, TextSegment
-from blend.model import decoder as decoder_module
-from blend.model import joint_rows as joint_module
-from blend.model.attention import Visibility
-from blend.model.context import Context, LayerShape, Segment, span
-from blend.model.joint_rows import attends_jointly, joint_rows
-from blend.model.slabs import BESIDE, LEAST, SlabContext, Slabs
+from blend.run import decoder as decoder_module
+from blend.run import joint_rows as joint_module
+from blend.run.attention import Visibility
+from blend.run.context import Context, LayerShape, Segment, span
+from blend.run.joint_rows import attends_jointly, joint_rows
+from blend.run.slabs import BESIDE, LEAST, SlabContext, Slabs
 from tests.blend.as_on_gpu import calls, varlen
 from tests.blend.asking import Asked, engine
 from tests.blend.families import draw, ours

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blend.engine.engine import EngineRequest, Event
 from blend.engine.local_engine import LocalEngine
-from blend.model.context import Segment
+from blend.run.context import Segment
 from service.app.core import Core
 from store.blob import Blob, Buffer
 from store.blob_store import BlobStore, Put

@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from blend.model.decoder import Decoder
+from blend.run.decoder import Decoder
 from service.model import codec_check
 from service.model.codec_check import check_codec
 from service.settings import SettingsError

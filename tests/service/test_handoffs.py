@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
 from blend.engine.engine import PlacedPrompt
-from blend.model.context import Context, LayerShape, Segment, places, span
+from blend.run.context import Context, LayerShape, Segment, places, span
 from service.access.principal import Principal, Role
 from service.builtin import CHECKPOINT
 from service.handoffs.handoff import Handoff

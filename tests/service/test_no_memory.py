@@ -16,8 +16,8 @@ from blend.fuse import record_loader
 from blend.fuse.capture import Ids
 from blend.fuse.fuse import FusedPrompt
 from blend.fuse.prompt import PromptLayout
-from blend.model.context import Context, Segment
-from blend.model.decoder import Decoder
+from blend.run.context import Context, Segment
+from blend.run.decoder import Decoder
 from store.record import Record
 from tests.service import serving
 from tests.service.demo_served import AS_TEXT, BLENDED, REUSED, Demo, demo

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from blend.kernels.kernels import attend_rows
-from blend.model.context import Context, Segment, span
-from blend.model.step import Step
+from blend.run.context import Context, Segment, span
+from blend.run.step import Step
 
 COLUMNS = 4  # of the table of contexts
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from blend.errors import UnsupportedModel
-from blend.model.step import ACTIVE
+from blend.run.step import ACTIVE
 
 PROBE_IDS = (5, 7, 11, 13)
 

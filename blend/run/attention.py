@@ -23,10 +23,10 @@ from transformers.masking_utils import (
 
 from blend.errors import UnsupportedModel
 from blend.kernels.kernels import attend_rows
-from blend.model.context import Segment
-from blend.model.flex_attention import BlockMask, attend_with_flex, causal_blocks, ruled_blocks
-from blend.model.joint_rows import JointRows, attend_jointly
-from blend.model.step import ACTIVE, Step
+from blend.run.context import Segment
+from blend.run.flex_attention import BlockMask, attend_with_flex, causal_blocks, ruled_blocks
+from blend.run.joint_rows import JointRows, attend_jointly
+from blend.run.step import ACTIVE, Step
 
 NAME = "kvweave"
 DENSE = f"{NAME}_dense"  # the same, by the model's own plain attention: it knows soft caps and sinks

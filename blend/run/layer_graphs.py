@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from blend.kernels.kernels import attend_rows
-from blend.model.context import Branch, Context, LayerShape, Segment
-from blend.model.recorded_step import COLUMNS, CannotRecord, RecordedStep, RowRoom, WholeStep
-from blend.model.step import Arguments, Step, active
+from blend.run.context import Branch, Context, LayerShape, Segment
+from blend.run.recorded_step import COLUMNS, CannotRecord, RecordedStep, RowRoom, WholeStep
+from blend.run.step import Arguments, Step, active
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from weakref import WeakSet, finalize
 
 import torch
 
-from blend.model.context import Context
+from blend.run.context import Context
 
 BESIDE = 8  # contexts of the first one's size that a slab has room for
 LEAST = 1024  # tokens of a context, to reckon with

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blend.kernels.attend_call import PLACE, SLOT, AttendCall
 from blend.kernels.kernels import lone_kernels
-from blend.model.context import Context, LayerShape, Segment
+from blend.run.context import Context, LayerShape, Segment
 
 _WORDS = {torch.float32: np.uint32, torch.bfloat16: np.uint16}
 _VIEWED = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from blend.errors import UnsupportedModel
-from blend.model.context import Context, LayerShape, Segment, span
-from blend.model.layer_gate import text_config
-from blend.model.step import PassHalted, Step, active
 from blend.place.rotation import Angles, Rotation, candidates, read_angles, unrotate
+from blend.run.context import Context, LayerShape, Segment, span
+from blend.run.layer_gate import text_config
+from blend.run.step import PassHalted, Step, active
 
 TOKENS = 12
 OFFSET = 1009

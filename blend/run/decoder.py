@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from blend.model.attention import NAME
-from blend.model.context import Context, Segment, Slots, numbers, token_bytes
-from blend.model.joint_rows import attends_jointly, joint_rows
-from blend.model.layer_gate import text_config
-from blend.model.layer_graphs import LayerGraphs, Recorder, replaying
-from blend.model.lone_rows import lone_attention
-from blend.model.model_layers import LayerRule, ModelLayers, angles, run
-from blend.model.slabs import Slabs
-from blend.model.step import LayerHooks, LayerRange, Step
 from blend.place.packed_placer import packed_placer
 from blend.place.rotation import Angles, rotate_into
 from blend.place.row_turn import FramedRows, LayerPlaces, RowTurn
+from blend.run.attention import NAME
+from blend.run.context import Context, Segment, Slots, numbers, token_bytes
+from blend.run.joint_rows import attends_jointly, joint_rows
+from blend.run.layer_gate import text_config
+from blend.run.layer_graphs import LayerGraphs, Recorder, replaying
+from blend.run.lone_rows import lone_attention
+from blend.run.model_layers import LayerRule, ModelLayers, angles, run
+from blend.run.slabs import Slabs
+from blend.run.step import LayerHooks, LayerRange, Step
 from store.record import LayerKV, PackedLayer
 
 TABLE_ROWS = 1024  # positions asked for at once

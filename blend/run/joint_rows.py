@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
-from blend.model.context import Context, LayerShape, Segment, numbers, span
-from blend.model.slabs import LEAST, SlabContext, Slabs
+from blend.run.context import Context, LayerShape, Segment, numbers, span
+from blend.run.slabs import LEAST, SlabContext, Slabs
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from blend.model.context import Segment, places
-from blend.model.joint_rows import JointRows
-from blend.model.lone_rows import LoneRows
+from blend.run.context import Segment, places
+from blend.run.joint_rows import JointRows
+from blend.run.lone_rows import LoneRows
 
 ACTIVE: ContextVar["Step | None"] = ContextVar("active step", default=None)
 
