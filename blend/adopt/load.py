@@ -27,9 +27,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from blend.adopt.digests import architecture_digest, rope_digest, stored_digest, weights_digest
 from blend.adopt.in_float32 import in_float32
 from blend.adopt.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_other_sight, refuse_structure
+from blend.capture.capture import VERSION
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.fingerprint import Fingerprint
-from blend.fuse.capture import VERSION
 from blend.place.unpack import DTYPES
 from blend.run.attention import FLEX, kernels
 from blend.run.decoder import Decoder

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from blend.capture.capture import capture
 from blend.errors import UnsupportedModel
 from blend.fingerprint import Fingerprint
-from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, lay_out
 from blend.fuse.record_loader import Readers

@@ -15,12 +15,12 @@ from threading import Condition, Thread
 
 import torch
 
+from blend.capture.capture import CaptureHooks, capture
 from blend.engine.answer_builder import AnswerBuilder, QueuedRequest
 from blend.engine.engine import EngineRequest, Event, Failed, PayerLoad, Ready
 from blend.engine.fair_queue import FairQueue, StepShares
 from blend.errors import Busy, Late, PromptError
 from blend.fingerprint import Fingerprint
-from blend.fuse.capture import CaptureHooks, capture
 from blend.fuse.fuse import fuse
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out

@@ -1,1 +1,1 @@
-"""What makes and uses records: capture, the choice of rows to compute anew, loading, the fuse itself."""
+"""Puts a prompt in place: records loaded, rows chosen and computed anew. Knows no queue, and makes no records."""

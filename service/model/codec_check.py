@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from blend.fuse.capture import capture
+from blend.capture.capture import capture
 from blend.run.decoder import Decoder
 from service.model.served_model import made_up_ids
 from service.settings import SettingsError

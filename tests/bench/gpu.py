@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
 from blend.adopt.load import LoadedModel
-from blend.fuse.capture import capture
+from blend.capture.capture import capture
 from blend.fuse.fuse import FusedPrompt
 from blend.fuse.prompt import ChunkSegment, Prompt
 from blend.fuse.record_loader import Readers

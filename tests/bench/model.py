@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
 
 from blend.adopt.load import LoadedModel, adopt
-from blend.fuse.capture import capture
+from blend.capture.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
 from blend.fuse.record_loader import Readers

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from blend.fuse import fuse, lifted, record_loader
+from blend.capture import lifted
+from blend.fuse import fuse, record_loader
 from blend.run import attention, decoder, joint_rows
 
 OF_A_CPU = {  # what they measure is a CPU's own way

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from blend.adopt.load import LoadedModel
+from blend.capture.capture import capture
 from blend.fingerprint import digest_ids
-from blend.fuse.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.policy import policy_name, select
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, PromptLayout, TextSegment, lay_out

@@ -6,9 +6,9 @@ import torch
 from transformers import Qwen3Config
 
 from blend.adopt.load import LoadedModel, adopt
+from blend.capture import capture as module
+from blend.capture.capture import FEW_ROWS, ROWS, TOGETHER, CaptureHooks, bucket, capture, plan
 from blend.errors import NotFinite, PromptError
-from blend.fuse import capture as module
-from blend.fuse.capture import FEW_ROWS, ROWS, TOGETHER, CaptureHooks, bucket, capture, plan
 from blend.run.context import Context, span
 from store.record import Record, widen
 from tests.blend import dense

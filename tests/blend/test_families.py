@@ -8,7 +8,7 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from blend.adopt.load import adopt
-from blend.fuse.capture import capture
+from blend.capture.capture import capture
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from blend.run import attention
 from blend.run.context import span

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from blend.adopt.load import adopt
+from blend.capture import capture as module
+from blend.capture.capture import capture
+from blend.capture.lifted import ChunkRows, Layers, LiftedPass
 from blend.errors import NotFinite
-from blend.fuse import capture as module
-from blend.fuse.capture import capture
-from blend.fuse.lifted import ChunkRows, Layers, LiftedPass
 from blend.place.rotation import unrotate
 from blend.run.context import Branch, Context, Segment, places, span
 from blend.run.decoder import Decoder

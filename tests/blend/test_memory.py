@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blend.adopt.load import LoadedModel
+from blend.capture.lifted import ChunkRows, LiftedPass
 from blend.engine.engine import EngineRequest
 from blend.engine.local_engine import EngineLimits
 from blend.engine.sampling import Sampling
 from blend.fuse.fuse import BlendOrder
-from blend.fuse.lifted import ChunkRows, LiftedPass
 from blend.fuse.prompt import Prompt, TextSegment
 from blend.fuse.record_loader import Readers
 from blend.run import context as context_module

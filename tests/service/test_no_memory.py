@@ -11,9 +11,9 @@ import httpx
 import pytest
 import torch
 
+from blend.capture.capture import Ids
 from blend.engine import local_engine
 from blend.fuse import record_loader
-from blend.fuse.capture import Ids
 from blend.fuse.fuse import FusedPrompt
 from blend.fuse.prompt import PromptLayout
 from blend.run.context import Context, Segment

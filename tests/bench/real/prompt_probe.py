@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blend.adopt.load import LoadedModel
-from blend.fuse.capture import CaptureHooks, capture
+from blend.capture.capture import CaptureHooks, capture
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+from blend.capture.lifted import ChunkRows, Layers, LiftedPass, joined, ordinary
 from blend.errors import PromptError
 from blend.fingerprint import digest_ids
-from blend.fuse.lifted import ChunkRows, Layers, LiftedPass, joined, ordinary
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import check_ids
 from blend.run.context import Branch, Context, Segment, numbers, span
