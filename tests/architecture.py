@@ -22,7 +22,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6042, "retriever": 7855, "blend": 8763, "service": 24684, "clients": 7955}
+BUDGET = {"store": 6042, "retriever": 7855, "blend": 8200, "service": 24684, "clients": 7955}
 
 RECORDS = ("store.record", "store.errors")  # what blend may know of store: pure data, no medium
 CONTRACTS = (
@@ -134,8 +134,6 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/run/recorded_step.py:RecordedStep.update": "transformers decides",
         "blend/run/step.py:Step.update": "transformers decides",
         "blend/kernels/compiled.py:cast": "numba knows no keywords",
-        "blend/kernels/lanes.py:_emitted.emitted": "numba decides",
-        "blend/kernels/lanes.py:_reading.found": "called as what `_emitted` takes",
         "blend/kernels/lone_kernel.py:_write": "numba knows no keywords",
         "blend/kernels/place_kernel.py:_place": "numba knows no keywords",
         "service/commands/ask.py:ask": "typer makes an option of every parameter",

@@ -82,6 +82,18 @@ def _chosen_cast(x: types.Type, to: types.Type, like: types.Type) -> Callable[..
     return lambda x, to, like: x
 
 
+def widened(word: Word) -> np.float32:
+    """The number that a context holds as this word."""
+    raise NotImplementedError
+
+
+@overload(widened, strict=False)
+def _chosen_widened(word: types.Type) -> Callable[..., object]:
+    if word == uint16:
+        return lambda word: np.uint32(np.uint32(word) << _HALF).view(np.float32)
+    return lambda word: np.uint32(word).view(np.float32)
+
+
 @intrinsic
 def _pointer(typing: object, address: types.Type, like: types.Type) -> tuple[Signature, Callable[..., Value]]:
     def converted(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Value]) -> Value:

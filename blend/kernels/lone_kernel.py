@@ -2,7 +2,6 @@
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportCallIssue=false
 """What numba compiles for a decoding step: rows of several contexts written, and attended, by one call each.
 
-A core waits for memory there: what it needs next is asked for while it computes.
 Letters: `N` rows, `H` kv heads, `G` query heads of each, `D` and `E` numbers of a key and of a value.
 """
 
@@ -30,20 +29,8 @@ from blend.kernels.compiled import (
     compiled,
     compiled_apart,
     compiled_loosely,
+    widened,
     words_at,
-)
-from blend.kernels.lanes import (
-    LANES,
-    asked_for,
-    filled,
-    floats_at,
-    keep,
-    multiply_add,
-    numbers_at,
-    per_line,
-    plus,
-    sum_of,
-    times,
 )
 
 Floats = NDArray[np.float32]
@@ -88,46 +75,28 @@ def _to_weights(scores: Floats, count: int, top: np.float32) -> np.float32:
     return total
 
 
-@compiled_apart
-def _score(  # noqa: PLR0917
-    scores: Floats, query: Floats, keys: Words, values: Words, count: int, wide: int, scale: np.float32
-) -> None:
-    """Scores (G, count) of some keys. Their values, so wide, are asked for meanwhile, and the keys behind them.
-
-    Nothing is divided here, nor whatever else takes long: inlined, as where it is compiled, it is other code than where
-    it was kept.
-    """
+@compiled_loosely
+def _score(scores: Floats, query: Floats, keys: Words, scale: np.float32) -> None:
+    """Scores (G, count) of some keys."""
     group, dim = query.shape
-    line = per_line(values)
-    for t in range(count):
-        for e in range(0, wide, line):
-            asked_for(values, t * wide + e)
-        for d in range(0, dim, line):
-            asked_for(keys, (t + _SEEN) * dim + d)
+    for t in range(len(keys)):
+        key = keys[t]
         for g in range(group):
-            found = times(floats_at(query[g], 0), floats_at(keys, t * dim))
-            for d in range(LANES, dim, LANES):
-                found = multiply_add(floats_at(query[g], d), floats_at(keys, t * dim + d), found)
-            scores[g, t] = np.float32(sum_of(found) * scale)
+            asked, total = query[g], np.float32(0)
+            for d in range(dim):
+                total += np.float32(asked[d] * widened(key[d]))
+            scores[g, t] = np.float32(total * scale)
 
 
-@compiled_apart
-def _add(out: Floats, weights: Floats, values: Words, count: int, shrunk: np.float32) -> None:
+@compiled_loosely
+def _add(out: Floats, weights: Floats, values: Words, shrunk: np.float32) -> None:
     """Adds weighted values to what was found, which shrinks."""
-    wide = len(out)
-    for e in range(0, wide, LANES):
-        a = times(numbers_at(out, e), filled(shrunk))
-        b = c = d = filled(np.float32(0))
-        whole = count // 4 * 4
-        for t in range(0, whole, 4):
-            at = t * wide + e
-            a = multiply_add(filled(weights[t]), floats_at(values, at), a)
-            b = multiply_add(filled(weights[t + 1]), floats_at(values, at + wide), b)
-            c = multiply_add(filled(weights[t + 2]), floats_at(values, at + 2 * wide), c)
-            d = multiply_add(filled(weights[t + 3]), floats_at(values, at + 3 * wide), d)
-        for t in range(whole, count):
-            a = multiply_add(filled(weights[t]), floats_at(values, t * wide + e), a)
-        keep(out, e, plus(plus(a, b), plus(c, d)))
+    for e in range(len(out)):
+        out[e] *= shrunk
+    for t in range(len(values)):
+        value, weight = values[t], weights[t]
+        for e in range(len(out)):
+            out[e] += np.float32(weight * widened(value[e]))
 
 
 @compiled_apart
@@ -141,14 +110,13 @@ def _attend_head(out: Floats, query: Floats, keys: Words, values: Words, scale: 
     for first in range(0, seen, _SEEN):
         count = min(_SEEN, seen - first)
         some, what = keys[first : first + count], values[first : first + count]
-        flat = what.reshape(count * out.shape[1])
-        _score(scores, query, some.reshape(count * query.shape[1]), flat, count, out.shape[1], scale)
+        _score(scores, query, some, scale)
         for g in range(group):
             top = max(tops[g], _largest(scores[g], count))
             shrunk = np.float32(math.exp(tops[g] - top))
             totals[g] = totals[g] * shrunk + _to_weights(scores[g], count, top)
             tops[g] = top
-            _add(out[g], scores[g], flat, count, shrunk)
+            _add(out[g], scores[g], what, shrunk)
     for g in range(group):
         for e in range(out.shape[1]):
             out[g, e] /= totals[g]
@@ -206,7 +174,7 @@ def _write(keys: Words, values: Words, places: Numbers) -> None:
 
 
 class LoneKernels(NamedTuple):
-    """`_write`, and the address of what C calls with that of an `AttendCall`, of heads whose numbers are whole `lanes`.
+    """`_write`, and the address of what C calls with that of an `AttendCall`.
 
     `kept` is what has to live as long.
     """
@@ -214,7 +182,6 @@ class LoneKernels(NamedTuple):
     write: Callable[..., None]
     attend: int
     kept: object
-    lanes: int = LANES
 
 
 def lone_kernels(*, is_short: bool) -> LoneKernels:

@@ -13,28 +13,7 @@ from numba.np.unsafe.ndarray import to_fixed_tuple  # pyright: ignore[reportUnkn
 from numpy.typing import NDArray
 
 from blend.kernels.compiled import Word, bytes_at, cast, compiled_apart, words_at
-from blend.kernels.lanes import (
-    LANES,
-    Lanes,
-    all_written,
-    codes_at,
-    even_codes,
-    even_numbers,
-    filled,
-    minus,
-    multiply_add,
-    numbers_at,
-    odd_codes,
-    odd_numbers,
-    plus,
-    put,
-    put_found,
-    put_in_turn,
-    rounded,
-    times,
-    within,
-)
-from blend.kernels.unpack_head import ROWS, Floats, Room, is_usual, room_for, tell_middles, tell_steps, unpack_head
+from blend.kernels.unpack_head import ROWS, Floats, Room, room_for, tell_middles, tell_steps, unpack_head
 from store.record import LAYOUT_AT, START, Codes, FrameLayout, Scales
 
 Words = NDArray[np.uint16 | np.uint32]
@@ -45,100 +24,8 @@ Buffers = tuple[Numbers, Shape, Shape, Word]  # where keys and values of each la
 Cut = tuple[int, int, np.float32]  # tokens that are placed, the slot of the first, the largest number of the dtype
 Turning = tuple[bool, int, Floats, Floats]  # whether halves are paired, the first number that turns, cosines and sines
 Packed = tuple[Codes, int, np.float32, np.float32]  # rows (P, D), bits of a code, the middle between codes, the largest
-Bits = tuple[np.uint32, np.uint32, np.float32]  # where a byte has a code: the shift, the mask; the middle between codes
 Channels = tuple[Floats, Floats]  # steps and middles of a head's keys
 Span = tuple[int, int, int, int]  # head, slot of the first token, that token, the token behind the last
-
-_TABLE = 16  # codes of four bits, and the levels of a trellis
-
-
-def _channels_of(numbers: Callable[..., Lanes]) -> Callable[..., tuple[Lanes, Lanes]]:
-    @compiled_apart
-    def found(channels: Channels, start: int) -> tuple[Lanes, Lanes]:
-        return numbers(channels[0], start), numbers(channels[1], start)
-
-    return found
-
-
-def _keys_of(codes: Callable[..., Lanes]) -> Callable[..., Lanes]:
-    @compiled_apart
-    def keys(row: Codes, start: int, bits: Bits, channels: tuple[Lanes, Lanes], like: Words) -> Lanes:
-        return rounded(multiply_add(codes(row, start, bits), channels[0], channels[1]), like)
-
-    return keys
-
-
-_channels_at, _keys_at = _channels_of(numbers_at), _keys_of(codes_at)
-_even_channels, _even_keys = _channels_of(even_numbers), _keys_of(even_codes)
-_odd_channels, _odd_keys = _channels_of(odd_numbers), _keys_of(odd_codes)
-
-
-@compiled_apart
-def _stream_halves(out: Words, packed: Packed, channels: Channels, turning: Turning, span: Span) -> None:
-    """Writes keys whose halves turn with each other, some channels of all tokens first: theirs is read once then."""
-    (rows, width, half, _), (head, slot, _, count), (_, _, cosines, sines) = packed, span, turning
-    pairs, mask = cosines.shape[1], np.uint32(2**width - 1)
-    for a in range(0, pairs, 2 * LANES):
-        b, c, d = a + LANES, pairs + a, pairs + a + LANES
-        of_a, of_b = _channels_at(channels, a), _channels_at(channels, b)
-        of_c, of_d = _channels_at(channels, c), _channels_at(channels, d)
-        for token in range(count):
-            row, codes = out[head, slot + token], rows[token * width >> 3]
-            bits, cos, sin = (np.uint32(token * width & 7), mask, half), cosines[slot + token], sines[slot + token]
-            in_a, in_c = _keys_at(codes, a, bits, of_a, row), _keys_at(codes, c, bits, of_c, row)
-            in_b, in_d = _keys_at(codes, b, bits, of_b, row), _keys_at(codes, d, bits, of_d, row)
-            put(row, a, minus(times(in_a, numbers_at(cos, a)), times(in_c, numbers_at(sin, a))))
-            put(row, b, minus(times(in_b, numbers_at(cos, b)), times(in_d, numbers_at(sin, b))))
-            put(row, c, plus(times(in_c, numbers_at(cos, a)), times(in_a, numbers_at(sin, a))))
-            put(row, d, plus(times(in_d, numbers_at(cos, b)), times(in_b, numbers_at(sin, b))))
-
-
-@compiled_apart
-def _stream_keys(out: Words, packed: Packed, channels: Channels, turning: Turning, span: Span) -> None:
-    """Writes keys that are usual, 16 at a time."""
-    (rows, width, half, _), (head, slot, _, count) = packed, span
-    is_halved, first, cosines, sines = turning
-    pairs, dim = cosines.shape[1], out.shape[2]
-    stop, mask = first + 2 * pairs, np.uint32(2**width - 1)
-    if is_halved and 2 * pairs == dim and pairs % (2 * LANES) == 0:
-        _stream_halves(out, packed, channels, turning, span)
-        return
-    for token in range(count):
-        row, codes = out[head, slot + token], rows[token * width >> 3]
-        bits = np.uint32(token * width & 7), mask, half
-        for d in range(0, first, LANES):
-            put(row, d, _keys_at(codes, d, bits, _channels_at(channels, d), row))
-        for pair in range(0, pairs, LANES):
-            cos, sin = numbers_at(cosines[slot + token], pair), numbers_at(sines[slot + token], pair)
-            if is_halved:
-                at, other = first + pair, first + pairs + pair
-                a = _keys_at(codes, at, bits, _channels_at(channels, at), row)
-                b = _keys_at(codes, other, bits, _channels_at(channels, other), row)
-                put(row, at, minus(times(a, cos), times(b, sin)))
-                put(row, other, plus(times(b, cos), times(a, sin)))
-            else:
-                at = first + 2 * pair
-                a = _even_keys(codes, at, bits, _even_channels(channels, at), row)
-                b = _odd_keys(codes, at, bits, _odd_channels(channels, at), row)
-                put_in_turn(row, at, minus(times(a, cos), times(b, sin)), plus(times(b, cos), times(a, sin)))
-        for d in range(stop, dim, LANES):
-            put(row, d, _keys_at(codes, d, bits, _channels_at(channels, d), row))
-
-
-@compiled_apart
-def _stream_values(out: Words, packed: Packed, scales: Floats, levels: Floats, span: Span) -> None:
-    """Writes values that do not turn, 16 at a time. A code of up to four bits is one of 16 numbers of its token."""
-    (rows, width, half, limit), (head, slot, _, count) = packed, span
-    mask = np.uint32(2**width - 1)
-    for token in range(count):
-        row, codes, shift = out[head, slot + token], rows[token * width >> 3], np.uint32(token * width & 7)
-        scale = filled(scales[token])
-        table = within(times(numbers_at(levels, 0), scale), limit)
-        for d in range(0, len(row), LANES):
-            if len(levels) > _TABLE:
-                put(row, d, within(times(codes_at(codes, d, (shift, mask, half)), scale), limit))
-            else:
-                put_found(row, d, codes, shift, mask, table)
 
 
 @compiled_apart
@@ -196,13 +83,6 @@ def _write(out: Words, wide: Floats, turning: Turning, span: Span) -> None:
 
 
 @compiled_apart
-def _fits(out: Words, turning: Turning) -> bool:
-    """Whether rows and what turns of them are whole lanes, and so aligned."""
-    numbers = out.shape[2] | turning[1] | turning[2].shape[1]
-    return numbers % LANES == 0 and out.ctypes.data % (LANES * out.itemsize) == 0
-
-
-@compiled_apart
 def _place_keys(  # noqa: PLR0917
     data: Codes, sizes: Scales, layout: FrameLayout, cut: Cut, turning: Turning, out: Words, room: Room
 ) -> None:
@@ -212,7 +92,7 @@ def _place_keys(  # noqa: PLR0917
     more = data[layout.middles : layout.key_codes].reshape(4, layout.middles // 2)
     unit, half = 2.0 ** (layout.key_bits - 4), np.float32((2**layout.key_bits - 1) / 2)
     wide, steps, middles = room.wide[: ROWS * dim].reshape(ROWS, dim), room.steps[:dim], room.middles[:dim]
-    at, number, fits = layout.key_codes, 0, _fits(out, turning)
+    at, number = layout.key_codes, 0
     form = layout.key_width, layout.is_turned != 0, layout.key_trellis != 0
     width = 8 if form[2] else form[0]  # levels have a byte each
     for start in range(0, cut[0], layout.step):
@@ -228,9 +108,6 @@ def _place_keys(  # noqa: PLR0917
                 rows = room.rows[: lines * dim].reshape(lines, dim)
                 unpack_head(rows, data[at : at + nbytes], form, room)
             number, at, packed = number + dim, at + nbytes, (rows, width, half, cut[2])
-            if fits and is_usual(steps, middles, half):
-                _stream_keys(out, packed, (steps, middles), turning, (head, cut[1] + start, 0, kept))
-                continue
             for first in range(0, kept, ROWS):
                 span = head, cut[1] + start + first, first, min(first + ROWS, kept)
                 _fill_keys(wide, packed, (steps, middles), span, like)
@@ -245,10 +122,8 @@ def _place_values(  # noqa: PLR0917
     like = out.dtype.type(0)
     planes = data[layout.value_steps : layout.value_codes].reshape(2, heads * layout.tokens)
     half = np.float32((2**layout.value_bits - 1) / 2)
-    wide, levels = room.wide[: ROWS * dim].reshape(ROWS, dim), room.middles[: max(_TABLE, 2**layout.value_width)]
-    for code in range(len(levels)):
-        levels[code] = np.float32(code) - half
-    at, fits = layout.value_codes, turning[2].shape[1] == 0 and _fits(out, turning)
+    wide = room.wide[: ROWS * dim].reshape(ROWS, dim)
+    at = layout.value_codes
     form = layout.value_width, layout.is_turned != 0, layout.value_trellis != 0
     width = 8 if form[2] else form[0]  # levels have a byte each
     for start in range(0, cut[0], layout.step):
@@ -264,9 +139,6 @@ def _place_values(  # noqa: PLR0917
                 rows = room.rows[: lines * dim].reshape(lines, dim)
                 unpack_head(rows, data[at : at + nbytes], form, room)
             at, packed = at + nbytes, (rows, width, half, cut[2])
-            if fits and is_usual(steps, steps[:0], half):
-                _stream_values(out, packed, steps, levels, (head, cut[1] + start, 0, kept))
-                continue
             for first in range(0, kept, ROWS):
                 span = head, cut[1] + start + first, first, min(first + ROWS, kept)
                 _fill_values(wide, packed, steps, span, like)
@@ -294,7 +166,6 @@ def _place(  # numba knows no keywords
                 data = bytes_at(row[0], row[1])
                 _place_keys(data, sizes, layout, cut, turning[0], keys, room)
                 _place_values(data, sizes, layout, cut, turning[1], values, room)
-    all_written()
 
 
 def place_kernel(*, is_short: bool) -> Callable[..., None]:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blend.kernels.compiled import compiled, compiled_apart
-from blend.kernels.lanes import LANES, transpose_at
 from store.record import Codes, Scales, largest
 
 Floats = NDArray[np.float32]
@@ -21,9 +20,8 @@ Form = tuple[int, bool, bool]  # bits of a code in a byte, whether codes lie as 
 
 ROWS = 16  # of numbers that are made at a time
 _LOW, _HIGH, _SEVEN, _BIT = np.uint8(15), np.uint8(4), np.uint8(7), np.uint8(1)
-_LARGEST, _SIGNLESS = largest("float32"), np.uint32(0x7FFFFFFF)
+_LARGEST = largest("float32")
 _CODES = 256  # that a byte can tell apart
-_LEAST_STEP, _MOST = 2.0**-40, 2.0**100
 
 
 class Room(NamedTuple):
@@ -71,15 +69,10 @@ def _split(codes: Codes, rows: Codes, width: int) -> None:
 def _transpose(rows: Codes, codes: Codes) -> None:
     """Packed rows (P, D) of channels' codes."""
     packed, dim = rows.shape
-    flat, whole = rows.reshape(packed * dim), dim // LANES * LANES if packed >= LANES else 0
-    for d in range(0, whole, LANES):
-        for byte in range(0, packed, LANES):
-            first = min(byte, packed - LANES)
-            transpose_at(flat, first * dim + d, dim, codes, d * packed + first, packed)
-    for byte in range(packed):
-        row = rows[byte]
-        for d in range(whole, dim):
-            row[d] = codes[d * packed + byte]
+    for first in range(0, packed, ROWS):
+        for d in range(dim):
+            for byte in range(first, min(first + ROWS, packed)):
+                rows[byte, d] = codes[d * packed + byte]
 
 
 @compiled_apart
@@ -135,19 +128,3 @@ def tell_middles(middles: Floats, steps: Floats, planes: Codes, unit: float) -> 
         sign = np.uint32(np.uint32(0) - np.uint32(told & np.uint32(1)))
         middle = float(np.int32(np.uint32(told >> np.uint32(1)) ^ sign)) * float(steps[d]) * unit
         middles[d] = np.float32(min(max(middle, -_LARGEST), _LARGEST))
-
-
-@compiled_apart
-def is_usual(steps: Floats, middles: Floats, half: np.float32) -> bool:
-    """Whether no number of these steps and middles is so large or, but zero, so small that float32 lacks room for what
-    `rounded`, turning or a CPU's own rounding makes of it. Bits of numbers above zero lie in their order.
-    """
-    step = middle = np.uint32(0)
-    least = _SIGNLESS
-    for number in range(len(steps)):
-        bits = np.float32(steps[number]).view(np.uint32)
-        step, least = max(step, bits), min(least, bits)
-    for d in range(len(middles)):
-        middle = max(middle, np.uint32(np.float32(middles[d]).view(np.uint32) & _SIGNLESS))
-    reach = float(half) * float(np.uint32(step).view(np.float32)) + float(np.uint32(middle).view(np.float32))
-    return reach < _MOST and float(np.uint32(least).view(np.float32)) >= _LEAST_STEP

@@ -44,7 +44,9 @@ class LoneAttention:
     def rows(self, segments: Sequence[Segment]) -> "LoneRows | None":
         """A pass' rows; None where some have more of a context than one row, or share it."""
         contexts = [each.context for each in segments if type(each.context) is Context and len(each.slots) == 1]
-        if len(contexts) < len(segments) or not all(self._takes(shape) for shape in contexts[0].shapes if shape):
+        if len(contexts) < len(segments) or any(
+            each.key_heads != each.value_heads for each in contexts[0].shapes if each
+        ):
             return None
         if torch.get_num_threads() > 1 and _team() is None:
             return None
@@ -62,10 +64,6 @@ class LoneAttention:
         else:
             told = np.array(call._replace(number=team.number, threads=team.threads), np.int64)
             team.run(self.kernels.attend, told.ctypes.data, threads, 0)
-
-    def _takes(self, shape: LayerShape) -> bool:
-        """Whether its numbers are whole lanes, and each head of keys has its values."""
-        return not (shape.key_dim | shape.value_dim) % self.kernels.lanes and shape.key_heads == shape.value_heads
 
     def _learn_types(self) -> None:
         """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""
