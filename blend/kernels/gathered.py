@@ -2,8 +2,7 @@
 # pyright: reportUnknownArgumentType=false
 """What numba compiles to bring arrays together that lie anywhere: one call in which other threads go on.
 
-Array by array each copy would give the interpreter's lock away and wait for its turn again. Needs numba, which not
-every installation has.
+Array by array each copy would give the interpreter's lock away and wait for its turn again.
 """
 
 import ctypes

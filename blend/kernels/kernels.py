@@ -10,3 +10,4 @@ try:
     from blend.kernels import attend_rows
 except ImportError:
     attend_rows = None
+__all__ = ["attend_rows", "gathered", "lone_kernels", "place_kernel"]
