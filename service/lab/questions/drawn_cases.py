@@ -5,7 +5,7 @@ A case shows some parts of a document among parts of others, as a search in a co
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, zip_longest
 from random import Random
 
 from retriever.documents import Document
@@ -18,8 +18,8 @@ LEAD, GAP = 8, 6  # words of a blanked sentence: those before the gap that the a
 AROUND = 10  # words that the question shows behind the gap
 IN_ORDER, SCATTERED, SHUFFLED = "in order", "scattered", "shuffled"  # own parts together, apart, or in no order
 
-PEOPLE, OTHERS = 4, 8  # of a case's records; of the filler's
-BESIDE = 2  # parts of documents that are filler beside records
+PEOPLE = 4  # of a case's records
+OTHERS, BESIDE = 2, 3  # records and parts of documents that are its filler, by turns
 NEEDLES = 4  # of several in a case
 VALUES = 2  # of one key
 ALIKE = 2  # examples of the document that is asked of
@@ -166,14 +166,14 @@ class DrawnCases:
         drawn = _people(random)
         people, others = drawn[:PEOPLE], drawn[PEOPLE:]
         asked = random.choice(people)
-        room = max(0, self._shape.passages - PEOPLE * (1 + parted))
-        parts = self._foreign(random, room + BESIDE)
-        blocks = [[part] for part in parts[:room]]
+        parts = self._foreign(random, BESIDE + max(0, self._shape.passages - PEOPLE * (1 + parted)))
+        blocks = [[part] for part in parts[:-BESIDE]]
         blocks += [each.parts(parted=parted, is_own=each is asked) for each in people]
         random.shuffle(blocks)
         case = _shown([*chain.from_iterable(blocks)])
-        spare = [*parts[room:], *chain.from_iterable(person.parts(parted=parted) for person in others)]
-        filler = tuple(PromptPassage(excerpt(part.text), part.document.title) for part in spare)
+        beside = chain.from_iterable(person.parts(parted=parted) for person in others)
+        spare = chain.from_iterable(zip_longest(parts[-BESIDE:], beside))
+        filler = tuple(PromptPassage(excerpt(part.text), part.document.title) for part in spare if part)
         contexts = tuple(replace(each, filler=filler) for each in case.contexts)
         given, question = f"The phone number of {asked.name} is", f"What is the phone number of {asked.name}?"
         case = replace(case, question=question, contexts=contexts)
