@@ -28,7 +28,7 @@ TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf
 PAGES = "\n".join([README, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))])
 PRODUCT = ("blend", "retriever", "service", "store")
 
-MOST_LINES, MOST_LETTERS = 120, 120  # of README, and of a line of it
+MOST_LINES, MOST_LETTERS = 100, 120  # of README, and of a line of it
 MOST_SETTINGS = 34
 WORDS_OF_A_SENTENCE = 4
 
