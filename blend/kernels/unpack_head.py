@@ -21,7 +21,6 @@ Form = tuple[int, bool, bool]  # bits of a code in a byte, whether codes lie as 
 ROWS = 16  # of numbers that are made at a time
 _LOW, _HIGH, _SEVEN, _BIT = np.uint8(15), np.uint8(4), np.uint8(7), np.uint8(1)
 _LARGEST = largest("float32")
-_CODES = 256  # that a byte can tell apart
 
 
 class Room(NamedTuple):
@@ -32,7 +31,7 @@ class Room(NamedTuple):
     states: Codes
     wide: Floats
     steps: Floats  # of a head's channels, or tokens
-    middles: Floats  # of its channels, or what a code stands for
+    middles: Floats  # of its channels
 
 
 @compiled
@@ -44,7 +43,7 @@ def room_for(tokens: int, dim: int) -> Room:
         np.empty(2 * dim, np.uint8),
         np.empty(ROWS * dim, np.float32),
         np.empty(max(tokens, dim), np.float32),
-        np.empty(max(_CODES, dim), np.float32),
+        np.empty(dim, np.float32),
     )
 
 
