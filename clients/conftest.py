@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from clients.scripted import Scripted, scripted
+from clients.tests.scripted import Scripted, scripted
 
 URL, KEY = "KVWEAVE_BASE_URL", "KVWEAVE_API_KEY"
 

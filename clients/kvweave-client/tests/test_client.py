@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 import kvweave_client as kv
-from clients import canned
-from clients.scripted import Line, Scripted, Step, event, hang, reply, send, whole
+from clients.tests import canned
+from clients.tests.scripted import Line, Scripted, Step, event, hang, reply, send, whole
 from kvweave_client import operations
 from kvweave_client.requests import Listing, Operation, Streaming
 

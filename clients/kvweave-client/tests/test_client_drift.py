@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from clients import canned
+from clients.tests import canned
 from kvweave_client import answers, chatting, errors, operations, options, pages
 from kvweave_client.requests import Listing, Operation, Request, Streaming
 

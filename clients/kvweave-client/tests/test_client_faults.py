@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import kvweave_client as kv
-from clients import canned
-from clients.scripted import Scripted, Step, deaf, drip, end, event, hang, opened, reply, reset, send
+from clients.tests import canned
+from clients.tests.scripted import Scripted, Step, deaf, drip, end, event, hang, opened, reply, reset, send
 
 # Of its own generators, when a stream is left under trio.
 pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'http(x|core).*:ResourceWarning")

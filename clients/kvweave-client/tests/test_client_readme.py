@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clients.readme import PRINTED, run_examples
+from clients.tests.readme import PRINTED, run_examples
 from kvweave_client import Client, KVWeaveError
 
 PACKAGE = Path(__file__).resolve().parent.parent

@@ -16,8 +16,22 @@ import httpx
 import pytest
 
 import kvweave_client as kv
-from clients import canned
-from clients.scripted import Line, Scripted, Step, drip, end, event, hang, opened, reply, reset, scripted, send, whole
+from clients.tests import canned
+from clients.tests.scripted import (
+    Line,
+    Scripted,
+    Step,
+    drip,
+    end,
+    event,
+    hang,
+    opened,
+    reply,
+    reset,
+    scripted,
+    send,
+    whole,
+)
 
 # Of its own generators, when a stream is left under trio.
 pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'http(x|core).*:ResourceWarning")

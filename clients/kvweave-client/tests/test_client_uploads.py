@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvweave_client as kv
-from clients import canned
-from clients.scripted import Scripted, end, reply, send
+from clients.tests import canned
+from clients.tests.scripted import Scripted, end, reply, send
 from kvweave_client.uploads import Multipart
 
 # Of its own generators, when an upload is left under trio.

@@ -10,8 +10,8 @@ from zlib import crc32
 import pytest
 from langchain_core.embeddings import Embeddings
 
-from clients.canned import PASSAGES
-from clients.readme import Service
+from clients.tests.canned import PASSAGES
+from clients.tests.readme import Service
 from kvweave_client import Client, NotFound
 from langchain_kvweave import ChatKVWeave, KVWeaveRetriever, KVWeaveSink
 

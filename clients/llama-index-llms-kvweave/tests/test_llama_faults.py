@@ -10,8 +10,8 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from clients.canned import CHAT_EVENTS, COMPLETION
-from clients.scripted import Scripted, Step, end, hang, opened, reply, send, whole
+from clients.tests.canned import CHAT_EVENTS, COMPLETION
+from clients.tests.scripted import Scripted, Step, end, hang, opened, reply, send, whole
 from kvweave_client import (
     ConnectionFailed,
     KVWeaveError,

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from llama_index.core.schema import NodeWithScore
 
-from clients.canned import SOURCE
-from clients.scripted import Scripted, Step, end, hang, reply, send
+from clients.tests.canned import SOURCE
+from clients.tests.scripted import Scripted, Step, end, hang, reply, send
 from kvweave_client import ConnectionFailed, KVWeaveError, RateLimited, TimedOut, Unavailable, UnexpectedAnswer
 from kvweave_client.passages import CACHE
 from llama_index.retrievers.kvweave import KVWeaveRetriever

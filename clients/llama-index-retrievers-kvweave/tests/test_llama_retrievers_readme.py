@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.readme import PRINTED, Service, run_examples
+from clients.tests.readme import PRINTED, Service, run_examples
 from kvweave_client import Client
 
 README = Path(__file__).resolve().parents[1] / "README.md"

@@ -11,7 +11,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from clients.readme import Service
+from clients.tests.readme import Service
 from kvweave_client import Client
 from langchain_kvweave import ChatKVWeave, KVWeaveRetriever, KVWeaveSink, documents_chain, mirrored, retrieval_chain
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.readme import PRINTED, Service, run_examples
+from clients.tests.readme import PRINTED, Service, run_examples
 from kvweave_client import Client
 
 DISTRIBUTION = Path(__file__).resolve().parents[2]

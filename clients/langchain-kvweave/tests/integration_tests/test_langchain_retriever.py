@@ -17,8 +17,8 @@ from langchain_core.structured_query import (
     StructuredQuery,
 )
 
-from clients.canned import PASSAGES
-from clients.readme import Service
+from clients.tests.canned import PASSAGES
+from clients.tests.readme import Service
 from kvweave_client import BadRequest, Client
 from kvweave_client.options import NewChunk, NewDocument
 from langchain_kvweave import KVWeaveRetriever, KVWeaveTranslator

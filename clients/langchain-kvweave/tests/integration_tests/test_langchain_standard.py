@@ -21,8 +21,8 @@ from langchain_tests.integration_tests import (
 from langchain_tests.integration_tests.indexer import AsyncDocumentIndexTestSuite, DocumentIndexerTestSuite
 from pydantic import SecretStr
 
-from clients.canned import PASSAGES
-from clients.readme import Service
+from clients.tests.canned import PASSAGES
+from clients.tests.readme import Service
 from kvweave_client import Client, NotFound
 from kvweave_client.options import NewDocument
 from langchain_kvweave import ChatKVWeave, KVWeaveRetriever, KVWeaveSink, MirroredStore, mirrored

@@ -11,8 +11,8 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
 import kvweave_client as kv
-from clients import canned
-from clients.scripted import Scripted, Step, end, event, hang, opened, reply, reset, send
+from clients.tests import canned
+from clients.tests.scripted import Scripted, Step, end, event, hang, opened, reply, reset, send
 from kvweave_client.options import Json
 from langchain_kvweave import ChatKVWeave, KVWeaveRetriever, KVWeaveSink
 from langchain_kvweave.documents import document_of

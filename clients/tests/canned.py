@@ -3,7 +3,7 @@
 The tests of kvweave-client hold the answers against its API.
 """
 
-from clients.scripted import event
+from clients.tests.scripted import event
 
 Found = dict[str, object]
 
