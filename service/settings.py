@@ -3,8 +3,10 @@
 import os
 import tomllib
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -26,7 +28,6 @@ from pydantic_settings import (
 
 from blend.errors import PromptError
 from blend.fuse.policy import check_policy
-from service.generator_address import GeneratorAddress
 from store.codec.spec import Spec
 from store.errors import SpecError
 
@@ -34,11 +35,41 @@ PREFIX = "KVWEAVE_"
 CONFIG = f"{PREFIX}CONFIG"
 POSTGRES = ("postgresql://", "postgres://")
 BUILTIN = "builtin"  # the name of the model that comes with kvweave
+FALLBACK = {"fallback": ["own"]}  # of the generator's address
 OF_CLIENTS = (f"{PREFIX}BASE_URL", f"{PREFIX}API_KEY")  # where a service is, and the key for it: no settings of one
 
 
 class SettingsError(ValueError):
     """A setting that is unknown or malformed; the text says which, and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorAddress:
+    """An OpenAI interface of vLLM, and the key for it. `model`: its name there, empty for the only one.
+
+    `has_fallback`: whether our own engine answers where vLLM does not.
+    """
+
+    url: str
+    key: str = field(default="", repr=False)
+    model: str = ""
+    has_fallback: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The address in `http://key:KEY@host:port/v1?fallback=own#MODEL`. Raises ValueError with what would do."""
+        parts = urlsplit(text)
+        is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.username in (None, "key")
+        asked = parse_qs(parts.query, keep_blank_values=True)
+        if not is_whole or not parts.path.rstrip("/").endswith("/v1") or asked not in ({}, FALLBACK):
+            raise ValueError(
+                "a generator's address is http://host:port/v1, with ?fallback=own where kvweave's own engine is to "
+                "answer while it does not, with #NAME where it has several models, and with key:KEY@ before the host "
+                "for its key"
+            )
+        host = parts.netloc.rpartition("@")[2]
+        url = parts._replace(netloc=host, query="", fragment="").geturl().rstrip("/")
+        return cls(url, unquote(parts.password or ""), parts.fragment, bool(asked))
 
 
 def ray_address() -> str:

@@ -27,9 +27,9 @@ from service.bodies.handoffs import (
 )
 from service.bodies.query import SamplingIn
 from service.bodies.search import SourceOut
-from service.handoffs.handoff import LayerPart
-from service.handoffs.handoff_receiver import HandoffReceiver
-from service.handoffs.handoffs import HandoffReaders
+from service.vllm.handoff import LayerPart
+from service.vllm.handoff_receiver import HandoffReceiver
+from service.vllm.handoffs import HandoffReaders
 
 MEDIA = "application/octet-stream"
 CHECKSUM = "X-Crc32"

@@ -28,11 +28,6 @@ from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
 from service.corpus.checked_model import checked_model
 from service.corpus.tenants import Tenants
-from service.generator.agreement import Comparison
-from service.generator.handed_speeds import GeneratorTimes, HandedSpeeds
-from service.generator.vllm_client import VllmClient
-from service.generator.vllm_engine import VllmEngine
-from service.handoffs.handoffs import Handoffs
 from service.model.codec_check import check_codec
 from service.model.hub import hub_checkpoint
 from service.model.kept_speeds import conditions, kept_speeds
@@ -42,6 +37,11 @@ from service.model.served_model import ServedModel
 from service.model.speeds import ModelSpeeds
 from service.settings import BUILTIN, Settings, SettingsError
 from service.telemetry.traces import Tracer, silent
+from service.vllm.agreement import Comparison
+from service.vllm.handed_speeds import GeneratorTimes, HandedSpeeds
+from service.vllm.handoffs import Handoffs
+from service.vllm.vllm_client import VllmClient
+from service.vllm.vllm_engine import VllmEngine
 from store.blob_store import BlobStore
 from store.codec.unpacked import MemoryForm
 from store.url import open_store, place_of
@@ -77,8 +77,8 @@ def compose_core(settings: Settings) -> Core:
         settings,
         truth=lambda: compose_truth(settings, place_of(settings.store)),
         store=lambda: compose_store(settings),
-        load=lambda store, control, truth: compose_tenants(
-            settings, store, control=control, truth=truth, equipped=partial(_equipped, settings)
+        load=lambda store, control, truth, handoffs: compose_tenants(
+            settings, store, control=control, truth=truth, equipped=partial(_equipped, settings, handoffs=handoffs)
         ),
         tracer=_tracer(settings),
     )
@@ -107,12 +107,9 @@ def compose_tenants(
     return Tenants(model, store=store, control=control, library=library, truth=truth)
 
 
-def _equipped(settings: Settings, model: ServedModel) -> ServedModel:
-    """The model with what a service has besides: what prompts take here, a place for those that are handed over, and
-    the generator that the settings name.
-    """
-    handoffs = Handoffs(settings.kv_bytes // 2)
-    model = replace(model, speeds=_speeds(settings, model), handoffs=handoffs)
+def _equipped(settings: Settings, model: ServedModel, *, handoffs: Handoffs) -> ServedModel:
+    """The model with what a service has besides: what prompts take here, and the generator that the settings name."""
+    model = replace(model, speeds=_speeds(settings, model), let_go=handoffs.void)
     address = settings.generator
     if address is None:
         return model

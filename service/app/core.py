@@ -25,13 +25,13 @@ from service.answers.pipeline import Pipeline
 from service.corpus.ingest import Ingest
 from service.corpus.tenants import Tenant, Tenants
 from service.errors import Unavailable
-from service.handoffs.handoffs import Handoffs
 from service.model.served_model import ServedModel
 from service.settings import Settings, SettingsError
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from service.telemetry.refusals import Refusals
 from service.telemetry.traces import Tracer
+from service.vllm.handoffs import Handoffs
 from store.blob_store import BlobStore
 from store.errors import StoreError
 from store.key import Scope
@@ -59,7 +59,7 @@ class Core:
         *,
         truth: Callable[[], Truth],
         store: Callable[[], BlobStore],
-        load: Callable[[BlobStore, Control, Truth], Tenants],
+        load: Callable[[BlobStore, Control, Truth, Handoffs], Tenants],
         tracer: Tracer,
     ) -> None:
         """Opens what is quick to open, and calls `load`, which takes long, in a thread."""
@@ -87,6 +87,8 @@ class Core:
             self.store = store()
             stack.callback(self.store.close)
             stack.callback(tracer.close)
+            self._handoffs = Handoffs(settings.kv_bytes // 2)
+            stack.callback(self._handoffs.close)
             self._stack = stack.pop_all()
         self._watch()
         self._loading = threading.Thread(target=self._load, args=[load], name="kvweave-load", daemon=True)
@@ -115,8 +117,8 @@ class Core:
     @property
     def handoffs(self) -> Handoffs:
         """The prompts that wait to be fetched. Raises Unavailable while the model loads."""
-        assert self.model.handoffs is not None, "a service hands prompts over"
-        return self.model.handoffs
+        self._ready()
+        return self._handoffs
 
     @property
     def order(self) -> BlendOrder:
@@ -170,9 +172,9 @@ class Core:
         self._ended = reason
         self.failed.set()
 
-    def _load(self, load: Callable[[BlobStore, Control, Truth], Tenants]) -> None:
+    def _load(self, load: Callable[[BlobStore, Control, Truth, Handoffs], Tenants]) -> None:
         try:
-            self._begin(load(self.store, self.control, self.truth))
+            self._begin(load(self.store, self.control, self.truth, self._handoffs))
         except _START_ERRORS as error:
             self._problem = str(error)
             log.error("the service cannot start", extra=fields(reason=str(error)))

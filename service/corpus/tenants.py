@@ -200,8 +200,7 @@ class Tenant:
 
     def _void(self) -> None:
         """Lets go of prompts that wait to be fetched: what is gone may be in them."""
-        if self.model.handoffs is not None:
-            self.model.handoffs.void(self.name)
+        self.model.let_go(self.name)
 
 
 class Tenants:
@@ -253,8 +252,7 @@ class Tenants:
     def learn(self, names: Collection[str] | None) -> None:
         """Lets go of what other services have deleted of these tenants, or of all. Raises StoreError."""
         for name in [each.name for each in self.opened()] if names is None else names:
-            if self.model.handoffs is not None:
-                self.model.handoffs.void(name)
+            self.model.let_go(name)
         self.store.learn_deletions(names)
 
     def opened(self) -> Iterator[Tenant]:
@@ -267,5 +265,3 @@ class Tenants:
         for tenant in self.opened():
             tenant.catalog.close()
         self.model.engine.close()
-        if self.model.handoffs is not None:
-            self.model.handoffs.close()

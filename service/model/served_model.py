@@ -1,6 +1,6 @@
 """What a loaded model brings: its engine, its tokenizer, what identifies it, how its records are packed and reused."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -8,7 +8,6 @@ from blend.engine.engine import Engine
 from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
-from service.handoffs.handoffs import Handoffs
 from service.model.capture_context import ALONE, CaptureContext, ChunkIds, in_context
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, question_turns
 from service.model.speeds import ModelSpeeds
@@ -22,12 +21,16 @@ def made_up_ids(tokens: int, *, vocabulary: int) -> Ids:
     return tuple((3 + 7 * place) % vocabulary for place in range(tokens))
 
 
+def _hold_nothing(tenant: str) -> None:
+    """A model without a service hands no prompts over."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that is loaded, and how it is used. The fingerprint's prefix is empty.
 
     `order`: what a request gets that asks for nothing else; with `speeds`, where it is sooner than reading.
-    `handoffs`: prompts that wait to be fetched, where there is a service to fetch them from.
+    `let_go`: called with a tenant of which something was deleted, before it goes; its prompts may hold it.
     """
 
     engine: Engine
@@ -38,7 +41,7 @@ class ServedModel:
     window: int
     vocabulary: int
     speeds: ModelSpeeds | None = None
-    handoffs: Handoffs | None = None
+    let_go: Callable[[str], None] = _hold_nothing
 
     def prefix(self, rules: Json) -> Ids:
         """What the chunks of a collection with these rules are captured behind, as it is rendered today."""

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from blend.engine.engine import PlacedPrompt
 from blend.run.context import Context, LayerShape
-from service.handoffs.handoff import Handoff
-from service.handoffs.handoffs import HandoffReaders
+from service.vllm.handoff import Handoff
+from service.vllm.handoffs import HandoffReaders
 from tests.service.serving import Inside, in_process, settings_in
 from vllm_kvweave import loading
 from vllm_kvweave.load_jobs import LoadJob, StepJobs

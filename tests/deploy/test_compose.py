@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from service.handoffs.shared_memory import FOLDER
 from service.settings import CONFIG
+from service.vllm.shared_memory import FOLDER
 from tests.deploy.plans import (
     DEPLOY,
     DOCKERFILE,

@@ -10,8 +10,8 @@ import pytest
 import vllm_kvweave
 from service.app.composition import compose_core
 from service.application import application
-from service.handoffs.shared_memory import FOLDER
 from service.settings import load_settings
+from service.vllm.shared_memory import FOLDER
 from tests.deploy.plans import (
     KUBERNETES,
     ROOT,

@@ -27,6 +27,7 @@ from service.errors import ServiceError
 from service.settings import SettingsError
 from service.telemetry.logs import FIELDS
 from service.telemetry.traces import silent
+from service.vllm.handoffs import Handoffs
 from store.blob_store import BlobStore
 from store.codec.decode import decode
 from store.codec.encode import encode
@@ -218,7 +219,7 @@ class Gone(MemoryStore):
 def test_it_is_not_ready_while_the_model_loads_nor_when_the_store_does_not_answer(tmp_path: Path) -> None:
     settings, store, go = settings_in(tmp_path), Gone(), threading.Event()
 
-    def load(store: BlobStore, control: Control, truth: Truth) -> Tenants:
+    def load(store: BlobStore, control: Control, truth: Truth, handoffs: Handoffs) -> Tenants:
         go.wait()
         return composition.compose_tenants(settings, store, control=control, truth=truth)
 

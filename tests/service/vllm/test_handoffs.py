@@ -21,9 +21,9 @@ from blend.engine.engine import PlacedPrompt
 from blend.run.context import Context, LayerShape, Segment, places, span
 from service.access.principal import Principal, Role
 from service.builtin import CHECKPOINT
-from service.handoffs.handoff import Handoff
-from service.handoffs.handoffs import HandoffReaders, Handoffs, Lease
-from service.handoffs.shared_memory import FOLDER, PREFIX, sweep_shared_memory
+from service.vllm.handoff import Handoff
+from service.vllm.handoffs import HandoffReaders, Handoffs, Lease
+from service.vllm.shared_memory import FOLDER, PREFIX, sweep_shared_memory
 from tests.service.serving import Inside, ask, good, in_process, put_in, settings_in, wait_for
 from vllm_kvweave.shared_prompt import mapped_prompt
 
@@ -186,17 +186,16 @@ def test_what_is_not_there_is_not_found(client: httpx.Client) -> None:
 
 
 def test_a_lease_ends_by_itself_and_room_is_bounded(inside: Inside, client: httpx.Client) -> None:
-    model = inside.core.model
-    assert model.handoffs is not None
+    handoffs = inside.core.handoffs
     one = fuse(client)
-    nbytes = model.handoffs.get(one["handle"], _operator(inside)).nbytes
+    nbytes = handoffs.get(one["handle"], _operator(inside)).nbytes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model.handoffs, "_limit_bytes", model.handoffs.nbytes + 1)
+        patch.setattr(handoffs, "_limit_bytes", handoffs.nbytes + 1)
         full = client.post("/v1/fuse", json={"question": QUESTION})
         assert full.status_code == 429 and "wait to be fetched" in full.json()["detail"]
-        assert files_open() == len(model.handoffs), "what found no room leaves no file"
+        assert files_open() == len(handoffs), "what found no room leaves no file"
     brief = Handoffs(1 << 30, lease_s=0.05)
-    lease = brief.add(model.handoffs.get(one["handle"], _operator(inside)), HandoffReaders("default", time.monotonic()))
+    lease = brief.add(handoffs.get(one["handle"], _operator(inside)), HandoffReaders("default", time.monotonic()))
     assert lease.handoff.nbytes == nbytes
     wait_for(lambda: brief.nbytes == 0, "the lease is over")
     brief.close()
@@ -311,7 +310,7 @@ def test_what_is_said_to_be_of_no_use_does_not_count_as_fetched(inside: Inside, 
 
 OWNER = """
 import sys, time
-from service.handoffs.shared_memory import SharedMemory
+from service.vllm.shared_memory import SharedMemory
 memory = SharedMemory(5000)
 assert memory.reserve(0, 5000)
 print(memory.name, flush=True)
@@ -338,7 +337,7 @@ def test_memory_of_a_killed_service_is_removed_by_the_next_and_that_of_a_living_
 
 def test_where_the_folder_has_no_room_memory_is_this_process_own(inside: Inside, client: httpx.Client) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.handoffs.shared_memory.FOLDER", FOLDER / "absent")
+        patch.setattr("service.vllm.shared_memory.FOLDER", FOLDER / "absent")
         given = fuse(client)
     form = good(client.get(f"/v1/handoffs/{given['handle']}?final=12"))
     assert form["shared"] == ""

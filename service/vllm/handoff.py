@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blend.engine.engine import PlacedPrompt
 from service.errors import NotFound
-from service.handoffs.shared_memory import SharedMemory
+from service.vllm.shared_memory import SharedMemory
 
 
 @dataclass(frozen=True, slots=True)

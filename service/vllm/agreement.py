@@ -10,15 +10,15 @@ from blend.engine.engine import Engine, EngineRequest, Token
 from blend.engine.sampling import Picked, Sampling
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import Prompt
-from service.generator.handed_prompt import handed_params
-from service.generator.handed_speeds import GeneratorTimes, LinearTime
-from service.generator.vllm_client import Completion, GeneratorAway, VllmClient
-from service.generator_address import GeneratorAddress
-from service.handoffs.handoff_receiver import HandoffReceiver
-from service.handoffs.handoffs import HandoffReaders, Handoffs
 from service.model.prompt_builder import TurnPart, TurnParts
 from service.model.served_model import ServedModel, made_up_ids
 from service.model.timed import events_of
+from service.settings import GeneratorAddress
+from service.vllm.handed_prompt import handed_params
+from service.vllm.handed_speeds import GeneratorTimes, LinearTime
+from service.vllm.handoff_receiver import HandoffReceiver
+from service.vllm.handoffs import HandoffReaders, Handoffs
+from service.vllm.vllm_client import Completion, GeneratorAway, VllmClient
 
 TEXT = "Who lives in K7, Zoë? 12,50 € – 東京\n\n(A title)"
 TOKENS = 48  # of the prompt whose likeliest next tokens are compared

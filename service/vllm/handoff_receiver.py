@@ -4,8 +4,8 @@ from threading import Lock
 
 from blend.engine.engine import PlacedPrompt
 from blend.run.context import Context
-from service.handoffs.handoff import Handoff, promised
-from service.handoffs.handoffs import HandoffReaders, Handoffs, Lease
+from service.vllm.handoff import Handoff, promised
+from service.vllm.handoffs import HandoffReaders, Handoffs, Lease
 
 
 class HandoffReceiver:

@@ -12,11 +12,9 @@ import pytest
 from blend.engine.engine import EngineRequest, Event, Ticket
 from blend.fuse.record_loader import DamagedRecord, RecordLoader
 from service.access.principal import Role
-from service.generator.vllm_engine import VllmEngine
-from service.generator_address import GeneratorAddress
-from service.handoffs.handoff_receiver import HandoffReceiver
-from tests.service.generator.conftest import LETTERS, QUESTION, REUSE, Pair, chatted, paired
-from tests.service.generator.scripted_vllm import VllmScript
+from service.settings import GeneratorAddress
+from service.vllm.handoff_receiver import HandoffReceiver
+from service.vllm.vllm_engine import VllmEngine
 from tests.service.serving import (
     Json,
     ask,
@@ -25,6 +23,8 @@ from tests.service.serving import (
     put_in,
     wait_for,
 )
+from tests.service.vllm.conftest import LETTERS, QUESTION, REUSE, Pair, chatted, paired
+from tests.service.vllm.scripted_vllm import VllmScript
 
 LAST = 11  # layer of the built-in model
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.generator.vllm_engine import VllmEngine
+from service.vllm.vllm_engine import VllmEngine
 from tests.servers.free_port import free_port
-from tests.service.generator.scripted_vllm import VllmScript, scripted_vllm
 from tests.service.serving import (
     Inside,
     Json,
@@ -21,6 +20,7 @@ from tests.service.serving import (
     settings_in,
     wait_for,
 )
+from tests.service.vllm.scripted_vllm import VllmScript, scripted_vllm
 
 QUESTION = "Which animal does Halio keep?"
 LETTERS = [

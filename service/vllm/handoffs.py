@@ -16,9 +16,9 @@ from torch import Tensor
 from retriever.documents import Json
 from service.access.principal import Principal
 from service.errors import Exhausted, NotFound
-from service.handoffs.handoff import Handoff, LayerPart
-from service.handoffs.shared_memory import sweep_shared_memory
 from service.telemetry.logs import fields
+from service.vllm.handoff import Handoff, LayerPart
+from service.vllm.shared_memory import sweep_shared_memory
 
 log = logging.getLogger(__name__)
 

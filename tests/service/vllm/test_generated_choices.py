@@ -7,11 +7,11 @@ import json
 import httpx
 import pytest
 
-from tests.service.generator.conftest import QUESTION, REUSE, Pair, chatted
 from tests.service.serving import (
     good,
     wait_for,
 )
+from tests.service.vllm.conftest import QUESTION, REUSE, Pair, chatted
 
 
 def test_several_answers_come_of_one_prompt(pair: Pair, own: httpx.Client) -> None:

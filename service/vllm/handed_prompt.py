@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from blend.engine.engine import Ready
 from blend.errors import PromptError
 from service.errors import Exhausted
-from service.handoffs.handoff_receiver import HandoffReceiver
-from service.handoffs.handoffs import Lease
+from service.vllm.handoff_receiver import HandoffReceiver
+from service.vllm.handoffs import Lease
 
 
 class HandedPrompt:

@@ -23,14 +23,14 @@ from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import ChunkSegment, lay_out
 from service.errors import Invalid, ServiceError, Unavailable
-from service.generator.agreement import Agreement, Comparison
-from service.generator.generated_answer import GeneratedAnswer
-from service.generator.handed_prompt import HandedPrompt, handing_over
-from service.generator.vllm_client import ChatPiece, Completion, GeneratedPiece, GeneratorAway, GeneratorRefusal
-from service.handoffs.handoff_receiver import HandoffReceiver
-from service.handoffs.handoffs import HandoffReaders
 from service.model.logit_processors import needs_generator, openai_fields
 from service.telemetry.logs import fields
+from service.vllm.agreement import Agreement, Comparison
+from service.vllm.generated_answer import GeneratedAnswer
+from service.vllm.handed_prompt import HandedPrompt, handing_over
+from service.vllm.handoff_receiver import HandoffReceiver
+from service.vllm.handoffs import HandoffReaders
+from service.vllm.vllm_client import ChatPiece, Completion, GeneratedPiece, GeneratorAway, GeneratorRefusal
 from store.errors import Miss, MissReason
 from store.record import Record
 

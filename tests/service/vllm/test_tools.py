@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from tests.service.generator.conftest import QUESTION, Pair, chatted
 from tests.service.serving import Json, good, put_in, wait_for
+from tests.service.vllm.conftest import QUESTION, Pair, chatted
 
 TOOL: Json = {
     "type": "function",

@@ -8,7 +8,7 @@ from blend.engine.answer_builder import AnswerText
 from blend.engine.engine import ChoiceEnded, Done, EngineRequest, Event, Finish, MessagePiece
 from blend.engine.pending_request import PendingRequest
 from blend.text.tokenizer import Tokenizer
-from service.generator.vllm_client import ChatPiece, GeneratedPiece, GeneratorAway
+from service.vllm.vllm_client import ChatPiece, GeneratedPiece, GeneratorAway
 
 MESSAGE = ("content", "tool_calls")  # what of a message is told
 

@@ -1,1 +1,0 @@
-"""vLLM as the generator: prompts are put in place here, and go on there."""
