@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from starlette.types import ASGIApp
 
 from service.api.app import Extension, create_app
-from service.api.core_of import core_of
+from service.api.guards import core_of
 from service.app.core import Core
 from service.openai.errors import as_openai
 from service.openai.routes import PREFIXES, router

@@ -16,13 +16,10 @@ from service.api.changes import HEADER
 from service.api.console import console
 from service.api.docs import docs
 from service.api.guards import BEARER, Guarded, KnownHosts, Uploads, Writes
-from service.api.limits import PACE, Pace, RequestLimits
+from service.api.limits import PACE, Pace, RequestLimits, WhileCurrent
 from service.api.openapi import describe_openapi, upload_body
-from service.api.path_segments import PathSegments
-from service.api.problems import Render, Renderers, install
-from service.api.routes import ROUTES, Route
-from service.api.while_current import WhileCurrent
-from service.bodies.problem import Problem
+from service.api.problems import Problem, Render, Renderers, install
+from service.api.routes import ROUTES, PathSegments, Route
 
 if TYPE_CHECKING:
     from service.app.core import Core

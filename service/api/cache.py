@@ -3,12 +3,56 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pydantic import BaseModel, Field
+
 from retriever.catalog.view import CatalogView
 from retriever.types import Passage
 from service.api.caller import By, Caller, unknown
-from service.bodies.cache import CacheChoice, ChunkStateOut, LookupAnswer, LookupRequest, Touched
-from service.bodies.fields import MOST_LISTED
+from service.api.fields import MOST_LISTED, ChunkId, CollectionName, DocumentId, OneOf, Whole
 from service.corpus.chunk_caches import ChunkCaches, ChunkState
+
+
+class CacheChoice(OneOf):
+    """Which chunks: of documents, by their ids, or of a collection."""
+
+    choices = ("document_ids", "chunk_ids", "collection")
+    remedy = "give exactly one of document_ids, chunk_ids and collection"
+
+    document_ids: list[DocumentId] = Field(default_factory=list[str], min_length=1, max_length=1000)
+    chunk_ids: list[ChunkId] = Field(default_factory=list[str], min_length=1, max_length=1000)
+    collection: CollectionName = ""
+
+
+class LookupRequest(CacheChoice):
+    """Which chunks, and which page of them."""
+
+    after: Whole = Field(0, ge=0, lt=2**63, description="What the page before gave as `next`")
+    limit: Whole = Field(MOST_LISTED, ge=1, le=MOST_LISTED)
+
+
+class ChunkStateOut(BaseModel):
+    """What is stored of a chunk: stored, pending, over budget, unsupported or absent; and where."""
+
+    chunk_id: str
+    state: str = Field(examples=["stored"])
+    bytes: int
+    tier: str = Field(examples=["lmdb"])
+
+
+class LookupAnswer(BaseModel):
+    """What is stored of the chunks. `unknown`: ids that name nothing you may see."""
+
+    chunks: list[ChunkStateOut]
+    unknown: list[str]
+    next: int | None
+
+
+class Touched(BaseModel):
+    """`chunks` were meant, `blobs` of them were stored and concerned."""
+
+    chunks: int
+    blobs: int
+    unknown: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +115,18 @@ def _pages(by: Caller, wanted: CacheChoice) -> Iterator[PassagePage]:
 def _page(by: Caller, wanted: CacheChoice, *, after: int, limit: int) -> PassagePage:
     with by.tenant.catalog.view() as view:
         if wanted.collection:
-            return _of_collection(by, view, wanted=wanted, after=after, limit=limit)
+            return _collection_page(by, view, wanted=wanted, after=after, limit=limit)
         if wanted.chunk_ids:
             known = view.rows_of(wanted.chunk_ids)
             found = view.holding(list(known.values()), by.allowed())
             held = {passage.id for passage in found}
             missing = [chunk for chunk in dict.fromkeys(wanted.chunk_ids) if chunk not in held]
         else:
-            found, missing = _of_documents(by, view, documents=wanted.document_ids)
+            found, missing = _document_passages(by, view, documents=wanted.document_ids)
     return _cut(found, missing, after=after, limit=limit)
 
 
-def _of_documents(by: Caller, view: CatalogView, *, documents: Sequence[str]) -> tuple[list[Passage], list[str]]:
+def _document_passages(by: Caller, view: CatalogView, *, documents: Sequence[str]) -> tuple[list[Passage], list[str]]:
     found: dict[int, Passage] = {}
     missing: list[str] = []
     for document in dict.fromkeys(documents):
@@ -95,7 +139,7 @@ def _of_documents(by: Caller, view: CatalogView, *, documents: Sequence[str]) ->
     return [*found.values()], missing
 
 
-def _of_collection(by: Caller, view: CatalogView, *, wanted: CacheChoice, after: int, limit: int) -> PassagePage:
+def _collection_page(by: Caller, view: CatalogView, *, wanted: CacheChoice, after: int, limit: int) -> PassagePage:
     allowed = by.allowed(collection=wanted.collection)
     if view.collection(wanted.collection) is None or (by.is_bound and not view.count(allowed)):
         raise unknown("collection", wanted.collection)

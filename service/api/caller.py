@@ -22,8 +22,7 @@ from retriever.search import scope
 from retriever.types import DocumentRow
 from service.access.principal import Principal
 from service.api.changes import MustSee, wait_until_seen
-from service.api.core_of import core_of
-from service.api.guards import principal
+from service.api.guards import core_of, principal
 from service.corpus.tenants import Tenant
 from service.errors import Forbidden, NotFound
 

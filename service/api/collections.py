@@ -4,16 +4,79 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fastapi import Response
+from pydantic import BaseModel, Field
 
 from retriever.catalog.view import CatalogView
 from retriever.types import Collection, FillerPassage
 from service.api.caller import By, Caller, unknown
-from service.bodies.collections import CollectionDeleted, CollectionList, CollectionOut, FillerOut, Rules
-from service.bodies.fields import CollectionName
+from service.api.fields import ChunkId, CollectionName, Strict, Whole
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.fillers import choose
 from service.corpus.tenants import SWEEP_S
 from service.errors import Conflict
+
+
+class Rules(Strict):
+    """How the collection's documents are cut. Of one that is there already they change only future documents."""
+
+    chunk_tokens: Whole = Field(256, ge=16, le=4096, description="Tokens of a chunk at most")
+    system: str | None = Field(
+        None, max_length=20_000, description="The system prompt that chunks are captured behind; null for kvweave's own"
+    )
+    embedder: str = Field("", max_length=500, description="Its name; empty for the one in the settings")
+    search: bool = Field(
+        True,
+        description="Whether its chunks are embedded and found; false where another index finds them: "
+        "chunk_ids and recognition in a text reuse their caches all the same",
+    )
+    in_context: bool = Field(
+        True,
+        description="Whether its chunks are captured behind passages of the collection, and what is before them "
+        "in their document: nearer to full prefill, and a deleted document takes the caches of others with it",
+    )
+    filler: list[ChunkId] | None = Field(
+        None,
+        max_length=8,
+        description="Ids of chunks that its chunks are captured behind, which are then captured anew; null leaves "
+        "what there is, an empty list has it chosen",
+    )
+
+
+class FillerOut(BaseModel):
+    """A passage that the collection's chunks are captured behind."""
+
+    document_id: str
+    chunk_id: str
+    title: str
+
+
+class CollectionOut(BaseModel):
+    """A collection with its rules. `documents`: how many serve."""
+
+    name: str
+    chunk_tokens: int
+    system: str | None
+    embedder: str
+    search: bool
+    in_context: bool
+    documents: int
+    filler: list[FillerOut]
+
+
+class CollectionList(BaseModel):
+    """The collections in the order of their names."""
+
+    collections: list[CollectionOut]
+
+
+class CollectionDeleted(BaseModel):
+    """A collection that was deleted, and what went with it."""
+
+    name: str
+    documents: int
+    chunks_removed: int
+    chunks_kept: int
+    done: bool
 
 
 def list_collections(by: By) -> CollectionList:

@@ -4,25 +4,24 @@ from dataclasses import replace
 from typing import Annotated, cast
 
 from fastapi import Query, Response
+from pydantic import BaseModel, Field
 
 from retriever.catalog.view import CatalogView
 from retriever.documents import Json
 from retriever.errors import FilterError
 from retriever.types import DocumentRow, Passage
 from service.api.caller import By, Caller, unknown
-from service.api.guards import parse
-from service.api.uploads import accept, draft_of, located
-from service.bodies.documents import (
-    Accepted,
-    ChunkOut,
-    ChunkPage,
-    Deleted,
-    DocumentOut,
-    DocumentPage,
-    Patch,
-    Replacement,
+from service.api.fields import (
+    DEFAULT_COLLECTION,
+    CollectionName,
+    DocumentId,
+    Limit,
+    Metadata,
+    Strict,
+    check_metadata,
 )
-from service.bodies.fields import DEFAULT_COLLECTION, CollectionName, DocumentId, Limit, check_metadata
+from service.api.guards import parse
+from service.api.uploads import Accepted, DocumentIn, accept, draft_of, located
 from service.corpus.chunk_caches import ChunkState
 from service.corpus.fillers import settle
 from service.corpus.tenants import Removed
@@ -31,6 +30,69 @@ from service.errors import Invalid
 After = Annotated[str, Query(max_length=1100, description="What the page before gave as `next`")]
 AfterPlace = Annotated[int, Query(ge=0, lt=2**31, description="What the page before gave as `next`")]
 Where = Annotated[str | None, Query(alias="filter", description="A filter on metadata, as JSON")]
+
+
+class Replacement(DocumentIn):
+    """The whole of a document. Without a collection it stays where it is; a new one goes to `default`."""
+
+    collection: CollectionName | None = None
+
+
+class Patch(Strict):
+    """Metadata to lay over what is there; null takes a field away. Nothing is computed again."""
+
+    metadata: Metadata = Field(examples=[{"year": 2025, "draft": None}])
+
+
+class DocumentOut(BaseModel):
+    """A document that serves. Times are seconds since 1970."""
+
+    id: str
+    collection: str
+    title: str
+    metadata: dict[str, object]
+    chunks: int = Field(description="How many it has")
+    created: float
+    updated: float
+
+
+class DocumentPage(BaseModel):
+    """Documents in the order of their ids. `next`: what to give as `after` for the following page; null at the end."""
+
+    documents: list[DocumentOut]
+    next: str | None
+
+
+class ChunkOut(BaseModel):
+    """A chunk where it stands, and what is stored of it: stored, pending, over budget, unsupported or absent."""
+
+    chunk_id: str
+    place: int
+    name: str
+    text: str
+    metadata: dict[str, object]
+    page: int | None
+    start: int | None
+    end: int | None
+    state: str = Field(examples=["stored"])
+    bytes: int
+    tier: str = Field(examples=["lmdb"])
+
+
+class ChunkPage(BaseModel):
+    """Chunks of a document, in its order."""
+
+    chunks: list[ChunkOut]
+    next: int | None
+
+
+class Deleted(BaseModel):
+    """A deleted document. `chunks_kept`: others hold them. `done`: every tier answers that the other ones are gone."""
+
+    id: str
+    chunks_removed: list[str]
+    chunks_kept: list[str]
+    done: bool
 
 
 def list_documents(

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -20,10 +20,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from retriever.errors import RetrieverError
 from service.access.principal import OPEN, Principal, Role
 from service.api.changes import HEADER, told
-from service.api.core_of import core_of
 from service.api.problems import Renderers, failure_of
 from service.errors import Forbidden, ServiceError, TooLarge, Unauthorized, WrongMedia
 from service.telemetry.logs import note
+
+if TYPE_CHECKING:
+    from service.app.core import Core
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key, as `kvweave keys create` made it")
 SMALL = 1 << 16  # bytes of a body that are parsed at once, and not in a thread
@@ -38,6 +40,11 @@ _JSON = ("application/json",)
 
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[object, object, Response]]
+
+
+def core_of(app: FastAPI) -> "Core":
+    """What the application was started with."""
+    return cast("Core", app.state.core)
 
 
 async def principal(request: Request) -> Principal:

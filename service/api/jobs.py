@@ -1,23 +1,72 @@
 """Jobs over HTTP: how far what was put in has come, as a page and as a stream, and their end."""
 
 from collections.abc import AsyncGenerator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import anyio
 from fastapi import Query, Response
 from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, Field
 
 from retriever.upload_types import Job, QueuedUpload, UploadState
 from service.api.caller import By, Caller, unknown
 from service.api.changes import told
+from service.api.fields import JobId, Limit
 from service.api.streams import EventStream, sse
-from service.bodies.fields import JobId, Limit
-from service.bodies.jobs import JobDetail, JobOut, JobPage, Status, UploadOut
 
 POLL_S = 0.25
 
 After = Annotated[str, Query(max_length=200, description="What the page before gave as `next`")]
 AfterUpload = Annotated[int, Query(ge=0, lt=2**63, description="What the page before gave as `next`")]
+Status = Literal["running", "done", "failed", "cancelled"]
+
+
+class JobOut(BaseModel):
+    """A job. `failed`: some upload did; `cancelled`: it was ended before all were ready. Times: seconds since 1970.
+
+    Of its `chunks`, `stored`, `over_budget` and `unsupported` say what became of their caches.
+    """
+
+    id: str
+    status: Status
+    uploads: dict[str, int] = Field(description="How many are in each state", examples=[{"ready": 9, "waiting": 1}])
+    chunks: int
+    stored: int
+    over_budget: int
+    unsupported: int
+    created: float
+    updated: float
+    change: str = Field(
+        description="What a later request sends in the header `Kvweave-Change`, to see what this job did"
+    )
+
+
+class UploadOut(BaseModel):
+    """One document of a job, or a file."""
+
+    document: str
+    collection: str
+    file: str
+    state: str = Field(examples=["ready"])
+    chunks: int
+    stored: int
+    over_budget: int
+    unsupported: int
+    detail: str
+
+
+class JobDetail(JobOut):
+    """A job with a page of its uploads."""
+
+    items: list[UploadOut]
+    next: int | None
+
+
+class JobPage(BaseModel):
+    """A page of jobs, newest first."""
+
+    jobs: list[JobOut]
+    next: str | None
 
 
 def list_jobs(by: By, after: After = "", *, limit: Limit = 100) -> JobPage:

@@ -1,19 +1,20 @@
-"""Limits on every request: the size of its head, the size and pace of its body as it streams in, and its place."""
+"""Limits on every request: the size of its head, the size and pace of its body as it streams in, its turn and place."""
 
 import asyncio
 import re
+from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.access.peers import BEHIND
 from service.access.places import RETRY_S, NoPlace, Places, Share
-from service.api.core_of import core_of
-from service.api.guards import holder
+from service.api.guards import core_of, holder
 from service.api.problems import Renderers, failure_of
-from service.api.turns import Turns
-from service.errors import HeadTooLarge, ServiceError, TooLarge, TooSlow
+from service.errors import HeadTooLarge, ServiceError, TooLarge, TooSlow, Unavailable
 
 PROBES = ("/healthz", "/readyz")  # whoever watches over the service is never turned away
 SCRAPES = "/metrics"
@@ -25,6 +26,7 @@ APART_S, LATEST_S = 0.02, 5.0  # refusals of one caller who comes again too soon
 
 _EVENTS = re.compile(r"/v1/jobs/[^/]+/events")
 _HEAD_TOO_LARGE = HeadTooLarge(f"the address and the headers have at most {HEAD_BYTES:,} bytes: send fewer or shorter")
+_Queue = deque[asyncio.Future[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +175,80 @@ def _head_bytes(scope: Scope) -> int:
 
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"a request's body has at most {limit:,} bytes: send less at once")
+
+
+class Turns:
+    """Where many requests come at once, one begins in each round of the event loop, its callers in turn.
+
+    All that a round has to do is done before the loop looks at anybody else. Where hundreds began in one, a probe would
+    wait behind all of them several times: until its connection is there, until it is read, and until it is answered.
+    """
+
+    def __init__(self) -> None:
+        self._queues = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Queue]]()
+
+    def waiting(self, caller: str) -> int:
+        """How many requests of this caller wait."""
+        return len(self._queues.get(asyncio.get_running_loop(), {}).get(caller, ()))
+
+    async def wait(self, caller: str) -> None:
+        """Return when it is this caller's turn."""
+        loop = asyncio.get_running_loop()
+        queues = self._queues.setdefault(loop, {})
+        if not queues:
+            loop.call_soon(self._begin, loop)
+        turn = loop.create_future()
+        queues.setdefault(caller, deque()).append(turn)
+        await turn
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        queues = self._queues[loop]
+        caller = next(iter(queues))
+        queue = queues.pop(caller)
+        turn = queue.popleft()
+        if queue:
+            queues[caller] = queue  # behind the others
+        if not turn.done():
+            turn.set_result(None)
+        if queues:
+            loop.call_soon(self._begin, loop)
+
+
+class WhileCurrent:
+    """Answers go out only where the other services have not gone on without this one meanwhile.
+
+    It looks at a request's begin, and before each piece of its response; probes say so themselves.
+    """
+
+    def __init__(self, app: ASGIApp, *, renderers: Renderers) -> None:
+        self._app = app
+        self._renderers = renderers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+            return
+        core = core_of(scope["app"])
+        lease = core.lease()
+        is_refused = is_begun = False
+
+        async def send_while_current(message: Message) -> None:
+            nonlocal is_refused, is_begun
+            if is_refused:
+                return
+            if lease is not None and core.lease() == lease:
+                is_begun = True
+                await send(message)
+                return
+            is_refused = True  # of a response that had begun the rest does not come, and its connection is closed
+            if not is_begun:
+                await self._refuse(scope, receive, send=send)
+
+        if lease is None:
+            await self._refuse(scope, receive, send=send)
+        else:
+            await self._app(scope, receive, send_while_current)
+
+    async def _refuse(self, scope: Scope, receive: Receive, *, send: Send) -> None:
+        error = Unavailable(BEHIND, retry_after_s=1.0)
+        await self._renderers.respond(scope, failure_of(error))(scope, receive, send)

@@ -7,13 +7,12 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from retriever.filter_condition import BROADEST, MOST
-from service.api.problems import MEDIA
+from service.api.handoffs import FuseAnswer
+from service.api.jobs import JobOut
+from service.api.problems import MEDIA, Problem
+from service.api.query import FusedEvent, LoadedEvent, QueryAnswer, RetrievedEvent, TokenEvent
 from service.api.streams import MEDIA as STREAM
-from service.bodies.documents import FileUpload, OneDocument, Upload
-from service.bodies.handoffs import FuseAnswer
-from service.bodies.jobs import JobOut
-from service.bodies.problem import Problem
-from service.bodies.query import FusedEvent, LoadedEvent, QueryAnswer, RetrievedEvent, TokenEvent
+from service.api.uploads import FileUpload, OneDocument, Upload
 
 Schema = dict[str, object]
 

@@ -9,6 +9,7 @@ from typing import Final, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
 from starlette.datastructures import URL
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -17,7 +18,6 @@ from starlette.types import Scope
 from blend.errors import Busy, Late, NotFinite, PromptError, SamplingError, TokenizerError
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError, DocumentError, FilterError, SearchError
-from service.bodies.problem import FieldError, Problem
 from service.errors import Invalid, ServiceError, Unauthorized
 from store.errors import StoreError
 
@@ -48,6 +48,24 @@ _TITLES: Final = {
 }
 _RETRY_S: Final = {429: 1.0, 503: 5.0}
 _UNREADABLE = re.compile("[\ud800-\udfff\x00]")
+
+
+class FieldError(BaseModel):
+    """What is wrong with a field of the request, such as `sampling.top_p`."""
+
+    field: str = Field(examples=["sampling.top_p"])
+    message: str = Field(examples=["Input should be less than or equal to 1"])
+
+
+class Problem(BaseModel):
+    """`detail` says what is wrong and what to do; `errors` name fields, where the request is not valid."""
+
+    type: str = "about:blank"
+    title: str = Field(examples=["The request is not valid"])
+    status: int = Field(examples=[422])
+    detail: str = Field(examples=["top_p must be in (0, 1], got 1.5"])
+    request_id: str = Field(examples=["5f1d0c2ab7e94d0e"])
+    errors: list[FieldError] = Field(default_factory=list[FieldError])
 
 
 @dataclass(frozen=True, slots=True)

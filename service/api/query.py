@@ -4,23 +4,77 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from fastapi import Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from service.answers.answer_request import AnswerRequest
-from service.answers.events import ChoiceFinished, Delta, Event, Finished, Fused, Loaded, MessageAdded, Retrieved
-from service.api.answer_request import SecondsGiven, to_answer_request
+from service.answers.events import (
+    ChoiceFinished,
+    ChunkReport,
+    Delta,
+    Event,
+    Finished,
+    Fused,
+    Loaded,
+    MessageAdded,
+    Report,
+    Retrieved,
+)
 from service.api.caller import By
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
-from service.api.rendering import rendered_source, rendered_usage, server_timing
+from service.api.questions import AskedQuestion, SamplingIn, SecondsGiven, to_answer_request
+from service.api.rendering import SourceOut, UsageOut, rendered_source, rendered_usage, server_timing
 from service.api.streams import EventStream, gone, sse, unless_gone
-from service.bodies.query import FusedEvent, LoadedEvent, QueryAnswer, QueryRequest, RetrievedEvent, TokenEvent
-from service.bodies.search import SourceOut
 
 log = logging.getLogger(__name__)
 
 Events = AsyncGenerator[Event]
+
+
+class QueryRequest(AskedQuestion):
+    """A question about the documents, or a chat whose last message is one."""
+
+    sampling: SamplingIn | None = None
+    stream: bool = Field(False, description="Answer with server-sent events")
+
+
+class QueryAnswer(BaseModel):
+    """The answer and what it rests on."""
+
+    id: str
+    answer: str
+    finish_reason: Literal["stop", "length", "cancelled"]
+    sources: list[SourceOut]
+    usage: UsageOut
+    report: Report
+
+
+class RetrievedEvent(BaseModel):
+    """The event `retrieved`: what the answer rests on."""
+
+    id: str
+    sources: list[SourceOut]
+
+
+class LoadedEvent(BaseModel):
+    """The event `loaded`: where the chunks' caches come from."""
+
+    chunks: tuple[ChunkReport, ...]
+
+
+class FusedEvent(BaseModel):
+    """The event `fused`: the prompt is in place; the first token follows."""
+
+    usage: UsageOut
+    report: Report
+
+
+class TokenEvent(BaseModel):
+    """The event `token`: some more of the answer."""
+
+    text: str
 
 
 async def query(request: Request, wanted: QueryRequest, *, by: By, within_s: SecondsGiven = None) -> Response:

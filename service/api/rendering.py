@@ -4,18 +4,59 @@ import math
 import re
 from collections.abc import Mapping
 
+from pydantic import BaseModel
+
+from retriever.types import Passage
 from service.answers.events import Source, Usage
-from service.api.search import source_of as passage_of
-from service.bodies.query import UsageOut
-from service.bodies.search import SourceOut
 
 _NO_TOKEN = re.compile(r"[^\w!#$%&'*+.^`|~-]", re.ASCII)
+
+
+class UsageOut(BaseModel):
+    """What an answer took, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int
+    recomputed_tokens: int
+
+
+class SourceOut(BaseModel):
+    """A passage. `start` and `end`: characters of the document's text, where it was cut from one.
+
+    A document that came with the request is named by its own id, and by a chunk's where its text is one.
+    """
+
+    chunk_id: str
+    document_id: str
+    title: str
+    score: float
+    text: str
+    metadata: dict[str, object]
+    page: int | None
+    start: int | None
+    end: int | None
+
+
+def rendered_passage(passage: Passage, score: float) -> SourceOut:
+    """A passage as answers show it."""
+    return SourceOut(
+        chunk_id=passage.id,
+        document_id=passage.document,
+        title=passage.title,
+        score=score,
+        text=passage.text,
+        metadata=dict(passage.metadata),
+        page=passage.page,
+        start=passage.start,
+        end=None if passage.start is None else passage.start + len(passage.text),
+    )
 
 
 def rendered_source(source: Source) -> SourceOut:
     """A source of an answer: a passage, or a document that came with the request."""
     if source.passage is not None:
-        return passage_of(source.passage, source.score)
+        return rendered_passage(source.passage, source.score)
     return SourceOut(
         chunk_id=source.chunk_id,
         document_id=source.document_id,

@@ -1,11 +1,15 @@
-"""All routes of the REST interface, as one table."""
+"""All routes of the REST interface, as one table, and how names stand in their paths."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
+from urllib.parse import quote, unquote
 
 from fastapi.routing import APIRoute
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api import cache, collections, documents, handoffs, health, jobs, query, search, stats, uploads
+from service.api import cache, collections, documents, handoffs, jobs, operations, query, search, uploads
 from service.api.guards import Fetches, Operates, Reads, Uploads, Writes
 from service.api.openapi import (
     ANSWER,
@@ -77,10 +81,42 @@ ROUTES = (
     Route("POST", "/v1/cache/pin", cache.pin, Writes, (404,)),
     Route("POST", "/v1/cache/unpin", cache.unpin, Writes, (404,)),
     Route("POST", "/v1/cache/evict", cache.evict, Writes, (404,)),
-    Route("GET", "/v1/stats", stats.stats, Reads),
-    Route("GET", "/v1/admin/blend", stats.get_blend, Operates),
-    Route("PUT", "/v1/admin/blend", stats.put_blend, Operates),
-    Route("GET", "/metrics", health.metrics, Operates, answers=SCRAPE),
-    Route("GET", "/healthz", health.healthz, APIRoute),
-    Route("GET", "/readyz", health.readyz, APIRoute, (503,)),
+    Route("GET", "/v1/stats", operations.stats, Reads),
+    Route("GET", "/v1/admin/blend", operations.get_blend, Operates),
+    Route("PUT", "/v1/admin/blend", operations.put_blend, Operates),
+    Route("GET", "/metrics", operations.metrics, Operates, answers=SCRAPE),
+    Route("GET", "/healthz", operations.healthz, APIRoute),
+    Route("GET", "/readyz", operations.readyz, APIRoute, (503,)),
 )
+
+
+class NameConvertor(Convertor[str]):
+    """A name as one segment of a path, as `PathSegments` leaves it."""
+
+    regex = "[^/]+"
+
+    def convert(self, value: str) -> str:
+        return unquote(value)
+
+    def to_string(self, value: str) -> str:
+        return quote(value, safe="")
+
+
+register_url_convertor("name", NameConvertor())
+
+
+class PathSegments:
+    """Servers decode a path before it is matched, and a name's slash would split it: here it is encoded again."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = cast(bytes | None, scope.get("raw_path"))
+        if scope["type"] == "http" and raw is not None and b"%" in raw:
+            scope = {**scope, "path": "/".join(_decoded(each) for each in raw.decode("latin-1").split("/"))}
+        await self._app(scope, receive, send)
+
+
+def _decoded(segment: str) -> str:
+    return unquote(segment).replace("%", "%25").replace("/", "%2F")

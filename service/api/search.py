@@ -2,12 +2,61 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated, Literal
 
-from retriever.types import Passage
+from pydantic import BaseModel, Field
+
 from service.answers.answer_request import Lookup
-from service.api.answer_request import check_length
 from service.api.caller import By, Caller, unknown
-from service.bodies.search import Ranked, RerankAnswer, RerankRequest, SearchAnswer, SearchRequest, SourceOut
+from service.api.fields import WHOLE, ChunkId, CollectionName, Filter, OneOf, Strict, Text, Whole
+from service.api.questions import check_length
+from service.api.rendering import SourceOut, rendered_passage
+
+
+class SearchRequest(Strict):
+    """What to look for."""
+
+    query: str = Field(min_length=1, max_length=1_000_000, examples=["At what temperature does water boil?"])
+    collection: CollectionName | None = Field(None, description="All collections, where there is none")
+    filter: Filter | None = None
+    top_k: Whole = Field(10, ge=1, le=1000)
+    neighbors: Whole = Field(0, ge=0, le=10, description="Chunks before and behind each hit that come along")
+    mode: Literal["lexical", "vector", "hybrid"] | None = Field(
+        None, description="By default hybrid where there is an embedder, else lexical"
+    )
+    rerank: bool = Field(False, description="Needs a reranker in the settings")
+
+
+class SearchAnswer(BaseModel):
+    """The hits, best first."""
+
+    hits: list[SourceOut]
+
+
+class RerankRequest(OneOf):
+    """Texts, or chunks, to order by how well they answer."""
+
+    choices = ("documents", "chunk_ids")
+    remedy = "give either documents or chunk_ids"
+
+    query: Text = Field(max_length=1_000_000)
+    documents: list[Text] = Field(default_factory=list[str], min_length=1, max_length=1000)
+    chunk_ids: list[ChunkId] = Field(default_factory=list[str], min_length=1, max_length=1000)
+    top_n: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
+
+
+class Ranked(BaseModel):
+    """A text or chunk with its score. `index`: its place in the request."""
+
+    index: int
+    score: float
+    chunk_id: str | None
+
+
+class RerankAnswer(BaseModel):
+    """The texts or chunks, best first."""
+
+    results: list[Ranked]
 
 
 async def search(by: By, wanted: SearchRequest) -> SearchAnswer:
@@ -23,11 +72,8 @@ async def search(by: By, wanted: SearchRequest) -> SearchAnswer:
         rerank=wanted.rerank,
     )
     hits = await by.core.pipeline.search(by.who, lookup)
-    return SearchAnswer(
-        hits=[
-            source_of(replace(hit.passage, document=by.who.shown_id(hit.passage.document)), hit.score) for hit in hits
-        ]
-    )
+    shown = [replace(hit.passage, document=by.who.shown_id(hit.passage.document)) for hit in hits]
+    return SearchAnswer(hits=[rendered_passage(each, hit.score) for each, hit in zip(shown, hits, strict=True)])
 
 
 def rerank(by: By, wanted: RerankRequest) -> RerankAnswer:
@@ -41,21 +87,6 @@ def rerank(by: By, wanted: RerankRequest) -> RerankAnswer:
             Ranked(index=index, score=scores[index], chunk_id=wanted.chunk_ids[index] if wanted.chunk_ids else None)
             for index in order[: wanted.top_n]
         ]
-    )
-
-
-def source_of(passage: Passage, score: float) -> SourceOut:
-    """A passage as answers show it."""
-    return SourceOut(
-        chunk_id=passage.id,
-        document_id=passage.document,
-        title=passage.title,
-        score=score,
-        text=passage.text,
-        metadata=dict(passage.metadata),
-        page=passage.page,
-        start=passage.start,
-        end=None if passage.start is None else passage.start + len(passage.text),
     )
 
 

@@ -8,21 +8,100 @@ from typing import TypeVar, cast
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from starlette.datastructures import UploadFile
 
 from retriever.documents import DocumentPart, Draft, Json
 from retriever.readers.files import SUFFIXES, read
 from retriever.upload_types import NewUpload
 from service.api.caller import By, Caller
+from service.api.fields import (
+    DEFAULT_COLLECTION,
+    CollectionName,
+    DocumentId,
+    Metadata,
+    Name,
+    OneOf,
+    Strict,
+    Text,
+    Title,
+    check_metadata,
+)
 from service.api.guards import SMALL, one_by_one, parse
-from service.bodies.documents import Accepted, DocumentIn, FileUpload, NewDocument, OneDocument, Upload
-from service.bodies.fields import DEFAULT_COLLECTION, check_metadata
 from service.corpus.collection_rules import CollectionRules
 from service.corpus.drafts import document_id, named, upload_of
 from service.errors import Invalid, TooLarge
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class ChunkIn(Strict):
+    """A chunk that is kept verbatim. Its metadata is laid over the document's."""
+
+    id: Name = Field("", description="What you call it; it comes back as `name`")
+    text: Text = Field(examples=["Water boils at 100 °C at sea level."])
+    metadata: Metadata = Field(default_factory=dict[str, object])
+
+
+class DocumentIn(OneOf):
+    """A document: a text that is cut here, or chunks that you cut."""
+
+    choices = ("text", "chunks")
+    remedy = "a document has either text or chunks: give exactly one of them"
+
+    text: Text = Field("", examples=["Water boils at 100 °C at sea level."])
+    chunks: list[ChunkIn] = Field(default_factory=list[ChunkIn], min_length=1, max_length=100_000)
+    title: Title = ""
+    metadata: Metadata = Field(default_factory=dict[str, object])
+
+
+class NewDocument(DocumentIn):
+    """A document; without an id it gets one that is a digest of its content."""
+
+    id: DocumentId | None = None
+
+
+class OneDocument(NewDocument):
+    """One document to put in, and where to."""
+
+    collection: CollectionName = DEFAULT_COLLECTION
+
+
+class Upload(Strict):
+    """Documents to put in. One that is there already, just so, is left alone; another of its id is replaced."""
+
+    documents: list[NewDocument] = Field(min_length=1, max_length=100_000)
+    collection: CollectionName = DEFAULT_COLLECTION
+
+    @field_validator("documents")
+    @classmethod
+    def _has_each_once(cls, documents: list[NewDocument]) -> list[NewDocument]:
+        seen: set[str] = set()
+        for document in documents:
+            if document.id is not None and document.id in seen:
+                raise ValueError(f"the id {document.id[:80]!r} is there twice: a request has each document once")
+            seen.add(document.id or "")
+        return documents
+
+
+class FileUpload(Strict):
+    """Files to put in: text, Markdown, HTML, PDF, JSON or JSON lines, as the suffix of a name says."""
+
+    files: list[bytes] = Field(min_length=1, max_length=1000, description="Each with its name")
+    collection: CollectionName = DEFAULT_COLLECTION
+    metadata: Metadata = Field(default_factory=dict[str, object], description="Laid over what the files say")
+
+
+class Accepted(BaseModel):
+    """What was put in is safe, and is computed in this job. `files`: those whose documents are not known yet.
+
+    `refused`: files that were left out, each with the reason.
+    """
+
+    job_id: str = Field(examples=["a1b2c3-5f1d0c2ab7"])
+    documents: list[str] = Field(examples=[["report/7"]])
+    files: list[str] = Field(examples=[[]])
+    refused: list[str] = Field(default_factory=list[str], examples=[["'a.txt' is empty: leave it out"]])
 
 
 @dataclass(frozen=True, slots=True)

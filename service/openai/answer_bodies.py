@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from service.answers.events import Report
-from service.bodies.search import SourceOut
+from service.api.rendering import SourceOut
 
 
 class TopLogprob(BaseModel):

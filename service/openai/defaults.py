@@ -8,7 +8,7 @@ from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, ToolUse, Turn
-from service.bodies.query import ObjectFormat, SchemaFormat
+from service.api.questions import ObjectFormat, SchemaFormat
 from service.errors import Invalid
 from service.model.logit_processors import GeneratorRule, LogitBias, Penalties, chained
 from service.model.schema_check import ANY_OBJECT

@@ -17,8 +17,8 @@ from pydantic import (
 from pydantic.config import JsonDict
 
 from blend.text.template import Option
-from service.bodies.fields import WHOLE, ChunkId, CollectionName, Name, OneOf, Strict
-from service.bodies.query import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
+from service.api.fields import WHOLE, ChunkId, CollectionName, Name, OneOf, Strict
+from service.api.questions import SESSION, BlendIn, LooseIn, ObjectFormat, SchemaFormat, Stop, TextFormat
 from service.openai.tools import MOST_TOOLS, Tool, ToolCall, ToolChoice
 
 MOST_CHOICES: Final = 16

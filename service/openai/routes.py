@@ -15,10 +15,10 @@ from blend.fuse.fuse import BlendOrder
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest
 from service.answers.events import Event
-from service.api.answer_request import SecondsGiven
 from service.api.caller import must_see
 from service.api.guards import BEARER, principal
 from service.api.problems import request_id_of
+from service.api.questions import SecondsGiven
 from service.api.rendering import server_timing
 from service.api.streams import EventStream, gone, unless_gone
 from service.openai.answer_bodies import ChatCompletion, ErrorBody, Model, ModelList

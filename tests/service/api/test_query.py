@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from blend.errors import Busy, NotFinite, PromptError
 from blend.fuse.policy import POLICIES
+from service.api.questions import BlendIn
 from service.api.rendering import server_timing
-from service.bodies.query import BlendIn
 from service.errors import NotFound
 from store.errors import StoreUnavailable
 from tests.service.api.fakes import FakeCore

@@ -14,8 +14,8 @@ from blend.errors import PromptError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import LAST, AskRule, check_policy, policy_name
 from service import cli
+from service.api.questions import BlendIn
 from service.app.operating_point import OperatingPoint
-from service.bodies.query import BlendIn
 from service.lab.eval import policy_choice
 from service.lab.eval.case_probe import CaseProbe
 from service.lab.eval.fitted_rule import RATIO, Fitting, halves

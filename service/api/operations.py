@@ -1,11 +1,61 @@
-"""What a tenant has and what it saved; for operators what the store holds, and the switch for all."""
+"""What those who run the service ask: its health, what it holds and saved, and the switch for all."""
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from fastapi import Request, Response
+from pydantic import BaseModel, Field
 
 from service.access.control import BlendingSwitch
 from service.api.caller import By, Caller
-from service.bodies.stats import BlendSwitch, Served, Stats, TierUsage
+from service.api.fields import Strict
+from service.api.guards import core_of
+from service.errors import Unavailable
 from service.telemetry.metrics import TenantTotals
 
 SAMPLE = 32  # chunks
+_THREADS = CapacityLimiter(4)  # of their own: handlers that wait can take all of the framework's
+
+
+class Health(BaseModel):
+    """Whether the service lives, or is ready."""
+
+    status: str = Field(examples=["ok"])
+
+
+class TierUsage(BaseModel):
+    """What one tier of the store holds; no budget where nothing limits it."""
+
+    tier: str = Field(examples=["lmdb"])
+    blobs: int = Field(examples=[1200])
+    bytes: int = Field(examples=[9_600_000_000])
+    budget: int | None = Field(examples=[200_000_000_000])
+
+
+class Served(BaseModel):
+    """What requests of this tenant met since the process began. `sources`: chunks by where their caches came from."""
+
+    requests: int
+    sources: dict[str, int] = Field(examples=[{"ram": 40, "lmdb": 9, "computed": 1}])
+    hit_rates: dict[str, float] = Field(description="By tier, in [0, 1]", examples=[{"ram": 0.8, "lmdb": 0.18}])
+    prompt_tokens: int
+    tokens_saved: int = Field(description="Tokens of prompts whose keys and values were reused")
+
+
+class Stats(BaseModel):
+    """What a tenant has. `served` is null for a key with a filter, `store` for all but operators."""
+
+    documents: int
+    chunks: int
+    served: Served | None
+    store: list[TierUsage] | None
+    bytes_per_token: float | None = Field(description="Of a sample of the stored chunks; null where none is")
+
+
+class BlendSwitch(Strict):
+    """Whether requests reuse caches at all, and which share of them does; null for the share in the settings."""
+
+    enabled: bool
+    share: float | None = Field(None, ge=0, le=1)
 
 
 def stats(by: By) -> Stats:
@@ -65,3 +115,22 @@ def _bytes_per_token(by: Caller) -> float | None:
     stored = [(states[each.id].nbytes, len(caches.captures.model.ids(each.text) or ())) for each in passages]
     stored = [(nbytes, tokens) for nbytes, tokens in stored if nbytes and tokens]
     return sum(nbytes for nbytes, _ in stored) / sum(tokens for _, tokens in stored) if stored else None
+
+
+async def healthz() -> Health:
+    """The process lives."""
+    return Health(status="ok")
+
+
+async def readyz(request: Request) -> Health:
+    """The model is loaded and the store answers."""
+    reason = await run_sync(core_of(request.app).not_ready, limiter=_THREADS)
+    if reason is not None:
+        raise Unavailable(reason)
+    return Health(status="ready")
+
+
+async def metrics(by: By) -> Response:
+    """Everything that the service counts, in the text format of Prometheus."""
+    body, media = await run_sync(by.core.metrics.render, limiter=_THREADS)
+    return Response(body, media_type=media)
