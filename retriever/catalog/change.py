@@ -61,10 +61,10 @@ class CatalogChange(UploadsChange):
 
     def purge(self) -> None:
         """Make the index forget the words of what was deleted, which it does by itself only some day. Takes a while."""
-        if not is_current(self._connection, self._words):
-            index_anew(self._connection, self._words)
+        if not is_current(self._connection):
+            index_anew(self._connection)
         if fact(self._connection, "dropped") > 0:
-            self._words.purge(self._connection)
+            self._connection.purge_words()
             self._run("UPDATE facts SET value = -1 WHERE name = 'dropped'")
 
     def add_embedder(self, name: str, *, dim: int) -> None:

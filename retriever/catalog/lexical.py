@@ -15,11 +15,10 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from retriever.catalog.connection import CatalogConnection
+from retriever.catalog.connection import Bodies, CatalogConnection
 from retriever.catalog.postings import Places, Postings, weighed
 from retriever.catalog.query_terms import query_terms, terms
 from retriever.catalog.rows import passages
-from retriever.catalog.word_table import Bodies, WordTable
 from retriever.filter_condition import EVERYTHING, LISTED, FilterCondition, listed
 from retriever.types import WordMatch
 
@@ -178,9 +177,9 @@ def _best_first(rows: Places, scores: Numbers, *, step: int) -> Iterator[Places]
         rows, scores, step = rows[parted[step:]], scores[parted[step:]], 2 * step
 
 
-def index(connection: CatalogConnection, bodies: Bodies, *, table: WordTable) -> int:
-    """Put passages into the table, each with its terms; returns the number of these."""
-    table.put(connection, bodies)
+def index(connection: CatalogConnection, bodies: Bodies) -> int:
+    """Put passages into the table of words, each with its terms; returns the number of these."""
+    connection.put_words(bodies)
     counts = [(len(found), row) for row, found in bodies]
     connection.executemany("UPDATE passages SET words = ? WHERE row = ?", counts)
     return sum(count for count, _ in counts)

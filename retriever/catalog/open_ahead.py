@@ -14,19 +14,23 @@ import time
 from pathlib import Path
 from typing import Final
 
+from retriever.catalog.sqlite_connection import SqliteConnection
+
 _INDEX_BYTES: Final = 4 << 15  # of a log of 64 MiB
 _SECTOR_BYTES: Final = 512
 _TAKE: Final = "import os, sys; os.posix_fallocate(os.open(sys.argv[1], os.O_RDWR), 0, int(sys.argv[2]))"
 
 
-def open_ahead(path: Path, *, wait_s: int) -> sqlite3.Connection:
+def open_ahead(path: Path, *, wait_s: int) -> SqliteConnection:
     """Opens it for any thread; a change waits so long for others. Raises sqlite3.DatabaseError."""
     index = path.with_name(f"{path.name}-shm")
     if _has_holes(index):
         disk = os.statvfs(path.parent)
         if disk.f_frsize * disk.f_bavail < _INDEX_BYTES:
             raise _full()
-    connection = sqlite3.connect(path, timeout=wait_s, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        path, timeout=wait_s, isolation_level=None, check_same_thread=False, factory=SqliteConnection
+    )
     try:
         _log_ahead(connection, wait_s)
         for pragma in ("synchronous = FULL", "secure_delete = ON"):

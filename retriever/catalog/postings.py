@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retriever.catalog.connection import CatalogConnection
-from retriever.catalog.word_table import WordTable
 from retriever.filter_condition import FilterCondition
 
 MOST_BYTES = 128 << 20
@@ -30,8 +29,7 @@ _Known = tuple[Places, int, int]  # rows up to the second number, read when ther
 class Postings:
     """Shared by all views of a catalog. Safe for threads."""
 
-    def __init__(self, table: WordTable) -> None:
-        self._table = table
+    def __init__(self) -> None:
         self._guard = threading.Lock()
         self._words: OrderedDict[str, _Known] = OrderedDict()
         self._estimates: dict[str, tuple[int, int]] = {}
@@ -131,7 +129,7 @@ class Postings:
                 self._bytes -= oldest.nbytes
 
     def _rows(self, connection: CatalogConnection, term: str, *, after: int, limit: int) -> Places:
-        found = self._table.rows(connection, term, after=after, limit=limit)
+        found = connection.rows_of_word(term, after=after, limit=limit)
         return np.array(found, np.int32).reshape(-1)
 
 

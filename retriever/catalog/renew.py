@@ -1,14 +1,12 @@
 """Makes a catalog's lexical index anew where its words were made by other rules than today's. Changes no document."""
 
-import sqlite3
 from collections.abc import Iterator
 
-from retriever.catalog.connection import CatalogConnection
-from retriever.catalog.fts5_words import Fts5Words
+from retriever.catalog.connection import Bodies, CatalogConnection
 from retriever.catalog.lexical import body, index
 from retriever.catalog.rows import fact, sound_text
 from retriever.catalog.schema import transaction
-from retriever.catalog.word_table import Bodies, WordTable
+from retriever.catalog.sqlite_connection import SqliteConnection
 
 _BATCH = 1000
 _SERVING = """
@@ -17,22 +15,21 @@ FROM passages p JOIN documents d ON d.row = p.document JOIN chunks c ON c.row = 
 """
 
 
-def renew(connection: sqlite3.Connection) -> None:
+def renew(connection: SqliteConnection) -> None:
     """Makes the index anew, in one transaction, where its rules differ. To delete from it, its own words are needed."""
-    table = Fts5Words()
-    if is_current(connection, table):
+    if is_current(connection):
         return
     with transaction(connection):
-        if not is_current(connection, table):  # another process may have been sooner
-            index_anew(connection, table)
+        if not is_current(connection):  # another process may have been sooner
+            index_anew(connection)
 
 
-def is_current(connection: CatalogConnection, table: WordTable) -> bool:
+def is_current(connection: CatalogConnection) -> bool:
     """Whether the words in the index are those that today's rules make."""
-    return str(fact(connection, "analysis")) == str(table.version)
+    return str(fact(connection, "analysis")) == str(connection.analysis)
 
 
-def is_index_sound(connection: CatalogConnection, table: WordTable) -> bool:
+def is_index_sound(connection: CatalogConnection) -> bool:
     """Whether the index has the words of what serves and no others, and all are counted."""
     words, is_counted = 0, True
 
@@ -43,17 +40,15 @@ def is_index_sound(connection: CatalogConnection, table: WordTable) -> bool:
             words += sum(len(told) for _, told, _ in found)
             yield [(row, told) for row, told, _ in found]
 
-    return table.holds(connection, bodies()) and is_counted and words == fact(connection, "words")
+    return connection.holds_words(bodies()) and is_counted and words == fact(connection, "words")
 
 
-def index_anew(connection: CatalogConnection, table: WordTable) -> None:
+def index_anew(connection: CatalogConnection) -> None:
     """Makes the index anew, within the caller's transaction. A damaged text has no words."""
-    table.clear(connection)
-    words = sum(
-        index(connection, [(row, told) for row, told, _ in found], table=table) for found in _serving(connection)
-    )
+    connection.clear_words()
+    words = sum(index(connection, [(row, told) for row, told, _ in found]) for found in _serving(connection))
     connection.execute("UPDATE facts SET value = ? WHERE name = 'words'", (words,))
-    connection.execute("UPDATE facts SET value = ? WHERE name = 'analysis'", (table.version,))
+    connection.execute("UPDATE facts SET value = ? WHERE name = 'analysis'", (connection.analysis,))
 
 
 def _serving(connection: CatalogConnection) -> Iterator[list[tuple[int, list[str], int]]]:

@@ -91,18 +91,6 @@ def fact(connection: CatalogConnection, name: str) -> int:
     return found[0]
 
 
-_SAME = "SELECT row FROM documents WHERE id = ? AND serving = 1 AND digest = ?"
-_TEXTS = (
-    "SELECT DISTINCT c.id, CAST(c.text AS BLOB) FROM passages p JOIN chunks c ON c.row = p.chunk WHERE p.document = ?"
-)
-
-
-def is_same(connection: CatalogConnection, document: Document, *, digest: bytes) -> bool:
-    """Whether a document with this digest serves. Where a text of it is damaged it counts as another."""
-    found = connection.execute(_SAME, (document.id, digest)).fetchone()
-    return found is not None and all(sound_text(*each) is not None for each in connection.execute(_TEXTS, found))
-
-
 def digest_of(document: Document, collection: str) -> bytes:
     """A digest of all that a version is made of."""
     parts = [(part.id, part.name, part.start, part.page, dumps(part.metadata)) for part in document.parts]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from retriever.catalog import schema
 from retriever.catalog.change import CatalogChange
-from retriever.catalog.fts5_words import Fts5Words
 from retriever.catalog.open_ahead import open_ahead
 from retriever.catalog.postings import Postings
 from retriever.catalog.renew import renew
+from retriever.catalog.sqlite_connection import WAIT_S, SqliteConnection
 from retriever.catalog.sqlite_errors import foreign_sqlite_errors_explained, sqlite_errors_explained
 from retriever.catalog.view import CatalogView
 from retriever.errors import CatalogError
@@ -24,7 +24,6 @@ from retriever.errors import CatalogError
 log = logging.getLogger(__name__)
 
 _IS_PURGED = "SELECT 1 FROM facts WHERE name = 'dropped' AND value < 0"
-WAIT_S = 60  # for another process's change
 CACHE_KIB = 65_536  # of pages, for each connection
 
 
@@ -33,11 +32,10 @@ class SqliteCatalog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._free: list[sqlite3.Connection] = []
+        self._free: list[SqliteConnection] = []
         self._guard = threading.Lock()
         self._writing = threading.Lock()
-        self._words = Fts5Words()
-        self._postings = Postings(self._words)
+        self._postings = Postings()
         self._closed = False
         self._anew_from = 0.0  # when it may be written anew, by the monotonic clock
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +70,7 @@ class SqliteCatalog:
                 with sqlite_errors_explained(f"the catalog {self._path}"):
                     connection.execute("BEGIN IMMEDIATE")
                     before = connection.total_changes
-                    yield CatalogChange(connection, self._words)
+                    yield CatalogChange(connection)
                     if connection.total_changes != before:
                         connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'changes'")
                     connection.execute("COMMIT")
@@ -93,7 +91,7 @@ class SqliteCatalog:
                 connection.execute(f"PRAGMA busy_timeout = {1000 * WAIT_S}")
                 self._give(connection)
 
-    def _write_anew(self, connection: sqlite3.Connection) -> None:
+    def _write_anew(self, connection: SqliteConnection) -> None:
         """Writes the file anew where something was deleted, but for a twentieth of the time at most.
 
         SQLite overwrites what it deletes; where it moved a row before, a copy is left between the rows of a page.
@@ -117,7 +115,7 @@ class SqliteCatalog:
         for connection in free:
             connection.close()
 
-    def _take(self) -> sqlite3.Connection:
+    def _take(self) -> SqliteConnection:
         with self._guard:
             if self._closed:
                 raise CatalogError(f"the catalog {self._path} is closed")
@@ -125,7 +123,7 @@ class SqliteCatalog:
                 return self._free.pop()
         return self._open()
 
-    def _give(self, connection: sqlite3.Connection) -> None:
+    def _give(self, connection: SqliteConnection) -> None:
         """Takes a connection back; what was not committed is undone."""
         if connection.in_transaction:
             with suppress(sqlite3.OperationalError):  # a full disk has undone it already
@@ -136,7 +134,7 @@ class SqliteCatalog:
                 return
         connection.close()
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> SqliteConnection:
         with sqlite_errors_explained(f"the catalog {self._path}"):
             connection = open_ahead(self._path, wait_s=WAIT_S)
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")

@@ -11,10 +11,9 @@ from functools import cache
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
-from retriever.catalog.catalog_tables import CatalogTables
+from retriever.catalog.check import check
 from retriever.catalog.connection import CatalogConnection, Fetched
-from retriever.catalog.renew import index_anew, is_current, is_index_sound
-from retriever.catalog.repairs import repairs
+from retriever.catalog.renew import index_anew
 from retriever.catalog.rows import loads
 from retriever.catalog.schema import STEPS
 from retriever.filter_condition import facets
@@ -31,29 +30,27 @@ class Table(NamedTuple):
     columns: tuple[str, ...]
 
 
-def copy_tables(source: CatalogTables, target: CatalogTables) -> int:
+def copy_tables(source: CatalogConnection, target: CatalogConnection) -> int:
     """Copies a catalog into a new one; returns how many rows."""
-    target.connection.execute(f"DELETE FROM facts WHERE {_OWN}")
-    count = sum(copy_table(source.connection, target.connection, table=table) for table in _tables())
-    for batch in _batches(target.connection, Table("labels", ("row", "metadata"))):
+    target.execute(f"DELETE FROM facts WHERE {_OWN}")
+    count = sum(copy_table(source, target, table=table) for table in _tables())
+    for batch in _batches(target, Table("labels", ("row", "metadata"))):
         told = [(field, value, label) for label, text in batch for field, value in facets(loads(text))]
-        target.connection.executemany("INSERT INTO facets VALUES (?, ?, ?)", told)
-    index_anew(target.connection, target.words)
+        target.executemany("INSERT INTO facets VALUES (?, ?, ?)", told)
+    index_anew(target)
     target.number_on(source.numbers())
     return count
 
 
-def unlike(source: CatalogTables, target: CatalogTables) -> str | None:
+def unlike(source: CatalogConnection, target: CatalogConnection) -> str | None:
     """What is not the same in both; None where all is, and all that follows from it is right in the copy."""
     for table in _tables():
-        if not is_same_table(source.connection, target.connection, table=table):
+        if not is_same_table(source, target, table=table):
             return table.name
     if source.numbers() != target.numbers():
         return "numbers"
-    if next(repairs(target), None) is not None:
-        return "what follows from its rows"
-    is_indexed = is_current(target.connection, target.words) and is_index_sound(target.connection, target.words)
-    return None if is_indexed else "words"
+    report = check(target)
+    return ", ".join((*report.damaged, *report.wrong)) or None
 
 
 @cache

@@ -3,11 +3,10 @@
 import time
 from collections.abc import Iterable, Sequence
 
-from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.contexts import ContextsChange
 from retriever.catalog.lexical import body, index
-from retriever.catalog.rows import check_id, digest_of, dumps, entries, is_same, loads, sound_text
-from retriever.catalog.word_table import WordTable
+from retriever.catalog.rows import check_id, digest_of, dumps, entries, loads, sound_text
+from retriever.catalog.soundness import is_same
 from retriever.documents import Document, DocumentPart, Json
 from retriever.errors import DocumentError
 from retriever.filter_condition import LISTED, facets, listed
@@ -18,17 +17,13 @@ from retriever.types import DocumentRow, Removal
 class VersionsChange(ContextsChange):
     """The changes of documents' versions, as part of one transaction."""
 
-    def __init__(self, connection: CatalogConnection, words: WordTable) -> None:
-        super().__init__(connection)
-        self._words = words
-
     def put(self, documents: Sequence[Document], *, collection: str) -> Removal:
         """Put documents in and make them serve. One that is there already, just so, is left alone."""
         versions: list[int] = []
         for document in documents:
             check_id(document.id)
             digest = digest_of(document, collection)
-            if not is_same(self._connection, document, digest=digest):
+            if not is_same(self._connection, document.id, digest=digest):
                 versions.append(self._stage(document, collection, digest=digest))
         return together(self._serve(version) for version in versions)
 
@@ -82,15 +77,19 @@ class VersionsChange(ContextsChange):
             self._connection.executemany(f"INSERT INTO passages ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", found)
 
     def _serve(self, version: int) -> Removal:
-        found = self._run("SELECT id, title, created, serving FROM documents WHERE row = ?", (version,)).fetchone()
+        columns = "id, title, created, serving, digest"
+        found = self._run(f"SELECT {columns} FROM documents WHERE row = ?", (version,)).fetchone()
         if not found:
             raise DocumentError(
                 f"version {version} is not there: it was dropped, or its document deleted; put it again"
             )
-        document, title, created, serving = found
+        document, title, created, serving, digest = found
         if serving:  # indexed already
             return Removal()
-        older = self._run("SELECT row, created FROM documents WHERE id = ? AND serving = 1", (document,)).fetchone()
+        served = "SELECT row, created, digest FROM documents WHERE id = ? AND serving = 1"
+        older = self._run(served, (document,)).fetchone()
+        if older and older[2] == digest and not is_same(self._connection, document, digest=digest):
+            self._doubt_words()
         removal = self._remove(older[0]) if older else Removal()
         self._run(
             "UPDATE documents SET serving = 1, created = ? WHERE row = ?", (older[1] if older else created, version)
@@ -160,7 +159,7 @@ class VersionsChange(ContextsChange):
 
     def _index(self, version: int, title: str) -> None:
         found = self._bodies(version, title)
-        self._count(len(found), words=index(self._connection, found, table=self._words))
+        self._count(len(found), words=index(self._connection, found))
 
     def _bodies(self, version: int, title: str) -> list[tuple[int, list[str]]]:
         found = self._run(
@@ -169,9 +168,13 @@ class VersionsChange(ContextsChange):
             (version,),
         )
         texts = {row: sound_text(chunk, data) for row, chunk, data in found}
-        if None in texts.values():  # nobody knows any more which words the index has of it
-            self._run("UPDATE facts SET value = 0 WHERE name = 'analysis'")
+        if None in texts.values():
+            self._doubt_words()
         return [(row, body(title, text or "")) for row, text in texts.items()]
+
+    def _doubt_words(self) -> None:
+        """Nobody knows any more which words the index has of what is damaged: it is made anew with the next purge."""
+        self._run("UPDATE facts SET value = 0 WHERE name = 'analysis'")
 
     def _count(self, passages: int, *, words: int) -> None:
         self._run("UPDATE facts SET value = value + ? WHERE name = 'passages'", (passages,))
@@ -182,7 +185,7 @@ class VersionsChange(ContextsChange):
         title, serving = self._run("SELECT title, serving FROM documents WHERE row = ?", (version,)).fetchone()
         if serving:
             bodies = self._bodies(version, title)
-            self._words.remove(self._connection, bodies)
+            self._connection.remove_words(bodies)
             self._count(-len(bodies), words=-sum(len(found) for _, found in bodies))
         self._run("UPDATE facts SET value = 1 WHERE name = 'dropped'")
         used = self._run(

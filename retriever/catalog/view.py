@@ -9,7 +9,8 @@ from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.contexts import ContextsView
 from retriever.catalog.lexical import LexicalSearch, PassageTotals
 from retriever.catalog.postings import Postings
-from retriever.catalog.rows import digest_of, entries, fact, is_same, loads, passages, sound_text
+from retriever.catalog.rows import digest_of, entries, fact, loads, passages, sound_text
+from retriever.catalog.soundness import is_same
 from retriever.catalog.upload_rows import LIVE, jobs, uploads
 from retriever.documents import Document
 from retriever.filter_condition import EVERYTHING, LISTED, FilterCondition, listed
@@ -73,8 +74,8 @@ class CatalogView(ContextsView):
         return found[0] if found else None
 
     def serves(self, document: Document, *, collection: str) -> bool:
-        """Whether this document serves already, just so, and was not patched since."""
-        return is_same(self._connection, document, digest=digest_of(document, collection))
+        """Whether this document serves already, just so and sound, and was not patched since."""
+        return is_same(self._connection, document.id, digest=digest_of(document, collection))
 
     def documents(self, allowed: FilterCondition, *, after: str = "", limit: int = 100) -> list[DocumentRow]:
         """The documents that fit, in the order of their ids, from behind `after` on."""

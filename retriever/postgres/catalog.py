@@ -15,11 +15,12 @@ from retriever.catalog.change import CatalogChange
 from retriever.catalog.postings import Postings
 from retriever.catalog.view import CatalogView
 from retriever.errors import CatalogError
-from retriever.postgres.database import SLOW_S, PostgresDatabase
-from retriever.postgres.lexemes import Lexemes
+from retriever.postgres.connection import SLOW_S
+from retriever.postgres.database import PostgresDatabase
 
 VIEW: Final = "ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT 1 FROM facts"  # which fixes the state
 CHANGE: Final = "; SELECT 1 FROM facts WHERE name = 'changes' FOR UPDATE"  # one change at a time
+RESTING: Final = "; SET LOCAL idle_in_transaction_session_timeout = 0"  # behind either: much is computed within
 _CHANGED: Final = """
 UPDATE facts SET value = value + 1 WHERE name = 'changes';
 UPDATE numbered SET seq = found.last FROM (
@@ -37,8 +38,7 @@ class PostgresCatalog:
         self._database = database
         self._told = SQL("; SELECT pg_notify('kvweave', {tenant})").format(tenant=Literal(tenant))
         self._schema = schema
-        self._words = Lexemes()
-        self._postings = Postings(self._words)
+        self._postings = Postings()
         self._writing = threading.Lock()
         self._emptied = -1
         self._closed = False
@@ -55,7 +55,7 @@ class PostgresCatalog:
         """Begins a change when other changes have ended."""
         self._check_open()
         with self._writing, self._database.transaction(CHANGE, schema=self._schema) as connection:
-            yield CatalogChange(connection, self._words)
+            yield CatalogChange(connection)
             if connection.changed:
                 connection.script(SQL(_CHANGED) + self._told)
 

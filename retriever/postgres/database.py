@@ -6,25 +6,20 @@ names neither the server nor the user, as whoever asked may be told of it.
 
 import logging
 import secrets
-import socket
-import threading
-import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from os import dup
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, LiteralString, TypeAlias, cast
 
 import psycopg
-from psycopg import Connection, RawCursor
+from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.sql import SQL, Composed, Identifier
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from retriever.catalog.connection import FetchedRows
 from retriever.errors import CatalogError, DocumentError
 from retriever.postgres.adapters import adapt
-from retriever.postgres.statements import statement
+from retriever.postgres.connection import PostgresConnection, Session, Watch
 
 if TYPE_CHECKING:
     from psycopg.rows import TupleRow
@@ -34,8 +29,6 @@ log = logging.getLogger(__name__)
 OLDEST: Final = 150000  # as the server says it: 15
 CONNECTIONS: Final = 16
 CONNECT_S: Final = 5
-ANSWER_S = 30.0  # for one statement
-SLOW_S: Final = 1800.0  # for one that looks at everything
 
 _DEFAULTS: Final = {
     "connect_timeout": CONNECT_S,
@@ -58,56 +51,7 @@ _OF_THE_SERVER: Final = (
 )
 _NO_ANSWER: Final = "the database does not answer: look after PostgreSQL, and ask again"
 
-Session: TypeAlias = "Connection[TupleRow]"
 Pool: TypeAlias = "ConnectionPool[Connection[TupleRow]]"
-
-
-class PostgresConnection:
-    """See `CatalogConnection`. `changed`: how many rows its statements changed."""
-
-    def __init__(self, raw: "Connection[TupleRow]", *, watch: "_Watch") -> None:
-        self._raw = raw
-        self._watch = watch
-        self.changed = 0
-
-    def execute(self, sql: str, values: Sequence[object] = (), /) -> FetchedRows:
-        told = statement(sql)
-        cursor = RawCursor(self._raw)
-        with self._watch.answering(self._raw):
-            cursor.execute(cast(LiteralString, told.sql), told.values(values), binary=True)
-        if told.is_change:
-            self.changed += max(0, cursor.rowcount)
-        return _Found(cursor)
-
-    def executemany(self, sql: str, rows: Iterable[Sequence[object]], /) -> FetchedRows:
-        told = statement(sql)
-        cursor = RawCursor(self._raw)
-        with self._watch.answering(self._raw, SLOW_S):
-            cursor.executemany(cast(LiteralString, told.sql), told.rows(rows))
-        self.changed += max(0, cursor.rowcount)
-        return _Found(cursor)
-
-    def script(self, sql: str | Composed, *, wait_s: float | None = None) -> None:
-        """Runs statements without parameters, in one trip."""
-        with self._watch.answering(self._raw, wait_s):
-            self._raw.execute(cast(LiteralString, sql))
-
-
-class _Found:
-    """What a statement found, also where it finds nothing by its nature."""
-
-    def __init__(self, cursor: "RawCursor[TupleRow]") -> None:
-        self._cursor = cursor
-        self.rowcount = cursor.rowcount
-
-    def fetchone(self) -> "TupleRow | None":
-        return self._cursor.fetchone() if self._cursor.description else None
-
-    def fetchall(self) -> "list[TupleRow]":
-        return self._cursor.fetchall() if self._cursor.description else []
-
-    def __iter__(self) -> "Iterator[TupleRow]":
-        return iter(self.fetchall())
 
 
 class PostgresDatabase:
@@ -117,7 +61,7 @@ class PostgresDatabase:
         """Opens it. Raises CatalogError where it cannot be used."""
         self.name = f"kvweave-{secrets.token_hex(8)}"  # of all its connections
         self._conninfo = _completed(url, application_name=self.name)
-        self._watch = _Watch()
+        self._watch = Watch()
         self._fence: LiteralString = ""
         with explained(first=True):
             with psycopg.connect(self._conninfo, autocommit=True) as probe:
@@ -231,35 +175,6 @@ class PostgresDatabase:
             except psycopg.Error:  # the server undoes it when it notices
                 raw.close()
         self._pool.putconn(raw)
-
-
-class _Watch:
-    """Cuts connections whose answer does not come: a thread that waits for one cannot look after itself."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, tuple[Connection[TupleRow], float]] = {}
-        self._closed = threading.Event()
-        threading.Thread(target=self._look, name="kvweave-postgres-watch", daemon=True).start()
-
-    @contextmanager
-    def answering(self, raw: "Connection[TupleRow]", wait_s: float | None = None) -> Generator[None]:
-        self._waiting[id(raw)] = raw, time.monotonic() + (wait_s or ANSWER_S)
-        try:
-            yield
-        finally:
-            self._waiting.pop(id(raw), None)
-
-    def close(self) -> None:
-        self._closed.set()
-
-    def _look(self) -> None:
-        while not self._closed.wait(1.0):
-            now = time.monotonic()
-            for raw, until in list(self._waiting.values()):
-                if now > until and not raw.closed:
-                    log.warning("PostgreSQL did not answer: its connection is cut")
-                    with suppress(OSError, psycopg.Error), socket.socket(fileno=dup(raw.fileno())) as peer:
-                        peer.shutdown(socket.SHUT_RDWR)
 
 
 def _completed(url: str, **ours: str) -> str:

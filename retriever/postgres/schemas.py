@@ -12,8 +12,8 @@ from retriever.catalog.renew import index_anew, is_current
 from retriever.catalog.schema import STEPS
 from retriever.errors import CatalogError
 from retriever.postgres.catalog import CHANGE, PostgresCatalog
-from retriever.postgres.database import SLOW_S, PostgresConnection, PostgresDatabase
-from retriever.postgres.lexemes import Lexemes
+from retriever.postgres.connection import SLOW_S, PostgresConnection
+from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.statements import tables
 
 SERVICE: Final = "kvweave"
@@ -43,11 +43,11 @@ def tenants_in(database: PostgresDatabase) -> list[str]:
 
 def open_catalog(database: PostgresDatabase, tenant: str) -> PostgresCatalog:
     """The catalog of a tenant, made where there is none."""
-    schema, words = schema_of(tenant), Lexemes()
+    schema = schema_of(tenant)
     prepare(database, schema, steps=STEPS, tenant=tenant)
     with database.transaction(CHANGE, schema=schema) as connection:
-        if not is_current(connection, words):
-            index_anew(connection, words)
+        if not is_current(connection):
+            index_anew(connection)
     return PostgresCatalog(database, schema, tenant=tenant)
 
 
@@ -65,7 +65,7 @@ def prepare(database: PostgresDatabase, schema: str, *, steps: tuple[str, ...], 
         for number in range(version, len(steps)):
             connection.script(tables(steps[number]), wait_s=SLOW_S)
         if version == 0 and tenant is not None:
-            connection.execute("INSERT INTO facts VALUES ('analysis', ?)", (Lexemes().version,))
+            connection.execute("INSERT INTO facts VALUES ('analysis', ?)", (connection.analysis,))
         _note(connection, schema, tenant=tenant, version=len(steps))
 
 

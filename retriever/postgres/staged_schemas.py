@@ -7,9 +7,9 @@ from typing import Final
 from psycopg.sql import SQL, Identifier
 
 from retriever.catalog.schema import STEPS
-from retriever.postgres.catalog import CHANGE
-from retriever.postgres.database import PostgresConnection, PostgresDatabase
-from retriever.postgres.postgres_tables import PostgresTables, open_tables
+from retriever.postgres.catalog import CHANGE, RESTING
+from retriever.postgres.connection import PostgresConnection
+from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.schemas import prepare, schema_of
 
 _NAMED: Final = "staged_"  # as no tenant's is
@@ -23,14 +23,14 @@ class StagedSchemas:
         self._schemas: dict[str, str] = {}
 
     @contextmanager
-    def change(self, tenant: str) -> Generator[PostgresTables]:
+    def change(self, tenant: str) -> Generator[PostgresConnection]:
         """The tables of a tenant's catalog, made where there are none."""
         schema = self._schemas.setdefault(tenant, f"{_NAMED}{len(self._schemas)}")
         prepare(self._database, schema, steps=STEPS)
-        with open_tables(self._database, schema, begin=CHANGE) as tables:
+        with self._database.transaction(CHANGE + RESTING, schema=schema) as connection:
             fact = "INSERT INTO facts VALUES ('analysis', ?) ON CONFLICT DO NOTHING"
-            tables.connection.execute(fact, (tables.words.version,))
-            yield tables
+            connection.execute(fact, (connection.analysis,))
+            yield connection
 
     def serve(self, connection: PostgresConnection) -> None:
         """Makes each its tenant's, in a transaction on the schema of the service."""

@@ -6,8 +6,9 @@ from pathlib import Path
 from shutil import rmtree
 
 from retriever.catalog.connection import CatalogConnection
+from retriever.catalog.schema import transaction
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.sqlite_tables import CHANGE, SqliteTables, open_tables
+from retriever.catalog.sqlite_connection import SqliteConnection, beside
 from service.access.control_file import ControlFile
 from service.access.errors import AccessError
 from service.access.move import CATALOG, CONTROL, STAGING, TENANTS, databases, decide_move, finish_move
@@ -28,11 +29,11 @@ class FolderReceiver:
         private_folder(self._staging)
 
     @contextmanager
-    def catalog(self, tenant: str) -> Generator[SqliteTables]:
+    def catalog(self, tenant: str) -> Generator[SqliteConnection]:
         path = self._staging / TENANTS / tenant / CATALOG
         SqliteCatalog(path).close()
-        with open_tables(path, begin=CHANGE) as tables:
-            yield tables
+        with beside(path) as connection, transaction(connection):
+            yield connection
 
     @contextmanager
     def control(self) -> Generator[CatalogConnection]:

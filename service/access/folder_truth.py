@@ -1,15 +1,14 @@
 """Keys and catalogs in one folder: SQLite files, of which one process at a time is the service."""
 
 import fcntl
-import logging
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
-from retriever.catalog.check import CatalogReport, check_catalog, mend_rows
+from retriever.catalog.check import CatalogReport, check_catalog
 from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.sqlite_tables import LOOK, SqliteTables, open_tables
+from retriever.catalog.sqlite_connection import beside
 from retriever.errors import CatalogError
 from service.access.control import Control
 from service.access.control_file import ControlFile
@@ -20,9 +19,6 @@ from service.access.move import CATALOG, CONTROL, POINTS, TENANTS
 from service.access.peers import NoPeers
 from service.access.private import private_file, private_folder, write_private
 from service.access.rates import Rates
-from service.telemetry.logs import fields
-
-log = logging.getLogger(__name__)
 
 
 class FolderTruth:
@@ -70,24 +66,15 @@ class FolderTruth:
             raise CatalogError(str(error)) from error
         return SqliteCatalog(path)
 
-    def mend(self, tenant: str) -> None:
-        """What cannot be mended is that tenant's alone."""
-        try:
-            report = mend_rows(self._folder / tenant / CATALOG)
-        except CatalogError:  # told by whoever opens it
-            return
-        if report is not None:
-            told = fields(tenant=tenant, mended=report.mended, damaged=len(report.damaged))
-            log.error("rows of a catalog were wrong: those that follow from others were mended", extra=told)
-
     def check(self, tenant: str) -> CatalogReport:
         return check_catalog(self._folder / tenant / CATALOG)
 
     @contextmanager
-    def tables(self, tenant: str) -> Generator[SqliteTables]:
+    def tables(self, tenant: str) -> Generator[CatalogConnection]:
         self.catalog(tenant).close()  # an older one becomes one of today
-        with open_tables(self._folder / tenant / CATALOG, begin=LOOK) as tables:
-            yield tables
+        with beside(self._folder / tenant / CATALOG) as connection:
+            connection.execute("BEGIN")
+            yield connection
 
     @contextmanager
     def rows(self) -> Generator[CatalogConnection]:

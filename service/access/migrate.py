@@ -67,7 +67,7 @@ def _catalog(source: Truth, receiver: Receiver, *, tenant: str) -> tuple[int, in
             what = unlike(given, taken)
         if what is not None:
             raise _unlike(f"{what} of tenant {tenant!r}")
-        [documents] = given.connection.execute("SELECT count(*) FROM documents WHERE serving = 1").fetchone()
+        [documents] = given.execute("SELECT count(*) FROM documents WHERE serving = 1").fetchone()
     return documents, rows
 
 

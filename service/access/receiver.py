@@ -3,14 +3,13 @@
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from retriever.catalog.catalog_tables import CatalogTables
 from retriever.catalog.connection import CatalogConnection
 
 
 class Receiver(Protocol):
     """A place where nothing is yet, and nothing is until `control` has ended."""
 
-    def catalog(self, tenant: str) -> AbstractContextManager[CatalogTables]:
+    def catalog(self, tenant: str) -> AbstractContextManager[CatalogConnection]:
         """The tables of a tenant's catalog, to be changed; made where there are none."""
         ...
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Protocol
 
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.catalog_tables import CatalogTables
 from retriever.catalog.check import CatalogReport
 from retriever.catalog.connection import CatalogConnection
 from service.access.control import Control
@@ -63,15 +62,11 @@ class Truth(Protocol):
         """The catalog of a tenant, made where there is none. Raises CatalogError."""
         ...
 
-    def mend(self, tenant: str) -> None:
-        """Mends what in a catalog does not follow from its other rows any more, where that may come about."""
-        ...
-
     def check(self, tenant: str) -> CatalogReport:
-        """Looks at each row of a catalog, and mends what does not follow from others. Raises CatalogError."""
+        """Looks at each row of a catalog. Raises CatalogError."""
         ...
 
-    def tables(self, tenant: str) -> AbstractContextManager[CatalogTables]:
+    def tables(self, tenant: str) -> AbstractContextManager[CatalogConnection]:
         """The tables of a catalog as they are at one moment. Raises CatalogError."""
         ...
 

@@ -98,10 +98,7 @@ def compose_tenants(
     with ExitStack() as stack:
         loaded = compose_served(settings)
         stack.callback(loaded.engine.close)
-        names = truth.tenants()
-        for name in names:
-            truth.mend(name)
-        model = checked_model(loaded, names, library=library, store=store, control=control)
+        model = checked_model(loaded, truth.tenants(), library=library, store=store, control=control)
         model = equipped(model)
         stack.pop_all()
     return Tenants(model, store=store, control=control, library=library, truth=truth)

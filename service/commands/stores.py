@@ -81,7 +81,7 @@ def verify(*, store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Check every frame of every blob, and all catalogs; put bad blobs into quarantine. Exits with 1 if any was bad.
 
     A chunk whose blob was bad is computed again when it is needed. `kvweave gc` empties the quarantine after a day.
-    Of a catalog what follows from sound rows is mended; documents that are damaged must be put in again.
+    Documents that are damaged must be put in again; where other rows of a catalog are wrong, a backup restored.
 
     Examples:
       kvweave verify
@@ -126,7 +126,8 @@ def _catalogs() -> Iterator[tuple[str, list[str]]]:
                 yield name, [f"bad: {error}"]
                 continue
             bad = [f"bad: document {each!r} of tenant {name!r} is damaged: put it in again" for each in report.damaged]
-            yield name, [*bad, *([f"mended: {report.mended:,} rows of tenant {name!r}"] if report.mended else [])]
+            remedy = "restore a backup, or put all documents into an empty place"
+            yield name, [*bad, *(f"bad: {each} of tenant {name!r} are not right: {remedy}" for each in report.wrong)]
 
 
 def gc(

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 from retriever.catalog.connection import CatalogConnection
 from retriever.errors import CatalogError
-from retriever.postgres.database import PostgresConnection, PostgresDatabase
+from retriever.postgres.connection import PostgresConnection
+from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.schemas import SERVICE, prepare
 from service.access.schema import STEPS
 from service.errors import Unavailable

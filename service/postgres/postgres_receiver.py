@@ -4,8 +4,8 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 
 from retriever.catalog.table_copy import tables_of
-from retriever.postgres.database import PostgresConnection, PostgresDatabase
-from retriever.postgres.postgres_tables import PostgresTables
+from retriever.postgres.connection import PostgresConnection
+from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.schemas import tenants_in
 from retriever.postgres.staged_schemas import StagedSchemas
 from service.access.errors import AccessError
@@ -29,7 +29,7 @@ class PostgresReceiver:
             raise AccessError(f"the database holds something already, the {held[0]}: name an empty one")
         self.clear()
 
-    def catalog(self, tenant: str) -> AbstractContextManager[PostgresTables]:
+    def catalog(self, tenant: str) -> AbstractContextManager[PostgresConnection]:
         return self._schemas.change(tenant)
 
     @contextmanager

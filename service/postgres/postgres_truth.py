@@ -5,12 +5,11 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from zlib import crc32
 
-from retriever.catalog.check import CatalogReport, check_tables
+from retriever.catalog.check import CatalogReport, check
 from retriever.catalog.connection import CatalogConnection
 from retriever.errors import CatalogError
-from retriever.postgres.catalog import CHANGE, VIEW, PostgresCatalog
+from retriever.postgres.catalog import RESTING, VIEW, PostgresCatalog
 from retriever.postgres.database import PostgresDatabase
-from retriever.postgres.postgres_tables import PostgresTables, open_tables
 from retriever.postgres.schemas import open_catalog, schema_of, tenants_in
 from service.access.control import Control
 from service.access.errors import AccessError
@@ -76,21 +75,14 @@ class PostgresTruth:
     def catalog(self, tenant: str) -> PostgresCatalog:
         return open_catalog(self._database, tenant)
 
-    def mend(self, tenant: str) -> None:
-        """The server has checksums of its own."""
-
     def check(self, tenant: str) -> CatalogReport:
         """Pages and indexes are the server's own to check."""
-        self.catalog(tenant).close()
-        name = schema_of(tenant)
-        return check_tables(
-            lambda: open_tables(self._database, name, begin=VIEW),
-            lambda: open_tables(self._database, name, begin=CHANGE),
-        )
+        with self.tables(tenant) as connection:
+            return check(connection)
 
-    def tables(self, tenant: str) -> AbstractContextManager[PostgresTables]:
+    def tables(self, tenant: str) -> AbstractContextManager[CatalogConnection]:
         self.catalog(tenant).close()  # an older one becomes one of today
-        return open_tables(self._database, schema_of(tenant), begin=VIEW)
+        return self._database.transaction(VIEW + RESTING, schema=schema_of(tenant))
 
     def rows(self) -> AbstractContextManager[CatalogConnection]:
         return self._control.read()

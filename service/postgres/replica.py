@@ -13,7 +13,8 @@ from contextlib import ExitStack, suppress
 from typing import Final
 
 from retriever.errors import CatalogError
-from retriever.postgres.database import PostgresDatabase, Session
+from retriever.postgres.connection import Session
+from retriever.postgres.database import PostgresDatabase
 from service.access.errors import AccessError
 from service.access.peers import Follower
 from service.postgres.postgres_peers import GIVEN_UP_S, LEASE_S, PostgresPeers

@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from typing import Final, TypeVar
 
 from retriever.errors import CatalogError
-from retriever.postgres.database import PostgresConnection, PostgresDatabase, explained
+from retriever.postgres.connection import PostgresConnection
+from retriever.postgres.database import PostgresDatabase, explained
 from service.access.errors import AccessError
 
 log = logging.getLogger(__name__)

@@ -1,14 +1,11 @@
 """Damage in the catalog of one tenant costs that tenant alone, and no text is served that was not put in."""
 
 import random
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from retriever.documents import chunk_id
 from service.access.principal import Role
 from service.corpus import ingest
 from tests.service.serving import Inside, Json, ask, good, in_process, put_in, settings_in
@@ -45,17 +42,6 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]
         damage(catalog_file(tmp_path, name), start)
     with in_process(settings_in(tmp_path)) as inside:
         yield inside
-
-
-def test_a_start_mends_rows_that_follow_from_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with in_process(settings_in(tmp_path)) as inside, inside.client() as client:
-        put_in(client, [document("a", TEXT)])
-    with closing(sqlite3.connect(catalog_file(tmp_path, "default"))) as connection, connection:
-        connection.execute("UPDATE chunks SET uses = uses + 1")
-    with in_process(settings_in(tmp_path)) as inside, inside.client() as client:
-        assert good(client.delete("/v1/documents/a"))["chunks_removed"] == [chunk_id(TEXT)]
-    [told] = [vars(each) for each in caplog.records if "rows of a catalog were wrong" in each.getMessage()]
-    assert "default" in str(told)
 
 
 def test_a_damaged_catalog_is_its_tenants_503_and_the_others_serve(damaged: Inside) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from retriever.postgres import database
+from retriever.postgres import connection, database
 from service.access.move import ADMIN_KEY
 from tests.servers.hanging import hanging_way
 from tests.servers.postgres import SECRET, PostgresServer
@@ -105,7 +105,7 @@ def test_it_goes_on_by_itself_when_the_server_was_away(
 def test_a_connection_that_hangs_is_a_503_and_no_more(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "ANSWER_S", 1.0)
+    monkeypatch.setattr(connection, "ANSWER_S", 1.0)
     with hanging_way(postgres.port) as way:
         url = postgres.database().replace(f":{postgres.port}/", f":{way.port}/")
         with in_process(settings_in(tmp_path, data=f"{url}#{tmp_path}/data")) as served, served.client() as client:
