@@ -156,13 +156,13 @@ def test_a_cycle_of_folders_is_found_where_no_files_import_each_other(tmp_path: 
         "service/errors.py": "",
         "service/app/core.py": "import service.api.app",
         "service/api/__init__.py": "",
-        "service/api/app.py": "import service.errors, service.corpus.ingest",
+        "service/api/app.py": "import service.errors, service.documents.ingest",
         "service/api/limits.py": "",
-        "service/corpus/ingest.py": "from service.api import limits",
+        "service/documents/ingest.py": "from service.api import limits",
     }
     sources = written(tmp_path, files)
     assert file_cycle(sources) == []
-    assert {"service/api", "service/corpus"} == set(folder_cycle(sources))
+    assert {"service/api", "service/documents"} == set(folder_cycle(sources))
 
 
 def test_a_machine_path_is_found_and_a_part_of_one_is_not() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from retriever.catalog.catalog import Catalog
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
-from service.corpus.tenants import Tenants
+from service.documents.tenants import Tenants
 from service.model.served_model import ServedModel
 
 log = logging.getLogger(__name__)

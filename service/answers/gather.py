@@ -11,7 +11,7 @@ from retriever.search import MOST, Hit, Query, in_prompt_order, scope, with_neig
 from retriever.types import Passage
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Source
-from service.corpus.tenants import Tenant
+from service.documents.tenants import Tenant
 from service.errors import Invalid, NotFound
 from service.model.prompt_builder import ASK, SYSTEM, PromptPassage, TurnPart, TurnParts, passage_parts
 

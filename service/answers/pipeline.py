@@ -54,8 +54,8 @@ from service.answers.plan import EnginePlan, fit, usage_of
 from service.answers.prompt_costs import BegunBlobs, PromptCosts
 from service.answers.schema_memory import SchemaMemory
 from service.answers.tool_prompt import NOTE
-from service.corpus.ingest import Ingest
-from service.corpus.tenants import Tenants
+from service.documents.ingest import Ingest
+from service.documents.tenants import Tenants
 from service.errors import Exhausted, ServiceError, Unavailable
 from service.lower_priority import COMPUTES, lower_priority
 from service.model.grammar import Constraint, Grammars

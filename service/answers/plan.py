@@ -12,7 +12,7 @@ from service.answers.blend_decision import BlendDecision, BlendInputs, decide
 from service.answers.gather import Gathered, GatheredPassage
 from service.answers.prompt_costs import PromptCost
 from service.answers.tool_prompt import ToolPrompt
-from service.corpus.chunk_caches import mends
+from service.documents.chunk_caches import mends
 from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptBuilder, PromptTokens
 from service.reports import ChunkReport, Report, Usage

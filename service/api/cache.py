@@ -9,7 +9,7 @@ from retriever.catalog.view import CatalogView
 from retriever.types import Passage
 from service.api.caller import By, Caller, unknown
 from service.api.fields import MOST_LISTED, ChunkId, CollectionName, DocumentId, OneOf, Whole
-from service.corpus.chunk_caches import ChunkCaches, ChunkState
+from service.documents.chunk_caches import ChunkCaches, ChunkState
 
 
 class CacheChoice(OneOf):

@@ -23,7 +23,7 @@ from retriever.types import DocumentRow
 from service.access.principal import Principal
 from service.api.changes import MustSee, wait_until_seen
 from service.api.guards import core_of, principal
-from service.corpus.tenants import Tenant
+from service.documents.tenants import Tenant
 from service.errors import Forbidden, NotFound
 
 if TYPE_CHECKING:

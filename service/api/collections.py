@@ -10,9 +10,9 @@ from retriever.catalog.view import CatalogView
 from retriever.types import Collection, FillerPassage
 from service.api.caller import By, Caller, unknown
 from service.api.fields import ChunkId, CollectionName, Strict, Whole
-from service.corpus.collection_rules import CollectionRules
-from service.corpus.fillers import choose
-from service.corpus.tenants import SWEEP_S
+from service.documents.collection_rules import CollectionRules
+from service.documents.fillers import choose
+from service.documents.tenants import SWEEP_S
 from service.errors import Conflict
 
 

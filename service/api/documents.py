@@ -22,9 +22,9 @@ from service.api.fields import (
 )
 from service.api.guards import parse
 from service.api.uploads import Accepted, DocumentIn, accept, draft_of, located
-from service.corpus.chunk_caches import ChunkState
-from service.corpus.fillers import settle
-from service.corpus.tenants import Removed
+from service.documents.chunk_caches import ChunkState
+from service.documents.fillers import settle
+from service.documents.tenants import Removed
 from service.errors import Invalid
 
 After = Annotated[str, Query(max_length=1100, description="What the page before gave as `next`")]

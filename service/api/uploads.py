@@ -28,8 +28,8 @@ from service.api.fields import (
     check_metadata,
 )
 from service.api.guards import SMALL, one_by_one, parse
-from service.corpus.collection_rules import CollectionRules
-from service.corpus.drafts import document_id, named, upload_of
+from service.documents.collection_rules import CollectionRules
+from service.documents.drafts import document_id, named, upload_of
 from service.errors import Invalid, TooLarge
 
 M = TypeVar("M", bound=BaseModel)

@@ -26,8 +26,8 @@ from service.app.compose_truth import compose_truth
 from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
 from service.builtin import CHECKPOINT
-from service.corpus.checked_model import checked_model
-from service.corpus.tenants import Tenants
+from service.documents.checked_model import checked_model
+from service.documents.tenants import Tenants
 from service.model.codec_check import check_codec
 from service.model.hub import hub_checkpoint
 from service.model.kept_speeds import conditions, kept_speeds

@@ -22,8 +22,8 @@ from service.access.places import Places
 from service.access.principal import Principal
 from service.access.truth import Truth
 from service.answers.pipeline import Pipeline
-from service.corpus.ingest import Ingest
-from service.corpus.tenants import Tenant, Tenants
+from service.documents.ingest import Ingest
+from service.documents.tenants import Tenant, Tenants
 from service.errors import Unavailable
 from service.model.served_model import ServedModel
 from service.settings import Settings, SettingsError

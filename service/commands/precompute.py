@@ -20,12 +20,12 @@ from service.commands.options import settings_with
 from service.commands.shown_progress import show_run, shown_progress, tell_skipped
 
 if TYPE_CHECKING:
-    from service.precompute.corpus_file import CorpusFile
-    from service.precompute.corpus_listing import CorpusArgument
-    from service.precompute.file_group import Target
-    from service.precompute.forecast import Forecast
-    from service.precompute.precompute import Capture, CapturePlan
-    from service.precompute.progress import RunProgress
+    from service.documents.corpus_file import CorpusFile
+    from service.documents.corpus_listing import CorpusArgument
+    from service.documents.file_group import Target
+    from service.documents.forecast import Forecast
+    from service.documents.precompute import Capture, CapturePlan
+    from service.documents.progress import RunProgress
     from service.settings import Settings
 
 P = ParamSpec("P")
@@ -122,7 +122,7 @@ def precompute(
       kvweave precompute ./docs --model Qwen/Qwen3-8B
     """
     named = _named(paths)  # before what takes seconds to load
-    from service.precompute.workspace import open_workspace
+    from service.app.workspace import open_workspace
 
     settings = settings_with(model)
     _refuse_mixed(budget=budget, queries=queries, shard=shard, prune=prune, executor=executor)
@@ -164,7 +164,7 @@ def _listed(
     target: "Target", named: "list[CorpusArgument]", *, prune: bool, empty: bool, as_json: bool
 ) -> "tuple[list[CorpusFile | ReadingProblem], Set[str]]":
     """What there is, and what is to be pruned: nothing where a folder cannot be read, as nobody knows what is gone."""
-    from service.precompute.corpus_listing import CorpusListing
+    from service.documents.corpus_listing import CorpusListing
 
     with target.tenant.catalog.view() as view:
         known = view.sources(target.collection)
@@ -198,7 +198,7 @@ def _run(
     gone: Set[str],
     as_json: bool,
 ) -> "RunProgress":
-    from service.precompute.precompute import Precompute
+    from service.documents.precompute import Precompute
 
     work = Precompute(target, wanted)
     with shown_progress(found, as_json=as_json) as on_progress:
@@ -219,15 +219,15 @@ def _refuse_mixed(*, budget: str, queries: Path | None, shard: str, prune: bool,
 
 
 def _named(paths: Sequence[str]) -> "list[CorpusArgument]":
-    from service.precompute.corpus_listing import arguments
+    from service.documents.corpus_listing import arguments
 
     return arguments(paths)
 
 
 def _plan(budget: str, queries: Path | None, *, shard: str) -> "CapturePlan":
-    from service.precompute.file_group import Shard
-    from service.precompute.need import CacheBudget, read_log
-    from service.precompute.precompute import CapturePlan
+    from service.documents.file_group import Shard
+    from service.documents.need import CacheBudget, read_log
+    from service.documents.precompute import CapturePlan
     from store.size import parse_size
 
     asked = read_log(queries) if queries else ()
@@ -241,7 +241,7 @@ def _remote(settings: "Settings", actors: int) -> "Capture":
     from service.settings import SettingsError
 
     try:
-        from service.precompute.ray_capture import ray_capture
+        from service.app.ray_capture import ray_capture
     except ImportError as error:
         raise SettingsError(f"--executor ray: install the extra `kvweave[ray]` ({error})") from None
     return ray_capture(settings, actors)
@@ -251,7 +251,7 @@ def _foretell(
     target: "Target", found: "Sequence[CorpusFile | ReadingProblem]", *, price_per_tb: float, as_json: bool
 ) -> int:
     """Prints what a run would do and cost. Returns the exit code."""
-    from service.precompute.forecast import forecast
+    from service.documents.forecast import forecast
 
     estimate = forecast(target, found, price_per_tb=price_per_tb)
     if as_json:

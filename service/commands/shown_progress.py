@@ -18,8 +18,8 @@ from retriever.readers.reading import ReadingProblem
 from service.commands.console import console, many, size, tell
 
 if TYPE_CHECKING:
-    from service.precompute.corpus_file import CorpusFile
-    from service.precompute.progress import RunProgress
+    from service.documents.corpus_file import CorpusFile
+    from service.documents.progress import RunProgress
 
 LINE_S = 5.0  # between two lines where there is no terminal
 COMPUTING = ("compute", "pack", "store", "index")  # stages that follow each other

@@ -16,7 +16,7 @@ from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
 from blend.fuse.record_loader import Readers
 from blend.place.unpack import DTYPES
-from service.corpus.chunk_capture import tailed
+from service.documents.chunk_capture import tailed
 from service.model.blob_source import BlobSource
 from service.model.capture_context import ChunkIds
 from store.blob import Terms

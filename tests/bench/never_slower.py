@@ -33,9 +33,9 @@ from service.answers.answer_request import AnswerRequest, Turn
 from service.answers.events import Finished
 from service.app import composition
 from service.app.core import Core
-from service.precompute.corpus_listing import files
-from service.precompute.precompute import Precompute
-from service.precompute.workspace import open_workspace
+from service.app.workspace import open_workspace
+from service.documents.corpus_listing import files
+from service.documents.precompute import Precompute
 from service.reports import Report
 from service.settings import Settings
 from store.blob_store import BlobStore

@@ -25,12 +25,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from service.corpus.chunk_capture import batches
-from service.precompute.corpus_file import CorpusFile
-from service.precompute.corpus_listing import files
-from service.precompute.file_group import CorpusReader, Target, look
-from service.precompute.precompute import Precompute
-from service.precompute.workspace import open_workspace
+from service.app.workspace import open_workspace
+from service.documents.chunk_capture import batches
+from service.documents.corpus_file import CorpusFile
+from service.documents.corpus_listing import files
+from service.documents.file_group import CorpusReader, Target, look
+from service.documents.precompute import Precompute
 from service.settings import Settings
 from store.url import open_store
 from tests.bench.models import random_model

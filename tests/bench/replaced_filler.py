@@ -14,9 +14,9 @@ from pathlib import Path
 from random import Random
 
 from retriever.filter_condition import EVERYTHING
-from service.corpus.chunk_capture import batches
-from service.corpus.ingest import FILL_BATCH
-from service.corpus.tenants import SWEEP_S, Tenant
+from service.documents.chunk_capture import batches
+from service.documents.ingest import FILL_BATCH
+from service.documents.tenants import SWEEP_S, Tenant
 from store.key import CacheKey, Scope
 from tests.bench.models import random_model
 from tests.service.serving import Inside, Json, in_process, put_in, settings_in, wait_for

@@ -16,7 +16,7 @@ from tests.architecture import PRODUCT, ROOT, load, within
 from tests.import_cycles import rooms
 from tests.service.serving import in_process, put_in, settings_in
 
-LOADING = ("service/corpus/chunk_caches.py", "blend/fuse/record_loader.py")  # what opens blobs, and what loads them
+LOADING = ("service/documents/chunk_caches.py", "blend/fuse/record_loader.py")  # what opens blobs, and what loads them
 
 
 class Walk:

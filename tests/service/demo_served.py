@@ -13,7 +13,7 @@ import pytest
 
 from blend.engine.local_engine import LocalEngine
 from service.app.core import Core
-from service.corpus import ingest
+from service.documents import ingest
 from store.blob_store import BlobStore
 from store.codec import encode
 from store.key import CacheKey, Scope

@@ -5,7 +5,7 @@ import sys
 
 from service import application, cli
 from service.app.composition import compose_model
-from service.corpus import ingest
+from service.documents import ingest
 from service.settings import Settings
 from tests.jumping_clock import let_clock_jump
 from tests.nursery import serve

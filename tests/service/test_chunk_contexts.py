@@ -10,9 +10,9 @@ import pytest
 from retriever.documents import chunk_id
 from retriever.filter_condition import EVERYTHING
 from service.access.principal import Role
-from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
-from service.corpus.chunk_contexts import ContextKey
-from service.corpus.tenants import Tenant
+from service.documents.chunk_capture import CaptureItem, ChunkCapture, Purpose
+from service.documents.chunk_contexts import ContextKey
+from service.documents.tenants import Tenant
 from service.model.capture_context import CaptureContext, excerpt
 from service.model.prompt_builder import PromptPassage
 from store.blob_store import Put

@@ -16,9 +16,9 @@ from retriever.documents import chunk_id
 from retriever.filter_condition import EVERYTHING
 from retriever.types import Passage
 from service.access.principal import Role
-from service.corpus import chunk_capture
-from service.corpus.chunk_capture import CaptureItem
-from service.corpus.tenants import Tenant
+from service.documents import chunk_capture
+from service.documents.chunk_capture import CaptureItem
+from service.documents.tenants import Tenant
 from store.blob import Blob
 from store.blob_store import Put
 from store.errors import StoreUnavailable

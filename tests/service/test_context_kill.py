@@ -13,7 +13,7 @@ import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filter_condition import EVERYTHING
-from service.corpus.chunk_contexts import ChunkContexts
+from service.documents.chunk_contexts import ChunkContexts
 from store.key import Scope
 from store.url import open_store
 from tests.service.killed import Killed

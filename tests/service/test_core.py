@@ -22,7 +22,7 @@ from service.app.composition import compose_core
 from service.app.core import Core
 from service.app.operating_point import operating_point, point_file
 from service.commands.serve import _bound
-from service.corpus.tenants import Tenants
+from service.documents.tenants import Tenants
 from service.errors import ServiceError
 from service.settings import SettingsError
 from service.telemetry.logs import FIELDS

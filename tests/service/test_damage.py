@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.access.principal import Role
-from service.corpus import ingest
+from service.documents import ingest
 from tests.service.serving import Inside, Json, ask, good, in_process, put_in, settings_in
 
 QUESTION = "Which animal does Quaxilor keep?"

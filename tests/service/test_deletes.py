@@ -14,7 +14,7 @@ import pytest
 
 from service.app import composition
 from service.app.core import Core
-from service.corpus import chunk_capture, ingest, ingestion
+from service.documents import chunk_capture, ingest, ingestion
 from store.blob_store import BlobStore
 from store.key import Scope
 from tests.retriever.fakes import WordEmbedder

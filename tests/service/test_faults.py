@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from service.corpus import chunk_caches
+from service.documents import chunk_caches
 from store.errors import StoreFull, StoreUnavailable
 from store.key import CacheKey, Scope
 from store.scrub import verify

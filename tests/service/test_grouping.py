@@ -18,8 +18,8 @@ from retriever.embedders.embedding import EmbeddingError, Vectors
 from retriever.upload_types import QueuedUpload, UploadState
 from service.access.principal import Role
 from service.app import composition
-from service.corpus import chunk_capture, grouping, ingest
-from service.corpus.ingestion import Ingestion
+from service.documents import chunk_capture, grouping, ingest
+from service.documents.ingestion import Ingestion
 from service.model.served_model import Ids, ServedModel
 from store.errors import StoreUnavailable
 from store.key import Scope

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retriever.documents import Document, DocumentPart
 from service.app.operating_point import FULL, OperatingPoint
-from service.corpus.fillers import first_filler
+from service.documents.fillers import first_filler
 from service.lab.eval.case_probe import CaseProbe
 from service.lab.questions.cases import Case
 from service.lab.questions.contexts import in_contexts, swap_for

@@ -17,8 +17,8 @@ from retriever.errors import CatalogError
 from retriever.library import Library
 from retriever.upload_types import QueuedUpload
 from service.access.control import Quota
-from service.corpus import chunk_capture
-from service.corpus.drafts import upload_of
+from service.documents import chunk_capture
+from service.documents.drafts import upload_of
 from tests.service import serving
 from tests.service.demo_served import DOCUMENTS, NEW, Demo, demo
 from tests.service.faulty import Gate

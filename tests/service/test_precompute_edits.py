@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from retriever.catalog.sqlite import SqliteCatalog
-from service.corpus import chunk_capture
-from service.precompute import file_group
+from service.documents import chunk_capture, file_group
 from store.lmdb.lmdb_store import LmdbStore
 from tests.service.test_precompute_plans import Killed, Near
 

@@ -18,7 +18,7 @@ from retriever.filter_condition import EVERYTHING
 from service import cli
 from service.app import composition
 from service.commands import shown_progress
-from service.corpus import chunk_capture
+from service.documents import chunk_capture
 from service.model.served_model import Ids
 from service.settings import Settings
 from store.blob import Blob, Head

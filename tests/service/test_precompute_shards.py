@@ -155,7 +155,7 @@ def test_ctrl_c_in_the_middle_leaves_what_was_stored(
     root, whole, _ = undisturbed
     place = Near(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.precompute.precompute._Run._count", _interrupted)
+        patch.setattr("service.documents.precompute._Run._count", _interrupted)
         told = place.run(str(root), status=130)["error"]
     assert "run it again" in told and len(told.splitlines()) == 1
     before = len(place.sizes())

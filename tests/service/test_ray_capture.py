@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from service.commands.precompute import _remote
-from service.corpus.chunk_capture import BATCH_CHUNKS, CaptureItem, CaptureOutcome
+from service.documents.chunk_capture import BATCH_CHUNKS, CaptureItem, CaptureOutcome
 from service.errors import ServiceError
 from service.model.capture_context import ChunkIds
 from service.settings import Settings, SettingsError
@@ -19,7 +19,7 @@ from store.key import CacheKey
 
 RayError = pytest.importorskip("ray.exceptions", reason="needs the extra kvweave[ray]").RayError
 
-from service.precompute import ray_capture  # noqa: E402  # it needs ray
+from service.app import ray_capture  # noqa: E402  # it needs ray
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, addres
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "service.precompute.ray_capture", None)
+    monkeypatch.setitem(sys.modules, "service.app.ray_capture", None)
     with pytest.raises(SettingsError, match=re.escape("install the extra `kvweave[ray]`")):
         _remote(Settings(store="mem://"), 0)
 

@@ -12,10 +12,10 @@ import pytest
 from retriever.documents import chunk_id
 from service.access.principal import Role
 from service.app import composition
-from service.corpus import ingest
-from service.precompute.corpus_listing import files
-from service.precompute.precompute import Precompute
-from service.precompute.workspace import open_workspace
+from service.app.workspace import open_workspace
+from service.documents import ingest
+from service.documents.corpus_listing import files
+from service.documents.precompute import Precompute
 from tests.retriever.fakes import WordEmbedder
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in, wait_for

@@ -16,7 +16,8 @@ from blend.fuse.policy import with_rule
 from retriever.readers.reading import ReadingProblem
 from service.app.composition import compose_served, compose_store
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
-from service.corpus.chunk_capture import CaptureItem, batches, tailed
+from service.documents.chunk_capture import CaptureItem, batches, tailed
+from service.documents.corpus_listing import CorpusListing, arguments
 from service.errors import Invalid
 from service.lab.bench.first_token import FirstTokenTimer, TimingRow, lay
 from service.lab.bench.packing import Packed, Sample, arrays, packed
@@ -27,7 +28,6 @@ from service.lab.eval.grid import grid
 from service.model.capture_context import ChunkIds
 from service.model.prompt_builder import PromptPassage
 from service.model.served_model import ServedModel
-from service.precompute.corpus_listing import CorpusListing, arguments
 from service.settings import Settings
 from store.record import Record
 

@@ -11,7 +11,7 @@ from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder
 from service.answers.pipeline import FETCHES
 from service.app.operating_point import FULL, OperatingPoint
-from service.corpus.chunk_capture import CaptureItem
+from service.documents.chunk_capture import CaptureItem
 from service.errors import Unavailable
 from service.lab.bench.scratch_store import ScratchStore
 from service.lab.time_ratio import TimeRatio, time_ratio

@@ -8,7 +8,7 @@ from secrets import token_hex
 from statistics import median
 
 from blend.fingerprint import digest_ids
-from service.corpus.chunk_capture import CaptureItem, ChunkCapture, Purpose
+from service.documents.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.errors import Unavailable
 from service.model.capture_context import ChunkIds
 from service.model.served_model import ServedModel

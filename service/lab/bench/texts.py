@@ -8,13 +8,13 @@ from blend.errors import TokenizerError
 from retriever.documents import Document, Draft
 from retriever.errors import DocumentError
 from retriever.readers.reading import ReadingProblem
-from service.corpus.drafts import cut_draft
+from service.documents.corpus_file import CorpusFile, read_in
+from service.documents.corpus_listing import CorpusListing
+from service.documents.drafts import cut_draft
 from service.errors import Invalid
 from service.lab.questions.suites import multihop
 from service.model.prompt_builder import PromptPassage
 from service.model.served_model import ServedModel
-from service.precompute.corpus_file import CorpusFile, read_in
-from service.precompute.corpus_listing import CorpusListing
 
 CASE_TOKENS = 8  # of a chunk's tokens so many ask for a case: a document then has several chunks
 

@@ -23,8 +23,8 @@ from service.commands.options import AsJson
 from service.lab.commands.shown_race import show_race, sooner
 
 if TYPE_CHECKING:
+    from service.documents.progress import RunProgress
     from service.lab.demo.demo_answers import Answered
-    from service.precompute.progress import RunProgress
     from service.settings import Settings
 
 WIDE = 80  # columns, from which on tables have air

@@ -17,11 +17,11 @@ from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Delta, Finished, Retrieved, Source
 from service.app.composition import compose_core
 from service.app.core import Core
+from service.app.workspace import open_workspace
+from service.documents.corpus_listing import files
+from service.documents.precompute import Precompute
+from service.documents.progress import RunProgress
 from service.errors import Unavailable
-from service.precompute.corpus_listing import files
-from service.precompute.precompute import Precompute
-from service.precompute.progress import RunProgress
-from service.precompute.workspace import open_workspace
 from service.settings import Settings
 
 CORPUS = Path(__file__).parent / "corpus"

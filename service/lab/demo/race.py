@@ -20,7 +20,7 @@ from service.access.private import private_folder, write_for_owner_only
 from service.app.composition import compose_served, compose_store
 from service.app.operating_point import FULL, OperatingPoint
 from service.builtin import CHECKPOINT
-from service.corpus.chunk_capture import CaptureItem
+from service.documents.chunk_capture import CaptureItem
 from service.lab.bench.first_token import FirstTokenTimer, TimingRow, lay
 from service.lab.bench.scratch_store import ScratchStore
 from service.lab.bench.texts import chunks_of, made_up

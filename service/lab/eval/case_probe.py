@@ -16,7 +16,7 @@ from blend.engine.sampling import Sampling
 from blend.errors import PromptError
 from blend.fuse.fuse import BlendOrder
 from service.app.operating_point import FULL, LOSSLESS, OperatingPoint
-from service.corpus.chunk_capture import tailed
+from service.documents.chunk_capture import tailed
 from service.lab.eval.followed_answer import Divergence, FollowedAnswer, Following, divergence, entropy
 from service.lab.questions.cases import Case
 from service.lab.questions.variants import Variants

@@ -18,7 +18,7 @@ from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
 from blend.run.context import Segment, numbers, span
-from service.corpus.chunk_capture import tailed
+from service.documents.chunk_capture import tailed
 from service.lab.questions.cases import Case
 from service.model.blob_source import BlobSource
 from service.model.capture_context import ALONE, ChunkIds, in_context

@@ -15,7 +15,7 @@ from retriever.filter_condition import condition, fields_of, fits
 from service.access.domains import domain_of
 from service.access.principal import Role
 from service.app import composition
-from service.corpus import ingest
+from service.documents import ingest
 from store.key import Scope
 from tests.retriever.fakes import WordEmbedder
 from tests.retriever.test_filter_condition import filters, metadata

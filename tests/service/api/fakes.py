@@ -20,10 +20,10 @@ from service.access.rates import Rates
 from service.answers.answer_request import AnswerRequest, Lookup
 from service.answers.events import ChunkReport, Delta, Event, Finished, Fused, Loaded, Report, Retrieved, Source, Usage
 from service.app.core import Core
-from service.corpus.chunk_caches import ChunkCaches, ChunkState, KvState
-from service.corpus.collection_rules import CollectionRules
-from service.corpus.drafts import decode_draft
-from service.corpus.tenants import Tenant
+from service.documents.chunk_caches import ChunkCaches, ChunkState, KvState
+from service.documents.collection_rules import CollectionRules
+from service.documents.drafts import decode_draft
+from service.documents.tenants import Tenant
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.refusals import Refusals

@@ -19,11 +19,11 @@ from retriever.types import Collection, Passage
 from retriever.upload_types import NewUpload, QueuedUpload
 from service.access.control import Quota
 from service.access.domains import DomainChunk
-from service.corpus.chunk_capture import ChunkCapture, Purpose
-from service.corpus.collection_rules import CollectionRules
-from service.corpus.grouping import grouped
-from service.corpus.ingestion import Ingestion
-from service.corpus.tenants import Tenant, Tenants
+from service.documents.chunk_capture import ChunkCapture, Purpose
+from service.documents.collection_rules import CollectionRules
+from service.documents.grouping import grouped
+from service.documents.ingestion import Ingestion
+from service.documents.tenants import Tenant, Tenants
 from service.errors import Exhausted, Unavailable
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics

@@ -16,9 +16,9 @@ from retriever.filter_condition import EVERYTHING
 from retriever.types import Passage
 from service.access.control import Control
 from service.access.domains import DomainChunk
-from service.corpus.chunk_capture import CaptureItem
-from service.corpus.chunk_captures import BlobKeys, ChunkCaptures
-from service.corpus.chunk_contexts import ContextKey
+from service.documents.chunk_capture import CaptureItem
+from service.documents.chunk_captures import BlobKeys, ChunkCaptures
+from service.documents.chunk_contexts import ContextKey
 from service.model.blob_source import BlobSource
 from store.blob_store import BlobStore
 from store.errors import Miss, MissReason, StoreError

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from retriever.readers.reading import ReadingProblem
-from service.corpus.chunk_capture import CaptureItem, batches
+from service.documents.chunk_capture import CaptureItem, batches
+from service.documents.corpus_file import CorpusFile
+from service.documents.file_group import CorpusReader, Target, look
+from service.documents.progress import RunProgress
 from service.model.served_model import ServedModel
-from service.precompute.corpus_file import CorpusFile
-from service.precompute.file_group import CorpusReader, Target, look
-from service.precompute.progress import RunProgress
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey

@@ -11,9 +11,9 @@ from pathlib import Path
 from retriever.readers.files import walk
 from retriever.readers.reading import ReadingProblem
 from retriever.types import SourceFile
+from service.documents.corpus_file import CorpusFile
+from service.documents.source_names import SourceNames, as_text, below
 from service.errors import Invalid
-from service.precompute.corpus_file import CorpusFile
-from service.precompute.source_names import SourceNames, as_text, below
 
 
 @dataclass(frozen=True, slots=True)

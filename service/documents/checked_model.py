@@ -17,8 +17,8 @@ from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
 from retriever.library import Library
 from service.access.control import Control
-from service.corpus.chunk_capture import CaptureItem
-from service.corpus.chunk_captures import ChunkCaptures
+from service.documents.chunk_capture import CaptureItem
+from service.documents.chunk_captures import ChunkCaptures
 from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
 from store.blob import Terms

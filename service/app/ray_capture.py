@@ -23,11 +23,11 @@ from ray.exceptions import RayError
 
 from blend.errors import BlendError
 from service.app.composition import compose_served, compose_store
-from service.corpus.checked_model import MOST, retired
-from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, batches
+from service.documents.checked_model import MOST, retired
+from service.documents.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, batches
+from service.documents.precompute import Capture
 from service.errors import Invalid, ServiceError, Unavailable
 from service.model.served_model import Ids, ServedModel
-from service.precompute.precompute import Capture
 from service.settings import BUILTIN, Settings, SettingsError, ray_address
 from service.telemetry.logs import fields
 from store.errors import StoreError

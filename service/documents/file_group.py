@@ -11,15 +11,15 @@ from retriever.errors import DocumentError
 from retriever.readers.reading import ReadingProblem
 from retriever.types import Limit, SourceFile
 from service.access.domains import DomainChunk
-from service.corpus.chunk_capture import CaptureItem
-from service.corpus.chunk_captures import BlobKeys, CapturePrefix, PlannedChunk
-from service.corpus.collection_rules import CollectionRules
-from service.corpus.drafts import cut_draft
-from service.corpus.fillers import DOCUMENTS
-from service.corpus.tenants import Tenant
+from service.documents.chunk_capture import CaptureItem
+from service.documents.chunk_captures import BlobKeys, CapturePrefix, PlannedChunk
+from service.documents.collection_rules import CollectionRules
+from service.documents.corpus_file import CorpusFile, FileDocuments, read_in
+from service.documents.drafts import cut_draft
+from service.documents.fillers import DOCUMENTS
+from service.documents.progress import RunProgress
+from service.documents.tenants import Tenant
 from service.errors import Invalid
-from service.precompute.corpus_file import CorpusFile, FileDocuments, read_in
-from service.precompute.progress import RunProgress
 from store.key import CacheKey, Scope
 
 GROUP_TOKENS = 16_384  # to compute, between two transactions

@@ -8,9 +8,9 @@ from service.access.private import write_for_owner_only
 from service.access.spelling import check_spelling
 from service.app.compose_truth import compose_truth
 from service.app.composition import compose_store, compose_tenants
-from service.corpus.collection_rules import CollectionRules
+from service.documents.collection_rules import CollectionRules
+from service.documents.file_group import Target
 from service.errors import Invalid
-from service.precompute.file_group import Target
 from service.settings import Settings
 
 

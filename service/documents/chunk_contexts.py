@@ -14,7 +14,7 @@ from retriever.catalog.view import CatalogView
 from retriever.documents import Document, Json
 from retriever.types import ChunkPlace, FillerPassage, Passage
 from service.access.domains import domain_of
-from service.corpus.collection_rules import CollectionRules
+from service.documents.collection_rules import CollectionRules
 from service.model.capture_context import CaptureContext, context_digest, filler_digest
 from service.model.prompt_builder import PromptPassage
 

@@ -15,11 +15,9 @@ from retriever.documents import Document
 from retriever.readers.reading import ReadingProblem
 from retriever.types import Collection, Limit, SourceFile
 from service.access.domains import DomainChunk
-from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
-from service.corpus.fillers import divide, first_filler, settle
-from service.model.served_model import Ids
-from service.precompute.corpus_file import CorpusFile
-from service.precompute.file_group import (
+from service.documents.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
+from service.documents.corpus_file import CorpusFile
+from service.documents.file_group import (
     CorpusReader,
     CorpusState,
     FileGroup,
@@ -29,8 +27,10 @@ from service.precompute.file_group import (
     look,
     signature,
 )
-from service.precompute.need import BudgetedStore, CacheBudget, needs
-from service.precompute.progress import RunProgress
+from service.documents.fillers import divide, first_filler, settle
+from service.documents.need import BudgetedStore, CacheBudget, needs
+from service.documents.progress import RunProgress
+from service.model.served_model import Ids
 from store.blob_store import Put
 
 RANKED = 256  # chunks whose texts are looked up together

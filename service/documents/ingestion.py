@@ -12,11 +12,11 @@ from retriever.errors import DocumentError
 from retriever.readers.files import read
 from retriever.types import Collection, Label
 from retriever.upload_types import QueuedUpload, UploadState
-from service.corpus.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
-from service.corpus.collection_rules import CollectionRules
-from service.corpus.drafts import cut_draft, decode_draft, named, upload_of
-from service.corpus.fillers import prepare, settle
-from service.corpus.tenants import Tenant
+from service.documents.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
+from service.documents.collection_rules import CollectionRules
+from service.documents.drafts import cut_draft, decode_draft, named, upload_of
+from service.documents.fillers import prepare, settle
+from service.documents.tenants import Tenant
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from store.blob_store import Put

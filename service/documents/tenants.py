@@ -13,10 +13,10 @@ from retriever.types import Passage, Removal
 from service.access.control import Control
 from service.access.peers import NoPeers, Peers
 from service.access.truth import Truth
-from service.corpus.chunk_caches import ChunkCaches
-from service.corpus.chunk_capture import ChunkCapture, Purpose
-from service.corpus.chunk_captures import ChunkCaptures
-from service.corpus.fillers import divide, settle
+from service.documents.chunk_caches import ChunkCaches
+from service.documents.chunk_capture import ChunkCapture, Purpose
+from service.documents.chunk_captures import ChunkCaptures
+from service.documents.fillers import divide, settle
 from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
 from store.blob_store import BlobStore, Put

@@ -13,8 +13,8 @@ from retriever.documents import Document, Json
 from retriever.types import Passage
 from service.access.control import Control
 from service.access.domains import DomainChunk, domain_of, fingerprint_in
-from service.corpus.chunk_capture import CaptureItem
-from service.corpus.chunk_contexts import ChunkContexts, ContextKey, ContextName
+from service.documents.chunk_capture import CaptureItem
+from service.documents.chunk_contexts import ChunkContexts, ContextKey, ContextName
 from service.model.capture_context import CaptureContext
 from service.model.served_model import Ids, ServedModel
 from store.key import CacheKey
