@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api import cache, collections, documents, handoffs, jobs, operations, query, search, uploads
+from service.api import cache, collections, documents, handoffs, jobs, query, search, stats, uploads
 from service.api.guards import Fetches, Operates, Reads, Uploads, Writes
 from service.api.openapi import (
     ANSWER,
@@ -81,12 +81,12 @@ ROUTES = (
     Route("POST", "/v1/cache/pin", cache.pin, Writes, (404,)),
     Route("POST", "/v1/cache/unpin", cache.unpin, Writes, (404,)),
     Route("POST", "/v1/cache/evict", cache.evict, Writes, (404,)),
-    Route("GET", "/v1/stats", operations.stats, Reads),
-    Route("GET", "/v1/admin/blend", operations.get_blend, Operates),
-    Route("PUT", "/v1/admin/blend", operations.put_blend, Operates),
-    Route("GET", "/metrics", operations.metrics, Operates, answers=SCRAPE),
-    Route("GET", "/healthz", operations.healthz, APIRoute),
-    Route("GET", "/readyz", operations.readyz, APIRoute, (503,)),
+    Route("GET", "/v1/stats", stats.stats, Reads),
+    Route("GET", "/v1/admin/blend", stats.get_blend, Operates),
+    Route("PUT", "/v1/admin/blend", stats.put_blend, Operates),
+    Route("GET", "/metrics", stats.metrics, Operates, answers=SCRAPE),
+    Route("GET", "/healthz", stats.healthz, APIRoute),
+    Route("GET", "/readyz", stats.readyz, APIRoute, (503,)),
 )
 
 
