@@ -24,9 +24,9 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
-from service.access.errors import AccessError
 from service.access.move import CATALOG, CONTROL, TENANTS
 from service.access.spelling import is_tenant
+from service.errors import AccessError
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"

@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from service.access.archive import ArchiveWriter, tenant_of, writing
-from service.access.errors import AccessError
 from service.access.move import CONTROL, RESTORING, databases
 from service.access.private import finish_file, new_private_file, private_file, sync_folder
 from service.access.spelling import is_tenant
+from service.errors import AccessError
 from store.blob import Blob
 from store.blob_store import BlobAccess, BlobStore
 from store.errors import BadBlob, Miss, StoreError

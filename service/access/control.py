@@ -17,10 +17,10 @@ from retriever.errors import FilterError
 from retriever.filter_condition import condition, fields_of
 from service.access.control_file import ControlFile
 from service.access.control_store import ControlStore
-from service.access.errors import AccessError
 from service.access.principal import DEFAULT_TENANT, Principal, Role
 from service.access.private import write_private
 from service.access.spelling import check_spelling, digest, id_of, new_key
+from service.errors import AccessError
 
 NOTE_CHARS = 200
 

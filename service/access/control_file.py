@@ -12,10 +12,9 @@ from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.open_ahead import open_ahead
 from retriever.catalog.schema import transaction
 from retriever.catalog.sqlite_errors import sqlite_errors_explained
-from service.access.errors import AccessError
 from service.access.private import private_file, private_folder
 from service.access.schema import prepare
-from service.errors import Unavailable
+from service.errors import AccessError, Unavailable
 
 WAIT_S = 30  # for another process's change
 

@@ -10,9 +10,9 @@ from retriever.catalog.schema import transaction
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.catalog.sqlite_connection import SqliteConnection, beside
 from service.access.control_file import ControlFile
-from service.access.errors import AccessError
 from service.access.move import CATALOG, CONTROL, STAGING, TENANTS, databases, decide_move, finish_move
 from service.access.private import private_folder
+from service.errors import AccessError
 
 
 class FolderReceiver:

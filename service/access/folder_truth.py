@@ -12,13 +12,13 @@ from retriever.catalog.sqlite_connection import beside
 from retriever.errors import CatalogError
 from service.access.control import Control
 from service.access.control_file import ControlFile
-from service.access.errors import AccessError
 from service.access.folder_receiver import FolderReceiver
 from service.access.lock import hold
 from service.access.move import CATALOG, CONTROL, POINTS, TENANTS
 from service.access.peers import NoPeers
 from service.access.private import private_file, private_folder, write_private
 from service.access.rates import Rates
+from service.errors import AccessError
 
 
 class FolderTruth:

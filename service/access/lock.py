@@ -5,9 +5,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from service.access.errors import AccessError
 from service.access.move import finish_move
 from service.access.private import private_file, private_folder, write_for_owner_only
+from service.errors import AccessError
 
 LOCK = "server.lock"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from retriever.catalog.table_copy import copy_table, copy_tables, is_same_table, tables_of, unlike
-from service.access.errors import AccessError
 from service.access.receiver import Receiver
 from service.access.schema import STEPS
 from service.access.truth import Truth
+from service.errors import AccessError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from service.access.errors import AccessError
+from service.errors import AccessError
 
 _OTHERS = 0o077
 

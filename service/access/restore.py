@@ -22,10 +22,10 @@ from blake3 import blake3
 from retriever.catalog import schema as catalog_schema
 from service.access import schema as control_schema
 from service.access.archive import PIECE, ArchiveMember, ArchiveTally, Manifest, archive_errors_explained, members
-from service.access.errors import AccessError
 from service.access.lock import hold
 from service.access.move import CATALOG, CONTROL, STAGING, TENANTS, databases, decide_move, finish_move
 from service.access.private import finish_file, new_private_file
+from service.errors import AccessError
 from store.blob import Blob
 from store.blob_store import BlobAccess
 from store.errors import BadBlob, StoreError

@@ -4,7 +4,7 @@ import sqlite3
 from typing import Final
 
 from retriever.catalog.schema import transaction
-from service.access.errors import AccessError
+from service.errors import AccessError
 
 _OURS: Final = 0x6B767763  # in the file's header; other databases have versions too
 

@@ -9,7 +9,7 @@ import secrets
 
 from blake3 import blake3
 
-from service.access.errors import AccessError
+from service.errors import AccessError
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KEY = re.compile(r"kvw_([0-9a-f]{16})_[A-Za-z0-9_-]{32,64}")

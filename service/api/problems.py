@@ -15,38 +15,19 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
-from blend.errors import Busy, Late, NotFinite, PromptError, SamplingError, TokenizerError
-from retriever.embedders.embedding import EmbeddingError
-from retriever.errors import CatalogError, DocumentError, FilterError, SearchError
-from service.errors import Invalid, ServiceError, Unauthorized
-from store.errors import StoreError
+from blend.errors import Late
+from service.errors import TABLE, UNFORESEEN, FailureKind, Invalid, ServiceError, Unauthorized, kind_of
 
 MEDIA: Final = "application/problem+json"
 MOST_FIELDS = 20  # fields that one answer names
 LONGEST = 300  # characters of a message
 
-_REFUSED: Final = "The request is not valid"
-_KNOWN: Final[tuple[tuple[type[Exception], int, str], ...]] = (
-    (FilterError, 422, _REFUSED),
-    (DocumentError, 422, _REFUSED),
-    (SearchError, 422, _REFUSED),
-    (PromptError, 422, _REFUSED),
-    (SamplingError, 422, _REFUSED),
-    (TokenizerError, 422, _REFUSED),
-    (CatalogError, 503, "The catalog cannot be used"),
-    (EmbeddingError, 503, "The embedder cannot be used"),
-    (StoreError, 503, "The store does not answer"),
-    (Busy, 429, "Too many requests"),
-    (Late, 503, "The answer would come too late"),
-    (NotFinite, 500, "The model failed"),
-)
-KNOWN: Final[tuple[type[Exception], ...]] = (ServiceError, *(kind for kind, _, _ in _KNOWN))
+KNOWN: Final = tuple(TABLE)
 _TITLES: Final = {
     400: "The request cannot be read",
     404: "There is no such thing",
     405: "The method is not allowed here",
 }
-_RETRY_S: Final = {429: 1.0, 503: 5.0}
 _UNREADABLE = re.compile("[\ud800-\udfff\x00]")
 
 
@@ -75,6 +56,7 @@ class Failure:
     status: int
     title: str
     detail: str
+    code: str | None = None  # OpenAI's
     errors: tuple[FieldError, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -84,16 +66,13 @@ Render = Callable[[Failure, str], Response]  # of a failure and the request's id
 
 def failure_of(error: Exception) -> Failure:
     """What may be told of an exception. Of one that nobody foresaw: that it happened."""
-    if isinstance(error, ServiceError):
-        named = (
-            (FieldError(field=error.field, message=str(error)),) if isinstance(error, Invalid) and error.field else ()
-        )
-        return Failure(error.status, error.title, _cut(str(error)), named, _headers(error))
-    for kind, status, title in _KNOWN:
-        if isinstance(error, kind):
-            waits = error.retry_after_s if isinstance(error, Late) else _RETRY_S.get(status)
-            return Failure(status, title, _cut(str(error)), headers={} if waits is None else _retry(waits))
-    return Failure(500, "The service failed", "what happened is in the log of the service, under this request's id")
+    kind = kind_of(error)
+    if kind is UNFORESEEN:
+        detail = "what happened is in the log of the service, under this request's id"
+        return Failure(kind.status, kind.title, detail)
+    at = error.field if isinstance(error, Invalid) else ""
+    named = (FieldError(field=at, message=str(error)),) if at else ()
+    return Failure(kind.status, kind.title, _cut(str(error)), kind.code, errors=named, headers=_headers(error, kind))
 
 
 def problem_of(failure: Failure, request_id: str) -> Problem:
@@ -156,14 +135,11 @@ def install(app: FastAPI, renderers: Renderers) -> None:
     app.add_exception_handler(Exception, known)
 
 
-def _headers(error: ServiceError) -> dict[str, str]:
+def _headers(error: Exception, kind: FailureKind) -> dict[str, str]:
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": 'Bearer realm="kvweave"'}
-    return {} if error.retry_after_s is None else _retry(error.retry_after_s)
-
-
-def _retry(seconds: float) -> dict[str, str]:
-    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+    waits_s = error.retry_after_s if isinstance(error, ServiceError | Late) else kind.retry_after_s
+    return {} if waits_s is None else {"Retry-After": str(max(1, math.ceil(waits_s)))}
 
 
 def field_errors(errors: Sequence[Mapping[str, object]]) -> tuple[FieldError, ...]:
@@ -177,7 +153,7 @@ def field_errors(errors: Sequence[Mapping[str, object]]) -> tuple[FieldError, ..
 def _invalid(error: RequestValidationError) -> Failure:
     found = field_errors(cast(Sequence[Mapping[str, object]], error.errors()))
     message = "; ".join(f"{each.field}: {each.message}" if each.field else each.message for each in found[:3])
-    return Failure(422, _REFUSED, _cut(message), found)
+    return Failure(422, TABLE[Invalid].title, _cut(message), errors=found)
 
 
 def _place(location: Sequence[object]) -> str:
@@ -198,7 +174,8 @@ def _refused(request: Request, error: HTTPException) -> Failure:
         headers["Allow"] = ", ".join(allowed := _allowed(request))
         return Failure(405, title, _cut(f"{path} takes {' and '.join(allowed)}"), headers=headers)
     if error.status_code == 404 and error.detail == "Not Found":
-        return Failure(404, title, _cut(f"{path} is no path of this service: /openapi.json lists all"), headers=headers)
+        detail = _cut(f"{path} is no path of this service: /openapi.json lists all")
+        return Failure(404, title, detail, "unknown_url", headers=headers)
     return Failure(error.status_code, title, _cut(str(error.detail)), headers=headers)
 
 

@@ -25,14 +25,10 @@ def expected() -> tuple[type[Exception], ...]:
     """What may go wrong outside of this code. Loaded where something did, so that help and completion stay quick."""
     from httpx import HTTPError, InvalidURL
 
-    from blend.errors import BlendError
-    from retriever.errors import RetrieverError
-    from service.errors import ServiceError
+    from service.errors import OURS
     from service.settings import SettingsError
-    from store.errors import StoreError
 
-    ours = (BlendError, RetrieverError, ServiceError, SettingsError, StoreError)
-    return (*ours, HTTPError, InvalidURL, OSError, UnicodeError, sqlite3.Error)
+    return (*OURS, SettingsError, HTTPError, InvalidURL, OSError, UnicodeError, sqlite3.Error)
 
 
 def sentence(error: Exception) -> str:

@@ -146,7 +146,7 @@ def revoke(
       kvweave keys list
       kvweave keys revoke KEY_ID
     """
-    from service.access.errors import AccessError
+    from service.errors import AccessError
 
     with _control() as control:
         if not control.revoke_key(key_id):
@@ -191,8 +191,8 @@ def _control() -> Generator["Control"]:
 
 
 def _role(name: str) -> "Role":
-    from service.access.errors import AccessError
     from service.access.principal import Role
+    from service.errors import AccessError
 
     try:
         return Role.parse(name)
@@ -201,7 +201,7 @@ def _role(name: str) -> "Role":
 
 
 def _filter(text: str) -> "Json":
-    from service.access.errors import AccessError
+    from service.errors import AccessError
 
     try:
         found = json.loads(text)

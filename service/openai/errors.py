@@ -11,23 +11,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from blend.errors import PromptError
 from service.api.guards import Handler, Reads
 from service.api.problems import KNOWN, Failure, failure_of, request_id_of
-from service.errors import Forbidden, Invalid, NotFound, Unauthorized
 from service.openai.answer_bodies import ErrorBody, ErrorDetail
 
 FORESEEN: Final[tuple[type[Exception], ...]] = (*KNOWN, RequestValidationError)
 
 _INVALID: Final = "invalid_request_error"
 _TYPES: Final = {403: "permission_error", 429: "rate_limit_error"}
-_CODES: Final = {401: "invalid_api_key", 404: "unknown_url", 413: "request_too_large", 429: "rate_limit_exceeded"}
 _UNREADABLE = re.compile("[\ud800-\udfff\x00]")
 _BRANCH = re.compile(r"(constrained-)?str|list\[.*\]")  # of a union, which pydantic tried
-
-
-class ModelNotFound(NotFound):
-    """A model that this service does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +61,7 @@ def fault_of(error: Exception) -> Fault:
     """What one of the exceptions of `FORESEEN` becomes."""
     if isinstance(error, RequestValidationError):
         return Fault(400, _first(cast(Sequence[Mapping[str, object]], error.errors())), {})
-    fault = _fault(failure_of(error), param=error.field or None if isinstance(error, Invalid) else None)
-    code = _code(error)
-    return Fault(fault.status, fault.detail.model_copy(update={"code": code}), fault.headers) if code else fault
+    return _fault(failure_of(error))
 
 
 def error_body(error: Exception) -> ErrorBody:
@@ -78,27 +69,13 @@ def error_body(error: Exception) -> ErrorBody:
     return ErrorBody(error=fault_of(error).detail)
 
 
-def _code(error: Exception) -> str | None:
-    match error:
-        case ModelNotFound():
-            return "model_not_found"
-        case PromptError():
-            return "context_length_exceeded"
-        case NotFound():
-            return "not_found"
-        case Forbidden():
-            return "insufficient_permissions"
-        case Unauthorized():
-            return "invalid_api_key"
-        case _:
-            return None
-
-
-def _fault(failure: Failure, *, param: str | None = None) -> Fault:
+def _fault(failure: Failure) -> Fault:
     status = 400 if failure.status == 422 else failure.status
     kind = _TYPES.get(status, "server_error" if status >= 500 else _INVALID)
-    detail = ErrorDetail(message=failure.detail, type=kind, param=param, code=_CODES.get(status))
-    return Fault(status, detail, failure.headers)
+    param = failure.errors[0].field if failure.errors else None
+    return Fault(
+        status, ErrorDetail(message=failure.detail, type=kind, param=param, code=failure.code), failure.headers
+    )
 
 
 def _response(fault: Fault, request_id: str) -> Response:

@@ -21,10 +21,11 @@ from service.api.problems import request_id_of
 from service.api.questions import SecondsGiven
 from service.api.rendering import server_timing
 from service.api.streams import EventStream, gone, unless_gone
+from service.errors import ModelNotFound
 from service.openai.answer_bodies import ChatCompletion, ErrorBody, Model, ModelList
 from service.openai.completion import Envelope, completion, stream
 from service.openai.defaults import Defaults, to_answer_request
-from service.openai.errors import ModelNotFound, OpenAIRoute
+from service.openai.errors import OpenAIRoute
 from service.openai.request import ChatRequest
 
 ALIAS: Final = "default"  # of the one model, whatever its name

@@ -8,8 +8,8 @@ from retriever.postgres.connection import PostgresConnection
 from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.schemas import tenants_in
 from retriever.postgres.staged_schemas import StagedSchemas
-from service.access.errors import AccessError
 from service.access.schema import STEPS
+from service.errors import AccessError
 from service.postgres.control_tables import ControlTables
 
 

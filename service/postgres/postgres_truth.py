@@ -12,9 +12,9 @@ from retriever.postgres.catalog import RESTING, VIEW, PostgresCatalog
 from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.schemas import open_catalog, schema_of, tenants_in
 from service.access.control import Control
-from service.access.errors import AccessError
 from service.access.lock import hold
 from service.access.private import private_folder, write_private
+from service.errors import AccessError
 from service.postgres.control_tables import ControlTables
 from service.postgres.postgres_peers import PostgresPeers
 from service.postgres.postgres_rates import PostgresRates

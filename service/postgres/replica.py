@@ -15,8 +15,8 @@ from typing import Final
 from retriever.errors import CatalogError
 from retriever.postgres.connection import Session
 from retriever.postgres.database import PostgresDatabase
-from service.access.errors import AccessError
 from service.access.peers import Follower
+from service.errors import AccessError
 from service.postgres.postgres_peers import GIVEN_UP_S, LEASE_S, PostgresPeers
 from service.postgres.server_lock import IN_USE, KEY, Still
 from service.telemetry.logs import fields

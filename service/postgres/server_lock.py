@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from retriever.errors import CatalogError
 from retriever.postgres.connection import PostgresConnection
 from retriever.postgres.database import PostgresDatabase, explained
-from service.access.errors import AccessError
+from service.errors import AccessError
 
 log = logging.getLogger(__name__)
 

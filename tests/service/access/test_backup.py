@@ -13,10 +13,10 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filter_condition import EVERYTHING
 from service.access.backup import back_up
 from service.access.control import Quota
-from service.access.errors import AccessError
 from service.access.lock import hold
 from service.access.principal import Role
 from service.access.restore import RestoreReport, restore
+from service.errors import AccessError
 from store.blob_store import BlobStore
 from tests.service.access import folders
 

@@ -8,9 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from service.access.errors import AccessError
 from service.commands.backup import backup, restore
 from service.commands.keys import keys
+from service.errors import AccessError
 from store.url import open_store
 from tests.service.access.folders import opened, put, told
 from tests.service.access.test_backup_blobs import blob_of

@@ -18,10 +18,9 @@ from retriever.documents import Json
 from service.access import control as module
 from service.access import schema
 from service.access.control import BlendingSwitch, Control, Quota
-from service.access.errors import AccessError
 from service.access.principal import Principal, Role
 from service.access.schema import STEPS
-from service.errors import Unavailable
+from service.errors import AccessError, Unavailable
 from tests.service.access.folders import child, opened
 
 

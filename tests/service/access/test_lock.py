@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from service.access import move
-from service.access.errors import AccessError
 from service.access.lock import hold
 from service.access.move import decide_move, finish_move
+from service.errors import AccessError
 from tests.service.access.folders import child, opened, put, told
 
 

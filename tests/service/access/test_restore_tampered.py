@@ -15,8 +15,8 @@ from blake3 import blake3
 
 from retriever.catalog import schema as catalog_schema
 from service.access.backup import back_up
-from service.access.errors import AccessError
 from service.access.restore import restore
+from service.errors import AccessError
 from store.url import open_store
 from tests.service.access.archives import Parts, member, put_together, take_apart
 from tests.service.access.folders import contents, opened, put, told

@@ -8,8 +8,8 @@ import pytest
 from retriever.catalog.check import CatalogReport
 from retriever.documents import DocumentPart
 from retriever.filter_condition import condition
-from service.access.errors import AccessError
 from service.access.truth import Truth
+from service.errors import AccessError
 from tests.retriever.catalogs import document, names, put
 
 Opened = Callable[[str], Truth]  # the same place, as a process on another machine opens it

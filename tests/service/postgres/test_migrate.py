@@ -20,12 +20,12 @@ from retriever.types import Limit, SourceFile
 from retriever.upload_types import NewUpload, UploadState
 from service.access import migrate as migration
 from service.access.control import BlendingSwitch, KeyEntry, Quota
-from service.access.errors import AccessError
 from service.access.folder_truth import FolderTruth
 from service.access.migrate import MigrationReport, migrate
 from service.access.move import STAGING
 from service.access.principal import Role
 from service.access.truth import Truth
+from service.errors import AccessError
 from service.postgres.postgres_truth import PostgresTruth
 from tests.retriever.catalogs import document, put
 from tests.retriever.test_postgres import change_alike, drawn, shown
