@@ -34,8 +34,8 @@ from blend.place.unpack import DTYPES
 from blend.run.attention import FLEX, kernels
 from blend.run.decoder import Decoder
 from blend.run.layer_gate import find_layers, install, text_config
-from blend.run.layer_graphs import CudaRecorder
 from blend.run.model_layers import examine
+from blend.run.recordings import CudaRecorder
 from blend.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

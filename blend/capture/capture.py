@@ -19,9 +19,9 @@ from blend.errors import PromptError
 from blend.fingerprint import digest_ids
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import check_ids
-from blend.run.context import Branch, Context, Segment, numbers, span
+from blend.run.context import Context, PrefixedContext, Segment, numbers, span
 from blend.run.decoder import Decoder
-from blend.run.step import LayerHooks, LayerRange
+from blend.run.rows_cache import LayerHooks, LayerRange
 from store.record import Dtype, Record
 
 VERSION = "2"  # of what a record means
@@ -169,7 +169,7 @@ class _Capture:
         self._hooks.hold(shared.capacity + len(own) * capacity + (size if dummies else 0))
         rest, dummy = self._decoder.context(len(own) * capacity), self._decoder.context(size if dummies else 0)
         parts = [slice(start, start + capacity) for start in range(0, rest.capacity, capacity)]
-        contexts = [Branch(shared, behind, rest=rest, part=part) for part in parts]
+        contexts = [PrefixedContext(shared, behind, own=rest, part=part) for part in parts]
         nowhere = span(0, size, device=device)
         for start in range(0, capacity, size):
             slots = span(behind + start, behind + start + size, device=device)

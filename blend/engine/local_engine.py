@@ -37,8 +37,7 @@ LATELY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`kv_bytes` holds the contexts of all running requests and of a capture, and on a GPU the room in slabs beside
-    them; prefixes are kept besides.
+    """`kv_bytes` holds the contexts of all running requests and of a capture; prefixes are kept besides.
 
     `capture_share`: of the engine's time that captures have where requests never end. `weights`: how much of what
     requests have a payer gets, where one has 1. `piece_rows`: as in `BlendOrder`.
@@ -72,10 +71,7 @@ class LocalEngine:
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
         self._prefixes = Prefixes(self.limits.prefix_bytes)
-        beside_slabs = self.limits.kv_bytes * 4 // 5  # the last slab, all but empty perhaps, is at most a quarter of it
-        self._slabs = decoder.slabs(beside_slabs // decoder.token_bytes)
-        self._kv_bytes = self.limits.kv_bytes if self._slabs is None else beside_slabs
-        room = self._kv_bytes // decoder.token_bytes
+        room = self.limits.kv_bytes // decoder.token_bytes
         self._capture_hooks = CaptureHooks(self._let_requests, self._hold, room, Prefixes(self.limits.prefix_bytes))
         self._readers = Readers()
         self._changed = Condition()
@@ -241,7 +237,7 @@ class LocalEngine:
         tokens, count = Counter[str](), self._payers()
         for queued in (answer.queued for answer in self._running):
             tokens[queued.request.payer] += queued.capacity
-        limit = (self._kv_bytes if self._running else self.limits.kv_bytes) - self._captured_bytes
+        limit = self.limits.kv_bytes - self._captured_bytes
         places = self.limits.running
 
         def fits(queued: QueuedRequest) -> bool:
@@ -271,8 +267,7 @@ class LocalEngine:
 
     def _fuse(self, queued: QueuedRequest) -> AnswerBuilder:
         request, prefix, queued_s = queued.request, queued.request.prompt.prefix, queued.age_s
-        beside = None if request.receiver else self._slabs  # who receives a prompt may read longer than we know of it
-        context = (beside or self._decoder).context(queued.capacity)
+        context = self._decoder.context(queued.capacity)
         if request.order.policy != "full":
             self._prefixes.restore(prefix, context, owner=request.owner)
         order = queued.begin(context)
@@ -385,7 +380,7 @@ class LocalEngine:
         """Counts what a capture takes from now on. Returns when it fits beside the answers that still run."""
         self._captured_bytes = tokens * self._decoder.token_bytes
         self._end_slice()
-        most = (self._kv_bytes - self._captured_bytes) // self._decoder.token_bytes
+        most = (self.limits.kv_bytes - self._captured_bytes) // self._decoder.token_bytes
         while self._running and sum(answer.queued.capacity for answer in self._running) > most:
             self._step()
         self._slice_began = time.perf_counter()

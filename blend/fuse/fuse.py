@@ -22,7 +22,7 @@ from blend.fuse.prompt import ChunkSpan, PromptLayout
 from blend.fuse.record_loader import DamagedRecord, Readers, RecordLoader
 from blend.run.context import Context, Slots, numbers, scattered
 from blend.run.decoder import Decoder
-from blend.run.step import LayerHooks, LayerRange
+from blend.run.rows_cache import LayerHooks, LayerRange
 from store.errors import Miss, MissReason
 
 PIECE_ROWS = {"cuda": 8192}  # calls cost a GPU more than few rows do, and it has computed these before others notice
@@ -159,7 +159,7 @@ class _Fuse:
         probe, filters = self._selection.probe, self._selection.filters
         if probe:
             with self._clock.stage("ask"):
-                chosen = self._asked(probe)
+                chosen = self._probed(probe)
             rows &= ~self._cached | chosen
             if probe.layers[-1] == self._open[-1]:  # what stands before all that changes is computed already
                 rows[: _numbers(chosen)[0]] = False
@@ -175,22 +175,22 @@ class _Fuse:
         with self._clock.stage("compute"):
             return self._finish(rows, start=start, hidden=hidden)
 
-    def _asked(self, probe: QuestionProbe) -> Tensor:
+    def _probed(self, probe: QuestionProbe) -> Tensor:
         """A flag for each cached slot that the question looks at, of those that it looks at most."""
         chosen = torch.zeros_like(self._cached)
-        looked = torch.zeros(len(chosen), device=self._decoder.device)
+        attention = torch.zeros(len(chosen), device=self._decoder.device)
 
         def add(weights: Tensor) -> None:
-            looked[: len(weights)] += weights
+            attention[: len(weights)] += weights
 
         for slots, _ in self._pieces(~self._exact & ~self._cached, None):
-            asking = min(len(slots), slots.last + 1 - (len(chosen) - probe.rows))
-            if asking > 0:
-                self._pass(slots, LayerRange(), hooks=LayerHooks(self._before, None, probe.layers, add, asking))
+            probed = min(len(slots), slots.last + 1 - (len(chosen) - probe.rows))
+            if probed > 0:
+                self._pass(slots, LayerRange(), hooks=LayerHooks(self._before, None, probe.layers, add, probed))
             else:
                 self._pass(slots, LayerRange(stop=probe.layers[-1]))
         blended = self._selection.layout.blended
-        scores = _with_stretches(looked.cpu(), blended, tokens=probe.stretch).masked_fill_(~self._cached, -1.0)
+        scores = _with_stretches(attention.cpu(), blended, tokens=probe.stretch).masked_fill_(~self._cached, -1.0)
         chosen[_highest(scores, min(probe.keep, int(self._cached.sum())))] = True
         return chosen
 

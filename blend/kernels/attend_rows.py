@@ -10,7 +10,6 @@ Where rows stand, and whose they are, is read from the device's memory when a ke
 prompt. Letters: `B` rows, `N` contexts, `H` kv heads, `Hq` query heads, `D` head dim.
 """
 
-import logging
 import math
 from typing import NamedTuple
 
@@ -25,13 +24,9 @@ TILE = 64  # query rows of a program, one for each head of a group
 PROGRAMS = 264  # that keep a GPU busy
 WIDE = 128  # numbers of a head from which on two tiles of keys and values leave too little of a GPU's nearest memory
 MOST_SPLITS = 16  # into so many parts at most what rows see is cut; it is compiled for all of them
-EVER = 1 << 30  # slots that a row sees which sees all before it
 LARGE = 128  # rows of a tile from which on more threads work at it
 _LOG2E = math.log2(math.e)
 
-log = logging.getLogger(__name__)
-
-_refused = set[tuple[object, ...]]()  # forms of heads, by dtype and device
 _NEVER = tl.constexpr(-1e30)  # a score less than any, of which differences are finite
 
 
@@ -203,7 +198,7 @@ class Attention(NamedTuple):
     scale: float
     block: int
     splits: int
-    window: int = EVER
+    window: int
 
 
 def attend_rows(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
@@ -231,32 +226,6 @@ def attend_rows(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
     except TritonError as error:
         raise DeviceRefuses(str(error)) from error
     return out
-
-
-def attend_scattered(query: Tensor, seen: tuple[Tensor, Tensor], *, slots: Tensor, scale: float) -> Tensor | None:
-    """Query (Hq, B, D) at slots (B,) over keys (H, S, D) and values, to (B, Hq, D).
-
-    None where keys do not lie as the kernel takes them, or the device has no room for such heads.
-    """
-    (heads, rows, _), (keys, values), device = query.shape, seen, query.device
-    kv_heads, value_dim = keys.shape[0], values.shape[2]
-    lie_as_rows = all(each.stride()[1:] == (each.shape[2], 1) for each in seen) and query.stride(2) == 1
-    kind = query.dtype, query.shape[2], value_dim, device
-    if kind in _refused or not lie_as_rows or kv_heads != values.shape[0] or heads % kv_heads:
-        return None
-    block = block_for(rows, heads // kv_heads)
-    starts = torch.arange(0, rows, block, device=device)
-    blocks = torch.stack((starts, (rows - starts).clamp_(max=block)), 1)
-    told = [keys.data_ptr(), values.data_ptr(), keys.stride(0), values.stride(0)]
-    contexts = torch.tensor(told, dtype=torch.int64, pin_memory=query.is_cuda).to(device, non_blocking=True)
-    tables = RowTables(slots, torch.zeros_like(slots), blocks, contexts, len(told))
-    form = Attention(kv_heads, value_dim, scale, block, splits_for(len(blocks) * kv_heads))
-    try:
-        return attend_rows(query, form, tables=tables)
-    except DeviceRefuses as error:
-        log.info("scattered rows get masks: %s", error)
-        _refused.add(kind)
-        return None
 
 
 def block_for(rows: int, group: int) -> int:

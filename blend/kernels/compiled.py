@@ -4,7 +4,8 @@
 # pyright: reportAttributeAccessIssue=false
 """What numba does not offer by itself: functions whose arrays lie apart, casts chosen by types, and memory by address.
 
-Numba keeps what `place_kernel.py` and `lone_kernel.py` became until they change: touch both where this changes alone.
+Numba keeps what `place_kernel.py` and `cpu_rows_kernel.py` became until they change: touch both where this one changes
+alone.
 """
 
 from collections.abc import Callable, Sequence

@@ -139,24 +139,15 @@ def _by_layer(shapes: Sequence[LayerShape | None], buffers: Sequence[Tensor]) ->
     return [next(following) if each else None for each in shapes]
 
 
-class Context:
-    """Buffers (H, C, D) for each layer that keeps keys and values. What was never written is never read."""
-
-    place = 0, 0  # which slab has its buffers, and from which slot on; none
+class LayerBuffers:
+    """Buffers (H, C, D) for the keys and values of each layer that keeps some."""
 
     def __init__(
-        self, shapes: Sequence[LayerShape | None], *, capacity: int, dtype: torch.dtype, device: torch.device
+        self, shapes: Sequence[LayerShape | None], keys: Sequence[Tensor | None], *, values: Sequence[Tensor | None]
     ) -> None:
         self.shapes = shapes
-        self.token_bytes = token_bytes(shapes, dtype)
-        self.capacity = capacity
-        self.exact = 0  # first slots that hold a full prefill's keys and values already
-        kept = [each for each in shapes if each]
-        keys = [(each.key_heads, capacity, each.key_dim) for each in kept]
-        values = [(each.value_heads, capacity, each.value_dim) for each in kept]
-        rooms = _rooms([*keys, *values], dtype=dtype, device=device)
-        self._keys = _by_layer(shapes, rooms[: len(kept)])
-        self._values = _by_layer(shapes, rooms[len(kept) :])
+        self._keys = keys
+        self._values = values
 
     def keys(self, layer: int) -> Tensor:
         """The buffer (H, C, D) of a layer's keys, rotated to their slots."""
@@ -170,6 +161,35 @@ class Context:
         assert values is not None, f"layer {layer} keeps nothing of its own"
         return values
 
+    def home(self, slots: Slots) -> tuple["LayerBuffers", slice | Tensor]:
+        """Whose buffers hold these slots, and where."""
+        return self, slots.where
+
+    def seen(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (H, T, D) of the first slots."""
+        return self.keys(layer)[:, :tokens], self.values(layer)[:, :tokens]
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that keep something."""
+        return [index for index, keys in enumerate(self._keys) if keys is not None]
+
+
+class Context(LayerBuffers):
+    """The buffers of one request. What was never written is never read."""
+
+    def __init__(
+        self, shapes: Sequence[LayerShape | None], *, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.token_bytes = token_bytes(shapes, dtype)
+        self.capacity = capacity
+        self.exact = 0  # first slots that hold a full prefill's keys and values already
+        kept = [each for each in shapes if each]
+        keys = [(each.key_heads, capacity, each.key_dim) for each in kept]
+        values = [(each.value_heads, capacity, each.value_dim) for each in kept]
+        rooms = _rooms([*keys, *values], dtype=dtype, device=device)
+        super().__init__(shapes, _by_layer(shapes, rooms[: len(kept)]), values=_by_layer(shapes, rooms[len(kept) :]))
+
     @cached_property
     def addresses(self) -> NDArray[np.int64]:
         """Where each layer's keys and values begin, and how far apart their heads are, in numbers: (L, 4)."""
@@ -178,14 +198,6 @@ class Context:
             keys, values = self.keys(layer), self.values(layer)
             found[layer] = keys.data_ptr(), values.data_ptr(), keys.stride(0), values.stride(0)
         return found
-
-    def home(self, slots: Slots) -> tuple["Context", slice | Tensor]:
-        """Whose buffers hold these slots, and where."""
-        return self, slots.where
-
-    def seen(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (H, T, D) of the first slots."""
-        return self.keys(layer)[:, :tokens], self.values(layer)[:, :tokens]
 
     def part(self, layer: int, slots: slice) -> tuple[Tensor, Tensor]:
         """Keys and values (H, T, D) at these slots."""
@@ -204,17 +216,12 @@ class Context:
         copy.copy_first(tokens, self)
         return copy
 
-    @property
-    def layers(self) -> list[int]:
-        """The layers that keep something."""
-        return [index for index, keys in enumerate(self._keys) if keys is not None]
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Rows `start` to `stop` of a pass, which belong to one context."""
 
-    context: Context
+    context: LayerBuffers
     slots: Slots
     start: int
 
@@ -233,7 +240,7 @@ class Segment:
 class RowsPlace:
     """Rows `start` to `stop` of a pass, and where they come to lie in a context's buffers."""
 
-    context: Context
+    context: LayerBuffers
     where: slice | Tensor
     start: int
     stop: int
@@ -263,30 +270,29 @@ def places(segments: Sequence[Segment]) -> list[RowsPlace]:
     return found
 
 
-class Branch(Context):
-    """A context whose first slots are another one's, which it reads and never writes. The rest are `part` of a third
-    one's, with room for the branches of a pass side by side.
+class PrefixedContext(LayerBuffers):
+    """A context whose first slots are another one's, which it reads and never writes. The others are a `part` of
+    `own`, where those of the other chunks of a pass lie side by side.
 
     What rows see is put together for one layer at a time.
     """
 
-    def __init__(self, trunk: Context, shared: int, *, rest: Context, part: slice) -> None:
-        some = rest.keys(rest.layers[0])
-        super().__init__(rest.shapes, capacity=0, dtype=some.dtype, device=some.device)
-        self.capacity = shared + part.stop - part.start
-        self._keys = [shape and rest.keys(layer)[:, part] for layer, shape in enumerate(rest.shapes)]
-        self._values = [shape and rest.values(layer)[:, part] for layer, shape in enumerate(rest.shapes)]
-        self._trunk, self._rest = trunk, rest
-        self._shared = shared
+    def __init__(self, prefix: LayerBuffers, tokens: int, *, own: LayerBuffers, part: slice) -> None:
+        """`tokens`: how many of the prefix' slots are the first ones here."""
+        keys = [shape and own.keys(layer)[:, part] for layer, shape in enumerate(own.shapes)]
+        values = [shape and own.values(layer)[:, part] for layer, shape in enumerate(own.shapes)]
+        super().__init__(own.shapes, keys, values=values)
+        self._prefix, self._own = prefix, own
+        self._tokens = tokens
         self._start = part.start
 
-    def home(self, slots: Slots) -> tuple[Context, slice | Tensor]:
-        """See `Context`; the slots adjoin, behind those that are shared."""
-        assert slots.adjoining and slots.first >= self._shared, f"{slots.first} to {slots.last} behind {self._shared}"
-        off = self._start - self._shared
-        return self._rest, slice(slots.first + off, slots.last + 1 + off)
+    def home(self, slots: Slots) -> tuple[LayerBuffers, slice | Tensor]:
+        """See `LayerBuffers`; the slots adjoin, behind those of the prefix."""
+        assert slots.adjoining and slots.first >= self._tokens, f"{slots.first} to {slots.last} behind {self._tokens}"
+        off = self._start - self._tokens
+        return self._own, slice(slots.first + off, slots.last + 1 + off)
 
     def seen(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """See `Context`."""
-        shared, own = self._trunk.seen(layer, self._shared), super().seen(layer, tokens - self._shared)
+        """See `LayerBuffers`."""
+        shared, own = self._prefix.seen(layer, self._tokens), super().seen(layer, tokens - self._tokens)
         return torch.cat((shared[0], own[0]), dim=1), torch.cat((shared[1], own[1]), dim=1)

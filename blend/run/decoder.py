@@ -1,6 +1,7 @@
 """A model as the rest of blend sees it: passes over rows, buffers, and keys that move between positions."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from threading import Lock
 from typing import TypeGuard
 
@@ -13,13 +14,14 @@ from blend.place.rotation import Angles, rotate_into
 from blend.place.row_turn import FramedRows, LayerPlaces, RowTurn
 from blend.run.attention import NAME
 from blend.run.context import Context, Segment, Slots, numbers, token_bytes
-from blend.run.joint_rows import attends_jointly, joint_rows
+from blend.run.cpu_rows import CpuRowTables, cpu_row_tables
+from blend.run.gpu_rows import GpuRowTables, gpu_row_tables
 from blend.run.layer_gate import text_config
-from blend.run.layer_graphs import LayerGraphs, Recorder, replaying
-from blend.run.lone_rows import lone_attention
+from blend.run.layer_graphs import LayerGraphs, LayersPass
 from blend.run.model_layers import LayerRule, ModelLayers, angles, run
-from blend.run.slabs import Slabs
-from blend.run.step import LayerHooks, LayerRange, Step
+from blend.run.recordings import Recorder
+from blend.run.rows_cache import LayerHooks, LayerRange, RowsCache
+from blend.run.step_graphs import StepGraphs
 from store.record import LayerKV, PackedLayer
 
 TABLE_ROWS = 1024  # positions asked for at once
@@ -38,12 +40,18 @@ class Decoder:
         self.vocabulary: int = text_config(model).vocab_size
         self.token_bytes = token_bytes(model_layers.shapes, model.dtype)  # that one token keeps in a context
         self._placer = packed_placer(self.dtype, self.device)
-        self._lone = lone_attention(self.dtype, self.device)
+        self._row_tables: CpuRowTables | GpuRowTables | None = cpu_row_tables(self.dtype, self.device)
+        if self.device.type == "cuda":
+            self._row_tables = self._gpu_tables()
         self._tables: dict[int, Angles] = {}
         self._turns: dict[LayerRule, tuple[Angles, tuple[RowTurn, RowTurn]]] = {}  # by which angles
         self._known = 0  # positions in each table
         self._growing = Lock()
-        self._graphs: tuple[LayerGraphs, LayerGraphs] | None = None  # of prompts, and of steps between their layers
+        self._graphs: tuple[LayerGraphs, StepGraphs] | None = None
+
+    def _gpu_tables(self) -> GpuRowTables | None:
+        heads = getattr(text_config(self.model), "num_attention_heads", None)
+        return gpu_row_tables(self.model_layers.shapes, heads=heads, device=self.device)
 
     def context(self, capacity: int) -> Context:
         """A context with buffers for that many tokens."""
@@ -60,12 +68,10 @@ class Decoder:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Compute rows of one context: the last row's logits (V,) or None, and the hidden states kept on the way."""
         segments = [Segment(context, slots, 0)]
-        with replaying(self._graphs and self._graphs[0], segments) as replay:
-            direct = self.model_layers.direct
-            step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct)
-            step.replay = replay
-            logits = run(self.model, step, ids=ids)
-        return (None if logits is None else logits[0]), step.kept
+        with self._graphs[0].replaying(segments) if self._graphs else nullcontext() as replay:
+            rows = self._cache(segments, layer_range, hooks=hooks, replay=replay)
+            logits = run(self.model, rows, ids=ids)
+        return (None if logits is None else logits[0]), rows.kept
 
     def advance(
         self,
@@ -80,62 +86,57 @@ class Decoder:
         A pass of a course, as captures are, is never replayed: the same rows always get the same bits.
         """
         is_whole = layer_range is None and hooks is None
-        with replaying(self._graphs[1] if self._graphs and is_whole else None, segments) as replay:
-            logits = replay.whole(self._run_all, ids) if replay else None
-            if logits is not None:
-                return logits
-            lone = self._lone.rows(segments) if self._lone and is_whole else None
-            direct, together = self.model_layers.direct, lone or ([] if replay else joint_rows(segments))
-            step = Step(segments, layer_range=layer_range, hooks=hooks, direct=direct, together=together)
-            step.replay = replay
-            return self._run_all(step, ids)
+        logits = self._graphs[1].logits(segments, ids) if self._graphs and is_whole else None
+        if logits is None:
+            logits = self._run_all(self._cache(segments, layer_range, hooks=hooks), ids)
+        return logits
 
-    def _run_all(self, step: Step, ids: Tensor) -> Tensor | None:
-        return run(self.model, step, ids=ids, wanted=torch.arange(step.rows, device=self.device))
+    def _cache(
+        self,
+        segments: list[Segment],
+        layer_range: LayerRange | None,
+        *,
+        hooks: LayerHooks | None,
+        replay: LayersPass | None = None,
+    ) -> RowsCache:
+        table = replay.table if replay else self._row_tables and self._row_tables.rows(segments)
+        layers = self.model_layers.table_layers
+        rows = RowsCache(segments, layer_range=layer_range, hooks=hooks, table=table, table_layers=layers)
+        rows.replay = replay
+        return rows
+
+    def _run_all(self, rows: RowsCache, ids: Tensor) -> Tensor | None:
+        return run(self.model, rows, ids=ids, wanted=torch.arange(rows.rows, device=self.device))
 
     def record_layers(self, recorder: Callable[[], Recorder] | None) -> bool:
         """Have layers recorded as they run, from the second pass of as many rows on; whether any can be. None: no more.
 
         A model whose layers read the keys of others needs all of them to run.
         """
-        config, shapes, rules = text_config(self.model), self.model_layers.shapes, self.model_layers
-        heads, kept = getattr(config, "num_attention_heads", None), [shape for shape in shapes if shape]
-        is_fit = config._attn_implementation == NAME and not rules.shared  # pyright: ignore[reportPrivateUsage]
-        if recorder is None or not isinstance(heads, int) or not is_fit:
+        is_fused = text_config(self.model)._attn_implementation == NAME  # pyright: ignore[reportPrivateUsage]
+        tables, layers = self._gpu_tables(), self.model_layers
+        if recorder is None or tables is None or not is_fused or layers.shared:
             self._graphs = None
             return False
-        groups = max([heads // shape.key_heads for shape in kept])
-        limits = groups, self.window
-        first, second = (LayerGraphs(shapes, limits, direct=rules.direct, recorder=recorder) for _ in range(2))
-        self._graphs = first, second
-        return first.is_whole
+        prompts = LayerGraphs(tables, recorder(), layers=layers.table_layers, most=self.window)
+        self._graphs = prompts, StepGraphs(tables, recorder(), run=self._run_all, most=self.window)
+        return True
 
     @property
     def is_recorded(self) -> bool:
         """Whether layers are recorded, and none was met that cannot be."""
-        return self._graphs is not None and all(each.is_whole for each in self._graphs)
+        return self._graphs is not None and self._graphs[0].recordings.can_record
 
     def decode(self, rows: Sequence[tuple[Context, int, int]]) -> list[Tensor]:
         """One pass for a row of each context, at this slot and of this id: the logits (V,) of each."""
-        order = sorted(range(len(rows)), key=lambda row: rows[row][0].place)
-        ordered = [rows[row] for row in order]
-        slots, ids = numbers([[slot for _, slot, _ in ordered], [each for _, _, each in ordered]], device=self.device)
+        slots, ids = numbers([[slot for _, slot, _ in rows], [each for _, _, each in rows]], device=self.device)
         segments = [
             Segment(context, Slots(slots[row : row + 1], slot, slot), row)
-            for row, (context, slot, _) in enumerate(ordered)
+            for row, (context, slot, _) in enumerate(rows)
         ]
         logits = self.advance(segments, ids)
         assert logits is not None
-        return [logits[order.index(row)] for row in range(len(rows))]
-
-    def slabs(self, most: int) -> Slabs | None:
-        """What gives contexts that `decode` reads by one call, so many tokens at most; None where it cannot."""
-        config, shapes = text_config(self.model), self.model_layers.shapes
-        heads = getattr(config, "num_attention_heads", None)
-        if config._attn_implementation != NAME or not isinstance(heads, int):  # pyright: ignore[reportPrivateUsage]
-            return None
-        is_one_call = attends_jointly(shapes, heads=heads, dtype=self.dtype, device=self.device)
-        return Slabs(self.context, most=most) if is_one_call else None
+        return list(logits)
 
     def place(self, context: Context, layer: int, *, slots: Slots, keys: Tensor, values: Tensor) -> None:
         """Write position-free keys and values (H, T, D) of a layer to their slots, turned as the layer would."""

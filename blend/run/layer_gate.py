@@ -1,4 +1,4 @@
-"""Finds a model's decoder layers and stands in front of each. Without an active step the model is as it was."""
+"""Finds a model's decoder layers and stands in front of each. Without an active cache the model is as it was."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from blend.errors import UnsupportedModel
-from blend.run.step import ACTIVE
+from blend.run.rows_cache import ACTIVE
 
 PROBE_IDS = (5, 7, 11, 13)
 
 
 class LayerGate:
-    """Takes the place of a decoder layer's forward, and asks the active step what shall enter."""
+    """Takes the place of a decoder layer's forward, and asks the active cache what shall enter."""
 
     def __init__(self, inner: Callable[..., object], index: int) -> None:
         self._inner = inner
@@ -22,19 +22,19 @@ class LayerGate:
         self._returns_tuple = False
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        step = ACTIVE.get()
-        if step is None:
+        cache = ACTIVE.get()
+        if cache is None:
             out = self._inner(*args, **kwargs)
             self._returns_tuple = isinstance(out, tuple)
             return out
         hidden = args[0] if args else kwargs["hidden_states"]
         assert isinstance(hidden, Tensor)
-        entering = step.enter(self._index, hidden, given=kwargs.get("position_embeddings"))
+        entering = cache.enter(self._index, hidden, given=kwargs.get("position_embeddings"))
         if entering is None:
             return (hidden,) if self._returns_tuple else hidden
         more = args[1:], {name: each for name, each in kwargs.items() if name != "hidden_states"}
-        if step.replay is not None and step.is_plain(self._index):
-            replayed = step.replay.layer(self._index, self._inner, hidden=entering, more=more)
+        if cache.replay is not None and cache.is_plain(self._index):
+            replayed = cache.replay.layer(self._index, self._inner, hidden=entering, more=more)
             if replayed is not None:
                 return replayed[0]
         return self._inner(entering, *more[0], **more[1])

@@ -15,7 +15,7 @@ from blend.errors import UnsupportedModel
 from blend.place.rotation import Angles, Rotation, candidates, read_angles, unrotate
 from blend.run.context import Context, LayerShape, Segment, span
 from blend.run.layer_gate import text_config
-from blend.run.step import PassHalted, Step, active
+from blend.run.rows_cache import PassHalted, RowsCache, active
 
 TOKENS = 12
 OFFSET = 1009
@@ -38,11 +38,14 @@ class LayerRule:
 
 @dataclass(frozen=True, slots=True)
 class ModelLayers:
-    """`shapes` and `rules` have None where a layer reads another one's keys, which then is among `shared`."""
+    """`shapes` and `rules` have None where a layer reads another one's keys, which then is among `shared`.
+
+    `table_layers` are those whose attention takes the cached keys as they are, so that a table may tell where they lie.
+    """
 
     shapes: tuple[LayerShape | None, ...]
     rules: tuple[LayerRule | None, ...]
-    direct: frozenset[int]
+    table_layers: frozenset[int]
     shared: frozenset[int]
 
     @property
@@ -60,8 +63,8 @@ class ModelLayers:
         return min([layer, *self.shared])
 
 
-class LayerProbe(Step):
-    """A step that notes what goes by. Keeps no context: each row sees the rows of this pass only."""
+class LayerProbeCache(RowsCache):
+    """A cache that notes what goes by. Keeps no context: each row sees the rows of this pass only."""
 
     def __init__(self, *, first: int, device: torch.device, entered: dict[int, Tensor] | None = None) -> None:
         nothing = Context([], capacity=0, dtype=torch.float32, device=device)
@@ -72,7 +75,7 @@ class LayerProbe(Step):
         self.entered: dict[int, Tensor] = {}
         self.given: dict[int, object] = {}
         self.stored: dict[int, tuple[Tensor, Tensor]] = {}
-        self.direct: set[int] = set()
+        self.table_layers: set[int] = set()
         self.shared: set[int] = set()
 
     def enter(self, layer: int, hidden: Tensor, *, given: object) -> Tensor | None:
@@ -99,12 +102,12 @@ class LayerProbe(Step):
         if origin is not None and origin != self._layer:
             self.shared.add(origin)
         elif origin is not None and values is self.stored[origin][1]:
-            self.direct.add(origin)
+            self.table_layers.add(origin)
         yield self._rebased, keys, values
 
 
-class AnglesProbe(Step):
-    """A step that runs no layer, and notes the position embeddings that each would be given."""
+class AnglesProbeCache(RowsCache):
+    """A cache that runs no layer, and notes the position embeddings that each would be given."""
 
     def __init__(self, positions: Tensor, *, tables: list[int], last: int) -> None:
         nothing = Context([], capacity=0, dtype=torch.float32, device=positions.device)
@@ -127,15 +130,15 @@ class AnglesProbe(Step):
         return None
 
 
-def run(model: PreTrainedModel, step: Step, *, ids: Tensor, wanted: Tensor | None = None) -> Tensor | None:
-    """Runs one pass; the logits (W, V) of the wanted rows, or None where the step halted."""
-    rows = torch.arange(step.rows - 1, step.rows, device=ids.device) if wanted is None else wanted
-    with active(step), torch.inference_mode():
+def run(model: PreTrainedModel, cache: RowsCache, *, ids: Tensor, wanted: Tensor | None = None) -> Tensor | None:
+    """Runs one pass; the logits (W, V) of the wanted rows, or None where it halted."""
+    rows = torch.arange(cache.rows - 1, cache.rows, device=ids.device) if wanted is None else wanted
+    with active(cache), torch.inference_mode():
         try:
             out = model(
                 input_ids=ids[None],
-                position_ids=step.positions[None],
-                past_key_values=step,
+                position_ids=cache.positions[None],
+                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=rows,
             )
@@ -147,7 +150,7 @@ def run(model: PreTrainedModel, step: Step, *, ids: Tensor, wanted: Tensor | Non
 
 def angles(model: PreTrainedModel, positions: Tensor, *, tables: list[int], last: int) -> dict[int, Angles]:
     """The angles of some positions as each table's first layer is given them."""
-    probe = AnglesProbe(positions, tables=tables, last=last)
+    probe = AnglesProbeCache(positions, tables=tables, last=last)
     run(model, probe, ids=torch.zeros_like(positions))
     found: dict[int, Angles] = {}
     for table, given in probe.given.items():
@@ -163,9 +166,9 @@ def examine(model: PreTrainedModel, *, window: int) -> ModelLayers:
     device = model.device
     ids = torch.arange(3, 3 + TOKENS, device=device) % text_config(model).vocab_size
     offset = min(OFFSET, max(TOKENS, window // 2))
-    near = LayerProbe(first=0, device=device)
+    near = LayerProbeCache(first=0, device=device)
     run(model, near, ids=ids)
-    far = LayerProbe(first=offset, device=device, entered=near.entered)
+    far = LayerProbeCache(first=offset, device=device, entered=near.entered)
     run(model, far, ids=ids)
     if not torch.equal(near.entered[0], far.entered[0]):
         raise UnsupportedModel(
@@ -179,7 +182,7 @@ def examine(model: PreTrainedModel, *, window: int) -> ModelLayers:
     return ModelLayers(
         shapes=tuple(_shape(near.stored[layer]) if layer in near.stored else None for layer in layers),
         rules=tuple(rules),
-        direct=frozenset(near.direct),
+        table_layers=frozenset(near.table_layers),
         shared=frozenset(near.shared),
     )
 
@@ -189,7 +192,7 @@ def _shape(stored: tuple[Tensor, Tensor]) -> LayerShape:
     return LayerShape(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3])
 
 
-def _rule(near: LayerProbe, far: LayerProbe, *, layer: int) -> LayerRule:
+def _rule(near: LayerProbeCache, far: LayerProbeCache, *, layer: int) -> LayerRule:
     given = near.given[layer]
     table = next(first for first in sorted(near.given) if near.given[first] is given)
     if given is None:

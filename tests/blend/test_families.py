@@ -93,7 +93,7 @@ def test_rows_that_ask_do_so_in_blocks_of_any_size(name: str, monkeypatch: pytes
     prompt = MIXED.prompt(ours(name))
     whole = fused(ours(name), prompt, policy="ask", ratio=0.3)
     for scores in (1, 3 * 8 * len(prompt.ids)):  # of one row, and of a few
-        monkeypatch.setattr(attention, "LOOKED_NUMBERS", (scores, scores))
+        monkeypatch.setattr(attention, "PROBED_NUMBERS", (scores, scores))
         assert fused(ours(name), prompt, policy="ask", ratio=0.3).report.stages == whole.report.stages
 
 

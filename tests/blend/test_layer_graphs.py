@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from blend.adopt.load import PASSES, LoadedModel, adopt
-from blend.run import layer_graphs
-from blend.run.context import Branch, Context, LayerShape, Segment, scattered, span
+from blend.run import recordings
+from blend.run.context import Context, LayerShape, PrefixedContext, Segment, scattered, span
 from blend.run.decoder import Decoder
-from blend.run.layer_graphs import CudaRecorder, LayerGraphs, RecordedPass, size_of
+from blend.run.gpu_rows import GpuRowTables
+from blend.run.layer_graphs import LayerGraphs
+from blend.run.recordings import CudaRecorder, size_of
 from tests.blend.families import DEVICE, VOCABULARY, draw, native, ours, put, words
 from tests.blend.fusing import Case, close, fused
 
@@ -23,7 +25,7 @@ if not (torch.cuda.is_available() or triton.knobs.runtime.interpret):
     pytest.skip("neither a GPU nor Triton's interpreter", allow_module_level=True)
 
 from blend.kernels import attend_rows as attend_module  # noqa: E402
-from blend.kernels.attend_rows import Attention, RowTables, attend_rows, attend_scattered, write_rows  # noqa: E402
+from blend.kernels.attend_rows import Attention, DeviceRefuses, RowTables, attend_rows, write_rows  # noqa: E402
 
 BLOCK = 4
 NEAR = 1e-4 if DEVICE.type == "cpu" else 2e-3
@@ -34,7 +36,7 @@ def again(work: Callable[[], None]) -> Callable[[], None]:
     return work
 
 
-def recorder() -> layer_graphs.Recorder:
+def recorder() -> recordings.Recorder:
     return CudaRecorder(DEVICE) if DEVICE.type == "cuda" else again
 
 
@@ -42,7 +44,7 @@ def recorder() -> layer_graphs.Recorder:
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
     if DEVICE.type == "cpu":
         monkeypatch.setattr(attend_module, "PROGRAMS", 4)
-        monkeypatch.setattr(layer_graphs, "TOGETHER", 4)
+        monkeypatch.setattr(recordings, "TOGETHER", 4)
 
 
 def tables(contexts: Sequence[Context], rows: Sequence[tuple[int, int]], *, room: int) -> RowTables:
@@ -147,7 +149,8 @@ def test_a_decoder_that_records_computes_the_same(model: LoadedModel, recorded: 
         for one, other in zip(passes(model.decoder), wanted, strict=True):
             assert torch.allclose(one, other, atol=NEAR * float(other.abs().max()))
     whole = 1 if recorded else 0
-    assert model.decoder.is_recorded and len(made) == 2 * recorded + whole  # two sizes of prompts, one of steps
+    assert model.decoder.is_recorded == bool(recorded)
+    assert len(made) == 2 * recorded + whole  # two sizes of prompts, one of steps
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
@@ -176,7 +179,7 @@ def test_what_cannot_be_recorded_runs_and_nothing_is_from_then_on(model: LoadedM
     for _ in range(3):
         for one, other in zip(passes(model.decoder), wanted, strict=True):
             assert torch.allclose(one, other, atol=NEAR * float(other.abs().max()))
-    assert not model.decoder.is_recorded and len(calls) == 3  # of prompts, of steps: whole, and their first layer
+    assert not model.decoder.is_recorded and len(calls) == 2  # the first layer of a prompt, and a step
 
 
 @pytest.mark.parametrize("model", ["gemma4"], indirect=True)
@@ -184,28 +187,28 @@ def test_layers_that_read_the_keys_of_others_are_not_recorded(model: LoadedModel
     assert not model.decoder.record_layers(recorder)
 
 
-def test_who_comes_while_a_pass_is_under_way_and_branches_go_without() -> None:
+def test_who_comes_while_a_pass_is_under_way_and_chunks_behind_a_prefix_go_without() -> None:
     shape = LayerShape(2, 8, 2, 8)
     context = Context([shape], capacity=40, dtype=torch.float32, device=DEVICE)
-    graphs = LayerGraphs([shape], (2, 40), direct=frozenset({0}), recorder=recorder)
-    slots = span(0, 8, device=DEVICE)
-    segments = [Segment(context, slots, 0)]
-    assert graphs.begin(segments, slots.index) is None  # the first of as many rows
-    first = graphs.begin(segments, slots.index)
-    assert isinstance(first, RecordedPass) and graphs.begin(segments, slots.index) is None
-    first.end()
-    branch = Segment(Branch(context, 4, rest=context, part=slice(20, 28)), span(4, 12, device=DEVICE), 0)
-    assert graphs.begin([branch], slots.index) is None
-    last = graphs.begin(segments, slots.index)
-    assert last is not None
-    last.end()
+    tables = GpuRowTables([shape], heads=4, device=DEVICE)
+    graphs = LayerGraphs(tables, recorder(), layers=frozenset({0}), most=40)
+    segments = [Segment(context, span(0, 8, device=DEVICE), 0)]
+    with graphs.replaying(segments) as replay:
+        assert replay is None  # the first of as many rows
+    with graphs.replaying(segments) as first, graphs.replaying(segments) as other:
+        assert first is not None and other is None
+    chunk = PrefixedContext(context, 4, own=context, part=slice(20, 28))
+    with graphs.replaying([Segment(chunk, span(4, 12, device=DEVICE), 0)]) as replay:
+        assert replay is None
+    with graphs.replaying(segments) as last:
+        assert last is not None
 
 
 def test_sizes_waste_little() -> None:
-    for rows in range(1, layer_graphs.MOST + 1):
+    for rows in range(1, recordings.MOST + 1):
         size = size_of(rows)
         assert (rows <= size <= max(64, 1.25 * rows)) and size_of(size) == size
-    assert len({size_of(rows) for rows in range(1, layer_graphs.MOST + 1)}) < 32
+    assert len({size_of(rows) for rows in range(1, recordings.MOST + 1)}) < 32
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -217,16 +220,50 @@ def test_a_gpu_records_a_model_as_it_is_loaded() -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 16), (3, 3, 10)])
 def test_scattered_rows_are_told_apart_by_their_slots(heads: int, kv_heads: int, dim: int) -> None:
     drawn = torch.Generator().manual_seed(0)
-    slots = torch.tensor([0, 1, 7, 40, 63, 64, 65, 99], device=DEVICE)
-    keys, values = (torch.randn(kv_heads, 120, dim, generator=drawn).to(DEVICE)[:, :100] for _ in range(2))
-    query = torch.randn(len(slots), heads, dim, generator=drawn).to(DEVICE).transpose(0, 1)
-    ours = attend_scattered(query, (keys, values), slots=slots, scale=0.2)
-    mask = torch.arange(100, device=DEVICE) <= slots[:, None]
+    slots = scattered([0, 1, 7, 40, 63, 64, 65, 99], device=DEVICE)
+    shape = LayerShape(kv_heads, dim, kv_heads, dim)
+    context = Context([shape], capacity=120, dtype=torch.float32, device=DEVICE)
+    for each in (context.keys(0), context.values(0)):
+        each.copy_(torch.randn(each.shape, generator=drawn))
+    query = torch.randn(1, len(slots), heads, dim, generator=drawn).to(DEVICE).transpose(1, 2)
+    table = GpuRowTables([shape], heads=heads, device=DEVICE).rows([Segment(context, slots, 0)])
+    assert table is not None and table.most == 100
+    ours = table.attend(0, query, window=100, scale=0.2)
+    keys, values = context.seen(0, 100)
+    mask = torch.arange(100, device=DEVICE) <= slots.index[:, None]
     wanted = torch.nn.functional.scaled_dot_product_attention(
-        query[None], keys[None], values[None], attn_mask=mask, scale=0.2, enable_gqa=True
+        query, keys[None], values[None], attn_mask=mask, scale=0.2, enable_gqa=True
     )
-    assert ours is not None and torch.allclose(ours, wanted[0].transpose(0, 1), atol=NEAR)
-    assert (
-        attend_scattered(query, (keys.transpose(1, 2).contiguous().transpose(1, 2), values), slots=slots, scale=0.2)
-        is None
-    )
+    assert ours is not None and torch.allclose(ours, wanted.transpose(1, 2), atol=NEAR)
+
+
+def test_rows_that_adjoin_in_one_context_or_lie_in_several_have_no_table() -> None:
+    shape = LayerShape(2, 8, 2, 8)
+    tables = GpuRowTables([shape], heads=4, device=DEVICE)
+    context = Context([shape], capacity=40, dtype=torch.float32, device=DEVICE)
+    chunk = PrefixedContext(context, 4, own=context, part=slice(20, 28))
+    slots = span(4, 6, device=DEVICE)
+    assert tables.rows([Segment(context, slots, 0)]) is None
+    assert tables.rows([Segment(context, slots, 0), Segment(chunk, slots, 2)]) is None
+    assert tables.rows([Segment(context, slots, 0), Segment(context, span(9, 10, device=DEVICE), 2)]) is not None
+
+
+@pytest.mark.parametrize("model", ["gemma3", "gemma4", "llama4"], indirect=True)
+@pytest.mark.parametrize("device", ["takes", "refuses"])
+def test_passes_by_a_table_that_nothing_records_compute_the_same(
+    model: LoadedModel, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, calls, attend = model.decoder, list[int](), attend_module.attend_rows
+    wanted = passes(decoder)
+
+    def noted(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
+        calls.append(query.shape[1])
+        if device == "refuses":
+            raise DeviceRefuses("out of resources")
+        return attend(query, form, tables=tables)
+
+    monkeypatch.setattr(attend_module, "attend_rows", noted)
+    monkeypatch.setattr(decoder, "_row_tables", decoder._gpu_tables())  # pyright: ignore[reportPrivateUsage]
+    for one, other in zip(passes(decoder), wanted, strict=True):
+        assert torch.allclose(one, other, atol=NEAR * float(other.abs().max()))
+    assert {*calls} >= ({7} if device == "refuses" else {7, 3})  # scattered rows, and a step

@@ -14,7 +14,7 @@ from blend.capture.capture import capture
 from blend.capture.lifted import ChunkRows, Layers, LiftedPass
 from blend.errors import NotFinite
 from blend.place.rotation import unrotate
-from blend.run.context import Branch, Context, Segment, places, span
+from blend.run.context import Context, PrefixedContext, Segment, places, span
 from blend.run.decoder import Decoder
 from store.record import Array
 from tests.blend.counted import Counted
@@ -153,7 +153,7 @@ def test_rows_of_chunks_side_by_side_are_written_by_one_call() -> None:
     of = decoder("llama", "float32")
     before, rest, dummy = of.context(POSITION), of.context(96), of.context(32)
     slots, nowhere = span(POSITION, POSITION + 32, device=of.device), span(0, 32, device=of.device)
-    chunks = [Branch(before, POSITION, rest=rest, part=slice(start, start + 32)) for start in (0, 32, 64)]
+    chunks = [PrefixedContext(before, POSITION, own=rest, part=slice(start, start + 32)) for start in (0, 32, 64)]
     segments = [Segment(each, slots, row * 32) for row, each in enumerate(chunks)]
 
     found = places([*segments, Segment(dummy, nowhere, 96), Segment(dummy, nowhere, 128)])

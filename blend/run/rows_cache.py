@@ -1,7 +1,7 @@
 """One forward pass of a model over rows of one or several contexts: the cache object that the model sees.
 
-All state of a pass lives in its `Step`; the model holds none, so passes of other requests may run in other threads,
-or inside this one between two of its layers.
+All state of a pass lives in its `RowsCache`; the model holds none, so passes of other requests may run in other
+threads, or inside this one between two of its layers.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,10 +15,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from blend.run.context import Segment, places
-from blend.run.joint_rows import JointRows
-from blend.run.lone_rows import LoneRows
+from blend.run.row_table import RowTable
 
-ACTIVE: ContextVar["Step | None"] = ContextVar("active step", default=None)
+ACTIVE: ContextVar["RowsCache | None"] = ContextVar("active cache", default=None)
 
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]  # of a layer, but for the hidden states
@@ -46,15 +45,15 @@ def _nothing(layer: int) -> None:
 class LayerHooks:
     """What is called on the way: before each layer, and with the stop layer's fresh keys and values (H, T, D).
 
-    `looked` is called in each of the `asked` layers with what the pass's last `asking` rows look at there: weights (S,)
-    of all that they may see, which are one together for each row. The pass ends behind the last of these layers.
+    `probe` is called in each of the `probed` layers with the attention of the pass' last `probed_rows` rows: weights
+    (S,) of all that they may see, which are one together for each row. The pass ends behind the last of these layers.
     """
 
     before: Callable[[int], None] = _nothing
     compare: Callable[[Tensor, Tensor], None] | None = None
-    asked: tuple[int, ...] = ()
-    looked: Callable[[Tensor], object] | None = None
-    asking: int = 1
+    probed: tuple[int, ...] = ()
+    probe: Callable[[Tensor], object] | None = None
+    probed_rows: int = 1
 
 
 class Replay(Protocol):
@@ -67,7 +66,7 @@ class Replay(Protocol):
         ...
 
 
-class Step(Cache):
+class RowsCache(Cache):
     """Writes fresh rows to their slots and returns what they may see."""
 
     def __init__(
@@ -76,35 +75,34 @@ class Step(Cache):
         *,
         layer_range: LayerRange | None = None,
         hooks: LayerHooks | None = None,
-        direct: frozenset[int] = frozenset(),
-        together: Sequence[JointRows] | LoneRows = (),
+        table: RowTable | None = None,
+        table_layers: frozenset[int] = frozenset(),
     ) -> None:
-        """`direct`: layers whose attention takes the returned keys as they are, and may look them up instead.
-        `together`: the rows of all segments by the buffers that they share, or each with its own, for one call.
+        """`table`: the rows of all segments, for one call. `table_layers`: those whose attention takes the returned
+        keys as they are, so that it may look them up by the table instead.
         """
         super().__init__(layers=[])
         self.segments = tuple(segments)
         self.layer_range = layer_range or LayerRange()
         self.kept: Tensor | None = None
-        self._watch = hooks or LayerHooks()
-        self._direct = direct
         self.replay: Replay | None = None  # by which layers run that are recorded
-        self._lone = together if isinstance(together, LoneRows) else None
-        self._joint: Sequence[JointRows] = () if isinstance(together, LoneRows) else together
-        self._places = [self._lone] if self._lone else self._joint or places(self.segments)
+        self._hooks = hooks or LayerHooks()
+        self._table = table
+        self._table_layers = table_layers
+        self._places = [table] if table else places(self.segments)
         self._returned: dict[int, tuple[int, Tensor]] = {}
         self._at = -1  # the layer that runs
 
     @property
-    def asking(self) -> int:
-        """How many last rows somebody asks what they look at in the layer that runs."""
-        return self._watch.asking if self._at in self._watch.asked else 0
+    def probed_rows(self) -> int:
+        """How many last rows are probed in the layer that runs."""
+        return self._hooks.probed_rows if self._at in self._hooks.probed else 0
 
-    def look(self, weights: Tensor) -> None:
-        """Called by the attention of an asked layer with what the asking rows look at, (S,)."""
-        assert self._watch.looked is not None
-        self._watch.looked(weights)
-        if self._at == self._watch.asked[-1]:
+    def probe(self, weights: Tensor) -> None:
+        """Called by the attention of a probed layer with the weights (S,) of the probed rows."""
+        assert self._hooks.probe is not None
+        self._hooks.probe(weights)
+        if self._at == self._hooks.probed[-1]:
             raise PassHalted
 
     @property
@@ -125,7 +123,7 @@ class Step(Cache):
             return None
         if layer == layer_range.start and layer_range.hidden is not None:
             hidden = layer_range.hidden
-        self._watch.before(layer)
+        self._hooks.before(layer)
         self._at = layer
         if layer == layer_range.keep:
             self.kept = hidden.clone() if self.replay else hidden
@@ -133,7 +131,7 @@ class Step(Cache):
 
     def is_plain(self, layer: int) -> bool:
         """Whether nobody wants more of a layer than what it returns."""
-        return layer != self.layer_range.stop and layer not in self._watch.asked
+        return layer != self.layer_range.stop and layer not in self._hooks.probed
 
     def attend(
         self,
@@ -143,23 +141,23 @@ class Step(Cache):
         scale: float,
         window: Callable[[int], int | None],
     ) -> Tensor | None:
-        """Query (1, Hq, T, D) to (1, T, Hq, D), by a step that knows how; None by one that does not.
+        """Query (1, Hq, T, D) to (1, T, Hq, D), by the table; None where it has to be done segment by segment.
 
         `window` tells how many of so many slots a row sees up to its own, None where it sees otherwise.
         """
-        layer = None if self._lone is None else self.layer_of(seen[0])
-        if self._lone is None or layer not in self._direct:
+        layer = self.layer_of(seen[0]) if self._table else None
+        if self._table is None or layer is None or layer not in self._table_layers:
             return None
-        width = window(self._lone.most)
-        return None if width is None else self._lone.attend(layer, query, window=width, scale=scale)
+        width = window(self._table.most)
+        return None if width is None else self._table.attend(layer, query, window=width, scale=scale)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention with the fresh rows (1, H, T, D), keys already rotated."""
         stopping = layer_idx == self.layer_range.stop
-        if stopping and self._watch.compare:
-            self._watch.compare(key_states[0], value_states[0])
+        if stopping and self._hooks.compare:
+            self._hooks.compare(key_states[0], value_states[0])
         for place in self._places:
             place.write(layer_idx, key_states[0], values=value_states[0])
         if stopping:
@@ -169,7 +167,7 @@ class Step(Cache):
         return returned
 
     def _visible(self, layer: int, fresh: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        if len(self.segments) > 1 and layer in self._direct:
+        if len(self.segments) > 1 and layer in self._table_layers:
             return fresh  # a token for `layer_of`: nobody reads them
         seen = [each.context.seen(layer, each.visible) for each in self.segments]
         keys, values = ([part[None] for part in parts] for parts in zip(*seen, strict=True))
@@ -181,13 +179,6 @@ class Step(Cache):
         """The layer whose `update` returned exactly this object; None where the model made keys out of it."""
         found = self._returned.get(id(keys))
         return None if found is None else found[0]
-
-    def joint(self, keys: Tensor) -> Iterator[tuple[JointRows, tuple[Tensor, Tensor]]]:
-        """Yields rows that share buffers, with the layer's keys and values (H, S, D) there; none if not all rows do."""
-        layer = self.layer_of(keys)
-        if layer is not None:
-            for group in self._joint:
-                yield group, (group.whole.keys(layer), group.whole.values(layer))
 
     def sources(self, keys: Tensor, values: Tensor) -> Iterator[tuple[Segment, Tensor, Tensor]]:
         """Yields for each segment the keys and values (1, H, T, D) that its rows may see."""
@@ -222,9 +213,9 @@ class Step(Cache):
 
 
 @contextmanager
-def active(step: Step) -> Generator[None]:
-    """Make the step known to the attention and the layers that run inside."""
-    token = ACTIVE.set(step)
+def active(cache: RowsCache) -> Generator[None]:
+    """Make the cache known to the attention and the layers that run inside."""
+    token = ACTIVE.set(cache)
     try:
         yield
     finally:

@@ -8,10 +8,10 @@ import torch
 from numba import cfunc, int64, void  # pyright: ignore[reportMissingTypeStubs]
 
 from blend.adopt.load import adopt
-from blend.kernels import lone_kernel
-from blend.run import lone_rows
+from blend.kernels import cpu_rows_kernel
+from blend.run import cpu_rows
 from blend.run.context import Context, LayerShape, Segment, span
-from blend.run.lone_rows import LoneAttention, LoneRows, lone_attention
+from blend.run.cpu_rows import CpuRows, CpuRowTables, cpu_row_tables
 from tests.blend.families import FAMILIES, OTHERS, build, draw, words
 
 CPU = torch.device("cpu")
@@ -30,8 +30,8 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def attention(dtype: torch.dtype) -> LoneAttention:
-    found = lone_attention(dtype, CPU)
+def attention(dtype: torch.dtype) -> CpuRowTables:
+    found = cpu_row_tables(dtype, CPU)
     assert found is not None
     return found
 
@@ -50,8 +50,10 @@ def drawn(shape: LayerShape, dtype: torch.dtype, lengths: list[int]) -> list[Seg
 
 def test_nothing_is_divided_for_each_key() -> None:
     """In the code that is kept, which is not inlined as where it is compiled: a division took most of its time."""
-    told = cfunc(void(int64))(lone_kernel._attend_long).inspect_llvm()  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
-    found = re.findall(r'^define [^@]*@"?[^"(]*lone_kernel\d+(_\w+?)B[^\n]*\n(.*?)^}', told, re.MULTILINE | re.DOTALL)
+    told = cfunc(void(int64))(cpu_rows_kernel._attend_long).inspect_llvm()  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
+    found = re.findall(
+        r'^define [^@]*@"?[^"(]*cpu_rows_kernel\d+(_\w+?)B[^\n]*\n(.*?)^}', told, re.MULTILINE | re.DOTALL
+    )
     bodies = {name: body for name, body in found if name in {"_score", "_to_weights", "_add", "_largest"}}
     assert {"_score", "_to_weights", "_add"} <= {*bodies}
     assert not [name for name, body in bodies.items() if re.search(r"\b[su](div|rem) ", body)]
@@ -90,7 +92,8 @@ def test_rows_see_what_a_computation_in_double_precision_sees(
 def test_rows_are_written_to_their_slots_alone(dtype: torch.dtype) -> None:
     shape = LayerShape(3, 16, 3, 32)
     segments = drawn(shape, dtype, [4, 0, 90])
-    rows, before = attention(dtype).rows(segments), [each.context.first(each.visible + 2) for each in segments]
+    contexts = [each.context for each in segments if isinstance(each.context, Context)]
+    rows, before = attention(dtype).rows(segments), [each.first(each.capacity) for each in contexts]
     assert rows is not None
     keys, values = torch.randn(3, 3, 16).to(dtype), torch.randn(3, 3, 32).to(dtype)
     rows.write(0, keys, values=values)
@@ -108,9 +111,9 @@ def test_what_is_not_one_row_of_a_context_of_its_own_is_left_to_torch(monkeypatc
     assert kernels.rows(drawn(LayerShape(2, 16, 1, 16), torch.float32, [9])) is None
     torch.set_num_threads(2)
     assert kernels.rows([one]) is not None
-    monkeypatch.setattr(lone_rows, "_team", lambda: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(cpu_rows, "_team", lambda: None)  # pyright: ignore[reportUnknownLambdaType]
     assert kernels.rows([one]) is None
-    assert lone_attention(torch.float16, CPU) is None
+    assert cpu_row_tables(torch.float16, CPU) is None
 
 
 @pytest.mark.parametrize(
@@ -120,9 +123,9 @@ def test_a_step_makes_the_logits_that_it_makes_request_by_request(name: str, mon
     config = {**FAMILIES, **OTHERS}[name]()
     config.update({"head_dim": 16})
     model = adopt(build(config), words())
-    decoder, calls, attend = model.decoder, list[int](), LoneRows.attend
+    decoder, calls, attend = model.decoder, list[int](), CpuRows.attend
 
-    def noted(rows: LoneRows, layer: int, query: torch.Tensor, *, window: int, scale: float) -> torch.Tensor:
+    def noted(rows: CpuRows, layer: int, query: torch.Tensor, *, window: int, scale: float) -> torch.Tensor:
         calls.append(layer)
         return attend(rows, layer, query, window=window, scale=scale)
 
@@ -140,10 +143,10 @@ def test_a_step_makes_the_logits_that_it_makes_request_by_request(name: str, mon
             ]
             return [each for step in steps for each in decoder.decode(rows[step])]
 
-    monkeypatch.setattr(LoneRows, "attend", noted)
+    monkeypatch.setattr(CpuRows, "attend", noted)
     together = logits()
     assert len(calls) == 3 * decoder.model.config.num_hidden_layers
-    monkeypatch.setattr(decoder, "_lone", None)
+    monkeypatch.setattr(decoder, "_row_tables", None)
     alone = logits()
     for ours, theirs in zip(together, alone, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)

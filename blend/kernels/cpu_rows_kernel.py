@@ -173,7 +173,7 @@ def _write(keys: Words, values: Words, places: Numbers) -> None:
                     to[d] = fresh[head, d]
 
 
-class LoneKernels(NamedTuple):
+class CpuRowsKernels(NamedTuple):
     """`_write`, and the address of what C calls with that of an `AttendCall`.
 
     `kept` is what has to live as long.
@@ -184,7 +184,7 @@ class LoneKernels(NamedTuple):
     kept: object
 
 
-def lone_kernels(*, is_short: bool) -> LoneKernels:
+def cpu_rows_kernels(*, is_short: bool) -> CpuRowsKernels:
     """Those for contexts in bfloat16 or float32."""
     fresh = types.Array(uint16 if is_short else uint32, 3, "C")
     write, attend = void(fresh, fresh, types.Array(int64, 2, "C")), void(int64)
@@ -194,4 +194,4 @@ def lone_kernels(*, is_short: bool) -> LoneKernels:
     except RuntimeError:  # there is no folder to keep it in: each process compiles it
         written, attended = njit(write, nogil=True)(_write), cfunc(attend)(wanted)
     assert attended.address is not None
-    return LoneKernels(written, attended.address, attended)
+    return CpuRowsKernels(written, attended.address, attended)

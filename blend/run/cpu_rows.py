@@ -1,4 +1,4 @@
-"""Rows of a decoding step on a CPU, one of each request, in contexts of their own: written and attended by one call.
+"""Rows of a decoding step on a CPU, one of each context: written and attended by one call of what numba compiles.
 
 Letters: `N` rows, `H` kv heads, `Hq` query heads, `D` and `E` numbers of a key and of a value.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.kernels.attend_call import PLACE, SLOT, AttendCall
-from blend.kernels.kernels import lone_kernels
+from blend.kernels.kernels import cpu_rows_kernels
 from blend.run.context import Context, LayerShape, Segment
 
 _WORDS = {torch.float32: np.uint32, torch.bfloat16: np.uint16}
@@ -24,26 +24,26 @@ _VIEWED = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
 
 
 @cache
-def lone_attention(dtype: torch.dtype, device: torch.device) -> "LoneAttention | None":
-    """What attends such rows on this device, compiled the first time; None where torch does it request by request."""
-    if lone_kernels is None or device.type != "cpu" or dtype not in _WORDS:
+def cpu_row_tables(dtype: torch.dtype, device: torch.device) -> "CpuRowTables | None":
+    """What writes and attends such rows, compiled the first time; None where torch does it context by context."""
+    if cpu_rows_kernels is None or device.type != "cpu" or dtype not in _WORDS:
         return None
-    return LoneAttention(dtype)
+    return CpuRowTables(dtype)
 
 
-class LoneAttention:
-    """Holds the compiled kernels of one dtype. Threads may share it."""
+class CpuRowTables:
+    """Makes the tables of passes, and holds the compiled kernels of one dtype. Threads may share it."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        assert lone_kernels is not None
+        assert cpu_rows_kernels is not None
         self.dtype = dtype
-        self.kernels = lone_kernels(is_short=dtype == torch.bfloat16)
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.kernels.attend)
+        self.kernels = cpu_rows_kernels(is_short=dtype == torch.bfloat16)
+        self._in_one_thread = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.kernels.attend)
         self._learn_types()
 
-    def rows(self, segments: Sequence[Segment]) -> "LoneRows | None":
-        """A pass' rows; None where some have more of a context than one row, or share it."""
-        contexts = [each.context for each in segments if type(each.context) is Context and len(each.slots) == 1]
+    def rows(self, segments: Sequence[Segment]) -> "CpuRows | None":
+        """The table of a pass; None where a context has several rows, or buffers that are not its own."""
+        contexts = [each.context for each in segments if isinstance(each.context, Context) and len(each.slots) == 1]
         if len(contexts) < len(segments) or any(
             each.key_heads != each.value_heads for each in contexts[0].shapes if each
         ):
@@ -54,13 +54,13 @@ class LoneAttention:
         for row, (context, each) in enumerate(zip(contexts, segments, strict=True)):
             places[:, row, :SLOT], places[:, row, SLOT] = context.addresses, each.slots.last
         places[:, :, 2:SLOT] *= self.dtype.itemsize
-        return LoneRows(self, contexts[0].shapes, places)
+        return CpuRows(self, contexts[0].shapes, places)
 
     def attend(self, call: AttendCall) -> None:
         """Do what the call says, by the threads that torch computes with."""
         threads, team = torch.get_num_threads(), _team()
         if threads == 1 or team is None:
-            self._alone(np.array(call, np.int64).ctypes.data)
+            self._in_one_thread(np.array(call, np.int64).ctypes.data)
         else:
             told = np.array(call._replace(number=team.number, threads=team.threads), np.int64)
             team.run(self.kernels.attend, told.ctypes.data, threads, 0)
@@ -95,26 +95,26 @@ def _team() -> _Team | None:
 
 
 @dataclass(frozen=True, slots=True)
-class LoneRows:
-    """Rows of a pass, one of each context, with `places` (L, N, PLACE) as the kernels take them."""
+class CpuRows:
+    """One row of each context, with `places` (L, N, PLACE) as the kernels take them. See `RowTable`."""
 
-    by: LoneAttention
+    by: CpuRowTables
     shapes: Sequence[LayerShape | None]
     places: NDArray[np.int64]
 
     @property
     def most(self) -> int:
-        """How many slots are visible to one of them."""
+        """See `RowTable`."""
         return int(self.places[0, :, SLOT].max()) + 1
 
     def write(self, layer: int, keys: Tensor, *, values: Tensor) -> None:
-        """Put a pass' keys and values (H, N, D) at their slots."""
+        """See `RowTable`."""
         words = _VIEWED[keys.dtype]
         fresh = [each.transpose(0, 1).contiguous().view(words).numpy() for each in (keys, values)]
         self.by.kernels.write(*fresh, self.places[layer])
 
     def attend(self, layer: int, query: Tensor, *, window: int, scale: float) -> Tensor:
-        """Query (1, Hq, N, D) to (1, N, Hq, E), each row over so many slots up to its own."""
+        """See `RowTable`."""
         shape, (heads, rows, dim) = self.shapes[layer], query.shape[1:]
         assert shape is not None
         asked, places = query[0].transpose(0, 1).float().contiguous(), self.places[layer]
