@@ -1,14 +1,21 @@
-"""Turns of several owners at a few threads: who asks for much waits behind itself. Knows nothing of the work."""
+"""Who goes first where many want the same: owners at a few threads, tenants in memory, threads at the processors."""
 
 import asyncio
-from collections.abc import Callable
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from service.errors import Exhausted
 
 RETRY_S = 1.0
+SHARE_BYTES = 256 << 20  # of memory for the schemas of one tenant
+COMPUTES, LATER = 5, 10  # steps: for what somebody waits for, and for what nobody does
 
 T = TypeVar("T")
 
@@ -59,3 +66,34 @@ class _Line:
         self.turn.release()
         if not job.cancelled():
             job.exception()  # who asked may be gone: then nobody else reads it
+
+
+class SchemaMemory:
+    """Memory that JSON schemas take while their answers run, by tenant. Its methods are called in one event loop."""
+
+    def __init__(self, share_bytes: int = SHARE_BYTES) -> None:
+        self._share_bytes = share_bytes
+        self._taken = Counter[str]()
+
+    @contextmanager
+    def held(self, tenant: str, nbytes: int) -> Generator[None]:
+        """Counts a compiled schema while a block runs. Raises Exhausted where the tenant's share is used up."""
+        if self._taken[tenant] + nbytes > self._share_bytes:
+            raise Exhausted(
+                f"the JSON schemas of this tenant's answers take {self._taken[tenant] >> 20} MiB of the "
+                f"{self._share_bytes >> 20} that they may have together: try again when one has ended",
+                retry_after_s=RETRY_S,
+            )
+        self._taken[tenant] += nbytes
+        try:
+            yield
+        finally:
+            self._taken[tenant] -= nbytes
+            self._taken = +self._taken  # who has left is forgotten
+
+
+def lower_priority(steps: int, *, of: threading.Thread | None = None) -> None:
+    """Puts this thread, or another one, behind others, with those that it begins from now on. On Linux alone."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id() if of is None else of.native_id or 0
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + steps)

@@ -47,17 +47,15 @@ from service.answers.events import (
     TopToken,
     Usage,
 )
-from service.answers.fair_turns import FairTurns
+from service.answers.fair_turns import COMPUTES, FairTurns, SchemaMemory, lower_priority
 from service.answers.foreign_documents import ForeignDocuments
 from service.answers.gather import Gathered, gather, look_up
 from service.answers.plan import EnginePlan, fit, usage_of
 from service.answers.prompt_costs import BegunBlobs, PromptCosts
-from service.answers.schema_memory import SchemaMemory
 from service.answers.tool_prompt import NOTE
 from service.documents.ingest import Ingest
 from service.documents.tenants import Tenants
 from service.errors import Exhausted, ServiceError, Unavailable
-from service.lower_priority import COMPUTES, lower_priority
 from service.model.grammar import Constraint, Grammars
 from service.model.logit_processors import GeneratorRule, chained
 from service.settings import BUILTIN, Settings
@@ -214,15 +212,15 @@ class Pipeline:
             return plan
         plan = replace(plan, opened=await begun.opened())
         if begun.patience_s is not None and self._costs and plan.has_choice:
-            plan = plan.by_time(self._costs.cost(plan.fitted.prompt_tokens, plan.opened))
+            plan = plan.by_time(self._costs.cost(plan.prompt_tokens, plan.opened))
         return plan
 
     def _begun(self, gathered: Gathered, inputs: BlendInputs) -> tuple[EnginePlan, BegunBlobs | None]:
         """The plan, and the blobs that it may use; None where it uses none."""
-        fitted = fit(self._model.prompt_builder, gathered, window=self._model.window)
         notes = () if self.foreign_documents is None else self.foreign_documents.notes(gathered.texts)
         notes = (*notes, NOTE) if gathered.ask.tools else notes
-        plan = EnginePlan(gathered, fitted, inputs, {}, notes)
+        plan = fit(gathered, inputs, prompt_builder=self._model.prompt_builder, window=self._model.window)
+        plan = replace(plan, notes=notes)
         passages = [each.passage for each in gathered.all]
         if decide(inputs).order.policy == "full" or not passages:
             return plan, None
@@ -231,7 +229,7 @@ class Pipeline:
         if self._costs is None or gathered.ask.order is not None:
             return plan, BegunBlobs(begin())
         turn_s = self._model.engine.waits_s(tenant)
-        return plan, self._costs.begun(fitted.prompt_tokens, begin, turn_s=turn_s, tried=tries(inputs))
+        return plan, self._costs.begun(plan.prompt_tokens, begin, turn_s=turn_s, tried=tries(inputs))
 
     async def _answered(
         self, queue: "asyncio.Queue[EngineEvent]", progress: "_RequestProgress"
@@ -366,7 +364,7 @@ class _RequestProgress:
     def done(self, reason: Finish, text: str, *, generated: int) -> Finished:
         total = self.timings.since_start()
         if self.fused is None:  # given up before it was its turn
-            return Finished(reason, text, Usage(self.plan.fitted.prompt_tokens.tokens), self.plan.report(None, {}))
+            return Finished(reason, text, Usage(self.plan.prompt_tokens.tokens), self.plan.report(None, {}))
         self.timings.ms["decode"] = total - self.ready_at
         self.timings.ms["total"] = total
         return Finished(reason, text, usage_of(self.fused, generated), self.plan.report(self.fused, self.timings.ms))

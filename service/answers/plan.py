@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from blend.fuse.fuse import FuseReport
 from blend.fuse.prompt import Prompt
@@ -23,48 +23,16 @@ ANSWER = 0.5  # of the window is kept free for the answer at most
 
 
 @dataclass(frozen=True, slots=True)
-class FittedPrompt:
-    """A prompt that leaves room for its answer. `dropped`: numbers of passages that it had no room for."""
-
-    prompt_tokens: PromptTokens
-    dropped: frozenset[int] = frozenset()
-
-
-def fit(prompt_builder: PromptBuilder, gathered: Gathered, *, window: int) -> FittedPrompt:
-    """Drops what a search found, the lowest score first, until the prompt and its answer fit the model's window.
-
-    With tools, vLLM lays it out, and says where it is too long.
-    """
-    ask = gathered.ask
-    if ask.tools is not None:
-        out = ToolPrompt(gathered, ask.tools).controlled(prompt_builder.tokenizer)
-        return FittedPrompt(prompt_builder.lay_plain(gathered.turns(without=out)), out)
-    prompt_tokens = prompt_builder.lay(gathered.turns(), options=ask.template)
-    over = prompt_tokens.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))
-    if over <= 0:
-        return FittedPrompt(prompt_tokens)
-    found = [number for number, each in enumerate(gathered.passages) if each.found]
-    dropped: set[int] = set()
-    for number in sorted(found, key=lambda number: (gathered.passages[number].score, -number)):
-        if over <= 0:
-            break
-        titled = gathered.passages[number].titled
-        over -= len(prompt_builder.ids(titled.text)) + len(prompt_builder.tokenizer.encode_text(titled.gap))
-        dropped.add(number)
-    out = frozenset(dropped)
-    return FittedPrompt(prompt_builder.lay(gathered.turns(without=out), options=ask.template), out)
-
-
-@dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What is asked of the engine. `opened` by the passages' numbers; `notes` stand in the report; `cost` where the
-    time decided.
+    """What is asked of the engine. `dropped`: numbers of passages that there was no room for; `opened` by the passages'
+    numbers; `notes` stand in the report; `cost` where the time decided.
     """
 
     gathered: Gathered
-    fitted: FittedPrompt
+    prompt_tokens: PromptTokens
     inputs: BlendInputs
-    opened: Mapping[int, BlobSource | Miss]
+    dropped: frozenset[int] = frozenset()
+    opened: Mapping[int, BlobSource | Miss] = field(default_factory=dict[int, BlobSource | Miss])
     notes: tuple[str, ...] = ()
     cost: PromptCost | None = None
 
@@ -77,12 +45,12 @@ class EnginePlan:
     def shown(self) -> list[tuple[int, GatheredPassage]]:
         """The passages of the prompt, in its order."""
         every = self.gathered.all
-        return [(run.passage, every[run.passage]) for run in self.fitted.prompt_tokens.runs if run.passage is not None]
+        return [(run.passage, every[run.passage]) for run in self.prompt_tokens.runs if run.passage is not None]
 
     @property
     def prompt(self) -> Prompt:
         """The prompt for the engine, with the records that there are."""
-        return self.fitted.prompt_tokens.prompt(self.sources)
+        return self.prompt_tokens.prompt(self.sources)
 
     @property
     def sources(self) -> dict[int, BlobSource]:
@@ -110,7 +78,7 @@ class EnginePlan:
     def generator_fields(self) -> Json | None:
         """The chat as vLLM takes it, where tools are offered."""
         tools = self.gathered.ask.tools
-        return ToolPrompt(self.gathered, tools).fields(self.fitted.dropped) if tools else None
+        return ToolPrompt(self.gathered, tools).fields(self.dropped) if tools else None
 
     def begin(self) -> None:
         """Begins to bring the records near while the prompt waits for its turn."""
@@ -133,7 +101,7 @@ class EnginePlan:
         why = Miss(reason) if reason else None
         if fused is None:
             return Report(order.policy, order.ratio, (), (), {}, expected_ms, why, self.notes)
-        dropped = tuple(self.gathered.passages[number].passage.id for number in sorted(self.fitted.dropped))
+        dropped = tuple(self.gathered.passages[number].passage.id for number in sorted(self.dropped))
         ms = {stage: round(value, 3) for stage, value in timings_ms.items()}
         return Report(order.policy, order.ratio, self._chunks(fused), dropped, ms, expected_ms, why, self.notes)
 
@@ -142,8 +110,8 @@ class EnginePlan:
         misses = dict(report.misses)
         slots, every = report.stages[-1], self.gathered.all
         found: list[ChunkReport] = []
-        place, at = len(self.fitted.prompt_tokens.prefix), 0
-        for run in self.fitted.prompt_tokens.runs:
+        place, at = len(self.prompt_tokens.prefix), 0
+        for run in self.prompt_tokens.runs:
             stop = place + len(run.ids)
             if run.passage is not None:
                 again = bisect_left(slots, stop) - bisect_left(slots, place)
@@ -179,6 +147,32 @@ class EnginePlan:
             if isinstance(each := self.opened.get(numbers[at]), BlobSource) and each.failure is MissReason.CORRUPT
         ]
         return missing, damaged
+
+
+def fit(gathered: Gathered, inputs: BlendInputs, *, prompt_builder: PromptBuilder, window: int) -> EnginePlan:
+    """The plan, without any records: drops what a search found, the lowest score first, until the prompt and its answer
+    fit the model's window.
+
+    With tools, vLLM lays it out, and says where it is too long.
+    """
+    ask = gathered.ask
+    if ask.tools is not None:
+        out = ToolPrompt(gathered, ask.tools).controlled(prompt_builder.tokenizer)
+        return EnginePlan(gathered, prompt_builder.lay_plain(gathered.turns(without=out)), inputs, out)
+    prompt_tokens = prompt_builder.lay(gathered.turns(), options=ask.template)
+    over = prompt_tokens.tokens - window + min(ask.sampling.max_tokens, int(ANSWER * window))
+    if over <= 0:
+        return EnginePlan(gathered, prompt_tokens, inputs)
+    found = [number for number, each in enumerate(gathered.passages) if each.found]
+    dropped: set[int] = set()
+    for number in sorted(found, key=lambda number: (gathered.passages[number].score, -number)):
+        if over <= 0:
+            break
+        titled = gathered.passages[number].titled
+        over -= len(prompt_builder.ids(titled.text)) + len(prompt_builder.tokenizer.encode_text(titled.gap))
+        dropped.add(number)
+    out = frozenset(dropped)
+    return EnginePlan(gathered, prompt_builder.lay(gathered.turns(without=out), options=ask.template), inputs, out)
 
 
 def usage_of(report: FuseReport, completion: int = 0) -> Usage:

@@ -188,7 +188,7 @@ def _settle_when_loaded(core: "Core") -> None:
 
     From now on the event loop goes before the threads that compute.
     """
-    from service.lower_priority import COMPUTES, LATER, lower_priority
+    from service.answers.fair_turns import COMPUTES, LATER, lower_priority
 
     core.wait()
     for thread in threading.enumerate():

@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
+from service.answers.fair_turns import COMPUTES, LATER, lower_priority
 from service.app.core import Core
 from service.commands import serve
-from service.lower_priority import COMPUTES, LATER, lower_priority
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have one priority")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from service.access.principal import Role
-from service.answers.schema_memory import SchemaMemory
+from service.answers.fair_turns import SchemaMemory
 from service.errors import Exhausted
 from service.model.schema_check import LEAST_BYTES, checked_grammar
 from tests.service.serving import Json, ask, in_process, settings_in
