@@ -1,1 +1,1 @@
-"""The engine that answers requests: the queue, continuous batching, sampling, stop strings."""
+"""The engine that answers requests: the queue, continuous batching, sampling, stop strings. Knows no documents."""

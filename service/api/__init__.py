@@ -1,1 +1,1 @@
-"""The REST interface: routes, their models, and nothing that computes."""
+"""The REST interface: routes, and the bodies that they take and give. Retrieves nothing and computes nothing."""

@@ -1,1 +1,1 @@
-"""The core that every interface serves, and where its classes are chosen."""
+"""The core that every interface serves, and where its classes are chosen. Knows no interface."""

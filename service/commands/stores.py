@@ -54,7 +54,8 @@ def stats(
     console().print(table)
 
 
-def _show_models(store: "BlobStore", *, as_json: bool) -> None:
+def _blobs_by_kind(store: "BlobStore") -> dict[tuple[str, ...], tuple[int, int]]:
+    """How many blobs there are of each tier, tenant, fingerprint, codec and format, and their bytes."""
     from store.reader import BlobReader
 
     held: dict[tuple[str, ...], tuple[int, int]] = {}
@@ -65,6 +66,11 @@ def _show_models(store: "BlobStore", *, as_json: bool) -> None:
             kind = (tier.name, key.tenant, key.origin, key.codec, version)
             blobs, nbytes = held.get(kind, (0, 0))
             held[kind] = blobs + 1, nbytes + entry.nbytes
+    return held
+
+
+def _show_models(store: "BlobStore", *, as_json: bool) -> None:
+    held = _blobs_by_kind(store)
     names = ("tier", "tenant", "fingerprint", "codec", "format")
     if as_json:
         rows = ({**dict(zip(names, kind, strict=True)), "blobs": n, "nbytes": b} for kind, (n, b) in held.items())

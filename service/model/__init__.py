@@ -1,1 +1,1 @@
-"""What is made of a loaded model: prompts, grammars, logit processors, checked records."""
+"""What is made of a loaded model: prompts, grammars, logit processors, checked records. Knows no tenant, no catalog."""

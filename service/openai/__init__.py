@@ -1,1 +1,1 @@
-"""The OpenAI-compatible interface, a rendering of the pipeline."""
+"""OpenAI's interface, a rendering of the pipeline. Retrieves nothing and computes nothing."""

@@ -1,1 +1,1 @@
-"""Metrics, logs and traces: what operators see."""
+"""Metrics, logs and traces: what operators see. Tells no text of documents or requests."""

@@ -1,1 +1,1 @@
-"""Records to blobs and back: specs, quantization, frames, the blob's form."""
+"""Records to blobs and back: specs, quantization, frames, the blob's form. Knows no medium."""

@@ -1,1 +1,1 @@
-"""Blobs in one LMDB folder."""
+"""Blobs in one LMDB folder. Knows no other medium, and not what the numbers of a frame mean."""

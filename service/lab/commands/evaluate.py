@@ -153,7 +153,7 @@ def evaluate(
     check_folders(html, save_to)
     points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
     settings, drawn = settings_with(model), _Drawn(seed, n, difficulty, forms, passages, tokens)
-    asked = _read(suite, corpus, drawn=drawn, top_k=max(1, settings.top_k))
+    asked = _cases(suite, corpus, drawn=drawn, top_k=max(1, settings.top_k))
     to_fit, cases = _halves(asked) if fit else ([], asked)
     if save_to:
         check_evidence(len(cases), bound)
@@ -271,7 +271,7 @@ class _Drawn:
         return suites(drawn, seed=self.seed, size=self.size)
 
 
-def _read(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "list[Case]":
+def _cases(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "list[Case]":
     from retriever.readers.reading import ReadingProblem
     from service.errors import Invalid
     from service.lab.questions.cases import read_cases

@@ -164,7 +164,7 @@ def save(choice: PolicyChoice, path: Path, *, current: OperatingPoint) -> dict[s
         wanted |= {"ratio": current.ratio, "codec": current.codec}
         wanted = {name: value for name, value in wanted.items() if name == "policy" or name not in kept}
     for name, value in wanted.items():
-        text = _with(text, name, line=f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value:g}")
+        text = _with_line(text, name, line=f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value:g}")
     if _parsed(text, path) != kept | wanted:
         raise SuiteError(f"{path} is written in a way that cannot be changed line by line: set {wanted} there by hand")
     unfinished = path.with_name(path.name + ".tmp")
@@ -180,7 +180,7 @@ def _parsed(text: str, path: Path) -> dict[str, object]:
         raise SuiteError(f"{path} is not valid TOML, and stays as it is: {error}") from error
 
 
-def _with(text: str, name: str, *, line: str) -> str:
+def _with_line(text: str, name: str, *, line: str) -> str:
     """The text with the line in the place of the setting's old one, or before the first table."""
     old = re.compile(rf"^{name}[ \t]*=.*$", re.MULTILINE)
     if old.search(text):

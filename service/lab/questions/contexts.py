@@ -18,16 +18,16 @@ def in_contexts(cases: Sequence[Case], pool: Iterable[PromptPassage] = ()) -> li
     of the `pool`, else out of other cases. Before a passage stands what the case says, else the one before it if that
     has the same title.
     """
-    drawn = [*dict.fromkeys(pool or _of(cases))][:MOST]
+    drawn = [*dict.fromkeys(pool or _passages_of(cases))][:MOST]
     return [replace(case, contexts=tuple(_contexts(case, drawn))) for case in cases]
 
 
 def swap_for(case: Case, cases: Sequence[Case]) -> PromptPassage | None:
     """A passage of another case, none of whose passages and titles are this one's; None where there is none."""
-    return next(_strange(case, _of([each for each in cases if each is not case])), None)
+    return next(_strange(case, _passages_of([each for each in cases if each is not case])), None)
 
 
-def _of(cases: Iterable[Case]) -> Iterator[PromptPassage]:
+def _passages_of(cases: Iterable[Case]) -> Iterator[PromptPassage]:
     """Yields passages of each case, those first that its answer does not rest on."""
     for case in cases:
         numbers = [*(case.foreign or ()), *range(len(case.passages))]

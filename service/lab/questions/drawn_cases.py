@@ -82,7 +82,7 @@ class DrawnCases:
         self._shape = shape or Shape()
         self._seed = seed
         self._parts = [_Part(each, at) for each in documents for at in range(len(each.parts))]
-        self._followed = [part for part in self._parts if part.at and len(_behind(part)) >= COPIED + FOLLOWING // 2]
+        self._followed = [part for part in self._parts if part.at and len(_words_on(part)) >= COPIED + FOLLOWING // 2]
 
     def draw(self, suite: str, number: int) -> Case:
         """The case of this number. Raises SuiteError where the documents are too short for the suite."""
@@ -95,7 +95,7 @@ class DrawnCases:
         if not self._followed:
             raise SuiteError(_TOO_SHORT)
         next_part = random.choice(self._followed)
-        tail = _behind(next_part)[: COPIED + FOLLOWING]
+        tail = _words_on(next_part)[: COPIED + FOLLOWING]
         given = " ".join(tail[:COPIED])
         question = f"Copy this beginning of a paragraph of {_named(next_part)}, and go on with it: {given}"
         return self._case(random, self._before(next_part), question=question, skip=given, answer=" ".join(tail))
@@ -125,7 +125,7 @@ class DrawnCases:
             raise SuiteError(_TOO_SHORT)
         asked = random.choice(self._followed)
         title = asked.document.title
-        question = f"Which document is the last text of?\n\nText: {' '.join(_behind(asked)[: COPIED + FOLLOWING])}"
+        question = f"Which document is the last text of?\n\nText: {' '.join(_words_on(asked)[: COPIED + FOLLOWING])}"
         case = self._case(random, self._before(asked)[-ALIKE:], question=question, skip="Document:", answer="")
         shown = tuple(PromptPassage(f"Text: {each.text}\nDocument: {each.title}") for each in case.passages)
         return replace(case, passages=shown, contexts=(), answers=(f"Document: {title}", title))
@@ -193,7 +193,7 @@ class DrawnCases:
         case = _shown(parts)
         passages, own = [*case.passages], set[int]()
         for place, (sentence, is_own) in zip(places, said, strict=True):
-            passages[place] = replace(passages[place], text=_with(parts[place].text, sentence, random=random))
+            passages[place] = replace(passages[place], text=_with_sentence(parts[place].text, sentence, random=random))
             own |= {place} if is_own else set()
         foreign = tuple(at for at in range(len(parts)) if at not in own)
         return replace(asked, passages=tuple(passages), contexts=case.contexts, foreign=foreign)
@@ -269,7 +269,7 @@ def _asked(case: Case, given: str, *, right: str, wrong: Sequence[str]) -> Case:
     return replace(case, answers=(f"{given} {right}", right), skip=given, foils=foils)
 
 
-def _behind(part: _Part) -> list[str]:
+def _words_on(part: _Part) -> list[str]:
     """The words of a document from a part on, as many as a continuation takes."""
     words: list[str] = []
     for text in part.document.parts[part.at :]:
@@ -283,7 +283,7 @@ def _named(part: _Part) -> str:
     return part.document.title or "a document"
 
 
-def _with(text: str, said: str, *, random: Random) -> str:
+def _with_sentence(text: str, said: str, *, random: Random) -> str:
     """The text with a sentence between two of it, or in its middle."""
     words = text.split()
     ends = [at + 1 for at, word in enumerate(words[:-1]) if word.endswith(".")] or [len(words) // 2]

@@ -137,12 +137,12 @@ class Scene:
         return Scene(
             tuple(passages),
             tuple(replace(each, needs=tuple(place[page] for page in each.needs)) for each in self.questions),
-            tuple(tuple(replace(fact, alias=_at(fact.alias, place)) for fact in each) for each in facts),
+            tuple(tuple(replace(fact, alias=_moved_alias(fact.alias, place)) for fact in each) for each in facts),
             self.unanswered,
         )
 
 
-def _at(alias: Alias | None, place: Mapping[int, int]) -> Alias | None:
+def _moved_alias(alias: Alias | None, place: Mapping[int, int]) -> Alias | None:
     return alias and replace(alias, page=place.get(alias.page, NEVER))
 
 
