@@ -1,12 +1,13 @@
 """What the service answers, as types. What it says besides is left alone, so that newer services stay readable."""
 
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any, Final, cast
 
 import msgspec
 
-from kvweave_client.shown import as_html, as_text
-
 Metadata = dict[str, Any]  # JSON
+SHOWN: Final = 5  # sources of a printed answer; the others are counted
 
 
 def as_json(answer: msgspec.Struct | tuple[msgspec.Struct, ...]) -> object:
@@ -35,14 +36,6 @@ class Source(msgspec.Struct, frozen=True):
     page: int | None = None
     start: int | None = None
     end: int | None = None
-
-
-def _scores(sources: tuple[Source, ...]) -> list[tuple[float, str]]:
-    """The sources' scores and names."""
-    return [
-        (each.score, each.document_id if each.title in ("", each.document_id) else f"{each.title}, {each.document_id}")
-        for each in sources
-    ]
 
 
 class ChunkReport(msgspec.Struct, frozen=True):
@@ -74,7 +67,32 @@ class Report(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Answer(msgspec.Struct, frozen=True):
+class _Printed(msgspec.Struct, frozen=True):
+    """What is printed, and shown in a notebook, with what is to be known of it and with its best sources."""
+
+    def _said(self) -> tuple[str, Sequence[str], Sequence[Source]]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        words, notes, sources = self._said()
+        return "\n".join([words, *notes, *(f"  {line}" for line in _lines(sources))])
+
+    def _repr_html_(self) -> str:
+        words, notes, sources = self._said()
+        noted = "".join(f"<p><em>{escape(note)}</em></p>" for note in notes)
+        lines = "".join(f"<li>{escape(line)}</li>" for line in _lines(sources))
+        return f"<p>{escape(words)}</p>{noted}<ul>{lines}</ul>"
+
+
+def _lines(sources: Sequence[Source]) -> Iterator[str]:
+    for each in sorted(sources, key=lambda source: -source.score)[:SHOWN]:
+        name = each.document_id if each.title in ("", each.document_id) else f"{each.title}, {each.document_id}"
+        yield f"{each.score:.2f}  {name}"
+    if len(sources) > SHOWN:
+        yield f"and {len(sources) - SHOWN} more"
+
+
+class Answer(_Printed, frozen=True):
     """The answer to a question, and what it rests on. Printed, and in a notebook, it shows both."""
 
     id: str
@@ -84,11 +102,8 @@ class Answer(msgspec.Struct, frozen=True):
     usage: Usage
     report: Report
 
-    def __str__(self) -> str:
-        return as_text(self.answer, self.report.notes, sources=_scores(self.sources))
-
-    def _repr_html_(self) -> str:
-        return as_html(self.answer, self.report.notes, sources=_scores(self.sources))
+    def _said(self) -> tuple[str, Sequence[str], Sequence[Source]]:
+        return self.answer, self.report.notes, self.sources
 
 
 class Retrieved(msgspec.Struct, frozen=True):
@@ -135,7 +150,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top_logprobs: tuple[TopToken, ...] = ()
 
 
-class ChatAnswer(msgspec.Struct, frozen=True):
+class ChatAnswer(_Printed, frozen=True):
     """The answer to a chat. Printed, and in a notebook, it shows its sources, too."""
 
     id: str
@@ -147,11 +162,8 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     report: Report
     logprobs: tuple[TokenLogprob, ...] = ()
 
-    def __str__(self) -> str:
-        return as_text(self.text, self.report.notes, sources=_scores(self.sources))
-
-    def _repr_html_(self) -> str:
-        return as_html(self.text, self.report.notes, sources=_scores(self.sources))
+    def _said(self) -> tuple[str, Sequence[str], Sequence[Source]]:
+        return self.text, self.report.notes, self.sources
 
 
 class ChatDelta(msgspec.Struct, frozen=True):

@@ -3,11 +3,13 @@
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 
+from kvweave_client import operations
 from kvweave_client.aio import AsyncClient
 from kvweave_client.answers import ChatAnswer, ChatEvent
 from kvweave_client.client import Client
 from kvweave_client.errors import NotFound
 from kvweave_client.options import ChatOptions, Message
+from kvweave_client.plans import Plan, ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +23,14 @@ class ChatRequest:
     options: ChatOptions
     as_texts: ChatOptions | None = None
 
-    def answer(self, client: Client) -> ChatAnswer:
+    def answered(self) -> Plan[ChatAnswer]:
         """The answer."""
         try:
-            return client.chat(self.messages, **self.options)
+            return (yield from ask(operations.chat(self.messages, **self.options)))
         except NotFound:
             if self.as_texts is None:
                 raise
-            return client.chat(self.messages, **self.as_texts)
-
-    async def aanswer(self, client: AsyncClient) -> ChatAnswer:
-        """The asynchronous `answer`."""
-        try:
-            return await client.chat(self.messages, **self.options)
-        except NotFound:
-            if self.as_texts is None:
-                raise
-            return await client.chat(self.messages, **self.as_texts)
+            return (yield from ask(operations.chat(self.messages, **self.as_texts)))
 
     def events(self, client: Client) -> Generator[ChatEvent]:
         """The answer while it comes about. Left early, it ends its connection, and the service stops."""

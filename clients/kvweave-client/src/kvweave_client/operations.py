@@ -86,13 +86,13 @@ def stats() -> Operation[Stats]:
 def search(query: str, **options: Unpack[SearchOptions]) -> Operation[tuple[Source, ...]]:
     """The passages that fit best, best first."""
     request = Request("POST", path("search"), encoded({"query": query, **options}))
-    return Operation(request, lambda raw: of(pages.Hits)(raw).hits)
+    return Operation(request, lambda raw: of(pages.Hits)(raw).entries)
 
 
 def rerank(query: str, **options: Unpack[RerankOptions]) -> Operation[tuple[Ranked, ...]]:
     """Texts or chunks by how well they answer, best first."""
     request = Request("POST", path("rerank"), encoded({"query": query, **options}))
-    return Operation(request, lambda raw: of(pages.Results)(raw).results)
+    return Operation(request, lambda raw: of(pages.Results)(raw).entries)
 
 
 def query(question: Question, **options: Unpack[QueryOptions]) -> Operation[Answer]:
@@ -118,7 +118,7 @@ def stream_chat(messages: Sequence[Message], **options: Unpack[ChatOptions]) -> 
 
 def models() -> Operation[tuple[Model, ...]]:
     """The model that answers."""
-    return Operation(Request("GET", path("models")), lambda raw: of(pages.Models)(raw).data)
+    return Operation(Request("GET", path("models")), lambda raw: of(pages.Models)(raw).entries)
 
 
 def put_documents(documents: Sequence[NewDocument], *, collection: str = "default") -> Operation[Accepted]:
@@ -188,7 +188,7 @@ def chunks(document_id: str) -> Listing[DocumentChunk]:
 
 def collections() -> Operation[tuple[Collection, ...]]:
     """The collections, in the order of their names."""
-    return Operation(Request("GET", path("collections")), lambda raw: of(pages.Collections)(raw).collections)
+    return Operation(Request("GET", path("collections")), lambda raw: of(pages.Collections)(raw).entries)
 
 
 def collection(name: str) -> Operation[Collection]:

@@ -1,64 +1,32 @@
 """How lists come over the wire: entries under a name of their own, and where the next page begins."""
 
+from typing import Any, ClassVar, TypeVar, cast
+
 import msgspec
 
 from kvweave_client.answers import ChunkState, Collection, Document, DocumentChunk, Job, JobItem, Model, Ranked, Source
+from kvweave_client.requests import Cursor, Page
+
+T = TypeVar("T")
 
 
-class Hits(msgspec.Struct, frozen=True):
-    """The answer to a search."""
-
-    hits: tuple[Source, ...]
+class _Whole(msgspec.Struct, frozen=True):
+    next: ClassVar[None] = None
 
 
-class Results(msgspec.Struct, frozen=True):
-    """The answer to a reranking."""
-
-    results: tuple[Ranked, ...]
-
-
-class Models(msgspec.Struct, frozen=True):
-    """The models of a service; there is one."""
-
-    data: tuple[Model, ...]
+def _listed(entries: str, kind: type[T], *, cursor: type[Cursor] | None = None) -> type[Page[T]]:
+    """What holds entries under this name; pages also say where the next one begins, as a cursor of that type."""
+    fields: list[Any] = [("entries", tuple[kind, ...], msgspec.field(name=entries))]
+    fields += [("next", cursor | None, None)] if cursor else []
+    return cast("type[Page[T]]", msgspec.defstruct(entries, fields, bases=(_Whole,), frozen=True))
 
 
-class Collections(msgspec.Struct, frozen=True):
-    """All collections at once."""
-
-    collections: tuple[Collection, ...]
-
-
-class Documents(msgspec.Struct, frozen=True):
-    """A page of documents."""
-
-    entries: tuple[Document, ...] = msgspec.field(name="documents")
-    next: str | None = None
-
-
-class Chunks(msgspec.Struct, frozen=True):
-    """A page of a document's chunks."""
-
-    entries: tuple[DocumentChunk, ...] = msgspec.field(name="chunks")
-    next: int | None = None
-
-
-class Jobs(msgspec.Struct, frozen=True):
-    """A page of jobs."""
-
-    entries: tuple[Job, ...] = msgspec.field(name="jobs")
-    next: str | None = None
-
-
-class Items(msgspec.Struct, frozen=True):
-    """A page of a job's uploads."""
-
-    entries: tuple[JobItem, ...] = msgspec.field(name="items")
-    next: int | None = None
-
-
-class States(msgspec.Struct, frozen=True):
-    """A page of chunks' states."""
-
-    entries: tuple[ChunkState, ...] = msgspec.field(name="chunks")
-    next: int | None = None
+Hits = _listed("hits", Source)
+Results = _listed("results", Ranked)
+Models = _listed("data", Model)
+Collections = _listed("collections", Collection)
+Documents = _listed("documents", Document, cursor=str)
+Chunks = _listed("chunks", DocumentChunk, cursor=int)
+Jobs = _listed("jobs", Job, cursor=str)
+Items = _listed("items", JobItem, cursor=int)
+States = _listed("chunks", ChunkState, cursor=int)

@@ -5,7 +5,8 @@ A plan is a generator. It yields a step, gets its answer, or the error of that, 
 """
 
 import math
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -37,13 +38,15 @@ def ask(operation: Operation[T], *, within_s: float = math.inf) -> Plan[T]:
     return cast(T, (yield Ask(operation, within_s)))
 
 
-def entries(listing: Listing[T]) -> Plan[list[T]]:
-    """All entries of a listing."""
+def entries(
+    listing: Listing[T], *, most: int = sys.maxsize, fits: Callable[[T], bool] = lambda _: True
+) -> Plan[list[T]]:
+    """The entries of a listing that fit, the first ones where there are more than `most`."""
     found: list[T] = []
     after: Cursor | None = None
     while True:
         page = yield from ask(listing.page(after))
-        found += page.entries
+        found += filter(fits, page.entries)
         after = listing.following(page, after)
-        if after is None:
-            return found
+        if after is None or len(found) >= most:
+            return found[:most]

@@ -8,8 +8,7 @@ from typing import Final
 from kvweave_client import operations
 from kvweave_client.answers import Job, JobItem
 from kvweave_client.errors import JobFailed, TimedOut
-from kvweave_client.plans import Pause, Plan, ask
-from kvweave_client.requests import Cursor
+from kvweave_client.plans import Pause, Plan, ask, entries
 
 SHORTEST_S, LONGEST_S, GROWTH = 0.05, 2.0, 1.5
 LOOK_S: Final = 1.0  # for a look: even where no time is left, there is time for one
@@ -48,12 +47,5 @@ def wait_for(
 
 def _failed(job_id: str) -> Plan[tuple[JobItem, ...]]:
     """The first uploads of the job that did not end as they should."""
-    listing = operations.job_items(job_id)
-    found: list[JobItem] = []
-    after: Cursor | None = None
-    while True:
-        page = yield from ask(listing.page(after))
-        found += [item for item in page.entries if item.state not in _WELL]
-        after = listing.following(page, after)
-        if after is None or len(found) >= TOLD:
-            return tuple(found[:TOLD])
+    found = yield from entries(operations.job_items(job_id), most=TOLD, fits=lambda item: item.state not in _WELL)
+    return tuple(found)

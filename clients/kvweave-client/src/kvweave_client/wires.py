@@ -7,17 +7,16 @@ this file alone reaches behind it. A transport of another kind stays as it is: b
 import math
 import socket
 import threading
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager, suppress
-from ssl import SSLContext
-from typing import Protocol, TypeGuard
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import ParamSpec, Protocol, TypeGuard
 
 import httpcore
 import httpx
 
 from kvweave_client.course import Course
 
-Options = Iterable[tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]]
+P = ParamSpec("P")
 
 
 class Wire:
@@ -42,8 +41,9 @@ class Wire:
 
     def timeout(self, timeout: httpx.Timeout) -> httpx.Timeout:
         """The same timeout, known as that of this call."""
-        read, write = Bound.of(timeout.read, self), Bound.of(timeout.write, self)
-        return httpx.Timeout(connect=timeout.connect, pool=timeout.pool, read=read, write=write)
+        bound = Bound(math.inf if timeout.read is None else timeout.read)
+        bound.wire = self
+        return httpx.Timeout(connect=timeout.connect, pool=timeout.pool, read=bound, write=bound)
 
     @contextmanager
     def on(self, stream: httpcore.NetworkStream, seconds: float) -> Generator[float]:
@@ -62,15 +62,7 @@ class Wire:
 class Bound(float):
     """How long a read or write may take, and for which call: it is handed through HTTPX as the number that it is."""
 
-    __slots__ = ("wire",)
     wire: Wire
-
-    @staticmethod
-    def of(seconds: float | None, wire: Wire) -> "Bound":
-        """The bound of so many seconds, for this call."""
-        bound = Bound(math.inf if seconds is None else seconds)
-        bound.wire = wire
-        return bound
 
 
 class Wired(httpcore.NetworkStream):
@@ -78,63 +70,42 @@ class Wired(httpcore.NetworkStream):
 
     def __init__(self, stream: httpcore.NetworkStream) -> None:
         self._stream = stream
+        self.close = stream.close
+        self.get_extra_info = stream.get_extra_info
+        self.start_tls = _wired(stream.start_tls)
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Reads some bytes."""
-        if not isinstance(timeout, Bound):
-            return self._stream.read(max_bytes, timeout)
-        with timeout.wire.on(self._stream, timeout) as seconds:
+        with _bounded(self._stream, timeout) as seconds:
             return self._stream.read(max_bytes, seconds)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Writes all of the bytes."""
-        if not isinstance(timeout, Bound):
-            self._stream.write(buffer, timeout)
-            return
-        with timeout.wire.on(self._stream, timeout) as seconds:
+        with _bounded(self._stream, timeout) as seconds:
             self._stream.write(buffer, seconds)
-
-    def close(self) -> None:
-        """Ends the connection."""
-        self._stream.close()
-
-    def start_tls(
-        self, ssl_context: SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore.NetworkStream:
-        """The same connection with TLS."""
-        return Wired(self._stream.start_tls(ssl_context, server_hostname, timeout))
-
-    def get_extra_info(self, info: str) -> object:
-        """What the connection itself tells."""
-        return self._stream.get_extra_info(info)
 
 
 class Wiring(httpcore.NetworkBackend):
     """Connects as another backend does."""
 
     def __init__(self, backend: httpcore.NetworkBackend) -> None:
-        self._backend = backend
+        self.connect_tcp = _wired(backend.connect_tcp)
+        self.connect_unix_socket = _wired(backend.connect_unix_socket)
+        self.sleep = backend.sleep
 
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Options | None = None,
-    ) -> httpcore.NetworkStream:
-        """Connects to a host."""
-        return Wired(self._backend.connect_tcp(host, port, timeout, local_address, socket_options))
 
-    def connect_unix_socket(
-        self, path: str, timeout: float | None = None, socket_options: Options | None = None
-    ) -> httpcore.NetworkStream:
-        """Connects to a socket file."""
-        return Wired(self._backend.connect_unix_socket(path, timeout, socket_options))
+def _wired(connect: Callable[P, httpcore.NetworkStream]) -> Callable[P, httpcore.NetworkStream]:
+    """What connects in the same way, by a connection that knows its call."""
 
-    def sleep(self, seconds: float) -> None:
-        """Waits between tries to connect."""
-        self._backend.sleep(seconds)
+    def connected(*args: P.args, **kwargs: P.kwargs) -> httpcore.NetworkStream:
+        return Wired(connect(*args, **kwargs))
+
+    return connected
+
+
+def _bounded(stream: httpcore.NetworkStream, timeout: float | None) -> AbstractContextManager[float | None]:
+    """How long one read or write may take: of a call's own, until the end of that call."""
+    return timeout.wire.on(stream, timeout) if isinstance(timeout, Bound) else nullcontext(timeout)
 
 
 class _Pool(Protocol):

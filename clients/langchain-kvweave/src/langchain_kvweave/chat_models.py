@@ -106,7 +106,7 @@ class ChatKVWeave(BaseChatModel, Connected):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: object,
     ) -> ChatResult:
-        return result(self._request(messages, stop, given=kwargs).answer(self.asked()))
+        return result(self.followed(self._request(messages, stop, given=kwargs).answered()))
 
     async def _agenerate(
         self,
@@ -115,8 +115,7 @@ class ChatKVWeave(BaseChatModel, Connected):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: object,
     ) -> ChatResult:
-        request = self._request(messages, stop, given=kwargs)
-        return result(await request.aanswer(await self.aasked()))
+        return result(await self.afollowed(self._request(messages, stop, given=kwargs).answered()))
 
     def _stream(
         self,

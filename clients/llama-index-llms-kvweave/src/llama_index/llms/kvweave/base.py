@@ -179,12 +179,12 @@ class KVWeave(SchemaLLM):
 
     def _chat(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> ChatResponse:
         with told():
-            return whole(self._asked(messages, given).answer(self._connection.client))
+            return whole(self._connection.client.follow(self._asked(messages, given).answered()))
 
     async def _achat(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> ChatResponse:
         with told():
-            wanted = self._asked(messages, given)
-            return whole(await wanted.aanswer(await self._connection.asynchronous()))
+            client = await self._connection.asynchronous()
+            return whole(await client.follow(self._asked(messages, given).answered()))
 
     def _events(self, messages: Sequence[ChatMessage], given: Mapping[str, object]) -> Iterator[ChatEvent]:
         with told():
