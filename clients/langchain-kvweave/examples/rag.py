@@ -9,10 +9,9 @@ Without arguments it reads KVWEAVE_BASE_URL and KVWEAVE_API_KEY. It makes collec
 import argparse
 import uuid
 from collections.abc import Sequence
-from zlib import crc32
 
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
@@ -88,21 +87,8 @@ print(f"by chunk id       {reused(answer)}  {QUESTIONS[0]} {answer.text}")
 
 
 # %% Beside a vector store of yours. It stays the index; what is written to it is written to kvweave, too.
-class Words(Embeddings):
-    """A text is the words in it. Take a real embedding here."""
-
-    def embed_query(self, text: str) -> list[float]:
-        vector = [0.0] * 256
-        for word in text.lower().replace("?", "").replace(".", "").split():
-            vector[crc32(word.encode()) % 256] += 1.0
-        return vector
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return [self.embed_query(text) for text in texts]
-
-
 sink = KVWeaveSink(collection=f"{collection}-sink", **access)
-store = mirrored(InMemoryVectorStore(Words()), sink)
+store = mirrored(InMemoryVectorStore(DeterministicFakeEmbedding(size=64)), sink)  # take a real embedding here
 store.add_texts(list(LETTERS.values()), [{"title": title} for title in LETTERS])
 sink.flush()  # caches are computed in the background; from here on all are there
 

@@ -9,13 +9,12 @@ collections of its own and deletes them.
 # %% Where the service is. In a notebook, write the two down here instead.
 import argparse
 import uuid
-from zlib import crc32
 
 from llama_index.core import Document, StorageContext, VectorStoreIndex
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.chat_engine.types import ChatMode
+from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -85,27 +84,11 @@ for question in QUESTIONS[:2]:
 
 
 # %% Beside a vector store of yours. It stays the index; what is added to it or deleted from it, kvweave follows.
-class Words(BaseEmbedding):
-    """A text is the words in it. Take a real embedding here."""
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        vector = [0.0] * 256
-        for word in text.lower().replace("?", "").replace(".", "").split():
-            vector[crc32(word.encode()) % 256] += 1.0
-        return vector
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
-
-
 sink = KVWeaveSink(collection=f"{collection}-beside", base_url=given.url, api_key=given.key)
 index = VectorStoreIndex.from_documents(
     [Document(id_=title, text=text, metadata={"title": title}) for title, text in LETTERS.items()],
     storage_context=StorageContext.from_defaults(vector_store=sink.beside(SimpleVectorStore())),
-    embed_model=Words(),
+    embed_model=MockEmbedding(embed_dim=64),  # take a real embedding here
 )
 sink.flush()  # caches are computed in the background; from here on all are there
 

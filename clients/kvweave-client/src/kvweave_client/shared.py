@@ -32,6 +32,14 @@ class Access:
     timeouts: Timeouts = TIMEOUTS
     retries: Retries = RETRIES
 
+    @staticmethod
+    def within(seconds: float | None, base_url: str, *, api_key: str | None, max_retries: int | None) -> "Access":
+        """A service whose calls take so long, and whose streams stand still for so long. None: as long as usual."""
+        timeouts = TIMEOUTS
+        if seconds is not None:
+            timeouts = Timeouts(min(TIMEOUTS.connect_s, seconds), call_s=seconds, silence_s=seconds)
+        return Access(base_url, api_key, timeouts, RETRIES if max_retries is None else Retries(most=max_retries))
+
     def client(self) -> Client:
         """The process's client, for any thread."""
         return _client(self, os.getpid())

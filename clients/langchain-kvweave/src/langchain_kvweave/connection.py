@@ -1,17 +1,15 @@
 """How LangChain's objects reach a service. Knows no endpoint."""
 
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from langchain_core.load.serializable import Serializable
 from langchain_core.utils import from_env, secret_from_env
 from pydantic import ConfigDict, Field, SecretStr
 
-from kvweave_client import BASE_URL, Access, AsyncClient, Client, Retries, Timeouts
+from kvweave_client import BASE_URL, Access, AsyncClient, Client
 from kvweave_client.plans import Plan
 
 T = TypeVar("T")
-
-CONNECT_S: Final = Timeouts().connect_s
 
 
 class Connected(Serializable):
@@ -60,7 +58,4 @@ class Connected(Serializable):
     @property
     def _access(self) -> Access:
         key = self.api_key.get_secret_value() if self.api_key else None
-        seconds = self.timeout
-        timeouts = Timeouts(min(CONNECT_S, seconds), call_s=seconds, silence_s=seconds) if seconds else Timeouts()
-        retries = Retries() if self.max_retries is None else Retries(most=self.max_retries)
-        return Access(self.base_url, key, timeouts, retries)
+        return Access.within(self.timeout, self.base_url, api_key=key, max_retries=self.max_retries)

@@ -19,12 +19,12 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, SecretStr, fiel
 from llama_index.core.constants import DEFAULT_TEMPERATURE
 from llama_index.core.prompts import BasePromptTemplate
 
-from kvweave_client import AsyncClient, ChatEvent, Client, Connection
+from kvweave_client import Access, AsyncClient, ChatEvent, Client, Connection
 from kvweave_client import Model as Served
 from kvweave_client.chat_requests import ChatRequest
 from kvweave_client.options import Json
 from llama_index.llms.kvweave.answers import acompletions, aparts, completion, completions, parts, whole
-from llama_index.llms.kvweave.connection import connection_to, key_of, url_of
+from llama_index.llms.kvweave.connection import key_of, url_of
 from llama_index.llms.kvweave.errors import Unanswered, told
 from llama_index.llms.kvweave.events import chats, completes
 from llama_index.llms.kvweave.structured import SchemaLLM
@@ -71,8 +71,9 @@ class KVWeave(SchemaLLM):
 
     def model_post_init(self, context: object, /) -> None:
         """Makes the connection; nothing is sent yet."""
-        key = key_of(self.api_key)
-        self._connection = connection_to(self.base_url, key, timeout_s=self.timeout, max_retries=self.max_retries)
+        key = key_of(self.api_key).get_secret_value()
+        access = Access.within(self.timeout, self.base_url, api_key=key, max_retries=self.max_retries)
+        self._connection = Connection(access)
 
     @property
     def client(self) -> Client:

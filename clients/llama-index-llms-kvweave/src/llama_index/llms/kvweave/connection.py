@@ -3,7 +3,7 @@
 from llama_index.core.base.llms.generic_utils import get_from_param_or_env
 from llama_index.core.bridge.pydantic import SecretStr
 
-from kvweave_client import BASE_URL, Access, Connection, Retries, Timeouts
+from kvweave_client import BASE_URL
 
 URL, KEY = "KVWEAVE_BASE_URL", "KVWEAVE_API_KEY"
 
@@ -18,9 +18,3 @@ def key_of(given: str | SecretStr | None) -> SecretStr:
     if isinstance(given, SecretStr):
         return given
     return SecretStr(get_from_param_or_env("api_key", given, KEY, ""))
-
-
-def connection_to(base_url: str, api_key: SecretStr, *, timeout_s: float, max_retries: int) -> Connection:
-    """The connection to a service. One `timeout` bounds a call, and the silence of a stream."""
-    timeouts = Timeouts(call_s=timeout_s, silence_s=timeout_s)
-    return Connection(Access(base_url, api_key.get_secret_value(), timeouts, Retries(most=max_retries)))

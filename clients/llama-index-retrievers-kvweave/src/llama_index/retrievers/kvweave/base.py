@@ -7,11 +7,11 @@ from llama_index.core.bridge.pydantic import SecretStr
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from kvweave_client import AsyncClient, Client, operations
+from kvweave_client import Access, AsyncClient, Client, Connection, operations
 from kvweave_client.options import Mode, SearchOptions
 from kvweave_client.passages import states_of
 from kvweave_client.plans import Plan, ask
-from llama_index.retrievers.kvweave.connection import connection_to, key_of, url_of
+from llama_index.retrievers.kvweave.connection import key_of, url_of
 from llama_index.retrievers.kvweave.filters import Filters, where
 from llama_index.retrievers.kvweave.nodes import nodes_of
 
@@ -47,8 +47,8 @@ class KVWeaveRetriever(BaseRetriever):
         self._options: SearchOptions = {**options, "neighbors": neighbors, "rerank": rerank}
         self._shown = tuple(llm_metadata_keys)
         self._looks_up = cache_state
-        key = key_of(api_key)
-        self._connection = connection_to(url_of(base_url), key, timeout_s=timeout, max_retries=max_retries)
+        key = key_of(api_key).get_secret_value()
+        self._connection = Connection(Access.within(timeout, url_of(base_url), api_key=key, max_retries=max_retries))
         super().__init__(  # pyright: ignore[reportUnknownMemberType] (of a bare Dict)
             callback_manager=callback_manager, verbose=verbose
         )

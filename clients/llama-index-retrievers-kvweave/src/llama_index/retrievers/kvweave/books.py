@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from kvweave_client import (
@@ -127,15 +128,10 @@ class Books:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _again, (self.connection, self._collection, self._search, self._timeout_s)
+        return partial(Books, search=self._search, timeout_s=self._timeout_s), (self.connection, self._collection)
 
 
 def _end(collection: str, owed: Owed) -> None:
     """Says that what is owed is forgotten with these books."""
     if owed:
         _log.error("kvweave's collection %r still holds what was deleted: delete it there, or all of it", collection)
-
-
-def _again(connection: Connection, collection: str, *rest: float) -> Books:
-    search, timeout_s = rest
-    return Books(connection, collection, search=bool(search), timeout_s=timeout_s)

@@ -1,21 +1,32 @@
-"""The sink: registers nodes in kvweave beside whatever index finds them. That index is the truth, kvweave follows."""
+"""The sink: registers nodes in kvweave beside whatever index finds them, and a vector store that it follows.
+
+That index is the truth, kvweave follows.
+"""
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, SecretStr, field_validator
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, SecretStr, SerializeAsAny, field_validator
 from llama_index.core.schema import BaseNode, MetadataMode, TransformComponent
-from llama_index.core.vector_stores.types import BasePydanticVectorStore
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryResult,
+)
 
-from kvweave_client import Client
+from kvweave_client import Access, Client, Connection
 from kvweave_client.options import Json, NewDocument
-from llama_index.retrievers.kvweave.beside import BesideKVWeave
 from llama_index.retrievers.kvweave.books import Books, Owed
-from llama_index.retrievers.kvweave.connection import connection_to, key_of, url_of
+from llama_index.retrievers.kvweave.connection import key_of, url_of
+from llama_index.retrievers.kvweave.filters import where
 from llama_index.retrievers.kvweave.nodes import document_of, ref_doc_of
 from llama_index.retrievers.kvweave.registry import Registry
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem  # pyright: ignore[reportMissingTypeStubs] (it has none)
 
 
 class KVWeaveSink(TransformComponent):
@@ -53,9 +64,9 @@ class KVWeaveSink(TransformComponent):
 
     def model_post_init(self, context: object, /) -> None:
         """Makes the connection; nothing is sent yet."""
-        key = key_of(self.api_key)
-        way = connection_to(self.base_url, key, timeout_s=self.timeout, max_retries=self.max_retries)
-        self._books = Books(way, self.collection, search=self.search, timeout_s=self.timeout)
+        key = key_of(self.api_key).get_secret_value()
+        access = Access.within(self.timeout, self.base_url, api_key=key, max_retries=self.max_retries)
+        self._books = Books(Connection(access), self.collection, search=self.search, timeout_s=self.timeout)
 
     @classmethod
     def class_name(cls) -> str:
@@ -152,6 +163,107 @@ class KVWeaveSink(TransformComponent):
             registry.delete(stale)
 
         self._books.write(act, owing=owing, strict=self.strict)
+
+
+class BesideKVWeave(BasePydanticVectorStore):
+    """A store, `inner`, with `sink` following all that is added to it and deleted from it. It is asked alone.
+
+    Deletions go to kvweave first and additions last, so that it never holds what the store does not.
+    """
+
+    inner: SerializeAsAny[BasePydanticVectorStore]
+    sink: KVWeaveSink = Field(exclude=True)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name that it is serialized by."""
+        return "BesideKVWeave"
+
+    @property
+    def client(self) -> object:
+        """The client of the inner store."""
+        return self.inner.client
+
+    def add(self, nodes: Sequence[BaseNode], **kwargs: object) -> list[str]:
+        """Adds nodes to the store and the sink. Their text and metadata are registered as prompts will hold them."""
+        ids = self.inner.add(nodes, **kwargs)
+        self.sink.register(nodes)
+        return ids
+
+    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: object) -> list[str]:
+        """Adds nodes to the store and the sink."""
+        ids = await self.inner.async_add(nodes, **kwargs)
+        await asyncio.to_thread(self.sink.register, nodes)
+        return ids
+
+    def delete(self, ref_doc_id: str, **delete_kwargs: object) -> None:
+        """Deletes all nodes of a source from the sink and the store."""
+        self.sink.delete(ref_doc_id)
+        self.inner.delete(ref_doc_id, **delete_kwargs)
+
+    async def adelete(self, ref_doc_id: str, **delete_kwargs: object) -> None:
+        """Deletes all nodes of a source from the sink and the store."""
+        await asyncio.to_thread(self.sink.delete, ref_doc_id)
+        await self.inner.adelete(ref_doc_id, **delete_kwargs)
+
+    def delete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: object
+    ) -> None:
+        """Deletes from sink and store the nodes that the inner store means."""
+        self.sink.delete_nodes(self._meant(node_ids, filters))
+        self.inner.delete_nodes(node_ids, filters, **delete_kwargs)
+
+    async def adelete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: object
+    ) -> None:
+        """Deletes from sink and store the nodes that the inner store means."""
+        meant = await asyncio.to_thread(self._meant, node_ids, filters)
+        await asyncio.to_thread(self.sink.delete_nodes, meant)
+        await self.inner.adelete_nodes(node_ids, filters, **delete_kwargs)
+
+    def clear(self) -> None:
+        """Clears the sink and the store."""
+        self.sink.clear()
+        self.inner.clear()
+
+    async def aclear(self) -> None:
+        """Clears the sink and the store."""
+        await asyncio.to_thread(self.sink.clear)
+        await self.inner.aclear()
+
+    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
+        """The nodes of the inner store."""
+        return self.inner.get_nodes(node_ids, filters)
+
+    async def aget_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        """The nodes of the inner store."""
+        return await self.inner.aget_nodes(node_ids, filters)
+
+    def query(self, query: VectorStoreQuery, **kwargs: object) -> VectorStoreQueryResult:
+        """Asks the inner store."""
+        return self.inner.query(query, **kwargs)
+
+    async def aquery(self, query: VectorStoreQuery, **kwargs: object) -> VectorStoreQueryResult:
+        """Asks the inner store."""
+        return await self.inner.aquery(query, **kwargs)
+
+    def persist(self, persist_path: str, fs: "AbstractFileSystem | None" = None) -> None:
+        """Persists the inner store: kvweave keeps what it is told."""
+        self.inner.persist(persist_path, fs)
+
+    def _meant(self, node_ids: list[str] | None, filters: MetadataFilters | None) -> set[str]:
+        """The nodes that a deletion concerns. Stores differ in what a filter fits: the inner one tells, if it can."""
+        if node_ids is None and (filters is None or not filters.filters):
+            raise ValueError("delete_nodes takes node_ids, filters, or both: use clear() to delete all nodes")
+        if filters is None or not filters.filters:
+            return set(node_ids or ())
+        try:
+            return {node.node_id for node in self.inner.get_nodes(node_ids, filters)}
+        except NotImplementedError:
+            fitting = self.sink.fitting(where(filters) or {})
+            return fitting if node_ids is None else fitting & {*node_ids}
 
 
 def _set(ids: str | Iterable[str]) -> set[str]:
