@@ -86,7 +86,7 @@ class Library:
         return [float(score) for score in self._reranker.scores(query, texts)] if texts else []
 
     def search(self, query: Query) -> list[Hit]:
-        """The hits, best first, each chunk once."""
+        """The hits, best first, each chunk once and before its neighbors."""
         return self._seeing(lambda view: self._searcher(view).search(view, query))
 
     def recognise(self, text: str, *, allowed: FilterCondition = EVERYTHING) -> list[Recognised]:

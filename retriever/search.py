@@ -28,7 +28,7 @@ class Query:
     """What is looked for. No `mode`: hybrid where there are vectors, else lexical.
 
     `reranked`: so many of the best are ordered again by the reranker; 0 for none. `bound`: what the asker may know of
-    at all; scores tell of nothing else.
+    at all; scores tell of nothing else. `neighbors`: so many chunks before and behind each hit come along.
     """
 
     text: str
@@ -37,6 +37,7 @@ class Query:
     allowed: FilterCondition = EVERYTHING
     reranked: int = 0
     bound: FilterCondition = EVERYTHING
+    neighbors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,16 @@ class Searcher:
     reranker: Reranker | None = None
 
     def search(self, view: CatalogView, query: Query) -> list[Hit]:
-        """The hits, best first, each chunk once. Raises SearchError for what cannot be asked, and Overtaken."""
+        """The hits, best first, each chunk once and before its neighbors. Raises SearchError, and Overtaken."""
         self._check(query)
         if not query.text.strip() or query.limit == 0:
             return []
         hits = self._found(view, replace(query, limit=max(query.limit, query.reranked)))
-        return (self._reranked(query, hits) if query.reranked else hits)[: query.limit]
+        hits = (self._reranked(query, hits) if query.reranked else hits)[: query.limit]
+        if not query.neighbors:
+            return hits
+        around = with_neighbors(view, hits, before=query.neighbors, after=query.neighbors, allowed=query.allowed)
+        return sorted(around, key=lambda hit: -hit.score)
 
     def _check(self, query: Query) -> None:
         if not 0 <= query.limit <= MOST or not 0 <= query.reranked <= MOST:
@@ -146,8 +151,7 @@ def with_neighbors(
     for hit in hits:
         place = hit.passage.place
         first = max(0, place - before)
-        for passage in view.passages(
-            hit.passage.document, first=first, limit=place + after + 1 - first, allowed=allowed
-        ):
+        limit = place + after + 1 - first
+        for passage in view.passages(hit.passage.document, first=first, limit=limit, allowed=allowed):
             found.setdefault(passage.chunk, Hit(passage, hit.score))
     return list(found.values())

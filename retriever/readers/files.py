@@ -4,15 +4,22 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath
 
+from retriever.documents import Draft
+from retriever.readers.decode import decode
 from retriever.readers.html import read_html
 from retriever.readers.jsonl import read_json, read_jsonl
 from retriever.readers.markdown import read_markdown
 from retriever.readers.pdf import read_pdf
-from retriever.readers.plain import read_plain
-from retriever.readers.reading import MAX_BYTES, Reading, ReadingProblem, UnreadableFile, megabytes
+from retriever.readers.reading import MAX_BYTES, Reading, ReadingProblem, UnreadableFile, megabytes, require_text
+
+
+def _read_plain(name: str, content: bytes) -> Reading:
+    """One draft, the file verbatim, titled as it is."""
+    return Reading((Draft(require_text(decode(content)), title=PurePath(name).stem),))
+
 
 _READERS: dict[str, Callable[[str, bytes], Reading]] = {
-    **dict.fromkeys([".txt", ".text", ".log"], read_plain),
+    **dict.fromkeys([".txt", ".text", ".log"], _read_plain),
     **dict.fromkeys([".md", ".markdown"], read_markdown),
     **dict.fromkeys([".html", ".htm"], read_html),
     **dict.fromkeys([".jsonl", ".ndjson"], read_jsonl),

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from retriever.catalog.view import CatalogView
+from retriever.documents import Json
 from retriever.filter_condition import FilterCondition
-from retriever.search import MOST, Hit, Query, in_prompt_order, scope, with_neighbors
+from retriever.search import MOST, Hit, Query, in_prompt_order, scope
 from retriever.types import Passage
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Source
@@ -143,7 +144,7 @@ def gather(tenant: Tenant, ask: AnswerRequest) -> Gathered:
     """
     named = [GatheredPassage(passage, 0.0, found=False) for passage in _named(tenant, ask)]
     known = {each.passage.id for each in named}
-    hits = in_prompt_order(look_up(tenant, ask.lookup, ask=ask)) if ask.lookup else []
+    hits = in_prompt_order(look_up(tenant, ask.lookup, bound=ask.principal.bound)) if ask.lookup else []
     found = [GatheredPassage(hit.passage, hit.score, found=True) for hit in hits if hit.passage.id not in known]
     passages = (*named, *found)
     inside = _recognised(tenant, ask, texts=[turn.text for turn in ask.turns]) if ask.inline else ()
@@ -164,36 +165,30 @@ def _refuse_nothing(tenant: Tenant, ask: AnswerRequest) -> None:
     )
 
 
-def look_up(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> list[Hit]:
+def look_up(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> list[Hit]:
     """The hits, best first, each before its neighbors. Raises Invalid for a collection that is kept without search."""
-    allowed = _searched(tenant, lookup, ask=ask)
+    allowed = _searched(tenant, lookup, bound=bound)
     reranked = min(RERANKED * lookup.top_k, MOST) if lookup.rerank else 0
-    bound = scope(bound=ask.principal.bound)
-    hits = tenant.library.search(Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked, bound=bound))
-    if lookup.neighbors and hits:
-        with tenant.catalog.view() as view:
-            hits = with_neighbors(view, hits, before=lookup.neighbors, after=lookup.neighbors, allowed=allowed)
-        hits = sorted(hits, key=lambda hit: -hit.score)
-    return hits
+    asked = (lookup.query, lookup.top_k, lookup.mode, allowed, reranked)
+    return tenant.library.search(Query(*asked, bound=scope(bound=bound), neighbors=lookup.neighbors))
 
 
-def _searched(tenant: Tenant, lookup: Lookup, *, ask: AnswerRequest) -> FilterCondition:
+def _searched(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> FilterCondition:
     """What the request wants to be looked through, within what its key may see."""
     name = lookup.collection
     with tenant.catalog.view() as view:
         hidden = view.unsearched()
-        if name in hidden and _sees(view, name, ask=ask):
+        if name in hidden and _sees(view, name, bound=bound):
             raise Invalid(
                 f'the collection {name!r} is kept without search: put "search": true into its rules '
                 "(PUT /v1/collections/{name}), or name chunk_ids",
                 field="collection",
             )
-    return scope(collection=name, where=lookup.where, bound=ask.principal.bound, without=hidden)
+    return scope(collection=name, where=lookup.where, bound=bound, without=hidden)
 
 
-def _sees(view: CatalogView, collection: str, *, ask: AnswerRequest) -> bool:
+def _sees(view: CatalogView, collection: str, *, bound: Json | None) -> bool:
     """Whether the collection is there for the key: with a filter, if it holds something for it."""
-    bound = ask.principal.bound
     return bound is None or view.count(scope(collection=collection, bound=bound)) > 0
 
 
@@ -232,6 +227,6 @@ def _system(tenant: Tenant, ask: AnswerRequest, *, passages: Sequence[GatheredPa
     name = ask.lookup.collection if ask.lookup else ""
     name = name or (passages[0].passage.collection if passages else "")
     with tenant.catalog.view() as view:
-        collection = view.collection(name) if name and _sees(view, name, ask=ask) else None
+        collection = view.collection(name) if name and _sees(view, name, bound=ask.principal.bound) else None
     system = collection.rules.get("system") if collection else None
     return SYSTEM if system is None else str(system)

@@ -33,7 +33,7 @@ from blend.engine.sampling import LogitsProcessor
 from blend.fuse.fuse import FuseReport
 from retriever.search import Hit
 from service.access.principal import Principal
-from service.answers.answer_request import AnswerRequest, Lookup, Turn
+from service.answers.answer_request import AnswerRequest, Lookup
 from service.answers.blend_decision import BlendInputs, decide, tries
 from service.answers.events import (
     ChoiceFinished,
@@ -140,8 +140,8 @@ class Pipeline:
 
     async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
         """Retrieval alone, best first."""
-        ask = AnswerRequest(principal, (Turn("user", lookup.query),), lookup)
-        return await self._in_thread(lambda: look_up(self._tenants.open(principal.tenant), lookup, ask=ask))
+        tenant = principal.tenant
+        return await self._in_thread(lambda: look_up(self._tenants.open(tenant), lookup, bound=principal.bound))
 
     async def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]:
         """All events of one answer. Closing it frees the request's place; each error is raised once, and counted."""
