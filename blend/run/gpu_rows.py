@@ -63,15 +63,11 @@ class GpuRowTables:
     def compiles(self) -> bool:
         """Whether the device takes the kernels: a row that is nobody's is written."""
         assert attend_rows is not None
-        table = self.empty(1, segments=1)
+        layer, shape = next((layer, shape) for layer, shape in enumerate(self.shapes) if shape)
+        keys = torch.zeros(shape.key_heads, 1, shape.key_dim, device=self._device)
+        values = torch.zeros(shape.value_heads, 1, shape.value_dim, device=self._device)
         try:
-            for layer, shape in enumerate(self.shapes):
-                if shape and shape not in self.shapes[:layer]:
-                    keys, values = (
-                        torch.zeros(heads, 1, dim, device=self._device)
-                        for heads, dim in ((shape.key_heads, shape.key_dim), (shape.value_heads, shape.value_dim))
-                    )
-                    table.write(layer, keys, values=values)
+            self.empty(1, segments=1).write(layer, keys, values=values)
         except attend_rows.DeviceRefuses as error:
             log.info("rows are computed context by context: %s", error)
             return False

@@ -4,13 +4,14 @@ see.
 Letters: `B` rows of a recording, `R` of a pass, `E` hidden size.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
 from torch import Tensor
+from torch.utils._pytree import KeyPath, key_get, tree_flatten_with_path, tree_unflatten
 
 from blend.run.context import Segment
 from blend.run.gpu_rows import GpuRows, GpuRowTables
@@ -19,13 +20,12 @@ from blend.run.recordings import Recorder, Recordings
 from blend.run.rows_cache import Arguments, RowsCache, active
 
 Call = Callable[..., object]
-Path = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _RecordedLayer:
     replay: Callable[[], None]
-    ports: Sequence[tuple[Path, Tensor]]  # which arguments go where
+    ports: Sequence[tuple[KeyPath, Tensor]]  # which arguments go where
     is_tuple: bool
 
 
@@ -83,7 +83,7 @@ class LayersPass:
             room.layers[index] = recorded
         else:
             for path, there in recorded.ports:
-                source = _found(more, path)
+                source = key_get(more, path)
                 if not isinstance(source, Tensor):
                     return None
                 self._feed(source, there)
@@ -108,14 +108,19 @@ class LayersPass:
             self._fed[id(source)] = source, there
 
     def _record(self, index: int, inner: Call, *, hidden: Tensor, more: Arguments) -> _RecordedLayer:
-        room, ports = self._room, list[tuple[Path, Tensor]]()
-        for path, source in _tensors(more):
-            known = self._fed.get(id(source))
-            there = self._port(source) if known is None else known[1]
-            self._feed(source, there)
-            ports.append((path, there))
+        room, ports = self._room, list[tuple[KeyPath, Tensor]]()
         cache, kinds = RecordedCache(room.table, index, most=self._graphs.most), set[bool]()
-        args, kwargs = cast("Arguments", _replaced(more, dict(ports), cache=cache))
+        leaves, form = tree_flatten_with_path(more)
+        own = [each for _, each in leaves]
+        for place, (path, source) in enumerate(leaves):
+            if isinstance(source, Tensor):
+                known = self._fed.get(id(source))
+                own[place] = there = self._port(source) if known is None else known[1]
+                self._feed(source, there)
+                ports.append((path, there))
+            elif isinstance(source, RowsCache):
+                own[place] = cache
+        args, kwargs = cast("Arguments", tree_unflatten(own, form))
 
         def work() -> None:
             assert room.hidden is not None
@@ -136,37 +141,3 @@ class LayersPass:
         if not source.ndim or source.shape[along] != self._rows or (along and source.shape[0] != 1):
             raise CannotRecord(f"a layer is given a tensor of {tuple(source.shape)} for {self._rows} rows")
         return source.new_zeros([*source.shape[:along], len(self._room.table.slots), *source.shape[along + 1 :]])
-
-
-def _tensors(value: object, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Yields all tensors of arguments, and where they are among them."""
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, (tuple, list)):
-        for place, each in enumerate(cast("Sequence[object]", value)):
-            yield from _tensors(each, (*path, place))
-    elif isinstance(value, dict):
-        for name, each in cast("dict[str, object]", value).items():
-            yield from _tensors(each, (*path, name))
-
-
-def _found(value: object, path: Path) -> object:
-    for each in path:
-        value = cast("dict[object, object]", value)[each]
-    return value
-
-
-def _replaced(value: object, by: dict[Path, Tensor], *, cache: RowsCache, path: Path = ()) -> object:
-    """Arguments with these tensors, and this cache, in the place of others."""
-    if path in by:
-        return by[path]
-    if isinstance(value, RowsCache):
-        return cache
-    if isinstance(value, (tuple, list)):
-        several = enumerate(cast("Sequence[object]", value))
-        found = [_replaced(each, by, cache=cache, path=(*path, place)) for place, each in several]
-        return found if isinstance(value, list) else tuple(found)
-    if isinstance(value, dict):
-        named = cast("dict[str, object]", value).items()
-        return {name: _replaced(each, by, cache=cache, path=(*path, name)) for name, each in named}
-    return value
