@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Condition, Thread
 
 import torch
@@ -19,6 +20,7 @@ from blend.capture.capture import CaptureHooks, capture
 from blend.engine.answer_builder import AnswerBuilder, QueuedRequest
 from blend.engine.engine import EngineRequest, Event, Failed, PayerLoad, Ready
 from blend.engine.fair_queue import FairQueue, StepShares
+from blend.engine.kv_budget import KvBudget
 from blend.errors import Busy, Late, PromptError
 from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import fuse
@@ -30,9 +32,6 @@ from blend.text.tokenizer import Tokenizer
 from store.record import Record
 
 log = logging.getLogger(__name__)
-
-MOST = 7 / 8  # of memory and places for one payer, for as long as others were here lately
-LATELY_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +71,7 @@ class LocalEngine:
         self._fingerprint = fingerprint
         self._prefixes = Prefixes(self.limits.prefix_bytes)
         room = self.limits.kv_bytes // decoder.token_bytes
+        self._budget = KvBudget(room, places=self.limits.running)
         self._capture_hooks = CaptureHooks(self._let_requests, self._hold, room, Prefixes(self.limits.prefix_bytes))
         self._readers = Readers()
         self._changed = Condition()
@@ -79,14 +79,12 @@ class LocalEngine:
         self._captures: deque[_Capture] = deque()
         self._closing = False
         self._running: list[AnswerBuilder] = []
-        self._captured_bytes = 0  # that the capture at hand takes
         self._owed_s = 0.0  # to captures; under zero they had more than their share
         self._capturing = False
         self._slice_began = self._fuse_began = 0.0  # when the capture, or the fuse, at hand went on
         self._step_shares = StepShares(self.limits.weights)
         self._step_s = self._stepped = 0.0  # what the last step took, and when it ended
         self._steps_s = 0.0  # of all steps together
-        self._seen: dict[str, float] = {}  # when a payer asked last
         self._threads = torch.get_num_threads()
         self._thread = Thread(target=self._work, name="kvweave-engine", daemon=True)
         self._thread.start()
@@ -114,8 +112,7 @@ class LocalEngine:
             if len(self._waiting) >= self.limits.waiting:
                 raise Busy(f"{len(self._waiting)} requests are waiting already: try again later")
             self.refuse_late(request.payer, queued.left_s)
-            self._seen = {each: at for each, at in self._seen.items() if time.monotonic() - at < LATELY_S}
-            self._seen[request.payer] = time.monotonic()
+            self._budget.see(request.payer)
             self._waiting.add(queued, self._payers())
             self._changed.notify()
         return queued
@@ -229,26 +226,9 @@ class LocalEngine:
                 queued.end("cancelled")
             else:
                 queued.tell(Failed(_late()))
+        running = [answer.queued for answer in self._running]
         with self._changed:
-            return self._waiting.next(self._free(), running=self._payers())
-
-    def _free(self) -> Callable[[QueuedRequest], bool]:
-        """Tells what fits beside what runs. One payer leaves room where others were here lately."""
-        tokens, count = Counter[str](), self._payers()
-        for queued in (answer.queued for answer in self._running):
-            tokens[queued.request.payer] += queued.capacity
-        limit = self.limits.kv_bytes - self._captured_bytes
-        places = self.limits.running
-
-        def fits(queued: QueuedRequest) -> bool:
-            payer, token = queued.request.payer, self._decoder.token_bytes
-            if count.total() >= places or (tokens.total() + queued.capacity) * token > limit:
-                return False
-            if not count[payer] or len(self._seen) < 2:
-                return True
-            return count[payer] + 1 <= MOST * places and (tokens[payer] + queued.capacity) * token <= MOST * limit
-
-        return fits
+            return self._waiting.next(partial(self._budget.can_admit, running=running), running=self._payers())
 
     def _start(self, queued: QueuedRequest) -> None:
         self._fuse_began = time.perf_counter() - self._steps_s  # as if no step came between
@@ -378,10 +358,9 @@ class LocalEngine:
 
     def _hold(self, tokens: int) -> None:
         """Counts what a capture takes from now on. Returns when it fits beside the answers that still run."""
-        self._captured_bytes = tokens * self._decoder.token_bytes
+        self._budget.hold(tokens)
         self._end_slice()
-        most = (self.limits.kv_bytes - self._captured_bytes) // self._decoder.token_bytes
-        while self._running and sum(answer.queued.capacity for answer in self._running) > most:
+        while self._running and not self._budget.holds([answer.queued for answer in self._running]):
             self._step()
         self._slice_began = time.perf_counter()
 

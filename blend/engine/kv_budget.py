@@ -1,0 +1,44 @@
+"""What fits into the memory for keys and values beside the answers that run. Knows neither model nor turns."""
+
+import time
+from collections.abc import Sequence
+
+from blend.engine.answer_builder import QueuedRequest
+
+MOST = 7 / 8  # of memory and places for one payer, for as long as others were here lately
+LATELY_S = 300.0
+
+
+class KvBudget:
+    """Counts what all contexts take, in tokens. One payer leaves room where others were here lately."""
+
+    def __init__(self, tokens: int, *, places: int) -> None:
+        """`places`: how many answers run at a time."""
+        self._tokens = tokens
+        self._places = places
+        self._captured = 0
+        self._seen: dict[str, float] = {}  # when a payer asked last
+
+    def see(self, payer: str) -> None:
+        """Note that a payer asks now."""
+        now = time.monotonic()
+        self._seen = {each: at for each, at in self._seen.items() if now - at < LATELY_S} | {payer: now}
+
+    def hold(self, tokens: int) -> None:
+        """Keep room for a capture of so many tokens from now on, and no longer for what was held before."""
+        self._captured = tokens
+
+    def holds(self, running: Sequence[QueuedRequest]) -> bool:
+        """Whether these fit beside the capture at hand."""
+        return sum(each.capacity for each in running) <= self._tokens - self._captured
+
+    def can_admit(self, queued: QueuedRequest, *, running: Sequence[QueuedRequest]) -> bool:
+        """Whether a request fits beside those that run."""
+        payer = queued.request.payer
+        own = [each for each in running if each.request.payer == payer]
+        if len(running) >= self._places or not self.holds([*running, queued]):
+            return False
+        if not own or len(self._seen) < 2:
+            return True
+        tokens, most = sum(each.capacity for each in (*own, queued)), MOST * (self._tokens - self._captured)
+        return len(own) + 1 <= MOST * self._places and tokens <= most
