@@ -16,7 +16,7 @@ from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import BaseNode, Document, NodeRelationship, RelatedNodeInfo, TextNode, TransformComponent
 
 from clients.conftest import Running
-from kvweave_client import BadRequest, Client, ConnectionFailed, Retries, Unauthorized, batching
+from kvweave_client import BadRequest, Client, ConnectionFailed, Retries, Unauthorized, following
 from llama_index.retrievers.kvweave import KVWeaveRetriever, KVWeaveSink, books
 from llama_index.retrievers.kvweave.nodes import NODE_ID
 
@@ -235,7 +235,7 @@ def test_strict_is_an_error_and_the_same_call_again_mends_it(client: Client, sin
 def test_what_was_safe_before_the_service_went_away_is_not_owed(
     client: Client, sinks: Sinks, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batching, "MOST", 1)
+    monkeypatch.setattr(following, "MOST", 1)
     sink = sinks(replaces=False)
     sink([node("a", HALIO)])
     line.left = 2

@@ -31,7 +31,6 @@ from kvweave_client.answers import (
     Touched,
     Usage,
 )
-from kvweave_client.batching import batches
 from kvweave_client.client import Client, Stream
 from kvweave_client.errors import (
     BadRequest,
@@ -54,6 +53,7 @@ from kvweave_client.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
+from kvweave_client.following import batches
 from kvweave_client.shared import Access, Connection
 from kvweave_client.target import BASE_URL, Retries, Timeouts
 from kvweave_client.uploads import File

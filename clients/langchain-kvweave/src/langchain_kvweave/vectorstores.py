@@ -1,7 +1,7 @@
 """A vector store that kvweave follows: what is written to the store is written to a sink too. Embeds nothing itself."""
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Self, cast
 
@@ -18,25 +18,6 @@ ADD_AGAIN: Final = "The vector store has the documents: add them again, so that 
 DELETE_AGAIN: Final = "The vector store has deleted them: delete them again, so that they leave kvweave too."
 
 Metadatas = list[dict[str, object]]
-
-# What a store is asked, and what kvweave has no part in.
-_READ: Final = (
-    "get_by_ids",
-    "aget_by_ids",
-    "search",
-    "asearch",
-    "asimilarity_search",
-    "similarity_search_with_score",
-    "asimilarity_search_with_score",
-    "similarity_search_with_relevance_scores",
-    "asimilarity_search_with_relevance_scores",
-    "similarity_search_by_vector",
-    "asimilarity_search_by_vector",
-    "max_marginal_relevance_search",
-    "amax_marginal_relevance_search",
-    "max_marginal_relevance_search_by_vector",
-    "amax_marginal_relevance_search_by_vector",
-)
 
 
 def mirrored(store: VectorStore, sink: KVWeaveSink, *, strict: bool = True) -> "MirroredStore":
@@ -152,10 +133,10 @@ class MirroredStore(VectorStore):
         """Refuses: a mirror needs a store. Make one, and add the texts to `mirrored(store, sink)`."""
         raise NotImplementedError("make a store, wrap it by mirrored(store, sink), and add the texts to that")
 
-    def __getattr__(self, name: str) -> object:
-        """An attribute that this store has besides what all have."""
-        if name == "store":  # a copy asks before it is filled
-            raise AttributeError(name)
+    def __getattribute__(self, name: str) -> object:
+        """What is not written here is the store's: kvweave has no part in it."""
+        if name.startswith("_") or name in _OWN:
+            return super().__getattribute__(name)
         return getattr(self.store, name)
 
     @contextmanager
@@ -170,16 +151,7 @@ class MirroredStore(VectorStore):
             log.warning("kvweave missed %d documents of %r: %s", count, self.sink.collection, error)
 
 
-def _of_store(name: str) -> Callable[..., object]:
-    def ask(mirror: MirroredStore, *args: object, **kwargs: object) -> object:
-        return getattr(mirror.store, name)(*args, **kwargs)
-
-    ask.__name__ = name
-    return ask
-
-
-for _name in _READ:
-    setattr(MirroredStore, _name, _of_store(_name))
+_OWN: Final = {"store", "sink", "strict", *vars(MirroredStore)}
 
 
 def _documents(texts: Sequence[str], metadatas: Metadatas | None) -> list[Document]:

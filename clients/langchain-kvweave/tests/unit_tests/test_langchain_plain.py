@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 
-from kvweave_client.batching import LARGEST, MOST
+from kvweave_client.following import LARGEST, MOST
 from kvweave_client.passages import PREFIX
 from langchain_kvweave.entries import entries
 from langchain_kvweave.plain import plain_metadata, plain_text

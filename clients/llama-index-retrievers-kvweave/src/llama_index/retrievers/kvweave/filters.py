@@ -1,6 +1,6 @@
 """LlamaIndex's filters on metadata in kvweave's form. Knows neither nodes nor the service."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from llama_index.core.vector_stores.types import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
@@ -40,38 +40,31 @@ def _all(filters: MetadataFilters) -> Json:
 
 
 def _one(wanted: MetadataFilter) -> Json:
-    if not wanted.key or wanted.key.startswith("$"):
-        raise ValueError(f"{wanted.key!r} is no name of metadata that kvweave compares: use another")
-    mapped = _MAPPED.get(wanted.operator)
-    if mapped is None:
-        raise ValueError(
-            f"{wanted.key}: kvweave's filters have no {wanted.operator.name} ({wanted.operator.value!r}), they compare "
-            "whole values: put the words into the query with mode='lexical', or keep them as a list in the metadata "
-            "and use CONTAINS, ANY or ALL"
-        )
-    return mapped(wanted)
+    key, operator = wanted.key, wanted.operator
+    if not key or key.startswith("$"):
+        raise ValueError(f"{key!r} is no name of metadata that kvweave compares: use another")
+    if operator in _COMPARED:
+        return {key: {_COMPARED[operator]: _value(wanted)}}
+    if operator in _LISTED:
+        return {key: {_LISTED[operator]: _values(wanted)}}
+    if operator == FilterOperator.ALL:
+        values = _values(wanted)
+        return {"$and": [{key: each} for each in values]} if values else {key: {"$exists": True}}
+    if operator == FilterOperator.IS_EMPTY:
+        return {"$or": [{key: {"$exists": False}}, {key: {"$in": [None, ""]}}]}
+    raise ValueError(
+        f"{key}: kvweave's filters have no {operator.name} ({operator.value!r}), they compare whole values: put the "
+        "words into the query with mode='lexical', or keep them as a list in the metadata and use CONTAINS, ANY or ALL"
+    )
 
 
-def _compared(wanted: MetadataFilter) -> Json:
+def _value(wanted: MetadataFilter) -> object:
     if isinstance(wanted.value, list):
         raise ValueError(_told(wanted, "takes one value, use IN, ANY or ALL for a list"))
-    return {wanted.key: {_COMPARED[wanted.operator]: wanted.value}}
+    return wanted.value
 
 
-def _listed(wanted: MetadataFilter) -> Json:
-    return {wanted.key: {_LISTED[wanted.operator]: _list(wanted)}}
-
-
-def _every(wanted: MetadataFilter) -> Json:
-    values = _list(wanted)
-    return {"$and": [{wanted.key: value} for value in values]} if values else {wanted.key: {"$exists": True}}
-
-
-def _empty(wanted: MetadataFilter) -> Json:
-    return {"$or": [{wanted.key: {"$exists": False}}, {wanted.key: {"$in": [None, ""]}}]}
-
-
-def _list(wanted: MetadataFilter) -> list[object]:
+def _values(wanted: MetadataFilter) -> list[object]:
     if not isinstance(wanted.value, list):
         raise ValueError(_told(wanted, "takes a list, use EQ or CONTAINS for one value"))
     return [*wanted.value]
@@ -79,11 +72,3 @@ def _list(wanted: MetadataFilter) -> list[object]:
 
 def _told(wanted: MetadataFilter, remedy: str) -> str:
     return f"{wanted.key}: {wanted.operator.name} {remedy}, got {wanted.value!r}"
-
-
-_MAPPED: Final[dict[FilterOperator, Callable[[MetadataFilter], Json]]] = {
-    **dict.fromkeys(_COMPARED, _compared),
-    **dict.fromkeys(_LISTED, _listed),
-    FilterOperator.ALL: _every,
-    FilterOperator.IS_EMPTY: _empty,
-}
