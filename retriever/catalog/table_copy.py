@@ -30,21 +30,21 @@ class Table(NamedTuple):
     columns: tuple[str, ...]
 
 
-def copy_tables(source: CatalogConnection, target: CatalogConnection) -> int:
-    """Copies a catalog into a new one; returns how many rows."""
+def copy_tables(source: CatalogConnection, target: CatalogConnection) -> None:
+    """Copies a catalog into a new one."""
     target.execute(f"DELETE FROM facts WHERE {_OWN}")
-    count = sum(copy_table(source, target, table=table) for table in _tables())
+    for table in _tables(STEPS):
+        copy_table(source, target, table=table)
     for batch in _batches(target, Table("labels", ("row", "metadata"))):
         told = [(field, value, label) for label, text in batch for field, value in facets(loads(text))]
         target.executemany("INSERT INTO facets VALUES (?, ?, ?)", told)
     index_anew(target)
     target.number_on(source.numbers())
-    return count
 
 
 def unlike(source: CatalogConnection, target: CatalogConnection) -> str | None:
     """What is not the same in both; None where all is, and all that follows from it is right in the copy."""
-    for table in _tables():
+    for table in _tables(STEPS):
         if not is_same_table(source, target, table=table):
             return table.name
     if source.numbers() != target.numbers():
@@ -66,14 +66,17 @@ def tables_of(steps: tuple[str, ...]) -> list[Table]:
         return [Table(name, tuple(column for (column,) in connection.execute(columns, (name,)))) for name in kept]
 
 
-def copy_table(source: CatalogConnection, target: CatalogConnection, *, table: Table) -> int:
-    """Copies a table into an empty one; returns how many rows."""
+def count_rows(connection: CatalogConnection, steps: tuple[str, ...]) -> int:
+    """How many rows there are in all tables, but for those that are made of others."""
+    found = [connection.execute(f"SELECT count(*) FROM {table.name}").fetchone() for table in _tables(steps)]
+    return sum(count for (count,) in found)
+
+
+def copy_table(source: CatalogConnection, target: CatalogConnection, *, table: Table) -> None:
+    """Copies a table into an empty one."""
     places = ", ".join("CAST(? AS TEXT)" if _is_bytes(table.name, each) else "?" for each in table.columns)
-    count = 0
     for batch in _batches(source, table):
         target.executemany(f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES ({places})", batch)
-        count += len(batch)
-    return count
 
 
 def is_same_table(one: CatalogConnection, other: CatalogConnection, *, table: Table) -> bool:
@@ -82,8 +85,8 @@ def is_same_table(one: CatalogConnection, other: CatalogConnection, *, table: Ta
     return all(found == expected for found, expected in batches)
 
 
-def _tables() -> list[Table]:
-    return [table for table in tables_of(STEPS) if table.name != "facets"]
+def _tables(steps: tuple[str, ...]) -> list[Table]:
+    return [table for table in tables_of(steps) if table.name != "facets"]
 
 
 def _batches(connection: CatalogConnection, table: Table) -> Iterator[list[Fetched]]:

@@ -17,6 +17,7 @@ from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.statements import tables
 
 SERVICE: Final = "kvweave"
+STAGED: Final = "staged_"  # schemas that are filled, and no tenant's yet
 _LONGEST: Final = 63  # bytes of a name in PostgreSQL
 _LOCK: Final = 0x6B767763
 _FIRST: Final = f"""
@@ -51,6 +52,22 @@ def open_catalog(database: PostgresDatabase, tenant: str) -> PostgresCatalog:
     return PostgresCatalog(database, schema, tenant=tenant)
 
 
+def serve_staged(connection: PostgresConnection, staged: str, *, tenant: str) -> None:
+    """Makes a staged schema a tenant's, in a transaction on the schema of the service."""
+    schema = schema_of(tenant)
+    connection.script(SQL("ALTER SCHEMA {} RENAME TO {}").format(Identifier(staged), Identifier(schema)))
+    connection.execute("UPDATE schemas SET name = ?, tenant = ? WHERE name = ?", (schema, tenant, staged))
+
+
+def drop_staged(database: PostgresDatabase) -> None:
+    """Drops what is staged, also by a process that was killed."""
+    with database.connection() as connection:
+        staged = connection.execute("SELECT name FROM schemas WHERE tenant IS NULL AND name LIKE ?", (f"{STAGED}%",))
+        for (name,) in staged.fetchall():
+            connection.script(SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(Identifier(name)))
+            connection.execute("DELETE FROM schemas WHERE name = ?", (name,))
+
+
 def prepare(database: PostgresDatabase, schema: str, *, steps: tuple[str, ...], tenant: str | None = None) -> None:
     """Bring a schema to this version, or make it, in one transaction."""
     if _version(database, schema) == len(steps):
@@ -64,7 +81,7 @@ def prepare(database: PostgresDatabase, schema: str, *, steps: tuple[str, ...], 
             connection.script(SQL("CREATE SCHEMA IF NOT EXISTS {name}").format(name=Identifier(schema)))
         for number in range(version, len(steps)):
             connection.script(tables(steps[number]), wait_s=SLOW_S)
-        if version == 0 and tenant is not None:
+        if version == 0 and schema != SERVICE:
             connection.execute("INSERT INTO facts VALUES ('analysis', ?)", (connection.analysis,))
         _note(connection, schema, tenant=tenant, version=len(steps))
 

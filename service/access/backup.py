@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from service.access.archive import ArchiveWriter, tenant_of, writing
-from service.access.move import CONTROL, RESTORING, databases
-from service.access.private import finish_file, new_private_file, private_file, sync_folder
+from service.access.move import CONTROL, RESTORING, copy_database, databases
+from service.access.private import finish_file, new_private_file, sync_folder
 from service.access.spelling import is_tenant
 from service.errors import AccessError
 from store.blob import Blob
@@ -69,28 +69,11 @@ def _add(path: Path, data: Path, *, writer: ArchiveWriter, scratch: Path, blobs:
     if tenant and not is_tenant(tenant):  # no folder that this service made
         return
     copy = scratch / "copy.sqlite"
-    private_file(copy)
-    _copy(path, copy)
+    copy_database(path, copy)
     writer.database(name, copy)
     if tenant:
         blobs.add(tenant, copy)
     copy.unlink()
-
-
-def _copy(path: Path, copy: Path) -> None:
-    """Copies a database, all pages in one step: one committed state, and no writer waits for it."""
-    try:
-        with (
-            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=60)) as source,
-            closing(sqlite3.connect(copy, isolation_level=None)) as target,
-        ):
-            source.backup(target)
-            target.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
-            [found] = target.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.DatabaseError as error:
-        raise AccessError(f"{path} cannot be read ({error}): restore an older backup") from error
-    if found != "ok":
-        raise AccessError(f"{path} is damaged ({found.splitlines()[-1]}): restore an older backup")
 
 
 class _Blobs:

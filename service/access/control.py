@@ -8,15 +8,16 @@ import hmac
 import json
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from retriever.catalog.connection import CatalogConnection
 from retriever.documents import Json
 from retriever.errors import FilterError
 from retriever.filter_condition import condition, fields_of
 from service.access.control_file import ControlFile
-from service.access.control_store import ControlStore
 from service.access.principal import DEFAULT_TENANT, Principal, Role
 from service.access.private import write_private
 from service.access.spelling import check_spelling, digest, id_of, new_key
@@ -75,6 +76,27 @@ class _Known:
     holders: dict[str, tuple[bytes, Principal]] = field(default_factory=dict[str, tuple[bytes, Principal]])
     switch: BlendingSwitch | None = None
     bound_fields: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+
+
+class ControlStore(Protocol):
+    """The tables of one control database. Safe for threads; other processes may have them open.
+
+    Raises Unavailable where they cannot be used.
+    """
+
+    def read(self) -> AbstractContextManager[CatalogConnection]: ...
+
+    def change(self) -> AbstractContextManager[CatalogConnection]:
+        """All that is done in the block happens, or nothing."""
+        ...
+
+    def version(self, connection: CatalogConnection) -> int:
+        """What is another number as soon as somebody wrote."""
+        ...
+
+    def close(self) -> None:
+        """Closes it; a second call is safe. Whatever comes after it raises Unavailable."""
+        ...
 
 
 class Control:

@@ -2,20 +2,26 @@
 
 import fcntl
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from retriever.catalog.check import CatalogReport, check_catalog
-from retriever.catalog.connection import CatalogConnection
 from retriever.catalog.sqlite import SqliteCatalog
-from retriever.catalog.sqlite_connection import beside
 from retriever.errors import CatalogError
 from service.access.control import Control
-from service.access.control_file import ControlFile
-from service.access.folder_receiver import FolderReceiver
 from service.access.lock import hold
-from service.access.move import CATALOG, CONTROL, POINTS, TENANTS
-from service.access.peers import NoPeers
+from service.access.move import (
+    CATALOG,
+    CONTROL,
+    POINTS,
+    TENANTS,
+    catalogs,
+    copy_database,
+    databases,
+    gathering,
+    name_anew,
+)
+from service.access.peers import Peers
 from service.access.private import private_file, private_folder, write_private
 from service.access.rates import Rates
 from service.errors import AccessError
@@ -28,7 +34,7 @@ class FolderTruth:
         self._data = data
         self._folder = data / TENANTS
         self._points = data / POINTS
-        self.peers = NoPeers()
+        self.peers = Peers()
 
     def serve(self, on_loss: Callable[[str], None]) -> AbstractContextManager[None]:
         """One process at a time."""
@@ -52,7 +58,7 @@ class FolderTruth:
         return Rates()
 
     def tenants(self) -> list[str]:
-        return sorted(path.parent.name for path in self._folder.glob(f"*/{CATALOG}"))
+        return [path.parent.name for path in catalogs(self._data)]
 
     def catalog(self, tenant: str) -> SqliteCatalog:
         """The file, and what SQLite keeps beside it, are for their owner alone."""
@@ -69,25 +75,28 @@ class FolderTruth:
     def check(self, tenant: str) -> CatalogReport:
         return check_catalog(self._folder / tenant / CATALOG)
 
-    @contextmanager
-    def tables(self, tenant: str) -> Generator[CatalogConnection]:
-        self.catalog(tenant).close()  # an older one becomes one of today
-        with beside(self._folder / tenant / CATALOG) as connection:
-            connection.execute("BEGIN")
-            yield connection
+    def copy_catalog(self, tenant: str, file: Path) -> None:
+        private_folder(file.parent)
+        copy_database(self._folder / tenant / CATALOG, file)
+        name_anew(file)
+        SqliteCatalog(file).close()  # an older one becomes one of today
+
+    def copy_control(self, file: Path) -> None:
+        self.control().close()  # made where there is none
+        copy_database(self._data / CONTROL, file)
 
     @contextmanager
-    def rows(self) -> Generator[CatalogConnection]:
-        with closing(ControlFile(self._data / CONTROL)) as control, control.read() as connection:
-            yield connection
-
-    @contextmanager
-    def receive(self) -> Generator[FolderReceiver]:
-        receiver = FolderReceiver(self._data)
-        try:
-            yield receiver
-        finally:
-            receiver.clear()
+    def receive(self) -> Generator[Path]:
+        there = next(databases(self._data), None)
+        if there is not None:
+            name = there.relative_to(self._data)
+            raise AccessError(f"{self._data} holds {name} already: name an empty folder, or move it away")
+        with gathering(self._data) as folder:
+            yield folder
+            for path in catalogs(folder):
+                report = check_catalog(path)
+                if report.damaged or report.wrong:
+                    raise AccessError(f"the catalog of {path.parent.name!r} is not sound: see what kvweave verify says")
 
     def bring_points(self, folder: Path) -> None:
         """A service finds them where they are: in the folder of the data."""

@@ -1,4 +1,4 @@
-"""Moves keys and catalogs from one place to another, and compares all that came. Knows no database.
+"""Moves keys and catalogs from one place to another, by way of files in the form of a backup. Knows no database.
 
 The source stays as it is. The target has all of it in one moment, or nothing: what a migration that was cut off has
 gathered there, nobody serves, and the next one removes it.
@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from retriever.catalog.table_copy import copy_table, copy_tables, is_same_table, tables_of, unlike
-from service.access.receiver import Receiver
-from service.access.schema import STEPS
+from retriever.catalog import schema as catalog_schema
+from retriever.catalog.sqlite_connection import beside
+from retriever.catalog.table_copy import count_rows
+from service.access import schema as control_schema
+from service.access.move import CATALOG, CONTROL, TENANTS
 from service.access.truth import Truth
 from service.errors import AccessError
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """What was moved, and compared. `rows`: of all tables, but for those that are made of others."""
+    """What was moved. `rows`: of all tables, but for those that are made of others."""
 
     tenants: tuple[str, ...]
     documents: int
@@ -38,37 +40,26 @@ def migrate(source: Truth, target: Truth, *, show: Callable[[str], None] = lambd
         tenants = tuple(source.tenants())
         for tenant in tenants:
             stack.enter_context(source.precompute(tenant, shared=False))
-        receiver = stack.enter_context(target.receive())
+        folder = stack.enter_context(target.receive())
         documents = rows = 0
         for tenant in tenants:
             show(f"tenant {tenant}")
-            found = _catalog(source, receiver, tenant=tenant)
-            documents, rows = documents + found[0], rows + found[1]
+            file = folder / TENANTS / tenant / CATALOG
+            source.copy_catalog(tenant, file)
+            with beside(file) as connection:
+                rows += count_rows(connection, catalog_schema.STEPS)
+                documents += connection.execute("SELECT count(*) FROM documents WHERE serving = 1").fetchone()[0]
         _points(source, target)
         show("keys")
-        with source.rows() as given, receiver.control() as taken:
-            counts = [copy_table(given, taken, table=table) for table in tables_of(STEPS)]
-            for table in tables_of(STEPS):
-                if not is_same_table(given, taken, table=table):
-                    raise _unlike(table.name)
-            if not (tenants or sum(counts)):
-                raise AccessError("the source holds neither keys nor catalogs: is KVWEAVE_DATA right?")
-            if lost:
-                raise AccessError(lost[0])
-    return MigrationReport(tenants, documents, rows + sum(counts))
-
-
-def _catalog(source: Truth, receiver: Receiver, *, tenant: str) -> tuple[int, int]:
-    """Moves a catalog; returns how many documents and rows. What came is compared when it is committed."""
-    with source.tables(tenant) as given:
-        with receiver.catalog(tenant) as taken:
-            rows = copy_tables(given, taken)
-        with receiver.catalog(tenant) as taken:
-            what = unlike(given, taken)
-        if what is not None:
-            raise _unlike(f"{what} of tenant {tenant!r}")
-        [documents] = given.execute("SELECT count(*) FROM documents WHERE serving = 1").fetchone()
-    return documents, rows
+        source.copy_control(folder / CONTROL)
+        with beside(folder / CONTROL) as connection:
+            rows += count_rows(connection, control_schema.STEPS)
+        if not rows:
+            raise AccessError("the source holds neither keys nor catalogs: is KVWEAVE_DATA right?")
+        if lost:
+            raise AccessError(lost[0])
+        show("all of it into its place")
+    return MigrationReport(tenants, documents, rows)
 
 
 def _points(source: Truth, target: Truth) -> None:
@@ -80,8 +71,4 @@ def _points(source: Truth, target: Truth) -> None:
         target.bring_points(Path(taken))
         for file in Path(given).iterdir():
             if (Path(taken) / file.name).read_bytes() != file.read_bytes():
-                raise _unlike(f"the operating point {file.name}")
-
-
-def _unlike(what: str) -> AccessError:
-    return AccessError(f"{what}: not the same in both: see what kvweave verify says of the source, and run again")
+                raise AccessError(f"the operating point {file.name} is not the same in both: run again")

@@ -1,20 +1,62 @@
-"""Databases that take the place of others, all of them even if the process is killed between two. Knows no archive.
+"""The databases of a folder: how they are copied, and take the place of others, all of them even if the process is
+killed between two. Knows no archive.
 
 They are gathered in one folder and synced. From the moment that this folder bears the name `restoring`, the move is
 decided, and whoever opens the data folder next brings it to its end.
 """
 
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from shutil import rmtree
 
-from service.access.private import private_folder, sync_folder
+from service.access.private import private_file, private_folder, sync_folder
+from service.errors import AccessError
 
 RESTORING, STAGING = "restoring", "staging"
 CONTROL, CATALOG, TENANTS, ADMIN_KEY = "control.sqlite", "catalog.sqlite", "tenants", "admin.key"
 POINTS = "points"
 
 _LOGS = ("-wal", "-shm", "-journal")
+
+
+def copy_database(path: Path, copy: Path) -> None:
+    """Copies a database into a new file, all pages in one step: one committed state, and no writer waits for it."""
+    private_file(copy)
+    try:
+        with (
+            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=60)) as source,
+            closing(sqlite3.connect(copy, isolation_level=None)) as target,
+        ):
+            source.backup(target)
+            target.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+            [found] = target.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise AccessError(f"{path} cannot be read ({error}): restore an older backup") from error
+    if found != "ok":
+        raise AccessError(f"{path} is damaged ({found.splitlines()[-1]}): restore an older backup")
+
+
+@contextmanager
+def gathering(folder: Path) -> Generator[Path]:
+    """Yields a folder for databases. When the block ends well, they take the place of those in `folder`."""
+    staging = folder / STAGING
+    rmtree(staging, ignore_errors=True)  # of a process that was killed
+    private_folder(staging)
+    try:
+        yield staging
+        decide_move(staging, folder)
+        finish_move(folder)
+    finally:
+        rmtree(staging, ignore_errors=True)
+
+
+def name_anew(catalog: Path) -> None:
+    """Gives a copy of a catalog a name of its own: what is derived from another state of it is not its own."""
+    with closing(sqlite3.connect(catalog, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("UPDATE facts SET value = hex(randomblob(8)) WHERE name = 'catalog'")
 
 
 def decide_move(gathered: Path, folder: Path) -> None:
@@ -38,7 +80,12 @@ def finish_move(folder: Path) -> None:
 
 def databases(folder: Path) -> Iterator[Path]:
     """The control database and the catalogs that are there."""
-    yield from (path for path in (folder / CONTROL, *sorted(folder.glob(f"{TENANTS}/*/{CATALOG}"))) if path.is_file())
+    yield from (path for path in (folder / CONTROL, *catalogs(folder)) if path.is_file())
+
+
+def catalogs(folder: Path) -> list[Path]:
+    """The catalogs that are there, by the names of their tenants."""
+    return sorted(folder.glob(f"{TENANTS}/*/{CATALOG}"))
 
 
 def _put(file: Path, place: Path) -> None:

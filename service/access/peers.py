@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 BEHIND: Final = "this replica was cut off from the others and catches up with what they did: ask again"
 
@@ -17,53 +17,29 @@ class Follower:
     resting: Callable[[], AbstractContextManager[None]]  # work on nothing while the block runs
 
 
-class Peers(Protocol):
-    """The other services of a truth. Safe for threads."""
+class Peers:
+    """The other services of a truth, of which there are none where it is a folder. Safe for threads."""
 
     def lease(self) -> int | None:
         """The lease under which this service answers: another one each time that the others had to go on without it.
         None while they do, and until it has caught up.
         """
-        ...
-
-    def passed(self, tenant: str) -> bool:
-        """Tells that something of a tenant was deleted, and waits; returns whether no service has any of it left."""
-        ...
-
-    def taken(self, tenant: str) -> Sequence[int]:
-        """The uploads that others work on."""
-        ...
-
-    def claim(self, tenant: str, uploads: Sequence[int]) -> Collection[int]:
-        """Takes uploads to work on; returns those that no other has. It keeps them until it lets go, or is given up."""
-        ...
-
-    def let_go(self, tenant: str, uploads: Sequence[int]) -> None:
-        """Gives back what was claimed."""
-        ...
-
-    def follow(self, follower: Follower) -> None:
-        """Begins to tell this service what the others do."""
-        ...
-
-
-class NoPeers:
-    """See `Peers`: there are none."""
-
-    def lease(self) -> int | None:
         return 0
 
     def passed(self, tenant: str) -> bool:
+        """Tells that something of a tenant was deleted, and waits; returns whether no service has any of it left."""
         return True
 
     def taken(self, tenant: str) -> Sequence[int]:
+        """The uploads that others work on."""
         return ()
 
     def claim(self, tenant: str, uploads: Sequence[int]) -> Collection[int]:
+        """Takes uploads to work on; returns those that no other has. It keeps them until it lets go, or is given up."""
         return uploads
 
     def let_go(self, tenant: str, uploads: Sequence[int]) -> None:
-        """Nobody else had asked."""
+        """Gives back what was claimed."""
 
     def follow(self, follower: Follower) -> None:
-        """Nobody does anything."""
+        """Begins to tell this service what the others do."""

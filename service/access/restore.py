@@ -8,7 +8,6 @@ back, and its keys and values are computed anew from the text. Where the store i
 epoch is raised to the backup's first, so that the next deletion is newer than every blob that came back.
 """
 
-import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from retriever.catalog import schema as catalog_schema
 from service.access import schema as control_schema
 from service.access.archive import PIECE, ArchiveMember, ArchiveTally, Manifest, archive_errors_explained, members
 from service.access.lock import hold
-from service.access.move import CATALOG, CONTROL, STAGING, TENANTS, databases, decide_move, finish_move
+from service.access.move import CATALOG, CONTROL, catalogs, databases, gathering, name_anew
 from service.access.private import finish_file, new_private_file
 from service.errors import AccessError
 from store.blob import Blob
@@ -66,23 +65,16 @@ def restore(
 
 
 def _restore(archive: BinaryIO, file: Path, *, data: Path, open_store: Callable[[], BlobAccess]) -> RestoreReport:
-    staging = data / STAGING
-    shutil.rmtree(staging, ignore_errors=True)  # of a restore that was killed
-    staging.mkdir(mode=0o700)
-    try:
+    with gathering(data) as staging:
         with archive_errors_explained(file):
             manifest = _unpack(archive, staging)
             for path in databases(staging):
                 _prepare(path)
-        before = {path.parent.name for path in data.glob(f"{TENANTS}/*/{CATALOG}")}
+        before = {path.parent.name for path in catalogs(data)}
         blobs: Counter[str] = Counter()
         if manifest.blobs:
             with open_store() as store, archive_errors_explained(file):
                 blobs = _fill(store, archive, manifest=manifest)
-        decide_move(staging, data)
-        finish_move(data)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     tenants = tuple(manifest.tenants)
     return RestoreReport(manifest.created, tenants, tuple(sorted(before - {*tenants})), dict(blobs))
 
@@ -138,13 +130,12 @@ def _prepare(path: Path) -> None:
     """Checks that a database opens and is of a known version; gives a catalog a name that tells it from what it was."""
     known = control_schema.VERSION if path.name == CONTROL else catalog_schema.VERSION
     try:
-        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        with closing(sqlite3.connect(path)) as connection:
             [version] = connection.execute("PRAGMA user_version").fetchone()
             if not 1 <= version <= known:
                 raise AccessError(f"{path.name} is of version {version}, this kvweave knows {known}: use the newer")
-            if path.name == CATALOG:
-                connection.execute("PRAGMA synchronous = FULL")
-                connection.execute("UPDATE facts SET value = hex(randomblob(8)) WHERE name = 'catalog'")
+        if path.name == CATALOG:
+            name_anew(path)
     except sqlite3.DatabaseError as error:
         raise AccessError(f"{path.name} is no database of kvweave: {error}") from error
 

@@ -7,19 +7,9 @@ from typing import Protocol
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.check import CatalogReport
-from retriever.catalog.connection import CatalogConnection
 from service.access.control import Control
 from service.access.peers import Peers
-from service.access.principal import Principal
-from service.access.receiver import Receiver
-
-
-class RatesOfKeys(Protocol):
-    """Counts each key's requests. Safe for threads. In no minute are more than the key may ask let through."""
-
-    def take(self, principal: Principal) -> None:
-        """Count a request, or raise Exhausted, which says when the next one will pass."""
-        ...
+from service.access.rates import Rates
 
 
 class Truth(Protocol):
@@ -50,7 +40,7 @@ class Truth(Protocol):
 
     def control(self) -> Control: ...
 
-    def rates(self) -> RatesOfKeys:
+    def rates(self) -> Rates:
         """How often keys may ask, counted over all services."""
         ...
 
@@ -66,18 +56,18 @@ class Truth(Protocol):
         """Looks at each row of a catalog. Raises CatalogError."""
         ...
 
-    def tables(self, tenant: str) -> AbstractContextManager[CatalogConnection]:
-        """The tables of a catalog as they are at one moment. Raises CatalogError."""
+    def copy_catalog(self, tenant: str, file: Path) -> None:
+        """Writes a catalog, as it is at one moment, into a new file as backups have it. Raises AccessError."""
         ...
 
-    def rows(self) -> AbstractContextManager[CatalogConnection]:
-        """The tables of the control database, to be read."""
+    def copy_control(self, file: Path) -> None:
+        """Writes the control database into a new file."""
         ...
 
-    def receive(self) -> AbstractContextManager[Receiver]:
-        """What takes over keys and catalogs of another place, by who holds this one.
+    def receive(self) -> AbstractContextManager[Path]:
+        """A folder for files as backups have them. When the block ends well, their keys and catalogs are here.
 
-        Raises AccessError where there are some.
+        By who holds this place. Raises AccessError where there are some already.
         """
         ...
 

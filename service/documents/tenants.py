@@ -11,7 +11,7 @@ from threading import Lock
 from retriever.library import Library
 from retriever.types import Passage, Removal
 from service.access.control import Control
-from service.access.peers import NoPeers, Peers
+from service.access.peers import Peers
 from service.access.truth import Truth
 from service.documents.chunk_caches import ChunkCaches
 from service.documents.chunk_capture import ChunkCapture, Purpose
@@ -52,7 +52,7 @@ class Tenant:
         self, name: str, library: Library, *, caches: ChunkCaches, store: BlobStore, peers: Peers | None = None
     ) -> None:
         self.name = name
-        self._peers = peers or NoPeers()
+        self._peers = peers or Peers()
         self.library = library
         self.catalog = library.catalog
         self.caches = caches

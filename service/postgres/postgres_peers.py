@@ -5,12 +5,15 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
+from zlib import crc32
 
 from retriever.errors import CatalogError
 from retriever.filter_condition import LISTED, listed
 from retriever.postgres.database import PostgresDatabase
 from retriever.postgres.schemas import SERVICE
-from service.access.peers import Follower
+from service.access.peers import Peers
+from service.access.principal import Principal
+from service.access.rates import WINDOW_S
 
 TABLES: Final = """
 CREATE TABLE replicas (
@@ -28,6 +31,17 @@ GIVEN_UP_S: Final = 6.0  # how long one is looked at that tells nothing: clocks 
 PASSING_S: Final = 10.0  # how long a delete waits for the others
 _LOOK_S: Final = 0.02
 _SWEPT: Final = "; UPDATE version SET value = value + 1; SELECT pg_notify('kvweave', '')"
+_LOCKS: Final = 1802925925  # precompute's have the number before
+_COUNT: Final = f"""
+WITH clock AS (SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION) AS now),
+gone AS (DELETE FROM asked USING clock WHERE key = ?1 AND (at <= now - {WINDOW_S} OR at > now + 1)),
+had AS (
+    SELECT count(at) AS count, coalesce(min(at), max(now)) + {WINDOW_S} - max(now) AS wait_s
+    FROM clock LEFT JOIN asked ON key = ?1 AND at > now - {WINDOW_S} AND at <= now + 1
+),
+added AS (INSERT INTO asked SELECT ?1, now FROM clock, had WHERE count < ?2)
+SELECT count, wait_s FROM had
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +54,12 @@ class ReplicaRow:
     beat: int
 
 
-class PostgresPeers:
-    """See `Peers`. `row` is this process's own among the services, 0 where it is none."""
+class PostgresPeers(Peers):
+    """Those of one database. `row` is this process's own among the services, 0 where it is none."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
         self.row = 0
-
-    def lease(self) -> int | None:
-        return 0
-
-    def follow(self, follower: Follower) -> None:
-        """Who is no service follows nobody."""
 
     def passed(self, tenant: str) -> bool:
         try:
@@ -100,6 +108,15 @@ class PostgresPeers:
                 f"DELETE FROM claims WHERE tenant = ? AND replica = ? AND upload IN {LISTED}",
                 (tenant, self.row, listed(uploads)),
             )
+
+    def count(self, principal: Principal, most: int) -> float | None:
+        """Counts a key's request of all the services together, by the server's clock. See `Rates`."""
+        key = f"{principal.tenant} {principal.key_id}"
+        number = crc32(key.encode()) - (1 << 31)
+        begin = f"; SELECT pg_advisory_xact_lock({_LOCKS}, {number}); SET LOCAL synchronous_commit = off"
+        with self._database.transaction(begin, schema=SERVICE) as connection:
+            count, wait_s = connection.execute(_COUNT, (key, most)).fetchone()
+        return wait_s if count >= most else None
 
     def others(self) -> list[ReplicaRow]:
         """The services beside this one."""

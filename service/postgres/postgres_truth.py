@@ -6,7 +6,6 @@ from pathlib import Path
 from zlib import crc32
 
 from retriever.catalog.check import CatalogReport, check
-from retriever.catalog.connection import CatalogConnection
 from retriever.errors import CatalogError
 from retriever.postgres.catalog import RESTING, VIEW, PostgresCatalog
 from retriever.postgres.database import PostgresDatabase
@@ -14,11 +13,11 @@ from retriever.postgres.schemas import open_catalog, schema_of, tenants_in
 from service.access.control import Control
 from service.access.lock import hold
 from service.access.private import private_folder, write_private
+from service.access.rates import Rates
 from service.errors import AccessError
 from service.postgres.control_tables import ControlTables
+from service.postgres.gathered import copy_catalog, copy_control, gathered
 from service.postgres.postgres_peers import PostgresPeers
-from service.postgres.postgres_rates import PostgresRates
-from service.postgres.postgres_receiver import PostgresReceiver
 from service.postgres.replica import Replica
 from service.postgres.server_lock import ServerLock
 
@@ -66,8 +65,8 @@ class PostgresTruth:
     def control(self) -> Control:
         return Control(self._control)
 
-    def rates(self) -> PostgresRates:
-        return PostgresRates(self._database)
+    def rates(self) -> Rates:
+        return Rates(self.peers.count)
 
     def tenants(self) -> list[str]:
         return tenants_in(self._database)
@@ -77,23 +76,18 @@ class PostgresTruth:
 
     def check(self, tenant: str) -> CatalogReport:
         """Pages and indexes are the server's own to check."""
-        with self.tables(tenant) as connection:
+        self.catalog(tenant).close()  # an older one becomes one of today
+        with self._database.transaction(VIEW + RESTING, schema=schema_of(tenant)) as connection:
             return check(connection)
 
-    def tables(self, tenant: str) -> AbstractContextManager[CatalogConnection]:
-        self.catalog(tenant).close()  # an older one becomes one of today
-        return self._database.transaction(VIEW + RESTING, schema=schema_of(tenant))
+    def copy_catalog(self, tenant: str, file: Path) -> None:
+        copy_catalog(self._database, tenant, file=file)
 
-    def rows(self) -> AbstractContextManager[CatalogConnection]:
-        return self._control.read()
+    def copy_control(self, file: Path) -> None:
+        copy_control(self._control, file)
 
-    @contextmanager
-    def receive(self) -> Generator[PostgresReceiver]:
-        receiver = PostgresReceiver(self._database, self._control)
-        try:
-            yield receiver
-        finally:
-            receiver.clear()
+    def receive(self) -> AbstractContextManager[Path]:
+        return gathered(self._database, self._control)
 
     def bring_points(self, folder: Path) -> None:
         with self._control.read() as connection:

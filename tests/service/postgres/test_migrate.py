@@ -18,7 +18,7 @@ from retriever.errors import DocumentError
 from retriever.filter_condition import EVERYTHING
 from retriever.types import Limit, SourceFile
 from retriever.upload_types import NewUpload, UploadState
-from service.access import migrate as migration
+from service.access import move as databases
 from service.access.control import BlendingSwitch, KeyEntry, Quota
 from service.access.folder_truth import FolderTruth
 from service.access.migrate import MigrationReport, migrate
@@ -26,6 +26,7 @@ from service.access.move import STAGING
 from service.access.principal import Role
 from service.access.truth import Truth
 from service.errors import AccessError
+from service.postgres import gathered
 from service.postgres.postgres_truth import PostgresTruth
 from tests.retriever.catalogs import document, put
 from tests.retriever.test_postgres import change_alike, drawn, shown
@@ -210,10 +211,10 @@ def test_of_one_that_was_killed_nothing_is_there_and_the_next_does_it(
             raise Killed
 
     with monkeypatch.context() as patch:
-        for receiver in ("postgres.postgres_receiver.PostgresReceiver", "access.folder_receiver.FolderReceiver"):
-            patch.setattr(f"service.{receiver}.clear", lambda self: None)  # pyright: ignore
-        patch.setattr(migration, "unlike", killed)
-        patch.setattr(migration, "is_same_table", lambda *given, **_: not killed(*given))  # pyright: ignore
+        patch.setattr(gathered, "drop_staged", lambda _: None)  # pyright: ignore
+        patch.setattr(databases, "rmtree", lambda *_, **given: None)  # pyright: ignore
+        patch.setattr(gathered, "unlike", killed)
+        patch.setattr(gathered, "is_same_table", lambda *given, **_: not killed(*given))  # pyright: ignore
         with pytest.raises(Killed):
             move(source, target)
     assert tenants_and_keys(target) == ([], [])
