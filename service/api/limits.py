@@ -2,10 +2,8 @@
 
 import asyncio
 import re
-from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +12,7 @@ from service.access.peers import BEHIND
 from service.access.places import RETRY_S, NoPlace, Places, Share
 from service.api.guards import core_of, holder
 from service.api.problems import Renderers, failure_of
+from service.api.turns import Turns
 from service.errors import HeadTooLarge, ServiceError, TooLarge, TooSlow, Unavailable
 
 PROBES = ("/healthz", "/readyz")  # whoever watches over the service is never turned away
@@ -26,7 +25,6 @@ APART_S, LATEST_S = 0.02, 5.0  # refusals of one caller who comes again too soon
 
 _EVENTS = re.compile(r"/v1/jobs/[^/]+/events")
 _HEAD_TOO_LARGE = HeadTooLarge(f"the address and the headers have at most {HEAD_BYTES:,} bytes: send fewer or shorter")
-_Queue = deque[asyncio.Future[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +61,17 @@ class RequestLimits:
             return
         core = core_of(scope["app"])
         try:
-            place = await self._placed(core.places, scope)
+            place = await self._take_place(core.places, scope)
         except ServiceError as error:
             if isinstance(error, NoPlace):
                 core.refusals.add(error.kind)
-                await self._slowed(scope)
+                await self._delay_if_early(scope)
             await self._refuse(error, scope, receive=receive, send=send)
             return
         with place:
-            await self._within(core.settings.max_body_bytes, scope, receive=receive, send=send)
+            await self._body_limited(core.settings.max_body_bytes, scope, receive=receive, send=send)
 
-    async def _placed(self, places: Places, scope: Scope) -> AbstractContextManager[None]:
+    async def _take_place(self, places: Places, scope: Scope) -> AbstractContextManager[None]:
         who = holder(scope)
         if who and who.is_operator and scope["path"] == SCRAPES:
             return places.scrape()
@@ -88,7 +86,7 @@ class RequestLimits:
         client = scope.get("client")
         return places.request(who, address=client[0] if client else "")
 
-    async def _slowed(self, scope: Scope) -> None:
+    async def _delay_if_early(self, scope: Scope) -> None:
         """Returns at once for who is turned away, and late for who comes again sooner than he was told to.
 
         Hundreds of refusals in a second would keep the event loop from all others: who has many under way gets them
@@ -105,7 +103,7 @@ class RequestLimits:
         if is_early:
             await asyncio.sleep(until - now)
 
-    async def _within(self, limit: int, scope: Scope, *, receive: Receive, send: Send) -> None:
+    async def _body_limited(self, limit: int, scope: Scope, *, receive: Receive, send: Send) -> None:
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > limit:
             await self._refuse(_too_large(limit), scope, receive=receive, send=send)
@@ -175,43 +173,6 @@ def _head_bytes(scope: Scope) -> int:
 
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"a request's body has at most {limit:,} bytes: send less at once")
-
-
-class Turns:
-    """Where many requests come at once, one begins in each round of the event loop, its callers in turn.
-
-    All that a round has to do is done before the loop looks at anybody else. Where hundreds began in one, a probe would
-    wait behind all of them several times: until its connection is there, until it is read, and until it is answered.
-    """
-
-    def __init__(self) -> None:
-        self._queues = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Queue]]()
-
-    def waiting(self, caller: str) -> int:
-        """How many requests of this caller wait."""
-        return len(self._queues.get(asyncio.get_running_loop(), {}).get(caller, ()))
-
-    async def wait(self, caller: str) -> None:
-        """Return when it is this caller's turn."""
-        loop = asyncio.get_running_loop()
-        queues = self._queues.setdefault(loop, {})
-        if not queues:
-            loop.call_soon(self._begin, loop)
-        turn = loop.create_future()
-        queues.setdefault(caller, deque()).append(turn)
-        await turn
-
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        queues = self._queues[loop]
-        caller = next(iter(queues))
-        queue = queues.pop(caller)
-        turn = queue.popleft()
-        if queue:
-            queues[caller] = queue  # behind the others
-        if not turn.done():
-            turn.set_result(None)
-        if queues:
-            loop.call_soon(self._begin, loop)
 
 
 class WhileCurrent:

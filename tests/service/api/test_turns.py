@@ -2,7 +2,7 @@
 
 import asyncio
 
-from service.api.limits import Turns
+from service.api.turns import Turns
 
 
 def order(callers: str) -> list[str]:
