@@ -17,10 +17,10 @@ from service.telemetry.middleware import TelemetryMiddleware
 def application(make: Callable[[], Core]) -> FastAPI:
     """All interfaces over a core that is made when the application starts, and closed when it ends."""
 
-    def of(request: Request) -> Core:
+    def core_of_request(request: Request) -> Core:
         return core_of(cast(FastAPI, request.app))
 
-    return create_app(make, extensions=[Extension(router(of), dict.fromkeys(PREFIXES, as_openai))])
+    return create_app(make, extensions=[Extension(router(core_of_request), dict.fromkeys(PREFIXES, as_openai))])
 
 
 def observed(core: Core) -> ASGIApp:

@@ -57,7 +57,7 @@ INTRODUCTION = """Answers to questions over your documents, from stored keys and
 What goes wrong is a problem in JSON, with the value and the remedy in `detail`; under OpenAI's paths it has OpenAI's
 form.
 """
-TOLD = {
+CHANGE_HEADER = {
     "description": "What a later request sends in the header of this name, to see this change on any replica",
     "schema": {"type": "string"},
 }
@@ -148,5 +148,5 @@ def _responses(route: Route) -> dict[int | str, dict[str, object]]:
         if route.links:
             found.setdefault(status, {})["links"] = route.links
         if issubclass(route.kind, Writes):
-            found.setdefault(status, {})["headers"] = {HEADER: TOLD}
+            found.setdefault(status, {})["headers"] = {HEADER: CHANGE_HEADER}
     return found

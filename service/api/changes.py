@@ -34,7 +34,7 @@ MustSee = Annotated[
 ]
 
 
-def told(state: CatalogState) -> str:
+def change_token(state: CatalogState) -> str:
     """How far the catalog has come, for a client to keep and send along."""
     nonce, number = secrets.token_bytes(_NUMBER), state.changes.to_bytes(_NUMBER, "big")
     return (nonce + _masked(number, nonce, key=state.catalog) + _seal(number, nonce, key=state.catalog)).hex()

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from retriever.errors import RetrieverError
 from service.access.principal import OPEN, Principal, Role
-from service.api.changes import HEADER, told
+from service.api.changes import HEADER, change_token
 from service.api.problems import Renderers, failure_of
 from service.errors import Forbidden, ServiceError, TooLarge, Unauthorized, WrongMedia
 from service.telemetry.logs import note
@@ -149,7 +149,7 @@ class Operates(Guarded):
 def _tell_change(request: Request, who: Principal, *, response: Response) -> None:
     """What was changed stays so where the number cannot be had any more."""
     with suppress(RetrieverError, ServiceError), core_of(request.app).tenant(who).catalog.view() as view:
-        response.headers[HEADER] = told(view.state())
+        response.headers[HEADER] = change_token(view.state())
 
 
 class Parsed(Request):

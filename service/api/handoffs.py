@@ -17,7 +17,7 @@ from service.api.caller import By, Caller
 from service.api.fields import Whole
 from service.api.questions import AskedQuestion, SamplingIn, to_answer_request
 from service.api.rendering import SourceOut, UsageOut, rendered_source, rendered_usage, server_timing
-from service.api.streams import gone, unless_gone
+from service.api.streams import client_gone, unless_gone
 from service.vllm.handoff import LayerPart
 from service.vllm.handoff_receiver import HandoffReceiver
 from service.vllm.handoffs import HandoffReaders
@@ -106,7 +106,7 @@ async def fuse(request: Request, wanted: FuseRequest, *, by: By) -> Response:
     """Put the prompt of a question in place, for a vLLM with kvweave's connector to go on with."""
     answer = await unless_gone(request, _fused(wanted, by))
     if answer is None:
-        return gone()
+        return client_gone()
     headers = {"Server-Timing": server_timing(answer.report.timings_ms)}
     return Response(answer.model_dump_json(), media_type="application/json", headers=headers)
 
@@ -129,17 +129,17 @@ async def _fused(wanted: FuseRequest, by: Caller) -> FuseAnswer:
         assert end is not None, "the pipeline ended without a prompt"
         is_told = True
         sharing = f"{end.report.policy} {end.report.ratio} {ask.session_of_key}" if ask.session else ""
-        told = HandoverParams(
+        params = HandoverParams(
             handle=receiver.lease.handle, tokens=len(receiver.lease.handoff.ids), digest=receiver.lease.handoff.digest
         )
         return FuseAnswer(
             id=ask.id,
             ids=list(receiver.lease.handoff.ids),
-            handle=told.handle,
+            handle=params.handle,
             salt=handoffs.salt(sharing),
-            digest=told.digest,
+            digest=params.digest,
             lease_s=handoffs.lease_s,
-            kv_transfer_params={"kvweave": told},
+            kv_transfer_params={"kvweave": params},
             sources=sources,
             usage=rendered_usage(end.usage),
             report=end.report,

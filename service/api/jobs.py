@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from retriever.upload_types import Job, QueuedUpload, UploadState
 from service.api.caller import By, Caller, unknown
-from service.api.changes import told
+from service.api.changes import change_token
 from service.api.fields import JobId, Limit
 from service.api.streams import EventStream, sse
 
@@ -75,7 +75,7 @@ def list_jobs(by: By, after: After = "", *, limit: Limit = 100) -> JobPage:
     if after and not by.owns(after):
         return JobPage(jobs=[], next=None)  # as behind a job that there never was
     with by.tenant.catalog.view() as view:
-        change = told(view.state())
+        change = change_token(view.state())
         while page := view.jobs(after=after, limit=limit):
             after = page[-1].id
             found += [job for job in page if by.owns(job.id)]
@@ -92,7 +92,7 @@ def get_job(by: By, job_id: JobId, *, after: AfterUpload = 0, limit: Limit = 100
         job = view.job(job_id) if by.owns(job_id) else None
         if job is None:
             raise unknown("job", job_id)
-        change = told(view.state())
+        change = change_token(view.state())
         found = view.uploads(job_id, first=after, limit=limit)
     return JobDetail(
         **_shown(job, change).model_dump(),
@@ -129,7 +129,7 @@ async def _events(by: Caller, begun: tuple[Job, str]) -> AsyncGenerator[bytes]:
 
 def _found(by: Caller, job_id: str) -> tuple[Job | None, str]:
     with by.tenant.catalog.view() as view:
-        return view.job(job_id), told(view.state())
+        return view.job(job_id), change_token(view.state())
 
 
 def _job(by: Caller, job_id: str) -> tuple[Job, str]:

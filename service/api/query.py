@@ -26,7 +26,7 @@ from service.api.caller import By
 from service.api.problems import KNOWN, failure_of, problem_of, request_id_of
 from service.api.questions import AskedQuestion, SamplingIn, SecondsGiven, to_answer_request
 from service.api.rendering import SourceOut, UsageOut, rendered_source, rendered_usage, server_timing
-from service.api.streams import EventStream, gone, sse, unless_gone
+from service.api.streams import EventStream, client_gone, sse, unless_gone
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +83,10 @@ async def query(request: Request, wanted: QueryRequest, *, by: By, within_s: Sec
     events = by.core.pipeline.answer(ask)
     if wanted.stream:
         opened = await unless_gone(request, _opened(events))
-        return EventStream(_streamed(ask, opened, request_id=request_id_of(request.scope))) if opened else gone()
+        return EventStream(_streamed(ask, opened, request_id=request_id_of(request.scope))) if opened else client_gone()
     answer = await unless_gone(request, _answered(ask, events))
     if answer is None:
-        return gone()
+        return client_gone()
     headers = {"Server-Timing": server_timing(answer.report.timings_ms)}
     return Response(answer.model_dump_json(), media_type="application/json", headers=headers)
 

@@ -80,6 +80,6 @@ async def _until_gone(request: Request) -> None:
         pass
 
 
-def gone() -> Response:
+def client_gone() -> Response:
     """The response to a client that left, which nobody reads."""
     return Response(status_code=499)

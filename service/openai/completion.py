@@ -60,16 +60,16 @@ class Envelope:
 async def completion(events: AsyncGenerator[Event], envelope: Envelope) -> ChatCompletion:
     """The whole answer."""
     sources: tuple[Source, ...] = ()
-    told: list[Delta | MessageAdded | ChoiceFinished] = []
+    pieces: list[Delta | MessageAdded | ChoiceFinished] = []
     async with aclosing(events):
         async for event in events:
             match event:
                 case Retrieved():
                     sources = event.sources
                 case Delta() | MessageAdded() | ChoiceFinished():
-                    told.append(event)
+                    pieces.append(event)
                 case Finished():
-                    return _completion(envelope, told, finished=event, sources=sources)
+                    return _completion(envelope, pieces, finished=event, sources=sources)
                 case _:
                     pass
     raise AssertionError("the events ended without the last of them")
@@ -183,13 +183,13 @@ def usage_of(usage: Usage) -> CompletionUsage:
 
 def _completion(
     envelope: Envelope,
-    told: Sequence[Delta | MessageAdded | ChoiceFinished],
+    pieces: Sequence[Delta | MessageAdded | ChoiceFinished],
     *,
     finished: Finished,
     sources: tuple[Source, ...],
 ) -> ChatCompletion:
-    ends = [*(each for each in told if isinstance(each, ChoiceFinished)), finished]
-    deltas = [each for each in told if isinstance(each, Delta | MessageAdded)]
+    ends = [*(each for each in pieces if isinstance(each, ChoiceFinished)), finished]
+    deltas = [each for each in pieces if isinstance(each, Delta | MessageAdded)]
     return ChatCompletion(
         id=envelope.id,
         created=envelope.created,

@@ -20,7 +20,7 @@ from service.api.guards import BEARER, principal
 from service.api.problems import request_id_of
 from service.api.questions import SecondsGiven
 from service.api.rendering import server_timing
-from service.api.streams import EventStream, gone, unless_gone
+from service.api.streams import EventStream, client_gone, unless_gone
 from service.errors import ModelNotFound
 from service.openai.answer_bodies import ChatCompletion, ErrorBody, Model, ModelList
 from service.openai.completion import Envelope, completion, stream
@@ -133,11 +133,11 @@ async def _complete(
     events = core.pipeline.answer(ask)
     if not body.stream:
         answer = await unless_gone(request, completion(events, envelope))
-        return gone() if answer is None else _whole(answer)
+        return client_gone() if answer is None else _whole(answer)
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     lines = stream(events, envelope, choices=ask.sampling.choices, with_usage=with_usage)
     sure = await unless_gone(request, _first(lines))
-    return gone() if sure is None else EventStream(lines)
+    return client_gone() if sure is None else EventStream(lines)
 
 
 def _whole(answer: ChatCompletion) -> Response:

@@ -9,7 +9,7 @@ import pytest
 
 from retriever.types import CatalogState
 from service.api import changes
-from service.api.changes import HEADER, changes_in, told
+from service.api.changes import HEADER, change_token, changes_in
 from service.errors import Conflict
 from tests.service.demo_served import demo
 from tests.service.serving import Json, finished, good
@@ -25,7 +25,7 @@ def test_what_was_told_is_read_again_and_nothing_else_is() -> None:
     chance = Random(7)
     for _ in range(300):
         number = chance.randrange(1 << chance.randint(1, 62))
-        text = told(state(number))
+        text = change_token(state(number))
         assert changes_in(text, state(0)) == number
         place = chance.randrange(len(text))
         other = f"{text[:place]}{(int(text[place], 16) + chance.randint(1, 15)) % 16:x}{text[place + 1 :]}"
@@ -36,7 +36,7 @@ def test_what_was_told_is_read_again_and_nothing_else_is() -> None:
 
 def test_a_text_tells_no_number() -> None:
     """The same number is another text each time, of no more likeness to it than to any."""
-    texts = {told(state(number)) for number in [1] * 64 + [2] * 64}
+    texts = {change_token(state(number)) for number in [1] * 64 + [2] * 64}
     assert len(texts) == 128 and {len(text) for text in texts} == {48}
     assert len({text[16:32] for text in texts}) == 128
 
@@ -69,10 +69,10 @@ def test_what_is_changed_says_what_a_request_must_see(tmp_path: Path, monkeypatc
         assert failed.status_code == 404 and HEADER not in failed.headers
         assert HEADER not in client.get("/v1/documents").headers
 
-        late = seeing(told(state(latest.changes + 99, latest.catalog)), "POST", "/v1/search", {"query": "x"})
+        late = seeing(change_token(state(latest.changes + 99, latest.catalog)), "POST", "/v1/search", {"query": "x"})
         assert late.status_code == 503 and int(late.headers["Retry-After"]) >= 1
         assert "has not arrived" in late.json()["detail"]
-        for text, status in (("7", 422), ("ff" * 24, 409), (told(state(1, "another")), 409)):
+        for text, status in (("7", 422), ("ff" * 24, 409), (change_token(state(1, "another")), 409)):
             refused = seeing(text, "GET", "/v1/documents")
             assert refused.status_code == status and HEADER in refused.text
             chat = seeing(text, "GET", "/v1/models")
@@ -84,7 +84,7 @@ def test_a_request_waits_for_what_it_must_see(tmp_path: Path) -> None:
         catalog = running.core.tenants.open("default").catalog
         with catalog.view() as view:
             now = view.state()
-        text = told(state(now.changes + 1, now.catalog))
+        text = change_token(state(now.changes + 1, now.catalog))
 
         def change() -> None:
             with catalog.change() as change:
