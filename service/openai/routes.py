@@ -2,21 +2,18 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Annotated, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import unquote
 
 from blake3 import blake3
 from fastapi import APIRouter, Depends, Request, Response
 
-from blend.fuse.fuse import BlendOrder
 from service.access.principal import Principal
-from service.answers.answer_request import AnswerRequest
-from service.answers.events import Event
 from service.api.caller import must_see
-from service.api.guards import BEARER, principal
+from service.api.guards import BEARER, core_of, principal
 from service.api.problems import request_id_of
 from service.api.questions import SecondsGiven
 from service.api.rendering import server_timing
@@ -28,6 +25,9 @@ from service.openai.defaults import Defaults, to_answer_request
 from service.openai.errors import OpenAIRoute
 from service.openai.request import ChatRequest
 
+if TYPE_CHECKING:
+    from service.app.core import Core
+
 ALIAS: Final = "default"  # of the one model, whatever its name
 # Where failures have OpenAI's form: what is answered here, and what its clients ask for that is not.
 PREFIXES: Final = tuple(
@@ -37,41 +37,6 @@ PREFIXES: Final = tuple(
         *("moderations", "batches", "fine_tuning", "assistants", "threads", "vector_stores", "realtime", "evals"),
     )
 )
-
-
-class ChatPipeline(Protocol):
-    """Whatever answers a request: the pipeline."""
-
-    def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]: ...
-
-
-class ChatSettings(Protocol):
-    """The settings that fill in what a request leaves out."""
-
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def embedder(self) -> str: ...
-    @property
-    def generator(self) -> object | None: ...
-
-
-class ChatService(Protocol):
-    """What these routes need of the service."""
-
-    @property
-    def settings(self) -> ChatSettings: ...
-    @property
-    def pipeline(self) -> ChatPipeline: ...
-    @property
-    def created(self) -> float: ...
-    @property
-    def order(self) -> BlendOrder: ...
-    @property
-    def model_name(self) -> str: ...
-    @property
-    def window(self) -> int: ...
-
 
 By = Annotated[Principal, Depends(principal)]
 _VERSION: Final = version("kvweave")
@@ -89,8 +54,8 @@ _FAILURES: Final[dict[int | str, dict[str, object]]] = {
 }
 
 
-def router(core_of: Callable[[Request], ChatService]) -> APIRouter:
-    """The routes, over whatever is the core when a request comes."""
+def router() -> APIRouter:
+    """The routes, over the core that the application has when a request comes."""
     routes = APIRouter(
         route_class=OpenAIRoute,
         dependencies=[Depends(BEARER), Depends(must_see)],
@@ -107,15 +72,15 @@ def router(core_of: Callable[[Request], ChatService]) -> APIRouter:
     async def complete(  # pyright: ignore[reportUnusedFunction]
         body: ChatRequest, request: Request, *, who: By, within_s: SecondsGiven = None
     ) -> Response:
-        return await _complete(core_of(request), body, request=request, who=who, within_s=within_s)
+        return await _complete(core_of(request.app), body, request=request, who=who, within_s=within_s)
 
     @routes.get("/v1/models", summary="The model that answers")
     def models(request: Request) -> ModelList:  # pyright: ignore[reportUnusedFunction]
-        return ModelList(data=[_model(core_of(request))])
+        return ModelList(data=[_model(core_of(request.app))])
 
     @routes.get("/v1/models/{model:path}", summary="The model that answers, by its name")
     def model_named(request: Request, model: str) -> Model:  # pyright: ignore[reportUnusedFunction]
-        core = core_of(request)
+        core = core_of(request.app)
         _check(core, unquote(model))  # a slash in a name comes as it is, or encoded still
         return _model(core)
 
@@ -123,7 +88,7 @@ def router(core_of: Callable[[Request], ChatService]) -> APIRouter:
 
 
 async def _complete(
-    core: ChatService, body: ChatRequest, *, request: Request, who: Principal, within_s: float | None
+    core: "Core", body: ChatRequest, *, request: Request, who: Principal, within_s: float | None
 ) -> Response:
     _check(core, body.model)
     number = request_id_of(request.scope) or secrets.token_hex(12)
@@ -149,12 +114,12 @@ async def _first(lines: AsyncGenerator[bytes]) -> bytes:
     return await anext(lines)
 
 
-def _check(core: ChatService, model: str) -> None:
+def _check(core: "Core", model: str) -> None:
     if model not in (core.model_name, ALIAS):
         raise ModelNotFound(f"The model {model[:80]!r} does not exist: this service has {core.model_name!r}")
 
 
-def _model(core: ChatService) -> Model:
+def _model(core: "Core") -> Model:
     search = "hybrid" if core.settings.embedder else "lexical"
     return Model(id=core.model_name, created=int(core.created), max_model_len=core.window, search=search)
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 import httpx
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from blend.fuse.fuse import BlendOrder
@@ -26,7 +26,7 @@ from service.answers.events import (
 from service.api.problems import Renderers, install
 from service.errors import Unavailable
 from service.openai.errors import as_openai
-from service.openai.routes import PREFIXES, ChatService, router
+from service.openai.routes import PREFIXES, router
 
 KEY = "kvw_a_secret"
 READER = Principal("acme", Role.READ, "a")
@@ -120,13 +120,9 @@ class FakeCore:
 
 def app_over(core: FakeCore) -> FastAPI:
     """As the service builds it, as far as these routes are concerned."""
-
-    def core_of(request: Request) -> ChatService:
-        return request.app.state.core
-
     app = FastAPI()
     app.state.core = core
-    app.include_router(router(core_of))
+    app.include_router(router())
     install(app, Renderers(dict.fromkeys(PREFIXES, as_openai)))
     return app
 
