@@ -20,8 +20,7 @@ from service.commands.options import settings_with
 from service.commands.shown_progress import show_run, shown_progress, tell_skipped
 
 if TYPE_CHECKING:
-    from service.documents.corpus_file import CorpusFile
-    from service.documents.corpus_listing import CorpusArgument
+    from service.documents.corpus_listing import CorpusArgument, CorpusFile
     from service.documents.file_group import Target
     from service.documents.forecast import Forecast
     from service.documents.precompute import Capture, CapturePlan

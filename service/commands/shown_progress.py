@@ -18,7 +18,7 @@ from retriever.readers.reading import ReadingProblem
 from service.commands.console import console, many, size, tell
 
 if TYPE_CHECKING:
-    from service.documents.corpus_file import CorpusFile
+    from service.documents.corpus_listing import CorpusFile
     from service.documents.progress import RunProgress
 
 LINE_S = 5.0  # between two lines where there is no terminal

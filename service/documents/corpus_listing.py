@@ -11,9 +11,22 @@ from pathlib import Path
 from retriever.readers.files import walk
 from retriever.readers.reading import ReadingProblem
 from retriever.types import SourceFile
-from service.documents.corpus_file import CorpusFile
 from service.documents.source_names import SourceNames, as_text, below
 from service.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusFile:
+    """`name` tells it from the others, wherever the corpus lies: its path from `base`.
+
+    That is the folder that holds the one that was named, or the present one for a file that was named itself.
+    """
+
+    path: Path
+    name: str
+    base: str
+    nbytes: int
+    signature: str
 
 
 @dataclass(frozen=True, slots=True)

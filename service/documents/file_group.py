@@ -14,8 +14,8 @@ from service.access.domains import DomainChunk
 from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_captures import BlobKeys, CapturePrefix, PlannedChunk
 from service.documents.collection_rules import CollectionRules
-from service.documents.corpus_file import CorpusFile, FileDocuments, read_in
-from service.documents.drafts import cut_draft
+from service.documents.corpus_listing import CorpusFile
+from service.documents.drafts import FileDocuments, cut_draft, read_in
 from service.documents.fillers import DOCUMENTS
 from service.documents.progress import RunProgress
 from service.documents.tenants import Tenant

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from retriever.readers.reading import ReadingProblem
 from service.documents.chunk_capture import CaptureItem, batches
-from service.documents.corpus_file import CorpusFile
+from service.documents.corpus_listing import CorpusFile
 from service.documents.file_group import CorpusReader, Target, look
 from service.documents.progress import RunProgress
 from service.model.served_model import ServedModel

@@ -21,8 +21,7 @@ from service.access.control import Quota
 from service.access.domains import DomainChunk
 from service.documents.chunk_capture import ChunkCapture, Purpose
 from service.documents.collection_rules import CollectionRules
-from service.documents.grouping import grouped
-from service.documents.ingestion import Ingestion
+from service.documents.ingestion import Ingestion, next_uploads
 from service.documents.tenants import Tenant, Tenants
 from service.errors import Exhausted, Unavailable
 from service.telemetry.logs import fields
@@ -63,7 +62,7 @@ class Ingest:
         self._busy: OrderedDict[str, None] = OrderedDict()
         self._rests: dict[str, float] = {}  # when a tenant whose catalog failed is tried again
         self._fills: OrderedDict[tuple[str, str, DomainChunk], _Fill] = OrderedDict()
-        self._apart: set[tuple[str, int]] = set()  # uploads among which one went wrong: each is tried alone
+        self._tried_alone: set[tuple[str, int]] = set()  # uploads among which one went wrong
         self._closing = False
         self._is_held = False
         self._turns = Lock()  # held while something is worked on
@@ -186,14 +185,14 @@ class Ingest:
                 del self._busy[name]  # before it is looked at: whoever wakes it meanwhile is not overheard
         if name is not None:
             with self._turns:
-                self._take(name)
+                self._work_for(name)
         return self._fill() or name is not None
 
-    def _take(self, name: str) -> None:
+    def _work_for(self, name: str) -> None:
         """Works on uploads of a tenant, which is then the last in the row, also where it failed."""
         more = True
         try:
-            more = self._upload(self._tenants.open(name))
+            more = self._work_on_next(self._tenants.open(name))
             self._rests.pop(name, None)
         except CatalogError as error:  # the others do not wait for it
             what = f"the catalog of {name} does not answer"
@@ -204,19 +203,19 @@ class Ingest:
                 with self._changed:
                     self._busy[name] = None
 
-    def _upload(self, tenant: Tenant) -> bool:
-        """Works on a tenant's next uploads. Returns whether there may be more."""
-        apart = {number for name, number in self._apart if name == tenant.name}
-        taken = self._peers.taken(tenant.name)
+    def _work_on_next(self, tenant: Tenant) -> bool:
+        """Works on a tenant's next uploads, those that fit together. Returns whether there may be more."""
+        alone = {number for name, number in self._tried_alone if name == tenant.name}
+        elsewhere = self._peers.taken(tenant.name)  # other services work on these
         with tenant.catalog.view() as view:
-            uploads = grouped(view, apart=apart, but=taken)
+            uploads = next_uploads(view, alone=alone, but=elsewhere)
         if uploads:
-            self._claimed(tenant, [upload.number for upload in uploads])
-        elif not taken:
-            self._apart = {each for each in self._apart if each[0] != tenant.name}
+            self._work_on(tenant, [upload.number for upload in uploads])
+        elif not elsewhere:
+            self._tried_alone = {each for each in self._tried_alone if each[0] != tenant.name}
         return bool(uploads)
 
-    def _claimed(self, tenant: Tenant, numbers: Sequence[int]) -> None:
+    def _work_on(self, tenant: Tenant, numbers: Sequence[int]) -> None:
         """Works on those of these uploads that no other service is working on, or has just ended."""
         claimed = [*self._peers.claim(tenant.name, numbers)]
         try:
@@ -238,7 +237,7 @@ class Ingest:
         names = {(tenant.name, upload.number) for upload in uploads}
         try:
             ingestion.run()
-            self._apart -= names
+            self._tried_alone -= names
         except Busy:  # the engine is closing, and so are we
             self._pause("the engine takes nothing more", None)
         except EmbeddingError as error:
@@ -246,7 +245,7 @@ class Ingest:
                 ingestion.wait(str(error))
                 self._pause("the embedder does not answer", error)
             elif len(uploads) > 1:
-                self._apart |= names
+                self._tried_alone |= names
             else:
                 ingestion.fail(str(error))
         except (StoreError, Unavailable) as error:
@@ -257,7 +256,7 @@ class Ingest:
         except Exception as error:
             if len(uploads) > 1:  # nobody knows whose fault it is
                 log.warning("uploads are worked on one by one", extra=fields(reason=type(error).__name__))
-                self._apart |= names
+                self._tried_alone |= names
                 return
             log.error("an upload failed", exc_info=error, extra=fields(upload=uploads[0].number))
             ingestion.fail(f"kvweave could not work on it: {type(error).__name__}; its log says more")

@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from blend.errors import TokenizerError
 from retriever.catalog.change import CatalogChange
+from retriever.catalog.view import CatalogView
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.files import read
@@ -24,8 +25,32 @@ from store.key import CacheKey
 from store.reader import BlobReader
 
 PROGRESS_S = 0.5  # between two marks of how far an upload came
+TOGETHER = 64  # uploads at most: as many chunks go through the model at once
+TOGETHER_BYTES = 32 << 10  # of their contents at most: whoever waits, waits as for one document of middling length
 
 log = logging.getLogger(__name__)
+
+
+def next_uploads(view: CatalogView, *, alone: Container[int] = (), but: Sequence[int] = ()) -> list[QueuedUpload]:
+    """The uploads that are worked on next: the oldest live one but these, and small ones of its collection.
+
+    A batch and four transactions for each small one would be too much. Files, and those in `alone`, go alone.
+    """
+    live = view.live(TOGETHER, but=but)
+    if not live or live[0].name or live[0].number in alone:
+        return live[:1]
+    same = [each for each in live if each.collection == live[0].collection and not each.name]
+    return list(_small(view, [each for each in same if each.number not in alone]))
+
+
+def _small(view: CatalogView, uploads: Sequence[QueuedUpload]) -> Iterator[QueuedUpload]:
+    """The first upload, and those behind it up to one that is too large: its turn comes next."""
+    left = TOGETHER_BYTES
+    for number, upload in enumerate(uploads):
+        left -= len(view.content(upload.number) or b"")
+        if number and left < 0:
+            return
+        yield upload
 
 
 class _Ended(Exception):

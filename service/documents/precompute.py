@@ -16,7 +16,7 @@ from retriever.readers.reading import ReadingProblem
 from retriever.types import Collection, Limit, SourceFile
 from service.access.domains import DomainChunk
 from service.documents.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
-from service.documents.corpus_file import CorpusFile
+from service.documents.corpus_listing import CorpusFile
 from service.documents.file_group import (
     CorpusReader,
     CorpusState,

@@ -27,8 +27,7 @@ from typing import Any
 
 from service.app.workspace import open_workspace
 from service.documents.chunk_capture import batches
-from service.documents.corpus_file import CorpusFile
-from service.documents.corpus_listing import files
+from service.documents.corpus_listing import CorpusFile, files
 from service.documents.file_group import CorpusReader, Target, look
 from service.documents.precompute import Precompute
 from service.settings import Settings

@@ -18,7 +18,7 @@ from retriever.embedders.embedding import EmbeddingError, Vectors
 from retriever.upload_types import QueuedUpload, UploadState
 from service.access.principal import Role
 from service.app import composition
-from service.documents import chunk_capture, grouping, ingest
+from service.documents import chunk_capture, ingest, ingestion
 from service.documents.ingestion import Ingestion
 from service.model.served_model import Ids, ServedModel
 from store.errors import StoreUnavailable
@@ -134,9 +134,9 @@ def test_each_comes_to_the_end_that_it_comes_to_alone(inside: Inside, length: se
     def check(several: list[Json]) -> None:
         documents = [{"id": f"d{at}", **each} for at, each in enumerate(several)]
         ends: list[object] = []
-        for limit in (1, grouping.TOGETHER):
+        for limit in (1, ingestion.TOGETHER):
             with pytest.MonkeyPatch.context() as patch, Tenanted(inside) as tenant:
-                patch.setattr(grouping, "TOGETHER", limit)
+                patch.setattr(ingestion, "TOGETHER", limit)
                 items = tenant.items(tenant.post(documents))
                 ends.append((items, tenant.documents(), tenant.blobs()))
                 assert tenant.blobs() <= tenant.chunks()
@@ -269,15 +269,15 @@ def test_the_oldest_goes_with_small_ones_of_its_collection_until_none_is_left(
     for collection, name, nbytes in given:
         queue.add(collection, name=name, nbytes=nbytes)
     while queue.uploads:
-        group = grouping.grouped(cast(CatalogView, queue), apart=apart)
-        assert group[0] is queue.uploads[0] and len(group) <= grouping.TOGETHER
+        group = ingestion.next_uploads(cast(CatalogView, queue), alone=apart)
+        assert group[0] is queue.uploads[0] and len(group) <= ingestion.TOGETHER
         assert [each.number for each in group] == sorted({each.number for each in group})
         if len(group) > 1:
             assert {(each.collection, each.name) for each in group} == {(group[0].collection, "")}
-            assert sum(len(queue.contents[each.number]) for each in group) <= grouping.TOGETHER_BYTES
+            assert sum(len(queue.contents[each.number]) for each in group) <= ingestion.TOGETHER_BYTES
             assert apart.isdisjoint(each.number for each in group)
         queue.uploads = [each for each in queue.uploads if each not in group]
-    assert grouping.grouped(cast(CatalogView, queue)) == []
+    assert ingestion.next_uploads(cast(CatalogView, queue)) == []
 
 
 def test_one_tenant_with_many_holds_up_no_other(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,8 +289,8 @@ def test_one_tenant_with_many_holds_up_no_other(inside: Inside, monkeypatch: pyt
             super().run()
 
     monkeypatch.setattr(ingest, "Ingestion", Noted)
-    monkeypatch.setattr(grouping, "TOGETHER", 12)
-    monkeypatch.setattr(grouping, "TOGETHER_BYTES", 4000)
+    monkeypatch.setattr(ingestion, "TOGETHER", 12)
+    monkeypatch.setattr(ingestion, "TOGETHER_BYTES", 4000)
     small = [{"id": f"d{at}", "text": f"{TEXTS[at % 6]} {at}"} for at in range(36)]
     large: Json = {"id": "large", "chunks": [{"text": f"{'word ' * 90}{at}"} for at in range(10)]}
     with Tenanted(inside) as many, Tenanted(inside) as one:

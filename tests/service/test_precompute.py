@@ -13,8 +13,7 @@ import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filter_condition import EVERYTHING
-from service.documents.corpus_file import CorpusFile
-from service.documents.corpus_listing import files
+from service.documents.corpus_listing import CorpusFile, files
 from store.errors import Miss
 from store.reader import BlobReader
 from store.url import open_store

@@ -8,9 +8,8 @@ from blend.errors import TokenizerError
 from retriever.documents import Document, Draft
 from retriever.errors import DocumentError
 from retriever.readers.reading import ReadingProblem
-from service.documents.corpus_file import CorpusFile, read_in
-from service.documents.corpus_listing import CorpusListing
-from service.documents.drafts import cut_draft
+from service.documents.corpus_listing import CorpusFile, CorpusListing
+from service.documents.drafts import cut_draft, read_in
 from service.errors import Invalid
 from service.lab.questions.suites import multihop
 from service.model.prompt_builder import PromptPassage
