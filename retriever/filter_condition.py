@@ -98,6 +98,18 @@ def condition(where: Json) -> FilterCondition:
     return found
 
 
+def scope(
+    *, collection: str = "", where: Json | None = None, bound: Json | None = None, without: Sequence[str] = ()
+) -> FilterCondition:
+    """What a request may see: a collection, or all but some; a filter of its own, and one that its key cannot widen."""
+    found = [in_collection(collection)] if collection else [outside(without)] if without else []
+    found += [condition(each) for each in (where, bound) if each]
+    first, *others = found or [EVERYTHING]
+    for other in others:
+        first &= other
+    return first
+
+
 def facets(metadata: Json) -> Iterator[tuple[str, Value]]:
     """Yields what can be compared of a document's metadata: (field, value)."""
     for name, value in metadata.items():

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from retriever.catalog.view import CatalogView
-from retriever.documents import Json
 from retriever.embedders.embedding import Embedder, Reranker
 from retriever.errors import SearchError
-from retriever.filter_condition import EVERYTHING, FilterCondition, condition, in_collection, outside
+from retriever.filter_condition import EVERYTHING, FilterCondition
 from retriever.types import Passage, WordMatch
 from retriever.vectors import VectorIndex
 
@@ -46,18 +45,6 @@ class Hit:
 
     passage: Passage
     score: float
-
-
-def scope(
-    *, collection: str = "", where: Json | None = None, bound: Json | None = None, without: Sequence[str] = ()
-) -> FilterCondition:
-    """What a request may see: a collection, or all but some; a filter of its own, and one that its key cannot widen."""
-    found = [in_collection(collection)] if collection else [outside(without)] if without else []
-    found += [condition(each) for each in (where, bound) if each]
-    first, *others = found or [EVERYTHING]
-    for other in others:
-        first &= other
-    return first
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from itertools import accumulate
 
 from retriever.catalog.view import CatalogView
 from retriever.documents import Json
-from retriever.filter_condition import FilterCondition
-from retriever.search import MOST, Hit, Query, in_prompt_order, scope
+from retriever.filter_condition import FilterCondition, scope
+from retriever.search import MOST, Hit, Query, in_prompt_order
 from retriever.types import Passage
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Source

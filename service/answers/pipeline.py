@@ -138,10 +138,9 @@ class Pipeline:
         self._fetches.shutdown(cancel_futures=True)
         self._compilations.close()
 
-    async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
+    async def search(self, who: Principal, lookup: Lookup) -> list[Hit]:
         """Retrieval alone, best first."""
-        tenant = principal.tenant
-        return await self._in_thread(lambda: look_up(self._tenants.open(tenant), lookup, bound=principal.bound))
+        return await self._in_thread(lambda: look_up(self._tenants.open(who.tenant), lookup, bound=who.bound))
 
     async def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]:
         """All events of one answer. Closing it frees the request's place; each error is raised once, and counted."""

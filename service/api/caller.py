@@ -17,8 +17,8 @@ from retriever.filter_condition import (
     facets,
     fields_of,
     fits,
+    scope,
 )
-from retriever.search import scope
 from retriever.types import DocumentRow
 from service.access.principal import Principal
 from service.api.changes import MustSee, wait_until_seen

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from retriever.filter_condition import scope
 from retriever.library import Library
-from retriever.search import Query, scope
+from retriever.search import Query
 from service.errors import Invalid
 from store.blob import Blob
 from store.blob_store import BlobAccess, Put

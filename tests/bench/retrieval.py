@@ -21,8 +21,9 @@ from retriever.catalog import lexical
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart, Json, chunk_id
+from retriever.filter_condition import scope
 from retriever.library import Library
-from retriever.search import Mode, Query, scope
+from retriever.search import Mode, Query
 
 EXACT_SCORED = 20_000  # passages that are read for the answer that pruning is compared with
 WORDS, PER_DOCUMENT, TOPICS, SUBTOPICS = 200_000, 100, 1000, 20

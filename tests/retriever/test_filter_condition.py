@@ -25,8 +25,8 @@ from retriever.filter_condition import (
     fields_of,
     fits,
     in_collection,
+    scope,
 )
-from retriever.search import scope
 
 # Numbers beside each other where floats cannot tell them apart, texts that look like numbers and like SQL.
 SCALARS = (

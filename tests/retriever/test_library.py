@@ -9,10 +9,10 @@ import pytest
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
 from retriever.errors import SearchError
-from retriever.filter_condition import EVERYTHING, condition, in_collection
+from retriever.filter_condition import EVERYTHING, condition, in_collection, scope
 from retriever.library import Library
 from retriever.recognition.recogniser import Recogniser
-from retriever.search import NEAR, RANK, Mode, Query, in_prompt_order, scope, with_neighbors
+from retriever.search import NEAR, RANK, Mode, Query, in_prompt_order, with_neighbors
 from tests.retriever.fakes import DIM, WordEmbedder
 from tests.retriever.libraries import MODES, WORDS, Made, document, found, some, texts
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart, chunk_id
+from retriever.filter_condition import scope
 from retriever.library import Library
-from retriever.search import Query, scope
+from retriever.search import Query
 from retriever.types import Collection
 from tests.retriever.fakes import WordEmbedder
 from tests.retriever.libraries import MODES, Made, document

@@ -8,8 +8,9 @@ from typing import cast
 from blend.fuse.fuse import BlendOrder
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart, Json
+from retriever.filter_condition import scope
 from retriever.library import Library
-from retriever.search import Hit, Query, scope
+from retriever.search import Hit, Query
 from retriever.types import Collection, Passage
 from retriever.upload_types import NewUpload, UploadState
 from service.access.control import BlendingSwitch
