@@ -1,1 +1,1 @@
-"""Makes records of chunks: computes them behind their prefix and lifts their keys. Knows no codec and no store."""
+"""Makes records of chunks: computes them behind their prefix, and frees their keys of positions. Knows no store."""

@@ -1,4 +1,4 @@
-"""Computes chunks behind what they share and what is their own, and lifts their keys to no position, to be stored.
+"""Computes chunks behind what they share and what is their own, and frees their keys of positions, to be stored.
 
 What stands before a chunk is computed and let go. All chunks of a call share a prefix, which is computed once.
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from blend.capture.lifted import ChunkRows, Layers, LiftedPass, joined, ordinary
+from blend.capture.captured_pass import CapturedPass, ChunkRows, Layers, joined, ordinary
 from blend.errors import PromptError
 from blend.fingerprint import digest_ids
 from blend.fuse.prefixes import Prefixes
@@ -114,7 +114,7 @@ def capture(
     shared = work.prefix(tuple(prefix))
     for each in plan([each.all for each in placed], rows=rows, room=hooks.room - shared.capacity):
         work.together(shared, planned=each, behind=len(prefix))
-    work.settle()
+    work.collect()
     dtype, layers = _name(decoder.dtype), work.layers
     return [Record(dtype, tuple(joined(layers.pop(number))), digest_ids(ids)) for number, ids in enumerate(chunks)]
 
@@ -139,7 +139,7 @@ class _Capture:
         self._hooks = hooks
         self._watch = LayerHooks(lambda layer: hooks.between())
         self._course = LayerRange(stop=decoder.model_layers.keeping[-1])
-        self._lifted: tuple[tuple[int, ...], LiftedPass] | None = None  # of which chunks
+        self._computed: tuple[tuple[int, ...], CapturedPass] | None = None  # of which chunks
         self._pinned = 0  # bytes so far
         self.layers: defaultdict[int, list[Layers]] = defaultdict(list)  # of each chunk, in as many pieces as passes
 
@@ -159,7 +159,7 @@ class _Capture:
         return context
 
     def together(self, shared: Context, *, planned: PassPlan, behind: int) -> None:
-        """Compute the chunks of one pass. A lone one may be longer than that; its rows are lifted pass by pass."""
+        """Compute the chunks of one pass. A lone one may be longer than that; its rows are taken pass by pass."""
         size, device = planned.size, self._decoder.device
         own = [self._chunks[number] for number in planned.numbers]
         capacity = -(-max(len(each.all) for each in own) // size) * size
@@ -177,23 +177,23 @@ class _Capture:
             segments += [Segment(dummy, nowhere, row * size) for row in range(len(own), len(own) + dummies)]
             ids = [each.all[start : start + size] for each in own]
             self._pass(segments, ids, size=size)
-            self.settle()  # the last one, while a GPU computes this
+            self.collect()  # the last one, while a GPU computes this
             kept = tuple(
                 range(min(len(part), max(0, len(each.before) - start)), len(part))
                 for part, each in zip(ids, own, strict=True)
             )
             if any(kept):
                 rows = ChunkRows(kept, size, start, position=behind + start)
-                self._lifted = planned.numbers, LiftedPass(self._decoder, rest, rows=rows)
+                self._computed = planned.numbers, CapturedPass(self._decoder, rest, rows=rows)
 
-    def settle(self) -> None:
-        """Wait for what the last pass computed."""
-        if self._lifted is None:
+    def collect(self) -> None:
+        """Wait for what the last pass computed, and keep it."""
+        if self._computed is None:
             return
-        chunks, lifted = self._lifted
-        self._lifted = None
-        self._pinned += lifted.nbytes if lifted.is_pinned else 0
-        for number, layers in zip(chunks, lifted.layers(), strict=True):
+        chunks, computed = self._computed
+        self._computed = None
+        self._pinned += computed.nbytes if computed.is_pinned else 0
+        for number, layers in zip(chunks, computed.layers(), strict=True):
             self.layers[number].append(layers if self._pinned <= PINNED_BYTES else ordinary(layers))
 
     def _pass(self, segments: list[Segment], ids: Sequence[Ids], *, size: int) -> None:

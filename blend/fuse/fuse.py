@@ -119,7 +119,7 @@ def fuse(
         clock.seconds["read"] = clock.seconds.get("read", 0.0) + loader.read_s
         clock.seconds["wait"] = clock.seconds.get("wait", 0.0) + loader.waited_s
         if bool(torch.isfinite(logits).all()):
-            work.settle()
+            work.finish_layers()
             return FusedPrompt(context, logits, work.report(layout, moved))
         if not selection.layout.spans:
             raise NotFinite("the model's first logits are not finite: its weights are damaged, or overflow its dtype")
@@ -204,10 +204,10 @@ class _Fuse:
         for slots, entering in self._pieces(rows, hidden):
             compare = self._comparison(deviation, to.layer, slots=slots)
             layer_range = LayerRange(start, entering, keep=keep, stop=to.layer)
-            _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._settling(slots, keep), compare))
+            _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._finishing(slots, keep), compare))
             assert kept is not None
             pieces.append((slots.index, kept))
-        self.settle(keep)
+        self.finish_layers(keep)
         free = rows & self._cached & ~self._forced
         scores = deviation.scores().masked_fill_(~free, -1.0)
         staying = rows & ~free
@@ -233,7 +233,7 @@ class _Fuse:
         slots: Slots | None = None
         for slots, entering in self._pieces(rows, hidden):
             layer_range = LayerRange(start, entering, keep=resume, stop=last)
-            _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._settling(slots, last)))
+            _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._finishing(slots, last)))
         assert slots is not None and kept is not None
         logits, _ = self._pass(slots.part(len(slots) - 1, len(slots)), LayerRange(resume, kept[:, -1:]))
         assert logits is not None
@@ -247,20 +247,20 @@ class _Fuse:
             self._context, slots, ids=self._ids[slots.index], layer_range=layer_range, hooks=hooks
         )
 
-    def _settling(self, slots: Slots, below: int) -> Callable[[int], None]:
+    def _finishing(self, slots: Slots, below: int) -> Callable[[int], None]:
         """What is called before each layer of a piece: behind the last piece of a stage no rows follow that change
         layers `below` this one.
         """
         return partial(self._before, below=below if slots.last == len(self._ids) - 1 else 0)
 
-    def settle(self, below: int | None = None) -> None:
+    def finish_layers(self, below: int | None = None) -> None:
         """Tells that the layers below this one are final; all of them, once it is certain that nothing begins anew."""
         while self._open and (below is None or self._open[0] < below):
             self._order.final(self._open.popleft())
 
     def _before(self, layer: int, *, below: int = 0) -> None:
         assert self._feed is not None
-        self.settle(min(layer, below))
+        self.finish_layers(min(layer, below))
         with self._clock.stage("others"):
             self._order.between()
         self._feed.wait(layer)

@@ -107,8 +107,8 @@ def _attend_rows(
         is_real = (row < count) & (member < group)
         slot = tl.load(slots + first + row, mask=row < count, other=-1).to(tl.int32)
         dim, out_dim = tl.arange(0, key_dims), tl.arange(0, value_dims)
-        asked = query + (head * group + member)[:, None] * query_head + (first + row)[:, None] * query_row
-        asking = tl.load(asked + dim[None, :], mask=is_real[:, None] & (dim < key_dim)[None, :], other=0.0)
+        rows_at = query + (head * group + member)[:, None] * query_head + (first + row)[:, None] * query_row
+        queries = tl.load(rows_at + dim[None, :], mask=is_real[:, None] & (dim < key_dim)[None, :], other=0.0)
         at = contexts + tl.load(owners + first) * apart
         keys = tl.load(at).to(tl.pointer_type(query.dtype.element_ty)) + head * tl.load(at + 2)
         values = tl.load(at + 1).to(tl.pointer_type(query.dtype.element_ty)) + head * tl.load(at + 3)
@@ -123,7 +123,7 @@ def _attend_rows(
         from_tile = begin + split * share
         to_tile = tl.minimum(from_tile + share, tiles)
         most, total, found = _attended(
-            asking, keys, values, slot, from_tile, to_tile, scale, window,
+            queries, keys, values, slot, from_tile, to_tile, scale, window,
             key_dim, value_dim, key_dims, value_dims, tile, seen,
         )  # fmt: skip
         heads = tl.num_programs(1) * group

@@ -62,8 +62,8 @@ class CpuRowTables:
         if threads == 1 or team is None:
             self._in_one_thread(np.array(call, np.int64).ctypes.data)
         else:
-            told = np.array(call._replace(number=team.number, threads=team.threads), np.int64)
-            team.run(self.kernels.attend, told.ctypes.data, threads, 0)
+            numbers = np.array(call._replace(number=team.number, threads=team.threads), np.int64)
+            team.run(self.kernels.attend, numbers.ctypes.data, threads, 0)
 
     def _learn_types(self) -> None:
         """Call it once for nothing: numba may give a type two numbers and refuse it, where two threads call first."""
@@ -117,10 +117,10 @@ class CpuRows:
         """See `RowTable`."""
         shape, (heads, rows, dim) = self.shapes[layer], query.shape[1:]
         assert shape is not None
-        asked, places = query[0].transpose(0, 1).float().contiguous(), self.places[layer]
+        queries, places = query[0].transpose(0, 1).float().contiguous(), self.places[layer]
         found = torch.empty(1, rows, heads, shape.value_dim)
         group = heads // shape.key_heads
-        begins = asked.data_ptr(), found.data_ptr(), places.ctypes.data
+        begins = queries.data_ptr(), found.data_ptr(), places.ctypes.data
         sizes = rows, shape.key_heads, group, dim, shape.value_dim, window
         self.by.attend(AttendCall(*begins, *sizes, int(np.float32(scale).view(np.uint32)), 0, 0))
         return found.to(query.dtype)

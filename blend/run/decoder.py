@@ -178,7 +178,7 @@ class Decoder:
             kept = self._turns[rule] = turned, (RowTurn(rule.keys, turned), RowTurn(rule.values, turned))
         return kept[1]
 
-    def lift(self, layer: int, keys: Tensor, *, values: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+    def unrotated(self, layer: int, keys: Tensor, *, values: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """The inverse of `place`: position-free keys and values of (..., T, D), which stand at the tokens of the
         `inverse_angles`. What does not turn is returned as it is.
         """

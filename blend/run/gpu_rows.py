@@ -108,10 +108,10 @@ class GpuRows:
             for start in range(each.start, each.stop, block):
                 blocks[filled] = start, min(block, each.stop - start)
                 filled += 1
-        told = np.concatenate([owners, blocks.ravel(), *(each.addresses.ravel() for _, each in contexts.values())])
-        held = torch.empty(len(told), dtype=torch.int64, pin_memory=self.numbers.is_cuda)
-        held.numpy()[:] = told
-        self.numbers[: len(told)].copy_(held, non_blocking=True)
+        numbers = np.concatenate([owners, blocks.ravel(), *(each.addresses.ravel() for _, each in contexts.values())])
+        held = torch.empty(len(numbers), dtype=torch.int64, pin_memory=self.numbers.is_cuda)
+        held.numpy()[:] = numbers
+        self.numbers[: len(numbers)].copy_(held, non_blocking=True)
         for each in segments:
             self.slots[each.start : each.stop].copy_(each.slots.index)
         self.slots[segments[-1].stop :].fill_(-1)
@@ -121,7 +121,7 @@ class GpuRows:
         """See `RowTable`."""
         assert attend_rows is not None
         fresh = [each if each.stride(2) == 1 else each.contiguous() for each in (keys, values)]
-        attend_rows.write_rows(fresh[0], fresh[1], tables=attend_rows.RowTables(*self._told(layer)))
+        attend_rows.write_rows(fresh[0], fresh[1], tables=attend_rows.RowTables(*self._fields(layer)))
 
     def attend(self, layer: int, query: Tensor, *, window: int, scale: float) -> Tensor | None:
         """See `RowTable`."""
@@ -129,14 +129,14 @@ class GpuRows:
         if shape is None or attend_rows is None or not self.by.takes(shape, heads=query.shape[1]):
             return None
         form = attend_rows.Attention(shape.key_heads, shape.value_dim, scale, block, splits, window)
-        asked = query[0] if query.stride(3) == 1 else query[0].contiguous()
+        queries = query[0] if query.stride(3) == 1 else query[0].contiguous()
         try:
-            return attend_rows.attend_rows(asked, form, tables=attend_rows.RowTables(*self._told(layer)))[None]
+            return attend_rows.attend_rows(queries, form, tables=attend_rows.RowTables(*self._fields(layer)))[None]
         except attend_rows.DeviceRefuses as error:
             self.by.without(shape, error)
             return None
 
-    def _told(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    def _fields(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
         """The fields of the kernels' `RowTables`, for one layer."""
         owners, blocks, contexts = self.numbers.split_with_sizes(self.parts)
         return self.slots, owners, blocks.view(-1, 2), contexts[COLUMNS * layer :], COLUMNS * len(self.by.shapes)

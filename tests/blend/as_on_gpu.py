@@ -7,7 +7,7 @@ so are requests decoded, rows that adjoin behind others are one call, and a fuse
 
 import pytest
 
-from blend.capture import lifted
+from blend.capture import captured_pass
 from blend.fuse import fuse, record_loader
 from blend.run import attention, decoder
 
@@ -20,7 +20,7 @@ OF_A_CPU = {  # what they measure is a CPU's own way
 def pytest_configure() -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(record_loader, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
-    patch.setattr(lifted, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
+    patch.setattr(captured_pass, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
     patch.setattr(decoder, "packed_placer", lambda dtype, device: None)  # pyright: ignore[reportUnknownLambdaType]
     patch.setattr(decoder, "cpu_row_tables", lambda dtype, device: None)  # pyright: ignore[reportUnknownLambdaType]
     patch.setattr(attention, "_sees_behind_others", lambda query: True)  # pyright: ignore[reportUnknownLambdaType]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blend.adopt.load import LoadedModel
-from blend.capture.lifted import ChunkRows, LiftedPass
+from blend.capture.captured_pass import CapturedPass, ChunkRows
 from blend.engine.engine import EngineRequest
 from blend.engine.local_engine import EngineLimits
 from blend.engine.sampling import Sampling
@@ -128,11 +128,11 @@ def test_a_decoding_step_makes_no_copy_of_a_layers_keys(dtype: str, requests: in
 
 def test_a_lift_takes_what_it_lifts_and_a_few_layers_at_a_time(tmp_path: Path) -> None:
     decoder, rows = model("bfloat16").decoder, ChunkRows(tuple(map(range, (256, 200, 1, *[256] * 5))), 256, 0, 32)
-    context, found = _filled(model("bfloat16"), 8 * 256), list[LiftedPass]()
+    context, found = _filled(model("bfloat16"), 8 * 256), list[CapturedPass]()
     layer_bytes = context.keys(0).nbytes + context.values(0).nbytes
     decoder.prepare(1024)
 
-    sizes = _allocated(lambda: found.append(LiftedPass(decoder, context, rows=rows)), tmp_path / "trace")
+    sizes = _allocated(lambda: found.append(CapturedPass(decoder, context, rows=rows)), tmp_path / "trace")
 
     assert found[0].nbytes == sum(rows.counts) * decoder.token_bytes <= sum(sizes)
     assert max(accumulate(sizes)) - sum(sizes) < 3 * layer_bytes  # float32, of keys that turn and of those turned

@@ -1,4 +1,4 @@
-"""What is lifted for all chunks of a pass at once, against a lift of each chunk alone, bit for bit."""
+"""What is taken for all chunks of a pass at once, against each chunk alone, bit for bit."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +11,7 @@ from torch import Tensor
 from blend.adopt.load import adopt
 from blend.capture import capture as module
 from blend.capture.capture import capture
-from blend.capture.lifted import ChunkRows, Layers, LiftedPass
+from blend.capture.captured_pass import CapturedPass, ChunkRows, Layers
 from blend.errors import NotFinite
 from blend.place.rotation import unrotate
 from blend.run.context import Context, PrefixedContext, Segment, places, span
@@ -60,7 +60,7 @@ class Alone:
     tokens: int
     position: int
 
-    def lifted(self, of: Decoder, context: Context, *, layer: int) -> tuple[Tensor, Tensor]:
+    def unrotated(self, of: Decoder, context: Context, *, layer: int) -> tuple[Tensor, Tensor]:
         rule, slots = of.rule(layer), slice(self.position, self.position + self.tokens)
         angles = of.angles_at(rule, slots, stop=slots.stop)
         keys, values = context.part(layer, slice(self.start, self.start + self.tokens))
@@ -72,13 +72,13 @@ def bits(x: Tensor | Array) -> bytes:
 
 
 def check(of: Decoder, context: Context, *, rows: ChunkRows) -> None:
-    found: list[Layers] = LiftedPass(of, context, rows=rows).layers()
+    found: list[Layers] = CapturedPass(of, context, rows=rows).layers()
     assert len(found) == len(rows.counts)
     for number, (tokens, layers) in enumerate(zip(rows.counts, found, strict=True)):
         alone = Alone(rows.start + number * rows.size, tokens, rows.position)
         assert [layer for layer, each in enumerate(layers) if each] == of.model_layers.keeping
         for layer in of.model_layers.keeping:
-            got, wanted = layers[layer], alone.lifted(of, context, layer=layer)
+            got, wanted = layers[layer], alone.unrotated(of, context, layer=layer)
             assert got is not None
             assert got.shapes == tuple(each.shape for each in wanted)
             assert (bits(got.keys), bits(got.values)) == (bits(wanted[0]), bits(wanted[1]))
@@ -87,7 +87,7 @@ def check(of: Decoder, context: Context, *, rows: ChunkRows) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SOME)
-def test_chunks_that_are_lifted_together_are_what_each_is_alone(name: str, dtype: str) -> None:
+def test_chunks_that_are_taken_together_are_what_each_is_alone(name: str, dtype: str) -> None:
     of = decoder(name, dtype)
     check(of, filled(of, 4 * 32), rows=ChunkRows(whole(32, 1, 17, 31), 32, 0, POSITION))
 
@@ -114,7 +114,7 @@ def test_many_chunks_take_as_many_calls_as_one(name: str) -> None:
     def calls(*counts: int) -> int:
         context, rows = filled(of, 32 * len(counts)), ChunkRows(whole(*counts), 32, 0, POSITION)
         with Counted() as counted:
-            LiftedPass(of, context, rows=rows)
+            CapturedPass(of, context, rows=rows)
         return counted.calls
 
     of.prepare(POSITION + 32)
@@ -128,7 +128,7 @@ def test_what_is_not_finite_is_told_by_the_first_layer_that_has_it() -> None:
             context = filled(of, 64)
             context.part(2, slice(None))[part][1, 32 + 6, 3] = context.keys(3)[0, 0, 0] = bad
             with pytest.raises(NotFinite, match="layer 2 computed"):
-                LiftedPass(of, context, rows=rows).layers()
+                CapturedPass(of, context, rows=rows).layers()
 
 
 def test_rows_that_hold_no_token_may_be_anything() -> None:
@@ -142,7 +142,7 @@ def test_records_beyond_what_may_be_pinned_are_the_same(monkeypatch: pytest.Monk
     of, prefix, chunks = decoder("llama", "bfloat16"), draw(3, POSITION)[0], draw(4, 30, 20, 64, 700)
     pinned = capture(of, prefix, chunks=chunks)
     monkeypatch.setattr(module, "PINNED_BYTES", 0)
-    monkeypatch.setattr(LiftedPass, "is_pinned", True)
+    monkeypatch.setattr(CapturedPass, "is_pinned", True)
     for one, other in zip(pinned, capture(of, prefix, chunks=chunks), strict=True):
         for mine, its in zip(one.layers, other.layers, strict=True):
             assert mine and its

@@ -1,4 +1,4 @@
-"""Lifts what a pass computed to no position and brings it to the host: a layer of all its chunks at a time.
+"""Frees what a pass computed of its positions and brings it to the host: a layer of all its chunks at a time.
 
 Knows the places of their rows, no ids and no records. Letters: `N` chunks, `H` kv heads, `T` tokens, `D` head dim.
 """
@@ -53,7 +53,7 @@ class ChunkRows:
         return places[np.broadcast_to((first <= token) & (token < stop), places.shape)]
 
 
-class LiftedPass:
+class CapturedPass:
     """Position-free keys and values of a pass' chunks. A GPU is told to make and to send them, and not waited for; they
     are there when `layers` returns, which may be asked once. The context may go at once.
 
@@ -67,8 +67,8 @@ class LiftedPass:
         self._index: dict[int, Tensor] = {}  # by heads
         self._extremes: list[Tensor] = []  # four of each layer: the smallest and the largest key, and value
         kept = decoder.model_layers.keeping
-        self._sent = {layer: self._lift(context, layer) for layer in kept}
-        self._told = _sent(torch.stack(self._extremes))
+        self._sent = {layer: self._tokens(context, layer) for layer in kept}
+        self._limits = _sent(torch.stack(self._extremes))
         self._done = torch.cuda.Event() if decoder.device.type == "cuda" else None
         if self._done:
             self._done.record(torch.cuda.current_stream(decoder.device))
@@ -83,7 +83,7 @@ class LiftedPass:
         """What each chunk keeps, in their order. Raises NotFinite."""
         if self._done:
             self._done.synchronize()
-        for layer, extremes in zip(self._sent, self._told.view(-1, 4), strict=True):
+        for layer, extremes in zip(self._sent, self._limits.view(-1, 4), strict=True):
             if not bool(torch.isfinite(extremes).all()):
                 raise NotFinite(f"layer {layer} computed keys or values that are not finite: the weights are damaged")
         found: list[Layers] = [[] for _ in self._rows.kept]
@@ -98,22 +98,22 @@ class LiftedPass:
                 each.append(LayerKV(own_keys, own_values))
         return found
 
-    def _lift(self, context: Context, layer: int) -> tuple[Tensor, Tensor]:
+    def _tokens(self, context: Context, layer: int) -> tuple[Tensor, Tensor]:
         rule = self._decoder.rule(layer)
         if rule not in self._angles:
             self._angles[rule] = self._decoder.inverse_angles(rule, self._rows.position, count=self._rows.size)
         keys, values = (
             part.view(len(part), -1, self._rows.size, part.shape[-1]) for part in context.part(layer, self._rows.slots)
         )
-        keys, values = self._decoder.lift(layer, keys, values=values, angles=self._angles[rule])
-        return self._told_tokens(keys), self._told_tokens(values)
+        keys, values = self._decoder.unrotated(layer, keys, values=values, angles=self._angles[rule])
+        return self._to_host(keys), self._to_host(values)
 
-    def _told_tokens(self, lifted: Tensor) -> Tensor:
+    def _to_host(self, rows: Tensor) -> Tensor:
         """The tokens' rows (R, D) of all (H, N, size, D), on their way to the host."""
-        heads = lifted.shape[0]
+        heads = rows.shape[0]
         if heads not in self._index:
             self._index[heads] = _placed(self._rows.index(heads), self._decoder.device)
-        tokens = lifted.reshape(-1, lifted.shape[-1]).index_select(0, self._index[heads])
+        tokens = rows.reshape(-1, rows.shape[-1]).index_select(0, self._index[heads])
         self._extremes += torch.aminmax(tokens)
         return _sent(tokens)
 
