@@ -114,7 +114,7 @@ kills: $(INSTALLED) ## 200 services and 1,000 writers of catalogs and stores, ki
 
 replicas: $(INSTALLED) ## three services under load for ten minutes, while they, PostgreSQL and the S3 server fail
 	OMP_NUM_THREADS=1 REPLICA_WRITES=1000 $(PY) -m pytest -m "long or not long" -rP \
-		tests/service/postgres/test_replicas.py tests/service/postgres/test_replicas_at_length.py $(ARGS)
+		tests/service/truth/postgres/test_replicas.py tests/service/truth/postgres/test_replicas_at_length.py $(ARGS)
 
 fmt: $(INSTALLED) ## format, and fix what can be fixed
 	$(PY) -m ruff format

@@ -22,7 +22,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6042, "retriever": 7634, "blend": 8058, "service": 24420, "clients": 7236}
+BUDGET = {"store": 6042, "retriever": 7634, "blend": 8058, "service": 24411, "clients": 7236}
 
 RECORDS = ("store.record", "store.errors")  # what blend may know of store: pure data, no medium
 CONTRACTS = (
@@ -54,9 +54,9 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "vllm": ("clients.vllm-kvweave",),
     **dict.fromkeys(["lmdb", "obstore"], ("store", "tests")),
     **dict.fromkeys(["llvmlite", "numba", "triton"], ("blend.kernels", "tests")),
-    "retriever.postgres": ("retriever.postgres", "service.postgres", "tests"),
+    "retriever.postgres": ("retriever.postgres", "service.truth.postgres", "tests"),
     **dict.fromkeys(["psycopg", "psycopg_pool"], ("retriever.postgres", "tests")),
-    "service.postgres": ("service.postgres", "service.app.compose_truth", "service.commands", "tests"),
+    "service.truth.postgres": ("service.truth.postgres", "service.app.compose_truth", "service.commands", "tests"),
     **dict.fromkeys(["fastapi", "fastapi_offline", "limits", "llguidance", "starlette"], ("service", "tests")),
     **dict.fromkeys(["opentelemetry", "prometheus_client"], ("service.telemetry", "tests")),
     **dict.fromkeys(["pydantic_settings", "typer", "uvicorn"], ("service", "tests")),

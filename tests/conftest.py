@@ -28,8 +28,8 @@ WITHOUT_NGINX = "nginx is not installed: Debian's package is `nginx-light`"
 
 LONGEST = (  # a minute or two each
     "tests/service/test_builtin.py",
-    "tests/service/postgres/test_serving_postgres.py",
-    "tests/service/postgres/test_replicas.py",
+    "tests/service/truth/postgres/test_serving_postgres.py",
+    "tests/service/truth/postgres/test_replicas.py",
     "tests/blend/test_memory.py",
     "tests/service/test_precompute_edits.py",
     "tests/service/test_kill.py",

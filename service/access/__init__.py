@@ -1,1 +1,1 @@
-"""Who may do what: tenants, keys, roles, quotas, rates."""
+"""Who asks, and how much at once: principals, spelling of keys, rates, places, domains. Knows no database, no HTTP."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.access.peers import BEHIND
 from service.access.places import RETRY_S, NoPlace, Places, Share
 from service.api.guards import core_of, holder
 from service.api.problems import Renderers, failure_of
 from service.api.turns import Turns
 from service.errors import HeadTooLarge, ServiceError, TooLarge, TooSlow, Unavailable
+from service.truth.peers import BEHIND
 
 PROBES = ("/healthz", "/readyz")  # whoever watches over the service is never turned away
 SCRAPES = "/metrics"

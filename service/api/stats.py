@@ -5,12 +5,12 @@ from anyio.to_thread import run_sync
 from fastapi import Request, Response
 from pydantic import BaseModel, Field
 
-from service.access.control import BlendingSwitch
 from service.api.caller import By, Caller
 from service.api.fields import Strict
 from service.api.guards import core_of
 from service.errors import Unavailable
 from service.telemetry.metrics import TenantTotals
+from service.truth.control import BlendingSwitch
 
 SAMPLE = 32  # chunks
 _THREADS = CapacityLimiter(4)  # of their own: handlers that wait can take all of the framework's

@@ -1,8 +1,8 @@
 """Chooses where keys and catalogs are kept. Loads no model, so that commands on keys are quick."""
 
-from service.access.folder_truth import FolderTruth
-from service.access.truth import Truth
 from service.settings import Settings, SettingsError
+from service.truth.folder_truth import FolderTruth
+from service.truth.truth import Truth
 
 
 def compose_truth(settings: Settings, caches: str = "") -> Truth:
@@ -10,7 +10,7 @@ def compose_truth(settings: Settings, caches: str = "") -> Truth:
     if not settings.database:
         return FolderTruth(settings.data)
     try:
-        from service.postgres.postgres_truth import PostgresTruth
+        from service.truth.postgres.postgres_truth import PostgresTruth
     except ImportError:
         raise SettingsError("data: install the extra `kvweave[postgres]` to keep it in PostgreSQL") from None
     return PostgresTruth(settings.database, settings.data, caches=caches)

@@ -17,10 +17,7 @@ from blend.place.packed_placer import IS_COMPILED
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
 from retriever.library import Library
-from service.access.control import Control
-from service.access.move import TENANTS
 from service.access.private import private_folder
-from service.access.truth import Truth
 from service.answers.blend_decision import EXACT
 from service.app.compose_truth import compose_truth
 from service.app.core import Core
@@ -37,6 +34,9 @@ from service.model.served_model import ServedModel
 from service.model.speeds import ModelSpeeds
 from service.settings import BUILTIN, Settings, SettingsError
 from service.telemetry.traces import Tracer, silent
+from service.truth.control import Control
+from service.truth.databases import TENANTS
+from service.truth.truth import Truth
 from service.vllm.agreement import Comparison
 from service.vllm.handed_speeds import GeneratorTimes, HandedSpeeds
 from service.vllm.handoffs import Handoffs

@@ -15,12 +15,8 @@ from blend.errors import BlendError
 from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder
 from retriever.errors import RetrieverError
-from service.access.control import Control
-from service.access.move import ADMIN_KEY
-from service.access.peers import BEHIND, Follower
 from service.access.places import Places
 from service.access.principal import Principal
-from service.access.truth import Truth
 from service.answers.pipeline import Pipeline
 from service.documents.ingest import Ingest
 from service.documents.tenants import Tenant, Tenants
@@ -31,6 +27,10 @@ from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
 from service.telemetry.refusals import Refusals
 from service.telemetry.traces import Tracer
+from service.truth.control import Control
+from service.truth.databases import ADMIN_KEY
+from service.truth.peers import BEHIND, Follower
+from service.truth.truth import Truth
 from service.vllm.handoffs import Handoffs
 from store.blob_store import BlobStore
 from store.errors import StoreError

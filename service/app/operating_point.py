@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from service.access.move import POINTS
 from service.builtin import POINT
 from service.settings import BUILTIN, Settings, SettingsError
+from service.truth.databases import POINTS
 from store.codec.spec import LOSSLESS
 
 CHOSEN = ("policy", "ratio", "codec")

@@ -159,7 +159,7 @@ def _key(settings: "Settings", named: str) -> str:
     """The operator's key; none where another machine is named, which must not learn it."""
     import httpx
 
-    from service.access.move import ADMIN_KEY
+    from service.truth.databases import ADMIN_KEY
 
     try:
         if named and httpx.URL(named).host not in (*LOOPBACK, settings.host):

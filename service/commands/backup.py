@@ -30,8 +30,8 @@ def backup(
       kvweave backup kvweave.tar.zst
       kvweave backup kvweave.tar.zst --blobs --force
     """
-    from service.access.backup import back_up
     from service.settings import load_settings
+    from service.truth.backup import back_up
     from store.url import open_store
 
     settings = load_settings()
@@ -61,8 +61,8 @@ def restore(
       kvweave restore kvweave.tar.zst
       kvweave restore kvweave.tar.zst --force
     """
-    from service.access.restore import restore as put_back
     from service.settings import load_settings
+    from service.truth.restore import restore as put_back
     from store.url import open_store
 
     settings = load_settings()

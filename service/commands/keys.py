@@ -19,8 +19,8 @@ from service.commands.options import AsJson, a_role
 
 if TYPE_CHECKING:
     from retriever.documents import Json
-    from service.access.control import Control, KeyEntry
     from service.access.principal import Role
+    from service.truth.control import Control, KeyEntry
 
 WIDE = 100  # columns, from which on keys are a table
 
@@ -168,7 +168,7 @@ def quota(
       kvweave keys quota acme
       kvweave keys quota acme --documents 10000 --chunks 0
     """
-    from service.access.control import Quota
+    from service.truth.control import Quota
 
     with _control() as control:
         found = control.quota(tenant)

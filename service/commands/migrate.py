@@ -13,8 +13,8 @@ from service.commands.console import many, status, tell
 from service.commands.options import AsJson
 
 if TYPE_CHECKING:
-    from service.access.truth import Truth
     from service.settings import Settings
+    from service.truth.truth import Truth
 
 Place = Annotated[str, typer.Argument(metavar="TO", help="An empty folder, or the URL of an empty database.")]
 
@@ -27,8 +27,8 @@ def migrate(to: Place, *, as_json: AsJson = False) -> None:
       kvweave migrate postgresql://kvweave@db.internal/kvweave
       kvweave migrate /var/lib/kvweave
     """
-    from service.access.migrate import migrate as move
     from service.settings import Settings, SettingsError, load_settings
+    from service.truth.migrate import migrate as move
 
     source, target = load_settings(), Settings.model_validate({"data": to})
     if not source.database and not source.data.is_dir():

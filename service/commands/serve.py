@@ -159,7 +159,7 @@ def server_over(
 
 def _greet(settings: "Settings", *, port: int) -> None:
     """Says on a terminal where to look, and with what key. A log has no use for it."""
-    from service.access.move import ADMIN_KEY
+    from service.truth.databases import ADMIN_KEY
 
     screen = console(stderr=True)
     if not screen.is_terminal:

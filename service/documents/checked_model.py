@@ -16,11 +16,11 @@ from retriever.catalog.catalog import Catalog
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
 from retriever.library import Library
-from service.access.control import Control
 from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_captures import ChunkCaptures
 from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
+from service.truth.control import Control
 from store.blob import Terms
 from store.blob_store import BlobAccess
 from store.codec.decode import decode

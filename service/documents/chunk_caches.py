@@ -14,12 +14,12 @@ from blend.fingerprint import Fingerprint
 from retriever.catalog.catalog import Catalog
 from retriever.filter_condition import EVERYTHING
 from retriever.types import Passage
-from service.access.control import Control
 from service.access.domains import DomainChunk
 from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_captures import BlobKeys, ChunkCaptures
 from service.documents.chunk_contexts import ContextKey
 from service.model.blob_source import BlobSource
+from service.truth.control import Control
 from store.blob_store import BlobStore
 from store.errors import Miss, MissReason, StoreError
 from store.key import CacheKey, Scope

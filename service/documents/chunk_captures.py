@@ -11,12 +11,12 @@ from blend.fingerprint import Fingerprint
 from retriever.catalog.catalog import Catalog
 from retriever.documents import Document, Json
 from retriever.types import Passage
-from service.access.control import Control
 from service.access.domains import DomainChunk, domain_of, fingerprint_in
 from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_contexts import ChunkContexts, ContextKey, ContextName
 from service.model.capture_context import CaptureContext
 from service.model.served_model import Ids, ServedModel
+from service.truth.control import Control
 from store.key import CacheKey
 
 _PREFIXES = 1024  # capture prefixes whose digests are remembered

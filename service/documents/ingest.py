@@ -17,7 +17,6 @@ from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError
 from retriever.types import Collection, Passage
 from retriever.upload_types import NewUpload, QueuedUpload
-from service.access.control import Quota
 from service.access.domains import DomainChunk
 from service.documents.chunk_capture import ChunkCapture, Purpose
 from service.documents.collection_rules import CollectionRules
@@ -26,6 +25,7 @@ from service.documents.tenants import Tenant, Tenants
 from service.errors import Exhausted, Unavailable
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
+from service.truth.control import Quota
 from store.blob_store import Put
 from store.errors import Miss, StoreError
 

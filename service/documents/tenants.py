@@ -10,15 +10,15 @@ from threading import Lock
 
 from retriever.library import Library
 from retriever.types import Passage, Removal
-from service.access.control import Control
-from service.access.peers import Peers
-from service.access.truth import Truth
 from service.documents.chunk_caches import ChunkCaches
 from service.documents.chunk_capture import ChunkCapture, Purpose
 from service.documents.chunk_captures import ChunkCaptures
 from service.documents.fillers import divide, settle
 from service.model.served_model import ServedModel
 from service.telemetry.logs import fields
+from service.truth.control import Control
+from service.truth.peers import Peers
+from service.truth.truth import Truth
 from store.blob_store import BlobStore, Put
 from store.errors import StoreError
 from store.key import Scope

@@ -21,11 +21,11 @@ from typing import Any
 import httpx
 import numpy as np
 
-from service.access.control import Control
 from service.access.principal import Role
 from service.app.composition import compose_model
 from service.lab.questions.suites import Draw, multihop
 from service.settings import load_settings
+from service.truth.control import Control
 from tests.bench.models import random_model
 from tests.bench.serving import SEED, STAGES, Asked, Streamed, ask, ingest, questions, server
 

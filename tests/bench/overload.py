@@ -27,8 +27,8 @@ from tempfile import TemporaryDirectory
 import httpx
 import numpy as np
 
-from service.access.control import Control
 from service.access.principal import Role
+from service.truth.control import Control
 from tests.bench.serving import Json, Server, resident_mb, server, until
 from tests.servers.free_port import free_port
 

@@ -24,12 +24,12 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from service.access.move import ADMIN_KEY
 from service.app import composition
 from service.app.core import Core
 from service.application import observed
 from service.commands.serve import server_over
 from service.settings import PREFIX, Settings
+from service.truth.databases import ADMIN_KEY
 from store.blob_store import BlobStore
 from tests.nursery import FEW, Nursery, nursing
 from tests.servers.free_port import free_port

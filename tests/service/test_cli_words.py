@@ -19,10 +19,10 @@ from typer.core import TyperCommand, TyperGroup
 from typer.testing import CliRunner
 
 from service import cli
-from service.access.lock import hold
 from service.commands import serve, stores
 from service.commands.console import address, lasting, size
 from service.settings import PREFIX
+from service.truth.databases import hold
 from store.scrub import GRACE_S
 from store.url import open_store
 from tests.servers.free_port import free_port

@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import AskRule, policy_name
-from service.access.control import Control
-from service.access.lock import hold
-from service.access.truth import Truth
 from service.answers.blend_decision import GAIN, TRIED, BlendInputs, Expected, decide
 from service.app import composition
 from service.app.compose_truth import compose_truth
@@ -27,6 +24,9 @@ from service.errors import ServiceError
 from service.settings import SettingsError
 from service.telemetry.logs import FIELDS
 from service.telemetry.traces import silent
+from service.truth.control import Control
+from service.truth.databases import hold
+from service.truth.truth import Truth
 from service.vllm.handoffs import Handoffs
 from store.blob_store import BlobStore
 from store.codec.decode import decode

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.access.principal import Role
-from service.access.restore import restore
+from service.truth.restore import restore
 from store.url import open_store
 from tests.service.golden import make
 from tests.service.serving import in_process

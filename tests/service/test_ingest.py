@@ -16,9 +16,9 @@ from retriever.documents import Draft
 from retriever.errors import CatalogError
 from retriever.library import Library
 from retriever.upload_types import QueuedUpload
-from service.access.control import Quota
 from service.documents import chunk_capture
 from service.documents.drafts import upload_of
+from service.truth.control import Quota
 from tests.service import serving
 from tests.service.demo_served import DOCUMENTS, NEW, Demo, demo
 from tests.service.faulty import Gate

@@ -19,7 +19,7 @@ from random import Random
 import httpx
 import pytest
 
-from service.access.control import Control
+from service.truth.control import Control
 from store.key import Scope
 from store.scrub import verify
 from store.url import open_store

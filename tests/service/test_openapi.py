@@ -22,8 +22,8 @@ from urllib.parse import quote
 import pytest
 from openapi_spec_validator import validate
 
-from service.access.control import Control
 from service.access.principal import DEFAULT_TENANT, Role
+from service.truth.control import Control
 from tests.servers.models import model_server
 from tests.service.passages import PASSAGES
 from tests.service.schema_hooks import CHUNKS, DOCUMENT

@@ -145,8 +145,8 @@ def _verdict(found: "list[Answered]") -> str:
 
 def _next(settings: "Settings", mine: "Settings") -> None:
     """Prints what to do next. Sentences fit the width; what is to be copied stands in lines of its own, unbroken."""
-    from service.access.move import ADMIN_KEY
     from service.settings import PREFIX
+    from service.truth.databases import ADMIN_KEY
 
     screen, command = console(), _command()
     typer.echo(f"\n   {command} bench --model NAME\n")

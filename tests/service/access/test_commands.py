@@ -12,8 +12,8 @@ from service.commands.backup import backup, restore
 from service.commands.keys import keys
 from service.errors import AccessError
 from store.url import open_store
-from tests.service.access.folders import opened, put, told
-from tests.service.access.test_backup_blobs import blob_of
+from tests.service.truth.folders import opened, put, told
+from tests.service.truth.test_backup_blobs import blob_of
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.add_typer(keys)

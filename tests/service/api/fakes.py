@@ -13,7 +13,6 @@ from retriever.library import Library
 from retriever.search import Hit, Query
 from retriever.types import Collection, Passage
 from retriever.upload_types import NewUpload, UploadState
-from service.access.control import BlendingSwitch
 from service.access.domains import DomainChunk
 from service.access.places import Places
 from service.access.principal import Principal, Role
@@ -28,6 +27,7 @@ from service.documents.tenants import Tenant
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.refusals import Refusals
+from service.truth.control import BlendingSwitch
 from service.vllm.handoffs import Handoffs
 from store.key import Scope
 from store.tiers.memory_store import MemoryStore

@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from service.access.backup import back_up
 from service.access.principal import Role
 from service.settings import Settings
+from service.truth.backup import back_up
 from store.url import open_store
 from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner, Result
 
 from retriever.readers.files import read_file
 from service import cli
-from service.access.lock import hold
 from service.lab.demo import demo_answers, race
 from service.lab.demo.demo_answers import CORPUS, EXAMPLES, Example
 from service.settings import PREFIX, Settings
+from service.truth.databases import hold
 from tests.service.serving import Json, ask, in_process
 
 ELSEWHERE = {"MODEL": "/nowhere", "EMBEDDER": "/nowhere", "POLICY": "full", "CODEC": "q2", "TOP_K": "1"}

@@ -1,0 +1,172 @@
+"""What the services of one database tell each other through its tables. Knows no threads."""
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+from retriever.errors import CatalogError
+from retriever.filter_condition import LISTED, listed
+from retriever.postgres.database import PostgresDatabase
+from retriever.postgres.schemas import SERVICE
+from service.access.principal import Principal
+from service.access.rates import WINDOW_S
+from service.truth.peers import Peers
+
+TABLES: Final = """
+CREATE TABLE replicas (
+    row INTEGER PRIMARY KEY, name TEXT NOT NULL, store TEXT NOT NULL, beat INTEGER NOT NULL, passed INTEGER NOT NULL
+);
+CREATE TABLE sweeps (tenant TEXT PRIMARY KEY, number INTEGER NOT NULL);
+CREATE TABLE claims (tenant TEXT NOT NULL, upload INTEGER NOT NULL, replica INTEGER NOT NULL,
+    PRIMARY KEY (tenant, upload)
+);
+CREATE TABLE asked (key TEXT NOT NULL, at REAL NOT NULL);
+CREATE INDEX asked_of_key ON asked (key, at);
+"""
+LEASE_S: Final = 5.0  # how long a service may answer after it has told that it lives
+GIVEN_UP_S: Final = 6.0  # how long one is looked at that tells nothing: clocks need not run alike
+PASSING_S: Final = 10.0  # how long a delete waits for the others
+_LOOK_S: Final = 0.02
+_SWEPT: Final = "; UPDATE version SET value = value + 1; SELECT pg_notify('kvweave', '')"
+_LOCKS: Final = 1802925925  # precompute's have the number before
+_COUNT: Final = f"""
+WITH clock AS (SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION) AS now),
+gone AS (DELETE FROM asked USING clock WHERE key = ?1 AND (at <= now - {WINDOW_S} OR at > now + 1)),
+had AS (
+    SELECT count(at) AS count, coalesce(min(at), max(now)) + {WINDOW_S} - max(now) AS wait_s
+    FROM clock LEFT JOIN asked ON key = ?1 AND at > now - {WINDOW_S} AND at <= now + 1
+),
+added AS (INSERT INTO asked SELECT ?1, now FROM clock, had WHERE count < ?2)
+SELECT count, wait_s FROM had
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRow:
+    """Another service. `beat` rises while it lives; `name` is that of its connections."""
+
+    row: int
+    name: str
+    store: str
+    beat: int
+
+
+class PostgresPeers(Peers):
+    """Those of one database. `row` is this process's own among the services, 0 where it is none."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        self.row = 0
+
+    def passed(self, tenant: str) -> bool:
+        try:
+            return self._wait_for_all(tenant)
+        except CatalogError:  # what was deleted stays so
+            return False
+
+    def _wait_for_all(self, tenant: str) -> bool:
+        with self._database.transaction(_SWEPT, schema=SERVICE) as connection:
+            [number] = connection.execute(
+                "INSERT INTO sweeps VALUES (?, (SELECT value FROM version)) "
+                "ON CONFLICT (tenant) DO UPDATE SET number = excluded.number RETURNING number",
+                (tenant,),
+            ).fetchone()
+        until = time.monotonic() + PASSING_S
+        while True:
+            with self._database.connection() as connection:
+                left = connection.execute(
+                    "SELECT 1 FROM replicas WHERE passed < ? AND row <> ? LIMIT 1", (number, self.row)
+                ).fetchone()
+            if left is None or time.monotonic() > until:
+                return left is None
+            time.sleep(_LOOK_S)
+
+    def taken(self, tenant: str) -> Sequence[int]:
+        with self._database.connection() as connection:
+            found = connection.execute(
+                "SELECT upload FROM claims WHERE tenant = ? AND replica <> ? AND replica IN (SELECT row FROM replicas)",
+                (tenant, self.row),
+            ).fetchall()
+        return [upload for (upload,) in found]
+
+    def claim(self, tenant: str, uploads: Sequence[int]) -> Collection[int]:
+        with self._database.connection() as connection:
+            found = connection.execute(
+                "INSERT INTO claims AS c SELECT ?, given, ? FROM unnest(CAST(? AS BIGINT[])) AS given "
+                "ON CONFLICT (tenant, upload) DO UPDATE SET replica = excluded.replica "
+                "WHERE c.replica = excluded.replica OR c.replica NOT IN (SELECT row FROM replicas) RETURNING upload",
+                (tenant, self.row, listed(sorted(uploads))),
+            ).fetchall()
+        return [upload for (upload,) in found]
+
+    def let_go(self, tenant: str, uploads: Sequence[int]) -> None:
+        with suppress(CatalogError), self._database.connection() as connection:
+            connection.execute(
+                f"DELETE FROM claims WHERE tenant = ? AND replica = ? AND upload IN {LISTED}",
+                (tenant, self.row, listed(uploads)),
+            )
+
+    def count(self, principal: Principal, most: int) -> float | None:
+        """Counts a key's request of all the services together, by the server's clock. See `Rates`."""
+        key = f"{principal.tenant} {principal.key_id}"
+        number = crc32(key.encode()) - (1 << 31)
+        begin = f"; SELECT pg_advisory_xact_lock({_LOCKS}, {number}); SET LOCAL synchronous_commit = off"
+        with self._database.transaction(begin, schema=SERVICE) as connection:
+            count, wait_s = connection.execute(_COUNT, (key, most)).fetchone()
+        return wait_s if count >= most else None
+
+    def others(self) -> list[ReplicaRow]:
+        """The services beside this one."""
+        with self._database.connection() as connection:
+            found = connection.execute("SELECT row, name, store, beat FROM replicas WHERE row <> ?", (self.row,))
+            return [ReplicaRow(*each) for each in found.fetchall()]
+
+    def register(self, store: str) -> int:
+        """Makes this process one of the services. Returns the number up to which it has to learn all itself."""
+        with self._database.connection() as connection:
+            row, number = connection.execute(
+                "INSERT INTO replicas (name, store, beat, passed) "
+                "VALUES (?, ?, 0, coalesce((SELECT max(number) FROM sweeps), 0)) RETURNING row, passed",
+                (self._database.name, store),
+            ).fetchone()
+        self.row = row
+        return number
+
+    def beat(self, passed: int) -> bool:
+        """Tells that this service lives, and what it has learned. False where it was given up."""
+        with self._database.connection() as connection:
+            found = connection.execute(
+                "UPDATE replicas SET beat = beat + 1, passed = ? WHERE row = ? RETURNING row", (passed, self.row)
+            )
+            return found.fetchone() is not None
+
+    def swept_after(self, number: int) -> dict[str, int]:
+        """The tenants of which something was deleted since, and the number of the last delete of each."""
+        with self._database.connection() as connection:
+            found = connection.execute("SELECT tenant, number FROM sweeps WHERE number > ?", (number,)).fetchall()
+        return dict(found)
+
+    def give_up(self, other: ReplicaRow) -> bool:
+        """Takes a service out that has told nothing for too long, and ends what it has begun. False where it has."""
+        with self._database.connection() as connection:
+            gone = connection.execute(
+                "DELETE FROM replicas WHERE row = ? AND beat = ? RETURNING row", (other.row, other.beat)
+            ).fetchone()
+            if gone is None:
+                return False
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = ? AND usename = current_user",
+                (other.name,),
+            )
+            connection.execute("DELETE FROM claims WHERE replica = ?", (other.row,))
+        return True
+
+    def leave(self) -> None:
+        """Is no service any more."""
+        with suppress(CatalogError), self._database.connection() as connection:
+            connection.execute("DELETE FROM replicas WHERE row = ?", (self.row,))
+            connection.execute("DELETE FROM claims WHERE replica = ?", (self.row,))

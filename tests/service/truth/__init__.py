@@ -1,0 +1,1 @@
+"""Keys and catalogs, their backups and moves."""
