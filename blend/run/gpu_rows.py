@@ -57,8 +57,9 @@ class GpuRowTables:
         blocks = -(-rows // block) + segments - 1
         splits = attend_rows.splits_for(-(-rows // block) * self._heads)
         parts = rows, 2 * blocks, segments * len(self.shapes) * COLUMNS
-        numbers, slots = torch.zeros(sum(parts), dtype=torch.int64), torch.full((rows,), -1)
-        return GpuRows(self, (block, splits), slots.to(self._device), numbers.to(self._device), parts)
+        numbers = torch.zeros(sum(parts), dtype=torch.int64, device=self._device)
+        slots = torch.full((rows,), -1, device=self._device)
+        return GpuRows(self, (block, splits), slots, numbers, parts)
 
     def compiles(self) -> bool:
         """Whether the device takes the kernels: a row that is nobody's is written."""
@@ -112,8 +113,8 @@ class GpuRows:
         held = torch.empty(len(numbers), dtype=torch.int64, pin_memory=self.numbers.is_cuda)
         held.numpy()[:] = numbers
         self.numbers[: len(numbers)].copy_(held, non_blocking=True)
-        for each in segments:
-            self.slots[each.start : each.stop].copy_(each.slots.index)
+        slots = [each.slots.index for each in segments]
+        self.slots[: segments[-1].stop].copy_(slots[0] if len(slots) == 1 else torch.cat(slots))
         self.slots[segments[-1].stop :].fill_(-1)
         self.most = max(each.visible for each in segments)
 
