@@ -113,8 +113,7 @@ class GpuRows:
         held = torch.empty(len(numbers), dtype=torch.int64, pin_memory=self.numbers.is_cuda)
         held.numpy()[:] = numbers
         self.numbers[: len(numbers)].copy_(held, non_blocking=True)
-        slots = [each.slots.index for each in segments]
-        self.slots[: segments[-1].stop].copy_(slots[0] if len(slots) == 1 else torch.cat(slots))
+        self.slots[: segments[-1].stop].copy_(torch.cat([each.slots.index for each in segments]))
         self.slots[segments[-1].stop :].fill_(-1)
         self.most = max(each.visible for each in segments)
 
