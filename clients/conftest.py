@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from itertools import count
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from clients.tests.scripted import Scripted, scripted
+
+# How long an example takes, and how long it takes to draw one, is this machine's matter.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 URL, KEY = "KVWEAVE_BASE_URL", "KVWEAVE_API_KEY"
 

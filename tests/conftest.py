@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.servers.postgres import PostgresServer, postgres_server
 from tests.servers.s3 import S3Server, s3_server
@@ -19,7 +19,8 @@ os.environ.setdefault("KVWEAVE_REUSE", "always")  # what is chosen is not to dep
 if not Path("/dev/nvidiactl").exists():  # kernels for a card run without one; triton looks when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-settings.register_profile("unhurried", deadline=None)  # how long an example takes is this machine's matter
+# How long an example takes, and how long it takes to draw one, is this machine's matter.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
 WITHOUT = "PostgreSQL is not installed: Debian's package is `postgresql`"

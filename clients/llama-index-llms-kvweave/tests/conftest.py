@@ -2,18 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse
-from llama_index.core.bridge.pydantic import Field
 from llama_index.core.instrumentation import root_dispatcher  # pyright: ignore[reportPrivateImportUsage] (its own)
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events import BaseEvent
-from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
 
 from clients.conftest import Running
+from clients.tests.heard import Ear
 from kvweave_client import Client
 from llama_index.llms.kvweave import KVWeave
 
@@ -47,48 +41,6 @@ def models(service: Running) -> Models:
 @pytest.fixture(scope="module")
 def llm(models: Models) -> KVWeave:
     return models()
-
-
-@dataclass
-class Call:
-    """Of a model, as its instrumentation tells it."""
-
-    messages: list[ChatMessage]
-    response: ChatResponse
-
-    @property
-    def usage(self) -> dict[str, int]:
-        raw = self.response.raw
-        assert isinstance(raw, dict)
-        return raw["usage"]
-
-    @property
-    def sources(self) -> list[str]:
-        """Where each recognised chunk's cache came from."""
-        return [chunk["source"] for chunk in self._chunks]
-
-    @property
-    def reused(self) -> int:
-        """Tokens of chunks that came from a cache and were not read again; what else was reused is not among them."""
-        return sum(chunk["tokens"] - chunk["recomputed"] for chunk in self._chunks if chunk["source"] != "computed")
-
-    @property
-    def _chunks(self) -> list[dict[str, Any]]:
-        raw = self.response.raw
-        assert isinstance(raw, dict)
-        return raw["report"]["chunks"]
-
-
-class Ear(BaseEventHandler):
-    """Hears all events."""
-
-    calls: list[Call] = Field(default_factory=list[Call])
-    names: list[str] = Field(default_factory=list[str])
-
-    def handle(self, event: BaseEvent, **kwargs: object) -> None:
-        self.names.append(event.class_name())
-        if isinstance(event, LLMChatEndEvent) and event.response:
-            self.calls.append(Call([*event.messages], event.response))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 from llama_index.core import VectorStoreIndex
@@ -27,6 +26,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 
 from clients.conftest import Running
+from clients.tests.heard import Call, Ear
 from kvweave_client import Client
 from llama_index.llms.kvweave import KVWeave, KVWeaveSynthesizer
 from llama_index.llms.kvweave import turns as own
@@ -34,7 +34,8 @@ from llama_index.llms.kvweave import turns as own
 kvweave_retrievers = pytest.importorskip("llama_index.retrievers.kvweave")
 nodes_module = pytest.importorskip("llama_index.retrievers.kvweave.nodes")
 
-CORPUS = Path(__file__).resolve().parents[3] / "service" / "demo" / "corpus"
+SERVICE = Path(__file__).resolve().parents[3] / "service"
+CORPUS = SERVICE / "lab" / "demo" / "corpus"
 DEMO = [
     ("Which animal does Halio keep?", "badger"),
     ("Where does Halio live?", "Belford"),
@@ -65,25 +66,6 @@ Models = Callable[..., KVWeave]
 def service(own_service: Running) -> Running:
     """A service of this file's own: other documents would weigh in the ranks of words."""
     return own_service
-
-
-class Call(Protocol):
-    """Of a model."""
-
-    messages: list[ChatMessage]
-
-    @property
-    def usage(self) -> dict[str, int]: ...
-    @property
-    def sources(self) -> list[str]: ...
-    @property
-    def reused(self) -> int: ...
-
-
-class Ear(Protocol):
-    """What was heard."""
-
-    calls: list[Call]
 
 
 class HashedWords(BaseEmbedding):
@@ -277,7 +259,7 @@ def test_the_model_reads_what_the_retriever_notes(own_retriever: BaseRetriever) 
 @pytest.fixture(scope="module")
 def demo(client: Client, options: dict[str, str], _numbers: Iterator[int]) -> BaseRetriever:
     """The corpus that kvweave comes with."""
-    if not CORPUS.is_dir():
+    if not SERVICE.is_dir():
         pytest.skip("the demo's corpus is not installed with the clients")
     name = f"demo-{next(_numbers)}"
     client.wait(client.upload_files(sorted(CORPUS.glob("*.md")), collection=name).job_id, timeout_s=120)

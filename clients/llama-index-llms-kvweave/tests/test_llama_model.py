@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
 from inspect import getmro
-from typing import Literal, Protocol
+from typing import Literal
 
 import pytest
 from llama_index.core.base.llms.base import BaseLLM
@@ -25,6 +25,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.types import PydanticProgramMode
 
 from clients.conftest import Running
+from clients.tests.heard import Ear
 from kvweave_client import AsyncClient, BadRequest, Client
 from llama_index.llms.kvweave import KVWeave, Unanswered
 
@@ -32,12 +33,6 @@ Models = Callable[..., KVWeave]
 TEXT, QUESTION = "Halio lives in K7. Halio keeps a badger.", "Question: Which animal does Halio keep?"
 PROMPT = f"{TEXT}\n\n{QUESTION}"
 CHAT = [ChatMessage(role=MessageRole.USER, content=PROMPT)]
-
-
-class Ear(Protocol):
-    """The names of all events."""
-
-    names: list[str]
 
 
 @pytest.fixture(scope="module", autouse=True)

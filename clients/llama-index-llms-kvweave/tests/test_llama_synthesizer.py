@@ -1,7 +1,7 @@
 """The synthesizer: nodes go by chunk id or as documents, and what the answer cost comes with it."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import pytest
 from llama_index.core.base.llms.types import MessageRole
@@ -13,6 +13,7 @@ from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import ImageNode, NodeWithScore, TextNode
 
+from clients.tests.heard import Ear
 from kvweave_client import Client, NotFound, operations
 from kvweave_client.passages import CHUNK_ID, DIGEST, digest_of
 from llama_index.llms.kvweave import KVWeave, KVWeaveSynthesizer
@@ -20,22 +21,6 @@ from llama_index.llms.kvweave import KVWeave, KVWeaveSynthesizer
 Models = Callable[..., KVWeave]
 HALIO, SELARK = "Halio lives in K7. Halio keeps a badger.", "Rosen leads B4. Code B4 stands for Selark."
 QUERY = "Which animal does Halio keep?"
-
-
-class Call(Protocol):
-    """Of a model."""
-
-    @property
-    def usage(self) -> dict[str, int]: ...
-    @property
-    def sources(self) -> list[str]: ...
-
-
-class Ear(Protocol):
-    """What was heard."""
-
-    calls: list[Call]
-    names: list[str]
 
 
 @pytest.fixture(scope="module")

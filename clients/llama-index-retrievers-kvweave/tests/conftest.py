@@ -1,13 +1,12 @@
 """What the retriever's tests share: a client, and a service that is away when a test says so."""
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import httpx
 import pytest
 
 from clients.conftest import Running
+from clients.tests.line import Line
 from kvweave_client import Client, Retries
 from llama_index.retrievers.kvweave import KVWeaveSink
 
@@ -16,25 +15,6 @@ from llama_index.retrievers.kvweave import KVWeaveSink
 def client(service: Running) -> Iterator[Client]:
     with Client(service.base_url, service.key) as client:
         yield client
-
-
-@dataclass
-class Line(httpx.BaseTransport):
-    """The way to the service."""
-
-    left: float = math.inf  # requests that still find it
-    sent: int = 0
-    inner: httpx.HTTPTransport = field(default_factory=httpx.HTTPTransport)
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self.sent += 1
-        self.left -= 1
-        if self.left < 0:
-            raise httpx.ConnectError("the line is cut", request=request)
-        return self.inner.handle_request(request)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +22,7 @@ from llama_index.core.vector_stores import (
 )
 
 from clients.conftest import Running
+from clients.tests.line import Line
 from kvweave_client import Client, ConnectionFailed
 from llama_index.retrievers.kvweave import BesideKVWeave, KVWeaveSink
 
@@ -39,12 +39,6 @@ steps = st.one_of(
     st.tuples(st.sampled_from(["delete_ref_doc", "delete_nodes", "delete_by_filter"]), documents),
     st.tuples(st.just("clear"), st.just({})),
 )
-
-
-class Line(Protocol):
-    """The way to the service that `sinks` take."""
-
-    left: float
 
 
 class Sentences(TransformComponent):

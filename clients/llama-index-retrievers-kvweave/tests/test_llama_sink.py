@@ -5,7 +5,6 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import httpx
 import pytest
@@ -16,6 +15,7 @@ from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import BaseNode, Document, NodeRelationship, RelatedNodeInfo, TextNode, TransformComponent
 
 from clients.conftest import Running
+from clients.tests.line import Line
 from kvweave_client import BadRequest, Client, ConnectionFailed, Retries, Unauthorized, following
 from llama_index.retrievers.kvweave import KVWeaveRetriever, KVWeaveSink, books
 from llama_index.retrievers.kvweave.nodes import NODE_ID
@@ -23,13 +23,6 @@ from llama_index.retrievers.kvweave.nodes import NODE_ID
 Sinks = Callable[..., KVWeaveSink]
 Step = tuple[str, str, list[int]]
 HALIO, SELARK, NORWORKS = "Halio lives in K7.", "Selark is led by Rosen.", "Norworks makes lamps."
-
-
-class Line(Protocol):
-    """The way to the service that `sinks` take."""
-
-    left: float
-    sent: int
 
 
 def node(name: str, text: str, *, source: str = "doc", **fields: object) -> TextNode:
