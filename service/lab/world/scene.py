@@ -61,6 +61,10 @@ class Fact:
     relation: int
     alias: Alias | None = None
 
+    def moved(self, place: Mapping[int, int]) -> "Fact":
+        """The fact where each passage stands at a new place, or nowhere."""
+        return replace(self, alias=self.alias and replace(self.alias, page=place.get(self.alias.page, NEVER)))
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
@@ -74,21 +78,13 @@ class Scene:
     def reversed(self) -> "Scene":
         """The scene with its documents in the other order; the passages of a document stay in their own."""
         documents = [list(group) for _, group in groupby(range(len(self.passages)), lambda i: self.passages[i].title)]
-        order = [page for document in reversed(documents) for page in document]
-        place = {page: at for at, page in enumerate(order)}
-        return self._moved(place, [self.passages[page] for page in order], facts=[self.facts[page] for page in order])
+        return self._arranged([page for document in reversed(documents) for page in document])
 
     def filled(self, fillers: Mapping[int, Sequence[ScenePassage]]) -> "Scene":
         """The scene with passages that tell nothing before those with these numbers."""
-        passages, facts, place = list[ScenePassage](), list[tuple[Fact, ...]](), dict[int, int]()
-        for page in range(len(self.passages) + 1):
-            passages += fillers.get(page, ())
-            facts += [()] * len(fillers.get(page, ()))
-            if page < len(self.passages):
-                place[page] = len(passages)
-                passages.append(self.passages[page])
-                facts.append(self.facts[page])
-        return self._moved(place, passages, facts=facts)
+        pages = range(len(self.passages))
+        order = [each for page in pages for each in (*fillers.get(page, ()), page)]
+        return self._arranged([*order, *fillers.get(len(pages), ())])
 
     def without(self, page: int) -> "Scene":
         """The scene without this passage: what needs it is unanswered, or answered by a name that nobody explains now.
@@ -96,7 +92,6 @@ class Scene:
         Questions about names that are restated elsewhere are left out.
         """
         kept = [each for each in range(len(self.passages)) if each != page]
-        place = {each: at for at, each in enumerate(kept)} | {page: NEVER}
         told = " ".join(self.passages[each].text for each in kept)
         questions, unanswered = list[SceneQuestion](), list[SceneQuestion]()
         for each in self.questions:
@@ -111,7 +106,7 @@ class Scene:
                     [needed] = [other for other in each.needs if other != page]
                     questions.append(replace(each, answer=name, kind="unexplained", needs=(needed,)))
         left = replace(self, questions=tuple(questions), unanswered=(*unanswered, *self.unanswered))
-        return left._moved(place, [self.passages[at] for at in kept], facts=[self.facts[at] for at in kept])
+        return left._arranged(kept)
 
     def _unexplained(self, question: SceneQuestion, pages: Iterable[int]) -> str | None:
         """The other name by which one of these pages tells the answer, if one does."""
@@ -130,20 +125,17 @@ class Scene:
         pages = [page for each in self.questions if len(each.needs) == 2 for page in each.needs]
         return [page for page in pages if len({*titles[page : page + 3]}) > 1]
 
-    def _moved(
-        self, place: Mapping[int, int], passages: Sequence[ScenePassage], *, facts: Sequence[Sequence[Fact]]
-    ) -> "Scene":
-        """The scene in the order of these passages and facts. `place`: where each passage of before stands now."""
+    def _arranged(self, order: Sequence[int | ScenePassage]) -> "Scene":
+        """The scene of its own passages with these numbers, and of others that tell nothing."""
+        place = {page: at for at, page in enumerate(order) if isinstance(page, int)}
         return Scene(
-            tuple(passages),
+            tuple(self.passages[each] if isinstance(each, int) else each for each in order),
             tuple(replace(each, needs=tuple(place[page] for page in each.needs)) for each in self.questions),
-            tuple(tuple(replace(fact, alias=_moved_alias(fact.alias, place)) for fact in each) for each in facts),
+            tuple(
+                tuple(fact.moved(place) for fact in self.facts[each]) if isinstance(each, int) else () for each in order
+            ),
             self.unanswered,
         )
-
-
-def _moved_alias(alias: Alias | None, place: Mapping[int, int]) -> Alias | None:
-    return alias and replace(alias, page=place.get(alias.page, NEVER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +264,9 @@ class _Writer:
         page = self._pages[number]
         sentence = sentence[0].upper() + sentence[1:]
         (page.first if link.naming.name == "topic" else page.body).append(sentence)
-        self._ask(relation, link.entity, value=value, kind=link.naming.name, needs=(link.page, number))
-        self._note(sentence, number, alias=Alias(link.word, link.entity.name, link.page))
+        alias = Alias(link.word, link.entity.name, link.page)
+        fact = Fact(sentence, link.entity.name, value, RELATIONS.index(relation), alias)
+        self._state(fact, link.entity, number=number, kind=link.naming.name)
 
     def _valued(self, link: _Link, number: int) -> bool:
         """Tells a fact whose value has the link's other name. Returns whether it did."""
@@ -286,8 +279,9 @@ class _Writer:
             return False
         sentence = self._random.choice(relation.says).format(S=subject.name, V=self._mention(link))
         self._pages[number].body.append(sentence)
-        self._ask(relation, subject, value=link.entity.name, kind=link.naming.name, needs=(link.page, number))
-        self._note(sentence, number, alias=Alias(link.word, link.entity.name, link.page))
+        alias = Alias(link.word, link.entity.name, link.page)
+        fact = Fact(sentence, subject.name, link.entity.name, RELATIONS.index(relation), alias)
+        self._state(fact, subject, number=number, kind=link.naming.name)
         return True
 
     def _mention(self, link: _Link) -> str:
@@ -304,19 +298,17 @@ class _Writer:
         value = self._value(relation)
         sentence = self._random.choice(relation.says).format(S=subject.name, V=value)
         self._pages[number].body.append(sentence)
-        self._ask(relation, subject, value=value, kind="plain", needs=(number,))
-        self._note(sentence, number)
+        fact = Fact(sentence, subject.name, value, RELATIONS.index(relation))
+        self._state(fact, subject, number=number, kind="plain")
 
-    def _ask(self, relation: Relation, subject: Entity, *, value: str, kind: str, needs: tuple[int, ...]) -> None:
+    def _state(self, fact: Fact, subject: Entity, *, number: int, kind: str) -> None:
+        """Notes what a sentence of a passage says, and asks for it."""
+        relation = RELATIONS[fact.relation]
         self._stated.add((subject, relation))
-        ask = self._random.choice(relation.asks).format(S=subject.name)
-        self._questions.append(SceneQuestion(ask, subject.name, value, kind, needs, RELATIONS.index(relation)))
-
-    def _note(self, sentence: str, number: int, *, alias: Alias | None = None) -> None:
-        """Notes that the fact that was just asked for stands in this sentence."""
-        asked = self._questions[-1]
-        assert asked.relation is not None
-        self._pages[number].facts.append(Fact(sentence, asked.about, asked.answer, asked.relation, alias))
+        self._pages[number].facts.append(fact)
+        needs = (fact.alias.page, number) if fact.alias else (number,)
+        ask = self._random.choice(relation.asks).format(S=fact.subject)
+        self._questions.append(SceneQuestion(ask, fact.subject, fact.value, kind, needs, fact.relation))
 
     def _unanswered(self) -> Iterator[SceneQuestion]:
         """What was not told of somebody who is known, what nobody told of somebody else, and names never given."""
