@@ -4,7 +4,7 @@
 # pyright: reportUntypedFunctionDecorator=false, reportIndexIssue=false, reportArgumentType=false, reportOperatorIssue=false
 # pyright: reportCallIssue=false
 # ruff: noqa: ANN001, ANN202, PLR0917
-"""Writes rows of several contexts to their slots, and lets each see all before it and itself, on a GPU.
+"""Writes rows of several contexts to their slots, and attends each to all slots up to its own, on a GPU.
 
 Where rows stand, and whose they are, is read from the device's memory when a kernel runs: a recorded call serves any
 prompt. Letters: `B` rows, `N` contexts, `H` kv heads, `Hq` query heads, `D` head dim.
@@ -19,15 +19,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError
 
-SEEN, SEEN_WIDE = 64, 32  # keys that a program takes at once, and such of wide heads
+SEEN, SEEN_WIDE = 64, 32  # keys that a program reads at once, and the same number for wide heads
 TILE = 64  # query rows of a program, one for each head of a group
-PROGRAMS = 264  # that keep a GPU busy
-WIDE = 128  # numbers of a head from which on two tiles of keys and values leave too little of a GPU's nearest memory
-MOST_SPLITS = 16  # into so many parts at most what rows see is cut; it is compiled for all of them
-LARGE = 128  # rows of a tile from which on more threads work at it
+PROGRAMS = 264  # as many programs keep a GPU busy
+WIDE = 128  # head dim from which on two tiles of keys and values leave too little shared memory
+MOST_SPLITS = 16  # the most parts that the keys of a row are cut into; the kernel is compiled for all of them
+LARGE = 128  # rows of a tile from which on it gets more warps
 _LOG2E = math.log2(math.e)
 
-_NEVER = tl.constexpr(-1e30)  # a score less than any, of which differences are finite
+_NEVER = tl.constexpr(-1e30)  # less than any score, and finite, so that differences are finite
 
 
 @triton.jit
@@ -37,9 +37,9 @@ def _write_rows(
     key_heads: tl.constexpr, key_dim: tl.constexpr, value_heads: tl.constexpr, value_dim: tl.constexpr,
     heads: tl.constexpr, dims: tl.constexpr,
 ):  # fmt: skip
-    """Put the row of each program, of keys (H, B, D) and values, where its slot is; below zero are rows of nobody.
+    """Write the row of each program, of keys (H, B, D) and values, to its slot; padding rows have a slot below zero.
 
-    `contexts`: of each one, so far `apart`, the addresses of keys and values, and how far heads are from each other.
+    `contexts`, with stride `apart`: for each one the addresses of keys and values, and the strides of their heads.
     """
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
@@ -62,7 +62,7 @@ def _attended(
     key_dim: tl.constexpr, value_dim: tl.constexpr, key_dims: tl.constexpr, value_dims: tl.constexpr,
     tile: tl.constexpr, seen: tl.constexpr,
 ):  # fmt: skip
-    """What rows see in some tiles of their head's keys: the largest score, the sum of weights, and weighted values."""
+    """Attend rows over some tiles of their head's keys: the largest score, the sum of weights, and weighted values."""
     dim, out_dim, key = tl.arange(0, key_dims), tl.arange(0, value_dims), tl.arange(0, seen)
     last = tl.max(slot, 0)
     most = tl.full((tile,), _NEVER, tl.float32)
@@ -93,7 +93,7 @@ def _attend_rows(
     group: tl.constexpr, group_room: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr,
     key_dims: tl.constexpr, value_dims: tl.constexpr, tile: tl.constexpr, seen: tl.constexpr,
 ):  # fmt: skip
-    """Attend the rows of one block, the heads of one group together, over one of the `splits` of what they see: keys
+    """Attend the rows of one block, the heads of one group together, over one of the `splits` of their keys: those
     within a `window` up to their own.
 
     `blocks` (_, 2): the first row of each, and how many, all of one context. `scale` is the scores' and log2(e).
@@ -112,8 +112,8 @@ def _attend_rows(
         at = contexts + tl.load(owners + first) * apart
         keys = tl.load(at).to(tl.pointer_type(query.dtype.element_ty)) + head * tl.load(at + 2)
         values = tl.load(at + 1).to(tl.pointer_type(query.dtype.element_ty)) + head * tl.load(at + 3)
-        if key_dim % 16 == 0:  # memory is given out in larger units: keys can be loaded 16 bytes at once, and ahead
-            keys = tl.multiple_of(keys, 16)  # only here, where they are made, does the compiler hear of it
+        if key_dim % 16 == 0:  # allocations are aligned: keys can be loaded 16 bytes at once, and prefetched
+            keys = tl.multiple_of(keys, 16)  # the compiler takes this hint only here, where they are made
         if value_dim % 16 == 0:
             values = tl.multiple_of(values, 16)
         tiles = tl.max(slot, 0) // seen + 1
@@ -144,7 +144,7 @@ def _join_splits(
     out, parts, sums, slots, rows, splits,
     value_dim: tl.constexpr, value_dims: tl.constexpr, most_splits: tl.constexpr,
 ):  # fmt: skip
-    """Make one row of one head, (B, Hq, D), of what its splits found."""
+    """Combine the splits' results into one row of one head, (B, Hq, D)."""
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(slots + row) >= 0:
         heads = tl.num_programs(1)
@@ -161,17 +161,17 @@ def _join_splits(
 
 
 class DeviceRefuses(RuntimeError):
-    """A kernel does not run on this device, such as one with little memory near its cores."""
+    """A kernel does not run on this device, such as one with little shared memory."""
 
 
 class RowTables(NamedTuple):
     """Where rows stand and whose they are, in a device's memory; all int64."""
 
-    slots: Tensor  # (B,), below zero for rows of nobody
+    slots: Tensor  # (B,), below zero for padding rows
     owners: Tensor  # (B,) the context of each row
     blocks: Tensor  # (_, 2): the first row of each block, and how many, all of one context; none for the rest
-    contexts: Tensor  # addresses of each one's keys and values, and how far their heads are apart
-    apart: int  # numbers from one context's to the next's
+    contexts: Tensor  # addresses of each one's keys and values, and the strides of their heads
+    apart: int  # the stride from one context to the next
 
 
 def write_rows(keys: Tensor, values: Tensor, *, tables: RowTables) -> None:
@@ -188,9 +188,9 @@ def write_rows(keys: Tensor, values: Tensor, *, tables: RowTables) -> None:
 
 
 class Attention(NamedTuple):
-    """How rows are attended: `block` is the most rows of one, `splits` into how many parts what they see is cut.
+    """How rows are attended: the most rows of a `block`, and how many `splits` their keys are cut into.
 
-    `window` is how many slots up to their own they see.
+    `window`: how many slots they see, up to their own.
     """
 
     kv_heads: int
@@ -202,7 +202,7 @@ class Attention(NamedTuple):
 
 
 def attend_rows(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
-    """Query (Hq, B, D) to (B, Hq, D): each row sees what its context has up to its slot. Raises DeviceRefuses."""
+    """Query (Hq, B, D) to (B, Hq, D): each row sees its context up to its own slot. Raises DeviceRefuses."""
     (heads, rows, dim), (kv_heads, value_dim, scale, block, splits, window) = query.shape, form
     room = power(heads // kv_heads)
     tile = max(16, block * room)
@@ -229,12 +229,12 @@ def attend_rows(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
 
 
 def block_for(rows: int, group: int) -> int:
-    """The most rows of a block, with so many query heads to each key head."""
+    """The most rows of a block, with `group` query heads to each key head."""
     return max(1, (TILE if rows < 8 * TILE else LARGE) // power(group))
 
 
 def splits_for(programs: int) -> int:
-    """How many parts what rows see is cut into, so that a GPU has enough programs to run."""
+    """How many parts the keys are cut into, so that a GPU has enough programs to run."""
     return min(MOST_SPLITS, 1 << max(0, (PROGRAMS // programs).bit_length() - 1))
 
 

@@ -2,9 +2,9 @@
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false, reportCallIssue=false, reportReturnType=false, reportUnknownLambdaType=false
 # pyright: reportAttributeAccessIssue=false
-"""What numba does not offer by itself: functions whose arrays lie apart, casts chosen by types, and memory by address.
+"""What numba lacks: functions whose arrays never overlap, casts chosen by types, and memory by address.
 
-Numba keeps what `place_kernel.py` and `cpu_rows_kernel.py` became until they change: touch both where this one changes
+Numba caches `place_kernel.py` and `cpu_rows_kernel.py` until these files change: touch both after changing this one
 alone.
 """
 
@@ -37,7 +37,7 @@ _HALF, _ODD, _ONE, _UPPER = np.uint32(16), np.uint32(0x7FFF), np.uint32(1), np.u
 
 
 class _Apart(CompilerBase):
-    """Compiles functions whose arrays never overlap: without a look for each row whether they do, nothing is lost."""
+    """Compiles functions whose arrays never overlap, without a check of each row whether they do."""
 
     def define_pipelines(self) -> list[PassManager]:
         self.state.flags.noalias = True
@@ -45,35 +45,35 @@ class _Apart(CompilerBase):
 
 
 def compiled(function: Function) -> Function:
-    """The function, compiled where it is called first."""
+    """The function, compiled at its first call."""
     return njit(nogil=True)(function)
 
 
 def compiled_apart(function: Function) -> Function:
-    """The function, which must not make arrays, compiled without counts of who uses them."""
+    """The function, which must not make arrays, compiled without reference counts."""
     return njit(nogil=True, pipeline_class=_Apart, _nrt=False)(function)
 
 
 def compiled_loosely(function: Function) -> Function:
-    """The function, compiled so that it may add in another order than is written, the same each time."""
+    """The function, compiled so that it may reorder sums; each run adds in the same order."""
     return njit(nogil=True, fastmath={"reassoc", "contract", "nsz", "nnan"}, error_model="numpy")(function)
 
 
 def cast(x: np.float32, to: np.float32 | Word, like: Word) -> np.float32 | Word:
-    """What a context's words, which are like `like`, hold of a number: as such a word, or as a float32 again."""
+    """The number rounded as a context stores it, in words of the type of `like`: as such a word, or as a float32."""
     raise NotImplementedError
 
 
 @compiled
 def _rounded(x: np.float32) -> np.uint32:
-    """The bits of a float32, whose upper half is the nearest bfloat16 then, the even one of two."""
+    """The bits of a float32, rounded so that the upper half is the nearest bfloat16, ties to even."""
     bits = np.float32(x).view(np.uint32)
     return np.uint32(bits + np.uint32(_ODD + np.uint32(np.uint32(bits >> _HALF) & _ONE)))
 
 
 @overload(cast, strict=False)
 def _chosen_cast(x: types.Type, to: types.Type, like: types.Type) -> Callable[..., object]:
-    """Chosen by types, so that nothing is left to choose where it runs."""
+    """Chooses the cast by types at compile time, so that no branch is left at run time."""
     if to == uint16:
         return lambda x, to, like: np.uint16(_rounded(x) >> _HALF)
     if to == uint32:
@@ -104,8 +104,8 @@ def _pointer(typing: object, address: types.Type, like: types.Type) -> tuple[Sig
 
 
 @intrinsic
-def called(typing: object, address: types.Type) -> tuple[Signature, Callable[..., Value]]:
-    """What a C function without parameters returns, an int; its address is told."""
+def call_at(typing: object, address: types.Type) -> tuple[Signature, Callable[..., Value]]:
+    """Calls the C function at an address, which has no parameters and returns an int."""
 
     def made(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Value]) -> Value:
         return builder.call(builder.inttoptr(args[0], FunctionType(IntType(32), ()).as_pointer()), ())
@@ -121,5 +121,5 @@ def bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
 
 @compiled
 def words_at(address: int, shape: tuple[int, ...], like: Number) -> NDArray[Number]:
-    """The same of words or numbers, which are like this one."""
+    """The memory at an address, as an array of words or numbers of the type of `like`, without reference counts."""
     return carray(_pointer(address, like), shape)

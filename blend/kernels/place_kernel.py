@@ -1,8 +1,8 @@
 # numba's decorators have no types:
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportCallIssue=false
-"""What numba compiles to place packed codes in a context, some rows at a time, which stay in the nearest cache.
+"""The numba kernel that places packed codes in a context, some rows at a time, which stay in the L1 cache.
 
-Needs numba, which not every installation has. Whole numbers are told to stay narrow, for numba widens them.
+Needs numba, which not every installation has. Integers are cast back to narrow types, as numba widens them.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from numba.np.unsafe.ndarray import to_fixed_tuple  # pyright: ignore[reportUnkn
 from numpy.typing import NDArray
 
 from blend.kernels.compiled import Word, bytes_at, cast, compiled_apart, words_at
-from blend.kernels.unpack_head import ROWS, Floats, Room, room_for, tell_middles, tell_steps, unpack_head
+from blend.kernels.unpack_head import ROWS, Floats, UnpackScratch, read_middles, read_steps, unpack_head, unpack_scratch
 from store.record import LAYOUT_AT, START, Codes, FrameLayout, Scales
 
 Words = NDArray[np.uint16 | np.uint32]
@@ -55,7 +55,7 @@ def _fill_values(wide: Floats, packed: Packed, scales: Floats, span: Span, like:
 
 @compiled_apart
 def _write(out: Words, wide: Floats, turning: Turning, span: Span) -> None:
-    """Writes rows, turned as those from the slot on are."""
+    """Writes rows from the slot on, rotated to their positions."""
     (head, slot, begin, end), (is_halved, first, cosines, sines) = span, turning
     like, pairs = out.dtype.type(0), cosines.shape[1]
     middle, stop = first + pairs, first + 2 * pairs
@@ -84,14 +84,14 @@ def _write(out: Words, wide: Floats, turning: Turning, span: Span) -> None:
 
 @compiled_apart
 def _place_keys(  # noqa: PLR0917
-    data: Codes, sizes: Scales, layout: FrameLayout, cut: Cut, turning: Turning, out: Words, room: Room
+    data: Codes, sizes: Scales, layout: FrameLayout, cut: Cut, turning: Turning, out: Words, scratch: UnpackScratch
 ) -> None:
     heads, _, dim = out.shape
     like = out.dtype.type(0)
     planes = data[: layout.middles].reshape(2, layout.middles // 2)
     more = data[layout.middles : layout.key_codes].reshape(4, layout.middles // 2)
     unit, half = 2.0 ** (layout.key_bits - 4), np.float32((2**layout.key_bits - 1) / 2)
-    wide, steps, middles = room.wide[: ROWS * dim].reshape(ROWS, dim), room.steps[:dim], room.middles[:dim]
+    wide, steps, middles = scratch.wide[: ROWS * dim].reshape(ROWS, dim), scratch.steps[:dim], scratch.middles[:dim]
     at, number = layout.key_codes, 0
     form = layout.key_width, layout.is_turned != 0, layout.key_trellis != 0
     width = 8 if form[2] else form[0]  # levels have a byte each
@@ -100,13 +100,13 @@ def _place_keys(  # noqa: PLR0917
         kept = min(layout.step, cut[0] - start)
         for head in range(heads):
             channels = slice(number, number + dim)
-            tell_steps(steps, planes[0, channels], planes[1, channels], sizes)
-            tell_middles(middles, steps, more[:, channels], unit)
+            read_steps(steps, planes[0, channels], planes[1, channels], sizes)
+            read_middles(middles, steps, more[:, channels], unit)
             rows = data[at : at + nbytes].reshape(nbytes // dim, dim)
             if form[2] or not form[1]:
                 lines = kept if form[2] else nbytes // dim
-                rows = room.rows[: lines * dim].reshape(lines, dim)
-                unpack_head(rows, data[at : at + nbytes], form, room)
+                rows = scratch.rows[: lines * dim].reshape(lines, dim)
+                unpack_head(rows, data[at : at + nbytes], form, scratch)
             number, at, packed = number + dim, at + nbytes, (rows, width, half, cut[2])
             for first in range(0, kept, ROWS):
                 span = head, cut[1] + start + first, first, min(first + ROWS, kept)
@@ -116,28 +116,28 @@ def _place_keys(  # noqa: PLR0917
 
 @compiled_apart
 def _place_values(  # noqa: PLR0917
-    data: Codes, sizes: Scales, layout: FrameLayout, cut: Cut, turning: Turning, out: Words, room: Room
+    data: Codes, sizes: Scales, layout: FrameLayout, cut: Cut, turning: Turning, out: Words, scratch: UnpackScratch
 ) -> None:
     heads, _, dim = out.shape
     like = out.dtype.type(0)
     planes = data[layout.value_steps : layout.value_codes].reshape(2, heads * layout.tokens)
     half = np.float32((2**layout.value_bits - 1) / 2)
-    wide = room.wide[: ROWS * dim].reshape(ROWS, dim)
+    wide = scratch.wide[: ROWS * dim].reshape(ROWS, dim)
     at = layout.value_codes
     form = layout.value_width, layout.is_turned != 0, layout.value_trellis != 0
     width = 8 if form[2] else form[0]  # levels have a byte each
     for start in range(0, cut[0], layout.step):
         nbytes = (min(layout.step, layout.tokens - start) * layout.value_width + 7) // 8 * dim
         kept = min(layout.step, cut[0] - start)
-        steps = room.steps[:kept]
+        steps = scratch.steps[:kept]
         for head in range(heads):
             tokens = slice(head * layout.tokens + start, head * layout.tokens + start + kept)
-            tell_steps(steps, planes[0, tokens], planes[1, tokens], sizes)
+            read_steps(steps, planes[0, tokens], planes[1, tokens], sizes)
             rows = data[at : at + nbytes].reshape(nbytes // dim, dim)
             if form[2] or not form[1]:
                 lines = kept if form[2] else nbytes // dim
-                rows = room.rows[: lines * dim].reshape(lines, dim)
-                unpack_head(rows, data[at : at + nbytes], form, room)
+                rows = scratch.rows[: lines * dim].reshape(lines, dim)
+                unpack_head(rows, data[at : at + nbytes], form, scratch)
             at, packed = at + nbytes, (rows, width, half, cut[2])
             for first in range(0, kept, ROWS):
                 span = head, cut[1] + start + first, first, min(first + ROWS, kept)
@@ -148,12 +148,12 @@ def _place_values(  # noqa: PLR0917
 def _place(  # numba knows no keywords
     parts: Parts, sizes: Scales, limit: np.float32, turning: tuple[Turning, Turning], out: Buffers
 ) -> None:
-    """Writes keys and values of some layers' parts to their slots (H, C, D)."""
+    """Writes keys and values of some layers' parts to their slots in (H, C, D)."""
     (rows, slots), (places, key_shape, value_shape, like) = parts, out
     longest = 0
     for row in rows.reshape(-1, rows.shape[2]):
         longest = max(longest, row[LAYOUT_AT + 1])
-    room = room_for(longest, max(key_shape[2], value_shape[2]))
+    scratch = unpack_scratch(longest, max(key_shape[2], value_shape[2]))
     for layer in range(len(rows)):
         keys, values = words_at(places[layer, 0], key_shape, like), words_at(places[layer, 1], value_shape, like)
         record = -1
@@ -164,12 +164,12 @@ def _place(  # numba knows no keywords
             cut = min(layout.tokens, slots[record, 1] - slot), slot, limit
             if cut[0] > 0:
                 data = bytes_at(row[0], row[1])
-                _place_keys(data, sizes, layout, cut, turning[0], keys, room)
-                _place_values(data, sizes, layout, cut, turning[1], values, room)
+                _place_keys(data, sizes, layout, cut, turning[0], keys, scratch)
+                _place_values(data, sizes, layout, cut, turning[1], values, scratch)
 
 
 def place_kernel(*, is_short: bool) -> Callable[..., None]:
-    """`_place` for contexts in bfloat16 or float32. What it reads may be read only, as a blob's bytes are."""
+    """`_place` for contexts in bfloat16 or float32. Its input may be read-only memory, as a blob's bytes are."""
 
     def read(kind: types.Type, ndim: int) -> types.Type:
         return types.Array(kind, ndim, "C", readonly=True)
@@ -181,5 +181,5 @@ def place_kernel(*, is_short: bool) -> Callable[..., None]:
     signature = void(parts, read(float32, 1), float32, types.UniTuple(turning, 2), out)
     try:
         return njit(signature, nogil=True, cache=True)(_place)
-    except RuntimeError:  # there is no folder to keep it in: each process compiles it
+    except RuntimeError:  # no folder for the cache: each process compiles it
         return njit(signature, nogil=True)(_place)

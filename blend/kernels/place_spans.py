@@ -2,13 +2,13 @@
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportOperatorIssue=false, reportUntypedFunctionDecorator=false
 # ruff: noqa: ANN001, ANN202, PLR0917
-"""What Triton compiles to place packed codes in a context, a span of tokens of one head at a time.
+"""The Triton kernel that places packed codes in a context, a span of tokens of one head at a time.
 
-All that it is told lies in a table of int64: where spans and pieces begin, for each layer a side for keys and one for
+All of its arguments lie in a table of int64: where spans and pieces begin, for each layer a side for keys and one for
 values, a row for each part of a layer (`FramedPart.row`), for each span the place of its part's row and its number in
-the part, and for each piece that is brought where it is, its words, and where they go. So bits, layouts, rotations,
-strides and shapes make no code of their own. Nothing waits for the code before: what a trellis' codes turn in those
-behind them are sums along the tokens.
+the part, and for each piece to copy its address, its words, and its target. So bits, layouts, rotations, strides and
+shapes need no kernels of their own. No code waits for the one before: what a trellis' codes change in those behind
+them are sums along the tokens.
 """
 
 import torch
@@ -19,7 +19,7 @@ from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, FrameLayo
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 SIDE = ("numbers", "heads", "dim", "by_head", "by_slot", "turning_at", "pairs", "apart", "hop", "cos", "sin", "sign")
-FIRST_SIDE, BOTH_SIDES = 2, 2 * len(SIDE)  # where in the table sides begin, and what a layer has of them
+FIRST_SIDE, BOTH_SIDES = 2, 2 * len(SIDE)  # where in the table sides begin, and the numbers of a layer's two sides
 # In a row as it is sent: its first byte, how many bytes behind the table's; how many tokens are placed; the slot of the
 # first; and where in the table its layer's sides begin.
 ROW_AT, KEPT, SLOT, SIDES = ADDRESS, NBYTES, START, IS_PINNED
@@ -32,7 +32,7 @@ _NUMBERS, _HEADS, _DIM, _BY_HEAD, _BY_SLOT, _TURNING_AT, _PAIRS, _APART, _HOP, _
 )
 _DATA, _SLOT, _KEPT, _SIDES = (tl.constexpr(number) for number in (ROW_AT, SLOT, KEPT, SIDES))
 _TOKENS, _STEP, _IS_TURNED = (tl.constexpr(_COLUMNS[name]) for name in ("tokens", "step", "is_turned"))
-_BITS, _WIDTH, _CODES, _TRELLIS = (  # of keys; those of values stand so far behind
+_BITS, _WIDTH, _CODES, _TRELLIS = (  # of keys; those of values follow at a fixed distance
     tl.constexpr(_COLUMNS[f"key_{name}"]) for name in ("bits", "width", "codes", "trellis")
 )
 _CODING, _PLACE, _KIND = (
@@ -40,7 +40,7 @@ _CODING, _PLACE, _KIND = (
 )
 _MIDDLES, _VALUE_STEPS = tl.constexpr(_COLUMNS["middles"]), tl.constexpr(_COLUMNS["value_steps"])
 _MOST = tl.constexpr(3.4028234663852886e38)
-_FIELD = tl.constexpr(10)  # bits for the sum of each third token's codes, of which the lowest tells
+_FIELD = tl.constexpr(10)  # bits for the sum of each third token's codes, of which the lowest counts
 _LOWEST = tl.constexpr(1 | 1 << 10 | 1 << 20)
 
 
@@ -51,7 +51,7 @@ def _number(row, column):
 
 @triton.jit
 def _steps(low, apart, sizes, inside):
-    """Steps whose places lie in two planes."""
+    """Quantization steps, whose indices in the table of sizes lie in two planes."""
     place = tl.load(low, mask=inside, other=0).to(tl.int32)
     place |= tl.load(low + apart, mask=inside, other=0).to(tl.int32) << 8
     return tl.load(sizes + place, mask=inside, other=0.0)
@@ -59,7 +59,7 @@ def _steps(low, apart, sizes, inside):
 
 @triton.jit
 def _channels(first, planes, sizes, unit, inside):
-    """Steps and middles of keys, whose planes follow each other; of channels that are not inside, zeros."""
+    """Steps and middles of keys, whose planes follow each other; zeros for channels that are not inside."""
     apart = planes // 2
     steps = _steps(first, apart, sizes, inside)
     told = tl.load(first + planes, mask=inside, other=0).to(tl.int32)
@@ -73,9 +73,9 @@ def _channels(first, planes, sizes, unit, inside):
 
 @triton.jit
 def _followed(codes, place, turned, has_trellis):
-    """Levels of a trellis' codes, and what turns those behind: the sum of each third token's lowest bits so far.
+    """Levels of a trellis' codes, and what changes those behind: the sum of each third token's lowest bits so far.
 
-    The last bit of a state is the sum of all lowest bits before it, but for those of each third token before.
+    The last bit of a state is the sum of all lowest bits before it, except those of each third token before.
     """
     if has_trellis != 0:
         own = place[None, :] % 3 * _FIELD
@@ -94,14 +94,14 @@ def _codes(at, shift, mask, inside):
 
 @triton.jit
 def _rounded(codes, half, steps, middles, DTYPE: tl.constexpr, LIMIT: tl.constexpr):
-    """The numbers of codes, in float32 but of the dtype."""
+    """The numbers that codes stand for: rounded to the dtype, held in float32."""
     wide = (codes.to(tl.float32) - half) * steps + middles[:, None]
     return tl.minimum(tl.maximum(wide, -LIMIT), LIMIT).to(DTYPE).to(tl.float32)
 
 
 @triton.jit
 def _pairs(side, CHANNELS: tl.constexpr):
-    """Two channels for each of some lanes, and which of them there are: those that turn with each other come first."""
+    """Two channels for each lane, and whether they exist; channels that are rotated in pairs come first."""
     lane = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     at, pairs = _number(side, _TURNING_AT), _number(side, _PAIRS)
     rest = _number(side, _DIM) - 2 * pairs
@@ -116,9 +116,9 @@ def _pairs(side, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _codes_of(part, number, side, head, is_value):
-    """Where the codes of one span and head begin, and how many bytes the next channel's is away, and a channel's next.
+    """Where the codes of one span and head begin, and the strides in bytes between channels and along a channel.
 
-    The last two are the bits of a code, and those that it takes in a byte.
+    The last two are the bits of a code, and the bits that it takes in a byte.
     """
     bits, width = _number(part, _BITS + _CODING * is_value), _number(part, _WIDTH + _CODING * is_value)
     step, dim = _number(part, _STEP), _number(side, _DIM)
@@ -131,9 +131,9 @@ def _codes_of(part, number, side, head, is_value):
 
 @triton.jit
 def _turned(x, y, side, at, inside):
-    """Pairs of numbers, turned by the angles at these places where they are inside.
+    """Pairs of numbers, rotated by the angles at these places where they are inside.
 
-    Compiled so that each product is rounded, as in `rotation`: the same bits.
+    Compiled so that each product is rounded, as in `rotation`, which gives the same bits.
     """
     cos = tl.load(tl.load(side + _COS).to(tl.pointer_type(tl.float32)) + at, mask=inside, other=1.0)
     sin = tl.load(tl.load(side + _SIN).to(tl.pointer_type(tl.float32)) + at, mask=inside, other=0.0)
@@ -146,14 +146,14 @@ def place_spans(
     table, sizes,
     DTYPE: tl.constexpr, LIMIT: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, HAS_TRELLIS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Writes what a program is for: one span, one head of keys or values, and some of its channels."""
+    """Writes one program's share: one span, one head of keys or values, and some of its channels."""
     span = table + tl.load(table) + 2 * tl.program_id(0)
     part, number = table + tl.load(span), _number(span, 1)
     sides = table + tl.load(part + _SIDES)
     key_heads = _number(sides, _HEADS)
     is_value = (tl.program_id(1) >= key_heads).to(tl.int32)
     side, head, is_key = sides + is_value * _SIDE, tl.program_id(1) - is_value * key_heads, is_value == 0
-    lanes_of_keys = tl.full((CHANNELS,), 0, tl.int32) == is_value  # as arrays, for which interpreters know a mask
+    lanes_of_keys = tl.full((CHANNELS,), 0, tl.int32) == is_value  # an array, as interpreters have masks of arrays
     tokens_of_values = tl.full((TOKENS,), 1, tl.int32) == is_value
     heads, pairs, all_tokens = _number(side, _HEADS), _number(side, _PAIRS), _number(part, _TOKENS)
     first, planes = number * _number(part, _STEP), _number(part, _MIDDLES)
@@ -172,7 +172,7 @@ def place_spans(
     slot, by_slot, path_a, path_b = tl.load(part + _SLOT) + first, tl.load(side + _BY_SLOT), lane * 0, lane * 0
     out = tl.load(side + _NUMBERS).to(tl.pointer_type(DTYPE)) + head * tl.load(side + _BY_HEAD) + slot * by_slot
     begin = 0
-    while begin < kept:  # the interpreter of Triton 3.6 knows no range that ends at a number of the table
+    while begin < kept:  # the interpreter of Triton 3.6 has no range whose end was loaded from the table
         token = begin + tl.arange(0, TOKENS)
         there, byte, shift = token < kept, at + (token * width >> 3)[None, :] * by_byte, token * width & 7
         in_a, in_b = has_a[:, None] & there[None, :], has_b[:, None] & there[None, :]
@@ -195,7 +195,7 @@ def place_spans(
 
 @triton.jit
 def bring(table, out, WORDS: tl.constexpr) -> None:
-    """Writes a piece of memory that the host has, with as many programs as the second axis has."""
+    """Copies a piece of the host's memory to the device, with as many programs as the second axis has."""
     piece = table + tl.load(table + 1) + 3 * tl.program_id(0)
     source, words = tl.load(piece).to(tl.pointer_type(tl.int64)), tl.load(piece + 1)
     to = out + tl.load(piece + 2)

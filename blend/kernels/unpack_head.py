@@ -1,10 +1,10 @@
 # numba's decorators have no types:
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportCallIssue=false
-"""What numba compiles to read the packed codes of a frame, one head at a time: codes, steps and middles.
+"""Numba functions that read the packed codes of a frame, one head at a time: codes, steps and middles.
 
-Nothing but `room_for` makes an array, for who may make one also counts who uses it, which took a fifth of the time:
-a `Room` to work in is handed in. Numba keeps what `place_kernel.py` became until that file changes: touch it where this
-one changes alone.
+Only `unpack_scratch` makes arrays: functions that may make one also count references, which took a fifth of the time.
+The others get an `UnpackScratch` to work in. Numba caches `place_kernel.py` until that file changes: touch it after
+changing this one alone.
 """
 
 from typing import NamedTuple
@@ -18,13 +18,13 @@ from store.record import Codes, Scales, largest
 Floats = NDArray[np.float32]
 Form = tuple[int, bool, bool]  # bits of a code in a byte, whether codes lie as rows, whether they are of a trellis
 
-ROWS = 16  # of numbers that are made at a time
+ROWS = 16  # decoded at a time
 _LOW, _HIGH, _SEVEN, _BIT = np.uint8(15), np.uint8(4), np.uint8(7), np.uint8(1)
 _LARGEST = largest("float32")
 
 
-class Room(NamedTuple):
-    """Memory to work on one head in, flat."""
+class UnpackScratch(NamedTuple):
+    """Flat scratch buffers for one head."""
 
     rows: Codes
     columns: Codes
@@ -35,9 +35,9 @@ class Room(NamedTuple):
 
 
 @compiled
-def room_for(tokens: int, dim: int) -> Room:
-    """The memory for so many tokens that share steps."""
-    return Room(
+def unpack_scratch(tokens: int, dim: int) -> UnpackScratch:
+    """Scratch buffers for this many tokens that share steps."""
+    return UnpackScratch(
         np.empty(tokens * dim, np.uint8),
         np.empty(tokens * dim, np.uint8),
         np.empty(2 * dim, np.uint8),
@@ -53,7 +53,7 @@ def _split(codes: Codes, rows: Codes, width: int) -> None:
     per_byte, mask = 8 // width, np.uint8(2**width - 1)
     for token in range(len(codes)):
         code, row, place = codes[token], rows[token // per_byte], token % per_byte
-        if width == 4 and place == 0:  # shifts that the compiler knows go on 32 codes at once
+        if width == 4 and place == 0:  # constant shifts are compiled to 32 codes at once
             for d in range(len(code)):
                 code[d] = np.uint8(row[d] & _LOW)
         elif width == 4:
@@ -76,7 +76,7 @@ def _transpose(rows: Codes, codes: Codes) -> None:
 
 @compiled_apart
 def _to_levels(codes: Codes, first: Codes, last: Codes) -> None:
-    """Levels in place of a trellis' codes (T, D), as `trellis_levels` has them."""
+    """Replaces a trellis' codes (T, D) by levels, as `trellis_levels` defines them."""
     first[:] = 0
     last[:] = 0
     for token in range(len(codes)):
@@ -90,8 +90,8 @@ def _to_levels(codes: Codes, first: Codes, last: Codes) -> None:
 
 
 @compiled_apart
-def unpack_head(rows: Codes, data: Codes, form: Form, room: Room) -> None:
-    """Codes of one head that do not lie as rows yet: packed rows (P, D), or a trellis' levels (T, D)."""
+def unpack_head(rows: Codes, data: Codes, form: Form, scratch: UnpackScratch) -> None:
+    """Brings one head's codes into rows: packed rows (P, D), or a trellis' levels (T, D)."""
     width, is_turned, has_trellis = form
     if not has_trellis:
         _transpose(rows, data)
@@ -101,15 +101,15 @@ def unpack_head(rows: Codes, data: Codes, form: Form, room: Room) -> None:
     if is_turned:
         _split(rows, data.reshape(packed, dim), width)
     else:
-        turned = room.columns[: packed * dim].reshape(packed, dim)
+        turned = scratch.columns[: packed * dim].reshape(packed, dim)
         _transpose(turned, data)
         _split(rows, turned, width)
-    _to_levels(rows, room.states[:dim], room.states[dim : 2 * dim])
+    _to_levels(rows, scratch.states[:dim], scratch.states[dim : 2 * dim])
 
 
 @compiled_apart
-def tell_steps(steps: Floats, low: Codes, high: Codes, sizes: Scales) -> None:
-    """Steps whose places lie in two planes."""
+def read_steps(steps: Floats, low: Codes, high: Codes, sizes: Scales) -> None:
+    """Reads quantization steps, whose indices in `sizes` lie in two planes."""
     last = np.uint32(len(sizes) - 1)
     for number in range(len(steps)):
         place = np.uint32(np.uint32(low[number]) | np.uint32(np.uint32(high[number]) << np.uint32(8)))
@@ -117,8 +117,8 @@ def tell_steps(steps: Floats, low: Codes, high: Codes, sizes: Scales) -> None:
 
 
 @compiled_apart
-def tell_middles(middles: Floats, steps: Floats, planes: Codes, unit: float) -> None:
-    """A head's middles, of four planes (4, D)."""
+def read_middles(middles: Floats, steps: Floats, planes: Codes, unit: float) -> None:
+    """Reads a head's middles from four planes (4, D)."""
     first, second, third, fourth = planes[0], planes[1], planes[2], planes[3]
     for d in range(len(steps)):
         lower = np.uint32(np.uint32(first[d]) | np.uint32(np.uint32(second[d]) << np.uint32(8)))
