@@ -11,11 +11,11 @@ from torch import Tensor
 from blend.text.tokenizer import Tokenizer
 from service.lab.questions.forms import FORMS, Form
 from service.lab.world.scene import MISSING, UNKNOWN, Fact, Scene, ScenePassage, SceneQuestion
-from service.lab.world.words import babble
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, TurnPart, TurnParts
 
 IGNORED = -100  # torch's own mark of a target that does not count
 
+LITTLE = "the of a in is was what who where how many which and does to has it on for with by at from"
 PLAIN = (FORMS["titled"], FORMS["untitled"])
 SYSTEMS = (
     *(SYSTEM, SYSTEM, "", SYSTEM, "Use the context to answer the question.", "You are a helpful assistant."),
@@ -226,3 +226,10 @@ def _chosen(random: Random, scene: Scene, *, most: int, mixture: Mixture) -> lis
 def babbled(random: Random) -> SceneQuestion:
     """A question in no language."""
     return SceneQuestion(babble(random, random.randint(3, 10)) + "?", "", UNKNOWN, UNKNOWN, ())
+
+
+def babble(random: Random, words: int) -> str:
+    """Text of no language and of no meaning in the world."""
+    made = ("".join(random.choices("aeiourstlnmdbkpgh", k=random.randint(2, 9))) for _ in range(words))
+    mixed = [random.choice(LITTLE.split()) if random.random() < 0.4 else word for word in made]
+    return " ".join(word.capitalize() if not at or random.random() < 0.1 else word for at, word in enumerate(mixed))

@@ -1,23 +1,23 @@
 """The user's own corpus with questions alone: a search by words chooses the passages of each. Knows no model."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.chunking.count import count_words
-from retriever.chunking.cut import CutRules, cut
-from retriever.documents import Document, Draft
+from retriever.documents import Document
 from retriever.library import Library
 from retriever.readers.files import read_all
 from retriever.readers.reading import ReadingProblem
 from retriever.search import Query, in_prompt_order
+from service.documents.drafts import cut_draft
 from service.lab.questions.cases import Case, SuiteError, read_questions
 from service.model.prompt_builder import PromptPassage
 
-RULES = CutRules(tokens=160)
+TOKENS = 160  # words of a chunk
 _COLLECTION = "eval"
 
 
@@ -52,13 +52,7 @@ def read_corpus(
             "; ".join(f"{problem.place}: {problem.reason}" for problem in problems) or "it has no files of documents"
         )
         raise SuiteError(f"the corpus {str(corpus)!r} holds no text: {reasons}")
-    return list(_documents(drafts)), problems
-
-
-def _documents(drafts: Sequence[Draft]) -> Iterator[Document]:
-    for number, draft in enumerate(drafts):
-        parts = draft.parts or cut(draft.text, RULES, count=count_words, pages=draft.pages)
-        yield Document(f"{number:09}", parts, draft.title, draft.metadata)
+    return [cut_draft(each, f"{at:09}", tokens=TOKENS, count=count_words) for at, each in enumerate(drafts)], problems
 
 
 def _found(library: Library, question: str, *, top_k: int) -> tuple[PromptPassage, ...]:

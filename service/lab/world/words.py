@@ -47,16 +47,7 @@ def _names(kind: str) -> list[str]:
     ]
 
 
-_LITTLE = _listed("the of a in is was what who where how many which and does to has it on for with by at from")
-
 NAMES = {kind: _names(kind) for kind in _ENDINGS}
-
-
-def babble(random: Random, words: int) -> str:
-    """Text of no language and of no meaning in the world."""
-    made = ("".join(random.choices("aeiourstlnmdbkpgh", k=random.randint(2, 9))) for _ in range(words))
-    mixed = [random.choice(_LITTLE) if random.random() < 0.4 else word for word in made]
-    return " ".join(word.capitalize() if not at or random.random() < 0.1 else word for at, word in enumerate(mixed))
 
 
 @dataclass(frozen=True, slots=True)
