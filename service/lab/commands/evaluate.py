@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MULTIHOP = "multihop"  # the built-in suite
 AUTO = Path("auto")
 ALL = "all"
-EVERY = 50  # questions between two lines of progress where there is no terminal
+LINES = 20  # of progress, where there is no terminal
 
 questions_option = partial(typer.Option, rich_help_panel="Questions")
 grid_option = partial(typer.Option, rich_help_panel="What is compared")
@@ -331,7 +331,7 @@ def _progress(total: int) -> Generator[Callable[[int], None]]:
     """A bar on a terminal, a line now and then elsewhere; on standard error, so that the output stays clean."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield lambda done: typer.echo(f"{done} of {total} questions", err=True) if done % EVERY == 0 else None
+        yield lambda done: None if done % (total // LINES or 1) else tell(f"{done} of {total} questions", err=True)
         return
     with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=screen) as bar:
         task = bar.add_task("", total=total)
