@@ -1,4 +1,4 @@
-"""What a fingerprint says of a model: digests of its weights, as stored or in memory, and of its configuration."""
+"""The digests of a model's fingerprint: of its weights, as stored or in memory, and of its configuration."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ _SETTLED_NS = 2 * 10**9  # a file younger than this may still change within one 
 
 
 def weights_digest(model: nn.Module) -> str:
-    """A digest of all parameters and buffers in memory. Tied ones count like equal ones, and are read once."""
+    """A digest of all parameters and buffers in memory. Tied ones count as equal ones, and are read once."""
     read: dict[tuple[object, ...], str] = {}
     rows: list[list[object]] = []
     state = cast(dict[str, object], model.state_dict())
@@ -50,7 +50,7 @@ def weights_digest(model: nn.Module) -> str:
 def stored_digest(path: Path, *, cache: Path | None = None) -> str:
     """A digest of a checkpoint's folder: the weights as stored, and how they are quantized.
 
-    The cache remembers the digests of files by their path, size and time. It may be lost or damaged at any time.
+    The cache holds the digests of files by path, size and time. It may be lost or damaged at any time.
     """
     files = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.bin"))
     if not files:
@@ -66,19 +66,19 @@ def stored_digest(path: Path, *, cache: Path | None = None) -> str:
 
 
 def rope_digest(config: PreTrainedConfig) -> str:
-    """A digest of the frequencies' parameters, one set or one for each type of layer."""
+    """A digest of the rotary parameters: one set, or one for each type of layer."""
     text = cast(object, config.get_text_config())  # pyright: ignore[reportUnknownMemberType]
     return digest_of(getattr(text, "rope_parameters", None))
 
 
 def architecture_digest(config: PreTrainedConfig) -> str:
-    """A digest of what else the text model computes by: windows, norms, caps; not of where and how it was loaded."""
+    """A digest of all else the text model computes with: windows, norms, caps; not of where and how it was loaded."""
     differing = cast(Json, config.to_diff_dict())  # pyright: ignore[reportUnknownMemberType]
     return digest_of({name: value for name, value in differing.items() if name not in ELSEWHERE})
 
 
 def _plain(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that hold the bytes: the value itself, or what a packed type of tensor consists of."""
+    """The tensors that hold the bytes: the value itself, or the parts of a packed tensor."""
     flatten = cast(Callable[[], tuple[list[str], object]] | None, getattr(value, "__tensor_flatten__", None))
     if flatten is not None:
         for inner in flatten()[0]:
@@ -99,7 +99,7 @@ def _tensor_digest(tensor: Tensor) -> str:
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Flat pieces that are small enough to move, in the order of the elements."""
+    """Flat pieces that are small enough to copy, in the order of the elements."""
     if tensor.numel() * tensor.element_size() <= _PIECE_BYTES or tensor.ndim == 0:
         yield tensor.reshape(-1)
     elif tensor.is_contiguous():
@@ -125,7 +125,7 @@ def _file_digest(file: Path, known: dict[str, list[str]]) -> str:
 
 
 def _read_cache(cache: Path) -> dict[str, list[str]]:
-    """The cache's rows that are sound: size, time, digest."""
+    """The valid rows of the cache: size, time, digest."""
     try:
         given: object = json.loads(cache.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -141,7 +141,7 @@ def _is_row(row: object) -> bool:
 
 
 def _write_cache(cache: Path, known: dict[str, list[str]]) -> None:
-    """Writes the cache at once or not at all. A folder that cannot be written only costs time at the next start."""
+    """Writes the cache atomically. A folder that cannot be written only costs time at the next start."""
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=cache.parent) as folder:
         fresh = Path(folder, cache.name)
         fresh.write_text(json.dumps(known))

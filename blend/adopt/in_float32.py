@@ -1,4 +1,4 @@
-"""Runs a model of half precision in float32, without room for a second one: a layer is wide only while it runs."""
+"""Runs a half-precision model in float32 without memory for a second copy: each layer is widened while it runs."""
 
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
@@ -12,7 +12,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @contextmanager
 def in_float32(model: PreTrainedModel, layers: nn.ModuleList) -> Generator[None]:
-    """What is around the layers is wide inside the block. Weights come back as they were; a quantizer's stay."""
+    """Widens all but the layers inside the block. Weights are restored afterwards; a quantizer's are never touched."""
     if getattr(model.config, "quantization_config", None) or all(
         each.dtype not in _HALF for each in model.parameters()
     ):
@@ -47,7 +47,7 @@ def _widening(layer: nn.Module) -> Generator[None]:
 
 @contextmanager
 def _wide(modules: Iterable[nn.Module]) -> Generator[None]:
-    """Has parameters and buffers in float32; what several modules share is widened once."""
+    """Holds parameters and buffers in float32; those that several modules share are widened once."""
     wide: dict[Tensor, Tensor] = {}
     narrow: list[tuple[nn.Module, str, Tensor]] = []
     try:

@@ -40,9 +40,9 @@ from blend.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-PASSES = 3  # of as many rows: as the layers run, as they are recorded, and as these recordings do
+PASSES = 3  # of equally many rows: run plainly, captured as CUDA graphs, and replayed
 
-# What a forward pass that was written for something else raises when it meets scattered rows.
+# What a forward pass that was not written for scattered rows raises.
 MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
@@ -64,8 +64,8 @@ def load(
 ) -> LoadedModel:
     """A causal model by hub name or folder, as transformers loads it; no remote code. Raises UnsupportedModel.
 
-    `dtype` "auto" is the checkpoint's, or float32 where the CPU is slow at bfloat16. `digests` is a file that remembers
-    the digests of weight files.
+    `dtype` "auto" is the checkpoint's, or float32 where the CPU is slow at bfloat16. `digests` is a file that keeps the
+    digests of weight files.
     """
     target = device_named(device)
     if dtype not in ("auto", *DTYPES):
@@ -106,7 +106,7 @@ def load(
 
 
 def device_named(name: str) -> torch.device:
-    """The device of this name; for "auto" a GPU, where there is one. Raises UnsupportedModel for what is none."""
+    """The device of this name; for "auto" a GPU, where there is one. Raises UnsupportedModel for an unknown name."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -129,7 +129,7 @@ def _folder(name: str) -> Path:
 
 
 def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, weights: str | None = None) -> LoadedModel:
-    """Check a model in memory and make it ours: its attention is replaced, its layers get gates."""
+    """Check a model in memory and prepare it: its attention is replaced, its layers get gates."""
     model.eval()
     refuse_structure(model)
     if model.dtype not in DTYPES.values():
@@ -159,7 +159,7 @@ def _explained(why: Callable[[Exception], str]) -> Generator[None]:
 
 
 def _decoder(model: PreTrainedModel) -> Decoder:
-    """The decoder, its structure judged in float32 and then compared in the model's own dtype."""
+    """The decoder, its structure checked in float32 and then compared in the model's own dtype."""
     name, vocabulary = type(model).__name__, text_config(model).vocab_size
     ids = [(3 + (7 * place) % 89) % vocabulary for place in range(TOKENS)]
     with _explained(lambda error: f"{name} fails in its own forward pass: {error}"):
@@ -179,7 +179,7 @@ def _decoder(model: PreTrainedModel) -> Decoder:
 
 
 def _agreeing(model: PreTrainedModel, plain: Tensor, *, ids: Sequence[int]) -> Decoder:
-    """The decoder with the first kernel that computes what the model does."""
+    """The decoder with the first kernel that gives the model's own logits."""
     window: int = text_config(model).max_position_embeddings
     reasons: list[str] = []
     for kernel in kernels(model):
@@ -203,7 +203,7 @@ def _agreeing(model: PreTrainedModel, plain: Tensor, *, ids: Sequence[int]) -> D
 
 
 def _narrowed(model: PreTrainedModel, judged: Decoder, *, ids: Sequence[int]) -> tuple[Decoder, Tensor]:
-    """The decoder in the model's own dtype, where it has to come close to the model's own logits, and these."""
+    """The decoder in the model's own dtype, checked against the model's own logits, and these logits."""
     name, dtype = type(model).__name__, str(model.dtype).removeprefix("torch.")
     kernel = text_config(model)._attn_implementation  # pyright: ignore[reportPrivateUsage]
     assert kernel is not None
@@ -222,7 +222,7 @@ def _narrowed(model: PreTrainedModel, judged: Decoder, *, ids: Sequence[int]) ->
 
 
 def _record(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> None:
-    """Has a GPU record the decoder's layers, if they compute the same when they are run, recorded and replayed."""
+    """Turns CUDA graph capture of the layers on, if they compute the same when run, captured and replayed."""
     if decoder.device.type != "cuda" or not decoder.record_layers(partial(CudaRecorder, decoder.device)):
         return
     try:

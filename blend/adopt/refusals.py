@@ -1,4 +1,4 @@
-"""Refuses what cannot work, with the reason, before anything is served or stored. Runs the model; trusts no name."""
+"""Refuses models that cannot work, with the reason, before anything is served or stored. Runs them; trusts no name."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ from blend.run.model_layers import angles
 
 TOKENS = 48
 PARTS = (12, 24, 12)  # prefix, chunk, question
-AGAIN = (2, 3, 17, 30, 31, 47)  # rows computed a second time, each at its own place
+AGAIN = (2, 3, 17, 30, 31, 47)  # rows computed a second time, each in its own slot
 AGREES = {torch.float32: 1e-3}  # of the largest logit; half precision is compared as a whole
 SEES = {torch.float32: 1e-3}  # of a row's logits: what other tokens in the same pass may change by their rounding
 SEES_HALF = 0.02
@@ -27,7 +27,7 @@ AGREES_HALF = 0.2  # experts chosen otherwise by a last bit are a tenth: for wha
 
 
 def refuse_structure(model: PreTrainedModel) -> None:
-    """Raises UnsupportedModel where a configuration or a class says of itself that it cannot be served."""
+    """Raises UnsupportedModel where a configuration or a class declares that it cannot be served."""
     name = type(model).__name__
     text = text_config(model)
     if model.config.is_encoder_decoder:
@@ -56,14 +56,14 @@ def refuse_structure(model: PreTrainedModel) -> None:
 
 
 def _adds_alibi(model: PreTrainedModel) -> bool:
-    """What a configuration says of itself, or, where it says nothing, whether the model can make the slopes."""
+    """Whether the configuration asks for ALiBi, or, where it says nothing, whether the model can build the slopes."""
     text = text_config(model)
     told = getattr(getattr(text, "attn_config", text), "alibi", None)
     return any("alibi" in each for each in dir(model.base_model)) if told is None else bool(told)
 
 
 def refuse_other_sight(plain: Callable[[Sequence[int]], Tensor], ids: Sequence[int]) -> None:
-    """Refuses a model whose logits (T, V) follow more than the tokens up to a row. `plain` computes them."""
+    """Refuses a model whose logits (T, V) depend on tokens after a row. `plain` computes them."""
     first = plain(ids)
     if _differ(first, plain(ids)):
         raise UnsupportedModel("the model's logits change with every pass over the same tokens: it keeps something")
@@ -87,7 +87,7 @@ def _mentions(value: object, word: str) -> bool:
 
 
 def refuse_moving_angles(model: PreTrainedModel, decoder: Decoder) -> None:
-    """Refuses angles that depend on how long the prompt is: keys of a short prompt would be wrong in a long one."""
+    """Refuses rotary angles that depend on the prompt's length: keys of a short one would be wrong in a long one."""
     tables = decoder.model_layers.tables
     last = len(decoder.model_layers.shapes) - 1
     near = torch.arange(8, device=decoder.device)
@@ -107,7 +107,7 @@ def disagreement(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> str 
     whole = decoder.advance([Segment(context, everything, 0)], tokens)
     again = scattered(AGAIN, device=decoder.device)
     rows = decoder.advance([Segment(context, again, 0)], tokens[again.index])
-    pairs = (TOKENS - 4, TOKENS - 3), (TOKENS - 2, TOKENS - 1)  # what is recorded of the one has to suit the other
+    pairs = (TOKENS - 4, TOKENS - 3), (TOKENS - 2, TOKENS - 1)  # records of either must fit both
     steps = torch.stack([each for pair in pairs for each in decoder.decode([(context, at, ids[at]) for at in pair])])
     assert whole is not None and rows is not None
     found = {

@@ -1,10 +1,10 @@
-"""Computes chunks behind what they share and what is their own, and frees their keys of positions, to be stored.
+"""Computes chunks behind their shared prefix and their own context, and makes their keys position-free, to be stored.
 
-What stands before a chunk is computed and let go. All chunks of a call share a prefix, which is computed once.
+The tokens before a chunk are computed and dropped. All chunks of a call share a prefix, which is computed once.
 
 The rows of a pass depend on the size of its chunks alone: chunks are padded to a bucket chosen by their own length,
 and dummy rows fill up. So the bits of a record depend on the chunk, and not on its companions. All chunks of a pass
-read one prefix, and dummy rows share one place.
+read one prefix, and dummy rows share one slot.
 """
 
 import math
@@ -24,12 +24,12 @@ from blend.run.decoder import Decoder
 from blend.run.rows_cache import LayerHooks, LayerRange
 from store.record import Dtype, Record
 
-VERSION = "2"  # of what a record means
-ROWS = {"cuda": 4096}  # of one pass at most, on a device that computes many at once
+VERSION = "2"  # changes when the meaning of a record does
+ROWS = {"cuda": 4096}  # the most rows of a pass, on a device that computes many in parallel
 FEW_ROWS = 512  # on any other
 SMALLEST = 32
-LARGE, STEPS = 256, 16  # the rows of a chunk from which on powers of two waste too much, and steps between two of them
-PINNED_BYTES = 1 << 30  # of records in memory that a GPU fills by itself, in a capture; those beyond are copies of it
+LARGE, STEPS = 256, 16  # rows from which on powers of two waste too much, and the steps between two powers
+PINNED_BYTES = 1 << 30  # of a capture's records in pinned memory; the rest is copied to ordinary memory
 TOGETHER = 8  # chunks of one size in a pass; a lone one wastes the rows of the others
 
 Ids = Sequence[int]
@@ -73,10 +73,10 @@ def bucket(tokens: int, *, rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CaptureHooks:
-    """What is called on the way: `between` before each pass and each of its layers, `hold` with the tokens that take
-    memory from then on. These stay within `room`; but one chunk alone always may.
+    """Called during a capture: `between` before each pass and each of its layers, `hold` with the number of tokens that
+    take memory from then on, which stays within `room`, unless a single chunk needs more.
 
-    `prefixes` remembers capture prefixes, and nothing that was computed in another shape.
+    `prefixes` keeps capture prefixes, and nothing that was computed in another shape.
     """
 
     between: Callable[[], None] = lambda: None
@@ -94,9 +94,9 @@ def capture(
     before: Sequence[Ids] = (),
     hooks: CaptureHooks = CaptureHooks(),
 ) -> list[Record]:
-    """Records of chunks behind a prefix, in their order.
+    """Compute the records of chunks behind a prefix, in their order.
 
-    `before`: the ids between the prefix and each chunk, of which no record is made; without it there are none.
+    `before`: the ids between the prefix and each chunk, which get no record; none by default.
     """
     rows = ROWS.get(decoder.device.type, FEW_ROWS)
     check_ids(prefix, vocabulary=decoder.vocabulary)
@@ -121,7 +121,7 @@ def capture(
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A chunk's ids, and those that stand right before it."""
+    """A chunk's ids, and the ids right before it."""
 
     before: tuple[int, ...]
     ids: tuple[int, ...]
@@ -159,7 +159,7 @@ class _Capture:
         return context
 
     def together(self, shared: Context, *, planned: PassPlan, behind: int) -> None:
-        """Compute the chunks of one pass. A lone one may be longer than that; its rows are taken pass by pass."""
+        """Compute the chunks of one plan. A lone chunk may be longer than a pass; it then takes several."""
         size, device = planned.size, self._decoder.device
         own = [self._chunks[number] for number in planned.numbers]
         capacity = -(-max(len(each.all) for each in own) // size) * size
@@ -177,7 +177,7 @@ class _Capture:
             segments += [Segment(dummy, nowhere, row * size) for row in range(len(own), len(own) + dummies)]
             ids = [each.all[start : start + size] for each in own]
             self._pass(segments, ids, size=size)
-            self.collect()  # the last one, while a GPU computes this
+            self.collect()  # the pass before, while a GPU computes this one
             kept = tuple(
                 range(min(len(part), max(0, len(each.before) - start)), len(part))
                 for part, each in zip(ids, own, strict=True)
@@ -187,7 +187,7 @@ class _Capture:
                 self._computed = planned.numbers, CapturedPass(self._decoder, rest, rows=rows)
 
     def collect(self) -> None:
-        """Wait for what the last pass computed, and keep it."""
+        """Wait for the results of the last pass, and keep them."""
         if self._computed is None:
             return
         chunks, computed = self._computed

@@ -1,4 +1,4 @@
-"""Frees what a pass computed of its positions and brings it to the host: a layer of all its chunks at a time.
+"""Makes the keys of a pass position-free and copies the results to the host, a layer of all its chunks at a time.
 
 Knows the places of their rows, no ids and no records. Letters: `N` chunks, `H` kv heads, `T` tokens, `D` head dim.
 """
@@ -25,7 +25,7 @@ Layers = list[LayerKV | None]  # of one chunk
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """Where the rows of a pass stand: its chunks' parts of a context adjoin, from `start` on, with `size` slots each.
+    """Where the rows of a pass stand: its chunks' parts of a context are adjacent, from `start` on, `size` slots each.
 
     `kept` of these hold a chunk's tokens. The first slot of each part stands at `position`.
     """
@@ -37,16 +37,16 @@ class ChunkRows:
 
     @property
     def slots(self) -> slice:
-        """All of them."""
+        """All slots of the pass."""
         return slice(self.start, self.start + len(self.kept) * self.size)
 
     @property
     def counts(self) -> list[int]:
-        """How many tokens of each chunk there are."""
+        """The number of tokens of each chunk."""
         return [len(each) for each in self.kept]
 
     def index(self, heads: int) -> NDArray[np.int64]:
-        """The places of all tokens in the rows of (H, N, size): those of one chunk adjoin, head by head."""
+        """The indices of all tokens in the rows of (H, N, size): those of one chunk are adjacent, head by head."""
         chunk, head, token = np.ogrid[: len(self.kept), :heads, : self.size]
         places = (head * len(self.kept) + chunk) * self.size + token
         first, stop = np.array([(each.start, each.stop) for each in self.kept]).T[:, :, None, None]
@@ -54,10 +54,10 @@ class ChunkRows:
 
 
 class CapturedPass:
-    """Position-free keys and values of a pass' chunks. A GPU is told to make and to send them, and not waited for; they
-    are there when `layers` returns, which may be asked once. The context may go at once.
+    """Position-free keys and values of a pass' chunks. A GPU makes and sends them without being waited for; they are
+    complete when `layers` returns, which may be called once. The context may be released at once.
 
-    They lie layer by layer in one array for all chunks, of which each chunk's arrays are parts.
+    They lie layer by layer in one array for all chunks; each chunk's arrays are views of it.
     """
 
     def __init__(self, decoder: Decoder, context: Context, *, rows: ChunkRows) -> None:
@@ -65,7 +65,7 @@ class CapturedPass:
         self._rows = rows
         self._angles: dict[LayerRule, Angles] = {}
         self._index: dict[int, Tensor] = {}  # by heads
-        self._extremes: list[Tensor] = []  # four of each layer: the smallest and the largest key, and value
+        self._extremes: list[Tensor] = []  # four for each layer: the smallest and the largest key, the same of values
         kept = decoder.model_layers.keeping
         self._sent = {layer: self._tokens(context, layer) for layer in kept}
         self._limits = _sent(torch.stack(self._extremes))
@@ -76,11 +76,11 @@ class CapturedPass:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the arrays take memory that the device reaches by itself, of which a host has little to spare."""
+        """Whether the arrays lie in pinned memory, which is scarce."""
         return is_apart(self._decoder.device)
 
     def layers(self) -> list[Layers]:
-        """What each chunk keeps, in their order. Raises NotFinite."""
+        """The layers of each chunk, in order. Raises NotFinite."""
         if self._done:
             self._done.synchronize()
         for layer, extremes in zip(self._sent, self._limits.view(-1, 4), strict=True):
@@ -109,7 +109,7 @@ class CapturedPass:
         return self._to_host(keys), self._to_host(values)
 
     def _to_host(self, rows: Tensor) -> Tensor:
-        """The tokens' rows (R, D) of all (H, N, size, D), on their way to the host."""
+        """Begins to copy the tokens' rows (R, D) of (H, N, size, D) to the host."""
         heads = rows.shape[0]
         if heads not in self._index:
             self._index[heads] = _placed(self._rows.index(heads), self._decoder.device)
@@ -124,7 +124,7 @@ class CapturedPass:
 
 
 def ordinary(layers: Layers) -> Layers:
-    """Copies in memory of no special kind."""
+    """Copies in ordinary memory."""
     return [each and LayerKV(each.keys.copy(), each.values.copy()) for each in layers]
 
 
@@ -143,7 +143,7 @@ def _joined(pieces: list[LayerKV]) -> LayerKV | None:
 
 
 def _sent(x: Tensor) -> Tensor:
-    """The same on the host, when the device gets there."""
+    """A copy on the host, complete once the device has come to it."""
     if not is_apart(x.device):
         return x
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)

@@ -1,8 +1,8 @@
 """Fuses a prompt: cached rows from records, chosen rows computed anew, exact attention for each. No queue, no store.
 
 A fuse is a row of stages. Each runs some rows from one layer to the keys and values of another, in pieces of bounded
-size; where a stage ends, deviation from the cache decides which rows the next one still runs. The last layer with keys
-of its own is the end for all rows but the last token's, which alone goes on to the logits.
+size; where a stage ends, deviation from the cache decides which rows the next one still runs. All rows end at the last
+layer with keys of its own, except the last token's, which goes on to the logits.
 """
 
 import time
@@ -25,7 +25,7 @@ from blend.run.decoder import Decoder
 from blend.run.rows_cache import LayerHooks, LayerRange
 from store.errors import Miss, MissReason
 
-PIECE_ROWS = {"cuda": 8192}  # calls cost a GPU more than few rows do, and it has computed these before others notice
+PIECE_ROWS = {"cuda": 8192}  # a GPU prefers few large pieces, and is soon done even so
 FEW_ROWS = 1024  # on any other device
 
 
@@ -33,10 +33,10 @@ FEW_ROWS = 1024  # on any other device
 class BlendOrder:
     """How caches are reused. Orders of one policy and ratio are equal; the rest fits the fuse into an engine's work.
 
-    `between` is called before each layer of each piece of `piece_rows`, 0 for as many as suit the device, so that
-    others may compute meanwhile. `final` is called once for each layer that keeps keys, in order, as soon as those of
-    all tokens but the last stand for good; `again` where a damaged record makes the fuse begin anew: what was final is
-    not any more.
+    `between` is called before each layer of each piece of `piece_rows` (0: as many as suit the device), so that other
+    requests may compute meanwhile. `final` is called once for each layer that keeps keys, in order, as soon as those of
+    all tokens but the last are final; `again` where a damaged record makes the fuse start over: no layer is final any
+    more.
     """
 
     policy: str = "ask"
@@ -55,9 +55,9 @@ class BlendOrder:
 class FuseReport:
     """What a fuse did. `reused`, `recomputed` and `fresh` add up to the prompt's tokens.
 
-    Seconds: `ask`, `select` and `compute` are the fuse's own; `wait` (for records) and `others` (their steps) are parts
-    of them, and `read` went on beside them. `bytes` of keys and values came out of records. `stages` are the cached
-    slots that the probe named, and those that each stage behind a check computed; the last went through all layers.
+    Seconds: `ask`, `select` and `compute` are the fuse's own; `wait` (for records) and `others` (other requests' steps)
+    are parts of them, and `read` ran in parallel. `bytes` of keys and values came out of records. `stages` are the
+    cached slots that the probe chose, and those that each stage after a check computed; the last ran all layers.
     """
 
     order: BlendOrder
@@ -99,7 +99,7 @@ class Clock:
 def fuse(
     decoder: Decoder, layout: PromptLayout, *, context: Context, order: BlendOrder, readers: Readers
 ) -> FusedPrompt:
-    """Compute the layout into the context, but for the slots that are exact there already."""
+    """Compute the layout into the context, except the slots that are exact there already."""
     decoder.prepare(len(layout.ids))
     clock = Clock()
     moved = 0
@@ -161,7 +161,7 @@ class _Fuse:
             with self._clock.stage("ask"):
                 chosen = self._probed(probe)
             rows &= ~self._cached | chosen
-            if probe.layers[-1] == self._open[-1]:  # what stands before all that changes is computed already
+            if probe.layers[-1] == self._open[-1]:  # rows before the first chosen slot are computed already
                 rows[: _numbers(chosen)[0]] = False
         elif not filters:
             rows &= ~self._cached | self._forced
@@ -176,7 +176,7 @@ class _Fuse:
             return self._finish(rows, start=start, hidden=hidden)
 
     def _probed(self, probe: QuestionProbe) -> Tensor:
-        """A flag for each cached slot that the question looks at, of those that it looks at most."""
+        """Flags the cached slots that the question attends to most."""
         chosen = torch.zeros_like(self._cached)
         attention = torch.zeros(len(chosen), device=self._decoder.device)
 
@@ -197,7 +197,7 @@ class _Fuse:
     def _filter(
         self, to: DeviationFilter, rows: Tensor, *, start: int, hidden: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Runs rows to the filter's layer; the rows that stay, and their hidden states (1, T, E) as they enter it."""
+        """Runs rows to the filter's layer; returns those that stay, and their hidden states (1, T, E) on entry."""
         keep = self._decoder.model_layers.resume(to.layer)
         deviation = Deviation(len(rows), device=self._decoder.device)
         pieces: list[tuple[Tensor, Tensor]] = []
@@ -248,13 +248,13 @@ class _Fuse:
         )
 
     def _finishing(self, slots: Slots, below: int) -> Callable[[int], None]:
-        """What is called before each layer of a piece: behind the last piece of a stage no rows follow that change
-        layers `below` this one.
+        """Returns the hook before each layer of a piece: after the last piece of a stage no rows change layers `below`
+        this one any more.
         """
         return partial(self._before, below=below if slots.last == len(self._ids) - 1 else 0)
 
     def finish_layers(self, below: int | None = None) -> None:
-        """Tells that the layers below this one are final; all of them, once it is certain that nothing begins anew."""
+        """Reports the layers below this one as final; None: all of them, once the fuse cannot start over."""
         while self._open and (below is None or self._open[0] < below):
             self._order.final(self._open.popleft())
 
@@ -274,7 +274,7 @@ class _Fuse:
             yield scattered(part, device=self._decoder.device), entering
 
     def report(self, layout: PromptLayout, moved: int) -> FuseReport:
-        """What the fuse did, counted after `run`."""
+        """Reports what the fuse did, after `run`."""
         stages = tuple(tuple(_numbers(rows & self._cached)) for rows in self._stages)
         again = len(stages[-1])
         reused = int((self._exact | self._cached).sum()) - again
@@ -296,9 +296,9 @@ def _numbers(chosen: Tensor) -> list[int]:
 
 
 def _with_stretches(scores: Tensor, spans: Sequence[ChunkSpan], *, tokens: int) -> Tensor:
-    """Adds to each score the mean of its stretch: so many tokens of a chunk in a row, fewer at its end."""
+    """Adds to each score the mean of its stretch: `tokens` of a chunk in a row, fewer at its end."""
     number = torch.zeros(len(scores), dtype=torch.long)
-    count = 1  # of all that is in no chunk
+    count = 1  # all that is in no chunk
     for span in spans:
         number[span.start : span.stop] = count + torch.arange(span.stop - span.start) // tokens
         count += -(-(span.stop - span.start) // tokens)
@@ -307,7 +307,7 @@ def _with_stretches(scores: Tensor, spans: Sequence[ChunkSpan], *, tokens: int) 
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:
-    """Where the highest scores are; of those that are equal the first ones, on any device."""
+    """The indices of the highest scores; of equal ones the first, on any device."""
     scores = scores.nan_to_num()
     least = scores.topk(count).values[-1] if count else torch.inf
     above = (scores > least).nonzero()[:, 0]
@@ -329,7 +329,7 @@ class Deviation:
             self._scale[part] += was.square().sum()
 
     def scores(self) -> Tensor:
-        """One number for each slot; 0 where nothing was cached. An accelerator is waited for here alone."""
+        """One number for each slot; 0 where nothing was cached. The only place that waits for an accelerator."""
         tiny = torch.finfo(torch.float32).tiny
         relative = [off / scale.clamp(min=tiny) for off, scale in zip(self._off, self._scale, strict=True)]
         return (relative[0] + relative[1]).cpu()

@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from blend.errors import PromptError
 from blend.fuse.prompt import ChunkSpan, PromptLayout
 
-HEADS = 8  # one of so many is a chunk's first token: the prefix of a capture holds the sink already
+HEADS = 8  # one token in eight is taken from a chunk's beginning: the capture prefix holds the attention sink already
 FIRST_SIGHT = 1  # the first layer whose keys and values know other chunks
 REFERENCES = 2  # the first whose keys and values know what a name from another chunk refers to: that takes two layers
 DEEP = 12  # layers that keep keys, from which on narrowing takes several steps
-ASKED = (0.6, 0.8)  # how deep the layers lie whose attention tells what the last row looks at, where none are named
-LAST = {"all": 1, "half": 1 / 2, "third": 1 / 3}  # which share of the layers is asked, the last ones
-QUESTION = 128  # the question's last rows, which are as many at most
-STRETCH = 8  # tokens that follow each other in a chunk: where a name is looked at, what is said of it counts more
+ASKED = (0.6, 0.8)  # the depths of the layers whose attention is read, where none are named
+LAST = {"all": 1, "half": 1 / 2, "third": 1 / 3}  # the share of the layers whose attention is read, the last ones
+QUESTION = 128  # the most rows of the question that are used, the last ones
+STRETCH = 8  # adjacent tokens of a chunk: where a name is attended to, what is said about it counts more
 NARROWING = ((0, 1.3), (1, 1.15), (3, None))  # (layers behind the check, share of the budget); None: what is left
 LEAST = 4  # tokens that `ask` recomputes, however short the prompt: one name has as many in some tokenizers
-SECOND_LOOK = 2  # with fewer layers, so many times the budget is kept for one layer, which shows better what changed
+SECOND_LOOK = 2  # with fewer layers, this multiple of the budget runs one more layer, which shows changes better
 
 
 @dataclass(frozen=True, slots=True)
 class DeviationFilter:
-    """How many tokens stay at this layer: those that deviate most."""
+    """How many tokens to keep at this layer: those that deviate most."""
 
     layer: int
     keep: int
@@ -34,10 +34,10 @@ class DeviationFilter:
 
 @dataclass(frozen=True, slots=True)
 class QuestionProbe:
-    """How many cached tokens go on to the filters: those that the prompt's last `rows` look at most in these layers.
+    """How many cached tokens to keep: those that the prompt's last `rows` attend to most in these layers.
 
-    They look at them as they were cached: what is fresh in any case runs over the caches first, as far as the layers.
-    A token counts as much as its `stretch`, so many of a chunk that follow each other, does in the mean besides.
+    They attend to the tokens as cached: the fresh rows run over the caches first, up to these layers. The mean over a
+    token's `stretch`, which is that many adjacent tokens of its chunk, is added to its own weight.
     """
 
     layers: tuple[int, ...]
@@ -48,9 +48,9 @@ class QuestionProbe:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`layout` has the records in use, `forced` slots are computed in any case, `filters` choose further ones.
+    """`layout` has the records in use, `forced` slots are always computed, `filters` choose further ones.
 
-    They choose of all, or of those that the `probe` leaves.
+    The filters choose among all slots, or among those that the `probe` leaves.
     """
 
     layout: PromptLayout
@@ -59,7 +59,7 @@ class Selection:
     probe: QuestionProbe | None = None
 
     def wanted(self, layer: int) -> Sequence[ChunkSpan]:
-        """The spans that a layer reads. Where all that is not exact is computed up to a filter, no others before it."""
+        """The spans that a layer reads: exact ones alone below a first filter up to which all else is computed."""
         if self.filters and self.probe is None and layer < self.filters[0].layer:
             return [span for span in self.layout.spans if span.exact]
         return self.layout.spans
@@ -67,13 +67,12 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class AskRule:
-    """How `ask` chooses: `rows`, all of the question's or the prompt's last, name as many tokens as are recomputed.
+    """How `ask` chooses: the attention of `rows`, all of the question's or the prompt's last, picks the tokens.
 
-    With a `check` they name `times` as many, of which deviation at that layer chooses. Layers are counted among those
-    that keep keys; `third`: the last of them; none named: two of the last half. What is looked at in the stretch around
-    a token, of so many, counts as well. Written behind the policy's name, as
-    `ask/rows=question/layers=third/check=none/stretch=8`, what `ask` means; of the last row, each token for itself:
-    `ask/layers=14+19/check=2/times=3`.
+    With a `check` it picks `times` as many, and deviation at that layer chooses among them. Layers are counted among
+    those that keep keys; `third`: the last third; none named: two of the last half. The `stretch` of tokens around a
+    token counts as well. Written after the policy's name: `ask/rows=question/layers=third/check=none/stretch=8` is
+    what `ask` means; by the last row alone, each token by itself: `ask/layers=14+19/check=2/times=3`.
     """
 
     layers: tuple[int, ...] | str = "third"
@@ -84,7 +83,7 @@ class AskRule:
 
     @classmethod
     def parse(cls, text: str) -> "AskRule":
-        """The rule of what stands behind the name. Raises PromptError for what is none."""
+        """Parses the text after the policy's name. Raises PromptError for what is no rule."""
         try:
             given = dict(part.split("=") for part in text.split("/") if part and not any(map(str.isspace, part)))
             rows = given.pop("rows", "last" if text else "question")
@@ -127,7 +126,7 @@ def _whole(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeBudget:
-    """How many tokens to recompute, of how many, and the layers that keep keys of their own."""
+    """The number of tokens to recompute, out of how many, and the layers that keep keys of their own."""
 
     tokens: int
     cached: int
@@ -135,7 +134,7 @@ class RecomputeBudget:
     rule: AskRule = AskRule()
 
     def without(self, tokens: int) -> "RecomputeBudget":
-        """What is left of the budget when so many tokens are chosen already."""
+        """The budget that is left when `tokens` are chosen already."""
         return replace(self, tokens=self.tokens - tokens, cached=self.cached - tokens)
 
 
@@ -196,7 +195,7 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-SELECTIVE = ("heads", "deviation", "hybrid", "ask")  # those that look at the ratio
+SELECTIVE = ("heads", "deviation", "hybrid", "ask")  # those that depend on the ratio
 
 
 def policy_name(policy: str) -> str:
@@ -218,7 +217,7 @@ def check_policy(policy: str) -> AskRule:
 
 
 def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence[int]) -> Selection:
-    """What to reuse and what to recompute. `keeping`: the layers with keys of their own."""
+    """Choose what to reuse and what to recompute. `keeping`: the layers with keys of their own."""
     rule, name = check_policy(policy), policy_name(policy)
     if not 0 <= ratio <= 1:
         raise PromptError(f"ratio must be in [0, 1], got {ratio!r}")
@@ -228,7 +227,7 @@ def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence
         tokens = min(blended, max(tokens, LEAST))
     budget = RecomputeBudget(tokens, blended, keeping, rule)
     if name in SELECTIVE and budget.tokens == blended:
-        return _prefix(layout, budget)  # all of them: nothing blended is left
+        return _prefix(layout, budget)  # everything is recomputed: no blended slot is left
     if len(keeping) == 1:
         budget = replace(budget, tokens=0)  # its keys depend on the token alone, so cached ones are exact
     return POLICIES[name](layout, budget)

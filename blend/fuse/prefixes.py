@@ -1,4 +1,4 @@
-"""Exact keys and values of prompt prefixes, kept in memory. What was blended never comes in here."""
+"""Exact keys and values of prompt prefixes, kept in memory. Blended ones are never kept here."""
 
 from collections import OrderedDict
 
@@ -6,7 +6,7 @@ from blend.run.context import Context
 
 
 class Prefixes:
-    """Keeps the prefixes used last, within a number of bytes. Used by one thread."""
+    """Keeps the most recently used prefixes, within a number of bytes. Used by one thread."""
 
     def __init__(self, bytes_at_most: int) -> None:
         self._room = bytes_at_most
@@ -22,7 +22,7 @@ class Prefixes:
         context.exact = len(prefix)
 
     def keep(self, prefix: tuple[int, ...], context: Context, *, owner: str = "") -> None:
-        """Remember what the context holds for it, computed in place."""
+        """Keep the prefix as the context holds it, computed in place."""
         if not prefix or (owner, prefix) in self._kept or len(prefix) * context.token_bytes > self._room:
             return
         self._kept[owner, prefix] = context.first(len(prefix))

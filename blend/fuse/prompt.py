@@ -25,7 +25,7 @@ class RecordSource(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is just what the model computed right behind the fingerprint's prefix."""
+        """Whether the record is exactly what the model computed right after the fingerprint's prefix."""
         ...
 
     @property
@@ -45,22 +45,22 @@ class RecordSource(Protocol):
 
     @property
     def framed(self) -> FramedRecord | None:
-        """All of it, where memory has it as frames do, so that no layer has to be read."""
+        """The whole record, where memory holds it in the layout of frames, so that no layer has to be read."""
         ...
 
     @property
     def groups(self) -> tuple[range, ...]:
-        """Neighbouring layers that come together; none where each comes by itself."""
+        """Groups of adjacent layers that are read together; none where each is read by itself."""
         ...
 
     def frames(self, layers: Sequence[int], of: "Sequence[RecordSource]", *, threads: int = 1) -> ReadFrames | None:
-        """Reads groups of several records by one call, this one among them, with so many threads of its own; None where
-        each is read by itself.
+        """Reads groups of several records in one call, this one included, with `threads` of its own; None where
+        each must be read by itself.
         """
         ...
 
     def layer(self, index: int) -> LayerKV | PackedLayer:
-        """Reads a layer with keys and values of its own, with the tail's. Raises Unreadable, or another OSError."""
+        """Reads a layer that has its own keys and values, the tail included. Raises Unreadable, or another OSError."""
         ...
 
 
@@ -91,10 +91,10 @@ class HeldRecord:
         return self._record.tail
 
     def frames(self, layers: Sequence[int], of: Sequence[RecordSource], *, threads: int = 1) -> None:
-        """Nothing is read."""
+        """Nothing to read: the record is in memory."""
 
     def layer(self, index: int) -> LayerKV:
-        """One layer of the record, which keeps keys and values of its own."""
+        """One layer of the record, one that keeps keys and values of its own."""
         layer = self._record.layers[index]
         assert layer is not None
         return layer
@@ -137,8 +137,8 @@ class Prompt:
 class ChunkSpan:
     """Where a chunk with a usable record stands, and what the record covers of what follows it.
 
-    `exact`: it is what is computed there, right behind the same prefix. `recorded`: the tokens of the record, the
-    chunk's and what stood behind it, even where something else follows here.
+    `exact`: it stands right after the prefix it was captured with. `recorded`: the tokens of the record, those of the
+    chunk and of the text that followed it, even where something else follows here.
     """
 
     chunk: int  # its number among the prompt's chunks
@@ -151,7 +151,7 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class PromptLayout:
-    """A prompt's tokens with the records that may stand in for some. `misses`: why a chunk's record may not.
+    """A prompt's tokens with the records that may replace some. `misses`: why a chunk's record may not.
 
     `question`: how many of the last tokens are the question's, all of them behind the last chunk and computed anew.
     """
@@ -177,7 +177,7 @@ class PromptLayout:
 
     @property
     def blended(self) -> tuple[ChunkSpan, ...]:
-        """The spans whose keys are not exact where they stand."""
+        """The spans whose keys are not exact in this prompt."""
         return tuple(span for span in self.spans if not span.exact)
 
 
@@ -186,7 +186,7 @@ def check_ids(ids: Sequence[int], *, vocabulary: int) -> None:
     try:
         numbers = np.frombuffer(packed_ids(ids), "<i8")
         bounds = int(numbers.min(initial=0)), int(numbers.max(initial=0))
-    except struct.error:  # numbers that no integer of eight bytes holds
+    except struct.error:  # numbers beyond 64 bits
         bounds = min(ids), max(ids)
     strange = next((each for each in bounds if not 0 <= each < vocabulary), None)
     if strange is not None:
@@ -226,7 +226,7 @@ def lay_out(prompt: Prompt, *, fingerprint: Fingerprint, window: int, vocabulary
 
 
 def _tail(prompt: Prompt, index: int, *, source: RecordSource) -> int:
-    """How many tokens behind the chunk that is the segment `index` its record covers: all of its tail, or none."""
+    """How many tokens after the chunk at segment `index` its record covers: all of its tail, or none."""
     following = prompt.segments[index + 1] if index + 1 < len(prompt.segments) else TextSegment(prompt.suffix[:-1])
     if not source.tail.tokens or isinstance(following, ChunkSegment):
         return 0
@@ -246,5 +246,5 @@ def _why_not(chunk: ChunkSegment, fingerprint: Fingerprint) -> MissReason | None
 
 @lru_cache
 def _differing(theirs: Fingerprint, ours: Fingerprint) -> str | None:
-    """The first field that is not the same, but for the prefix. A prompt's chunks mostly have one fingerprint."""
+    """The first field that differs, the prefix aside. A prompt's chunks mostly have one fingerprint."""
     return replace(theirs, prefix=ours.prefix).differs(ours)

@@ -1,1 +1,1 @@
-"""Texts and chat messages to token ids, and ids to text while they come. Knows no tensors and no model."""
+"""Turns texts and chat messages into token ids, and ids into text as they come. Knows no tensors and no model."""

@@ -1,4 +1,4 @@
-"""Chat messages to pieces of a prompt: the template's own text is trusted, every part of a message is not.
+"""Turns chat messages into pieces of a prompt: the template's own text is trusted, every part of a message is not.
 
 The template never sees a user's text: it renders random placeholders, and the result is cut where they stand.
 """
@@ -19,14 +19,14 @@ from blend.text.tokenizer import Tokenizer
 
 Option = str | int | float | bool | None
 
-_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")  # templates build control tokens of it
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")  # templates build control tokens from these
 _APPLY = cast(Callable[..., object], PreTrainedTokenizerBase.apply_chat_template)  # pyright: ignore[reportUnknownMemberType]
 _TAKEN = {"messages", *inspect.signature(_APPLY).parameters}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a chat. Its parts stand behind each other with nothing between them."""
+    """One turn of a chat. Its parts follow each other with nothing between them."""
 
     role: str
     parts: tuple[str, ...]
@@ -42,7 +42,7 @@ class PartPlace:
 
 @dataclass(frozen=True, slots=True)
 class TemplatePiece:
-    """A stretch of the prompt: a message's part, or text of the template, which has no place."""
+    """A piece of the prompt: a message's part, or text of the template, which has no place."""
 
     text: str
     place: PartPlace | None = None
@@ -56,7 +56,7 @@ class TemplatePiece:
 def render(
     tokenizer: Tokenizer, messages: Sequence[ChatMessage], *, options: Mapping[str, Option] | None = None
 ) -> list[TemplatePiece]:
-    """The prompt up to where the answer begins. Every part comes back as a piece of its own, unchanged.
+    """Render the prompt up to where the answer begins. Every part is returned as a piece of its own, unchanged.
 
     `options` are variables of the template, such as `enable_thinking`.
     """

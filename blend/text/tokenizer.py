@@ -1,6 +1,6 @@
-"""Text to token ids and back, so that a text can never become control. Knows no messages and no model.
+"""Turns text into token ids and back; no user's text becomes a control token. Knows no messages and no model.
 
-Two copies of the model's tokenizer do it. The trusted one is as the model brought it. The plain one, for users' text,
+It uses two copies of the model's tokenizer. The trusted one is the model's own. The plain one, for users' text,
 matches no control token and prepends no space: a piece of a prompt follows other pieces, it does not begin a line.
 Nothing is switched between calls, so threads may share a `Tokenizer`.
 """
@@ -23,7 +23,7 @@ Json = dict[str, object]
 
 
 class _Added(TypedDict):
-    """An entry of tokenizer.json's added tokens; there is more in it than is read here."""
+    """An entry of tokenizer.json's added tokens, with the fields that are read here."""
 
     id: int
     content: str
@@ -39,8 +39,8 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 class Tokenizer:
     """`control` are the ids that only a template may write: special ones, turn markers, `<tool_call>` and the like.
 
-    `special` are those that the model itself declares so. `stop_ids` end an answer, `digest` changes with anything that
-    decides ids, `source` renders chat templates.
+    `special` are those that the model itself declares special. `stop_ids` end an answer, `digest` changes with anything
+    that decides ids, `source` renders chat templates.
     """
 
     def __init__(self, source: PreTrainedTokenizerBase, generation: GenerationConfig | None = None) -> None:
@@ -56,7 +56,7 @@ class Tokenizer:
         stops = {token for token in self.stop_ids if token in self._added or _MARKER.fullmatch(self._piece(token))}
         self.control = frozenset(token for token in self.special | spelled | stops if _separable(self._piece(token)))
         self._plain = _load(_without_prefix(_harmless(spec, self.control)))
-        self._plain.encode_special_tokens = True  # "special" here means: matched by nobody
+        self._plain.encode_special_tokens = True  # "special" here means: never matched in text
         self._literal = self._literals(spec, kept=self.stop_ids | _ids(source.bos_token_id), written=written)
         self._suspects = self.control | frozenset(self._literal)
         self._bytes = _Spelling(self._trusted, spec, control=self.control)
@@ -64,16 +64,16 @@ class Tokenizer:
         self.digest = blake3(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of a user's text, with no prefix. None is in `control`, but for characters the model lacks.
+        """The ids of a user's text, with no prefix. None is in `control`, except for characters the model lacks.
 
-        Where a control token would appear all the same, the text is cut inside its spelling.
+        Where a control token would still appear, the text is cut inside its spelling.
         """
         _refuse_surrogates(text)
         ids: list[int] = []
         pending = [(0, len(text))] if text else []
         while pending:
             start, stop = pending.pop()
-            [found] = self._plain.encode_batch_fast([text[start:stop]], add_special_tokens=False)  # other threads go on
+            [found] = self._plain.encode_batch_fast([text[start:stop]], add_special_tokens=False)  # frees the GIL
             if self._suspects.isdisjoint(found.ids):
                 ids += found.ids
                 continue
@@ -86,7 +86,7 @@ class Tokenizer:
         return ids
 
     def encode_template(self, text: str) -> list[int]:
-        """The ids of trusted text that follows other text: control tokens count, and nothing is put in front."""
+        """The ids of trusted text that follows other text: control tokens are matched, and nothing is put in front."""
         _refuse_surrogates(text)
         encoding = self._trusted.encode(text, add_special_tokens=False)
         first = next((i for i, token in enumerate(encoding.ids) if token in self._added), len(encoding.ids))
@@ -96,16 +96,16 @@ class Tokenizer:
         return self._plain.encode(text[:start], add_special_tokens=False).ids + encoding.ids[first:]
 
     def encode_opening(self, text: str) -> list[int]:
-        """The ids of trusted text that a prompt begins with, exactly as the model's own tokenizer has it."""
+        """The ids of trusted text that begins a prompt, exactly as the model's own tokenizer gives them."""
         _refuse_surrogates(text)
         return self._trusted.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these tokens as it stands, control tokens by name; bytes that are no character as U+FFFD."""
+        """The text of these tokens, control tokens by name; bytes that are no character become U+FFFD."""
         return b"".join(self._bytes.of(token) for token in ids).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token adds to a text: UTF-8, possibly a part of a character. Empty for an id without a meaning."""
+        """The UTF-8 that one token adds to a text, possibly part of a character. Empty for an id without a meaning."""
         return self._bytes.of(token)
 
     def round_trips(self, text: str, ids: Sequence[int]) -> bool:
@@ -139,9 +139,9 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """The text of one answer. What `push` and `finish` returned, joined, is the text of all ids that are not hidden.
+    """The text of one answer. The results of `push` and `finish`, joined, are the text of all ids that are not hidden.
 
-    Every token's bytes are known for themselves, so the work does not grow with the length of the answer.
+    Each token's bytes are known by themselves, so the work for a token does not grow with the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, hidden: frozenset[int] | None = None) -> None:
@@ -157,7 +157,7 @@ class Detokenizer:
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def finish(self) -> str:
-        """Ends the answer. A character whose bytes did not all come is dropped; nothing else was kept back."""
+        """Ends the answer. An incomplete character is dropped; nothing else was held back."""
         self._decoder.reset()
         return ""
 
@@ -192,7 +192,7 @@ class _Spelling:
         return bytes([int(piece[3:5], 16)]) if _BYTE.fullmatch(piece) and text != piece else text.encode()
 
     def _decode(self, token: int) -> str:
-        """A token's text behind another token, because many decoders drop the space that a text begins with."""
+        """A token's text after another token, as many decoders drop the space that a text begins with."""
         if self._anchor is None:
             return self._backend.decode([token], skip_special_tokens=False)
         front = self._backend.decode([self._anchor], skip_special_tokens=False)
@@ -207,7 +207,7 @@ class _Spelling:
 
 
 def written_text(template: object) -> str:
-    """What a chat template can write by itself: its text outside of code, and the strings inside it."""
+    """The text that a chat template can write by itself: outside of code, and the strings inside it."""
     if isinstance(template, dict):
         return "\0".join(written_text(each) for each in cast(Json, template).values())
     if not isinstance(template, str):
@@ -217,7 +217,7 @@ def written_text(template: object) -> str:
 
 
 def _specification(source: PreTrainedTokenizerBase) -> Json:
-    """The part of the tokenizer that decides ids; what pads, truncates, adds tokens or rolls dice is left out."""
+    """The part of the tokenizer that decides ids, without padding, truncation, added tokens and randomness."""
     backend = getattr(source, "backend_tokenizer", None)
     if not isinstance(backend, Backend):
         raise TokenizerError(
@@ -244,7 +244,7 @@ def _harmless(spec: Json, control: frozenset[int]) -> Json:
 
 
 def _without_prefix(spec: Json) -> Json:
-    """A tokenizer in which no step puts a space in front or strips one: a text has the same ids wherever it stands."""
+    """A tokenizer whose steps neither add nor strip a leading space: a text has the same ids wherever it stands."""
     return {**spec, **{name: _still(spec[name]) for name in ("normalizer", "pre_tokenizer")}}
 
 
@@ -278,7 +278,7 @@ def _types(step: object) -> set[str]:
 
 
 def _unknown(spec: Json) -> str | None:
-    """The token that the vocabulary answers for a character that it lacks; None for one that lacks none."""
+    """The token for characters that the vocabulary lacks; None where it lacks none."""
     model = cast(Json, spec["model"])
     if isinstance(model.get("unk_id"), int):
         return cast(list[tuple[str, float]], model["vocab"])[cast(int, model["unk_id"])][0]
@@ -286,7 +286,7 @@ def _unknown(spec: Json) -> str | None:
 
 
 def _separable(name: str) -> bool:
-    """Whether a text can hold this name as mere text. Whitespace, single letters and bytes are only themselves."""
+    """Whether a text can hold this name without the token. Whitespace, single letters and bytes cannot."""
     return len(name) > 1 and not name.isspace() and not _BYTE.fullmatch(name)
 
 
