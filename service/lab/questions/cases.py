@@ -190,14 +190,7 @@ def _first(fact: object) -> str:
 
 
 def _passage(given: object, *, place: str) -> PromptPassage:
-    found = _titled(given)
-    if found is None:
-        raise SuiteError(f"{place}: a text, or an object with 'text', is wanted, got {str(given)[:60]!r}")
-    return found
-
-
-def _titled(given: object) -> PromptPassage | None:
-    """A passage out of a text, a pair of a title and its sentences, or an object; None for anything else."""
+    """A passage out of a text, a pair of a title and its sentences, or an object."""
     match given:
         case str():
             return PromptPassage(given)
@@ -205,12 +198,10 @@ def _titled(given: object) -> PromptPassage | None:
             return PromptPassage(text, title)
         case [str() as title, list()] if (sentences := _texts(cast(list[object], given)[1])) is not None:
             return PromptPassage(" ".join(sentence.strip() for sentence in sentences), title)
-        case dict():
-            found = cast(Json, given)
-            text = next((text for name in TEXTS if isinstance(text := found.get(name), str)), None)
-            return None if text is None else PromptPassage(text, str(found.get("title") or ""))
+        case dict() if texts := [text for name in TEXTS if isinstance(text := cast(Json, given).get(name), str)]:
+            return PromptPassage(texts[0], str(cast(Json, given).get("title") or ""))
         case _:
-            return None
+            raise SuiteError(f"{place}: a text, or an object with 'text', is wanted, got {str(given)[:60]!r}")
 
 
 def _listed(entry: Json, name: str, *, place: str) -> tuple[str, ...]:
