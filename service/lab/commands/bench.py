@@ -3,13 +3,13 @@
 import json
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from service.lab.bench.first_token import TimingRow
     from service.lab.bench.packing import Packed
 
+Row = TypeVar("Row")
+
 MB = 1e6
+NAMES = ("codec", "policy")  # columns of words, which are not cut
 WIDE = 80  # columns, from which on tables have air
 
 prompts_option = partial(typer.Option, rich_help_panel="Prompts")
@@ -183,11 +186,13 @@ def _show(found: "BenchMeasurement", *, repeats: int) -> None:
     screen.print(found.worth.sentence, style="bold")
 
 
-def _table(*columns: str | Column, title: str, caption: str, padding: int) -> Table:
+def _table(
+    rows: Sequence[Row], columns: dict[str, Callable[[Row], str]], *, title: str, caption: str, padding: int
+) -> Table:
     """A table of figures. On a narrow terminal a figure goes on in the next line, and is never cut."""
-    right = [Column(each, justify="right", overflow="fold") if isinstance(each, str) else each for each in columns]
-    return Table(
-        *right,
+    names, figures = partial(Column, no_wrap=True), partial(Column, justify="right", overflow="fold")
+    table = Table(
+        *(names(name) if name in NAMES else figures(name) for name in columns),
         box=SIMPLE_HEAD,
         title=title,
         title_justify="left",
@@ -197,6 +202,9 @@ def _table(*columns: str | Column, title: str, caption: str, padding: int) -> Ta
         pad_edge=False,
         collapse_padding=True,
     )
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()))
+    return table
 
 
 def _model_table(facts: "BenchFacts", *, prefill: float) -> Table:
@@ -217,7 +225,8 @@ def _model_table(facts: "BenchFacts", *, prefill: float) -> Table:
 
 
 def _codec_table(codecs: "tuple[Packed, ...]", *, prefill: float, padding: int) -> Table:
-    cells: dict[str, Callable[[Packed], str]] = {
+    columns: dict[str, Callable[[Packed], str]] = {
+        "codec": lambda each: each.codec,
         "B/token": lambda each: f"{each.bytes_per_token:,.0f}",
         "ratio": lambda each: f"{each.ratio:.2f}",
         "rms error": lambda each: f"{each.rms_error:.3f}",
@@ -225,46 +234,28 @@ def _codec_table(codecs: "tuple[Packed, ...]", *, prefill: float, padding: int) 
         "unpack tok/s": lambda each: f"{each.unpack_tokens_per_s:,.0f}",
         "needs MB/s": lambda each: f"{each.bytes_per_token * prefill / MB:,.1f}",
     }
-    table = _table(
-        Column("codec", no_wrap=True),
-        *cells,
-        title="Codecs on this model's own records",
-        caption=f"{codecs[0].codec} is in use; needs: B/token x prefill tok/s",
-        padding=padding,
-    )
-    for each in codecs:
-        table.add_row(each.codec, *(cell(each) for cell in cells.values()))
-    return table
+    title = "Codecs on this model's own records"
+    caption = f"{codecs[0].codec} is in use; needs: B/token x prefill tok/s"
+    return _table(codecs, columns, title=title, caption=caption, padding=padding)
 
 
 def _prompt_table(rows: "tuple[TimingRow, ...]", *, repeats: int, padding: int) -> Table:
-    cells: dict[str, Callable[[TimingRow], str]] = {
-        "against full": lambda row: row.against_full.words,
-        "reused": lambda row: f"{row.reused:,}",
-        "again": lambda row: f"{row.recomputed:,}",
-        "MB read": lambda row: f"{row.nbytes / MB:,.2f}",
+    columns: dict[str, Callable[[TimingRow], str]] = {
+        "chunks": lambda row: f"{row.chunks:,}" if row.policy == "full" else "",
+        "tokens": lambda row: f"{row.prompt_tokens:,}" if row.policy == "full" else "",
+        "policy": lambda row: row.policy,
+        "first ms": lambda row: _milliseconds(row.first_token_s),
+        "against full": lambda row: "" if row.policy == "full" else row.against_full.words,
+        "reused": lambda row: "" if row.policy == "full" else f"{row.reused:,}",
+        "again": lambda row: "" if row.policy == "full" else f"{row.recomputed:,}",
+        "MB read": lambda row: "" if row.policy == "full" else f"{row.nbytes / MB:,.2f}",
     }
     sources = ", ".join(dict.fromkeys(tier for row in rows for tier in row.tiers))
     meaning = "again: recomputed tokens; what is left of the prompt is always computed"
-    table = _table(
-        *("chunks", "tokens"),
-        Column("policy", no_wrap=True),
-        *("first ms", *cells),
-        title="Time to the first token",
-        caption=f"medians of {many(repeats, 'round')}; chunks came from {sources}; {meaning}",
-        padding=padding,
-    )
-    for place, row in enumerate(rows):
-        is_last = place + 1 == len(rows) or rows[place + 1].chunks != row.chunks
-        is_full = row.policy == "full"
-        table.add_row(
-            f"{row.chunks:,}" if is_full else "",
-            f"{row.prompt_tokens:,}" if is_full else "",
-            row.policy,
-            _milliseconds(row.first_token_s),
-            *("" if is_full else cell(row) for cell in cells.values()),
-            end_section=is_last,
-        )
+    caption = f"medians of {many(repeats, 'round')}; chunks came from {sources}; {meaning}"
+    table = _table(rows, columns, title="Time to the first token", caption=caption, padding=padding)
+    for shown, row, after in zip(table.rows, rows, (*rows[1:], None), strict=True):
+        shown.end_section = after is None or after.chunks != row.chunks
     return table
 
 
