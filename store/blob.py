@@ -1,10 +1,10 @@
-"""The form of a blob: preamble, head with the frame table, frames. Knows where bytes lie and whether they are sound.
+"""The format of a blob: preamble, head with the frame table, frames. Knows where bytes lie and verifies them.
 
     preamble   magic 4s | format version u16 | zero u16 | head length u32 | blake3 of all that and of the head 16s
     head       msgpack of `Head`: whose blob it is, its shapes, the frame table with a digest for every frame
     frames     one after the other, each a zstd frame of the layout that `store.codec.frame` describes
 
-Nothing is allocated on the word of a byte that no digest has vouched for: a head is at most `MAX_HEAD_BYTES` long.
+Nothing is allocated on the word of an unverified byte: a head is at most `MAX_HEAD_BYTES` long.
 """
 
 import struct
@@ -22,9 +22,9 @@ from store.record import Dtype
 
 MAGIC = b"KVWB"
 FORMAT = 3  # of blobs with codes of a trellis
-PLAIN_FORMAT = 2  # of all others, which releases before read as well
+PLAIN_FORMAT = 2  # of all others, which earlier releases read as well
 MAX_HEAD_BYTES = 4 << 20
-MAX_ROWS = 1 << 20  # layers, counted once for every frame that names them: what a reader walks through
+MAX_ROWS = 1 << 20  # layers, counted once for every frame that names them: bounds a reader's work
 DIGEST_BYTES = 16
 
 Buffer = bytes | memoryview
@@ -58,8 +58,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 class Terms(msgspec.Struct, frozen=True, array_like=True):
     """The terms on which a blob is kept.
 
-    `epoch` is the tenant's delete epoch when the computing began: a later delete kills the blob, wherever it travels.
-    A precomputed blob is what a job was asked to store; any other is a fill at query time and may be evicted.
+    `epoch` is the tenant's delete epoch when the computing began: a later delete kills the blob, wherever it is copied.
+    A precomputed blob was stored by a job; any other is a fill at query time and may be evicted.
     """
 
     epoch: int
@@ -71,10 +71,10 @@ class Terms(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What a blob says of itself, under its own digest. Heads of format 1 end with the frames.
+    """A blob's description of itself, under its own digest. Heads of format 1 end with the frames.
 
-    `ids_digest` is of the chunk's token ids, `scores` has room for a byte for each token; either may be empty. Of the
-    `tokens` so many are the tail's, which earlier releases do not know: they find more tokens than the chunk has.
+    `ids_digest` is of the chunk's token ids, `scores` may hold a byte for each token; either may be empty. The last
+    `tail_tokens` follow the chunk; earlier releases do not know these: they find more tokens than the chunk has.
     """
 
     tenant: str
@@ -111,7 +111,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 def digest(data: Buffer) -> bytes:
-    """The digest that stands in the frame table."""
+    """The digest of a frame, as in the frame table."""
     return blake3(data).digest(DIGEST_BYTES)
 
 
@@ -162,7 +162,7 @@ def read_head(start: Buffer) -> Head:
 
 
 def _check_table(head: Head) -> None:
-    """Groups of layers follow each other without a gap, and so do the tokens inside each group."""
+    """Checks that groups of layers follow each other without a gap, and so do the tokens inside each group."""
     _ = head.key
     if head.tokens < 1 or not any(head.shapes) or any(min(msgspec.structs.astuple(s)) < 1 for s in {*head.shapes} if s):
         raise BadBlob(MissReason.CORRUPT, "a record has at least one token, one layer, one head and one dim")
@@ -182,7 +182,7 @@ def _check_table(head: Head) -> None:
 
 
 def _check_extras(head: Head, version: int) -> None:
-    """What format 2 added."""
+    """Checks the fields that format 2 added."""
     if head.format != version or version < 1:
         raise BadBlob(MissReason.CORRUPT, f"a head of format {head.format} behind a preamble of format {version}")
     if not 0 <= head.tail_tokens < head.tokens:
@@ -226,7 +226,7 @@ class Blob:
 
 
 def verified(data: Buffer, head: Head, *, number: int) -> Buffer:
-    """The frame's bytes if they are what the frame table says; raises `BadBlob`."""
+    """The frame's bytes, if they match the frame table; raises `BadBlob` otherwise."""
     frame = head.frames[number]
     if len(data) != frame.nbytes or digest(data) != frame.digest:
         raise BadBlob(MissReason.CORRUPT, f"frame {number} of {head.key.text} does not match its digest")

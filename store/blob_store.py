@@ -2,13 +2,13 @@
 
 A store maps a `CacheKey` to a blob. It may be slow, absent or corrupt; it may never be wrong:
 
-- `open` answers with a reader whose frames are verified one by one, or with a `Miss` that says why. A blob under
-  somebody else's key, of a newer format, or packed by a codec that is not known here is a miss. A medium out of
-  reach is no miss but raises `StoreUnavailable`: the caller decides what that is worth.
+- `open` returns a reader whose frames are verified one by one, or a `Miss` that says why. A blob that belongs under
+  another key, has a newer format, or is packed by an unknown codec is a miss. A medium out of reach is no miss but
+  raises `StoreUnavailable`: the caller decides how to treat that.
 - All blobs of one key are equivalent. `put` keeps what is there; `replace` is for the reader that found a bad digest.
-- `put` and `replace` return when the medium has the blob for good.
+- `put` and `replace` return when the blob is durable in the medium.
 - `delete` makes a tenant's keys of a scope unreadable and gives the deletion a number, the tenant's new epoch. A blob
-  whose `terms.epoch` is older is dead: it is dropped, whenever it arrives and whoever carries it. So take
+  whose `terms.epoch` is older is dead: it is dropped, whenever and from wherever it arrives. So take
   `epoch(tenant)` *before* computing. When `delete` returns, the blobs are gone from the medium.
 - Eviction and `discard` forget a blob without an epoch: it may be stored again at once.
 - A precomputed or pinned blob is never evicted from a lowest tier. Where it does not fit, `put` answers OVER_BUDGET.
@@ -31,7 +31,7 @@ from store.upkeep import StoreUpkeep
 
 
 class Put(StrEnum):
-    """What became of a put."""
+    """The outcome of a put."""
 
     STORED = "stored"
     PRESENT = "present"
@@ -40,7 +40,7 @@ class Put(StrEnum):
 
 
 class FoundBlob(Protocol):
-    """A blob that a medium has: its first bytes, and a way to the frames once the head is known to be sound."""
+    """A blob found in a medium: its first bytes, and a way to the frames once the head is verified."""
 
     @property
     def raw_head(self) -> bytes:
@@ -48,17 +48,17 @@ class FoundBlob(Protocol):
         ...
 
     def frames(self, head: Head) -> Fetch:
-        """Returns what fetches the frames that this head lists."""
+        """Returns an object that fetches the frames that this head lists."""
         ...
 
 
 class BlobAccess(ABC):
-    """What moves blobs. See the module's text for the contract."""
+    """The methods that move blobs. See the module's docstring for the contract."""
 
-    name: str  # what readers and reports call this medium
+    name: str  # this medium's name in readers and reports
 
     def open(self, key: CacheKey) -> BlobReader | Miss:
-        """A reader of the blob, or why there is none."""
+        """A reader of the blob, or the reason why there is none."""
         found = self._find(key)
         if found is None:
             return Miss(MissReason.ABSENT)
@@ -74,7 +74,7 @@ class BlobAccess(ABC):
             return Miss(MissReason.NEWER_FORMAT, str(error))
 
     def _reader(self, head: Head, found: FoundBlob) -> BlobReader:
-        """A reader of a blob that was found sound."""
+        """A reader of a blob whose head was verified."""
         return BlobReader(head, found.raw_head, fetch=found.frames(head), source=self.name)
 
     @abstractmethod
@@ -82,7 +82,7 @@ class BlobAccess(ABC):
         """The blob's first bytes, unless it is absent or dead."""
 
     def prefetch(self, keys: Iterable[CacheKey]) -> int:
-        """Ask that these blobs be copied into near tiers; returns how many fetches were begun. Promises nothing."""
+        """Begin to copy these blobs into near tiers; returns how many fetches were begun. Best effort."""
         del keys
         return 0
 
@@ -91,12 +91,12 @@ class BlobAccess(ABC):
         """Store a blob unless its key is there. A precomputed blob makes the one that is there precomputed."""
 
     def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
-        """Put each blob, together where the medium gains by it. Where it raises, any of them may be stored."""
+        """Put each blob, in batches where the medium gains by it. Where it raises, any of them may be stored."""
         return [self.put(blob) for blob in blobs]
 
     @abstractmethod
     def replace(self, blob: Blob) -> Put:
-        """Store a blob whatever is there. It stays precomputed, and pinned, if what was there is."""
+        """Store a blob, replacing any that is there. It stays precomputed, and pinned, if the old one is."""
 
     @abstractmethod
     def discard(self, key: CacheKey) -> bool:
@@ -108,13 +108,13 @@ class BlobAccess(ABC):
 
     @abstractmethod
     def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
-        """Kill everything in the scope; returns the deletion's number. A cache is told its lowest tier's `epoch`."""
+        """Delete everything in the scope; returns the deletion's number. A cache gets its lowest tier's `epoch`."""
 
     def flush(self) -> None:  # noqa: B027 (where nothing is copied, nothing is waited for)
         """Wait for copies on their way into nearer tiers."""
 
     def close(self) -> None:  # noqa: B027 (memory needs no goodbye)
-        """Let go of the medium. Closing twice is safe."""
+        """Release the medium. Closing twice is safe."""
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +126,7 @@ class BlobAccess(ABC):
 
 
 class BlobStore(BlobAccess, StoreUpkeep):
-    """A whole store: it moves blobs and is looked after."""
+    """A whole store: access and upkeep."""
 
     @property
     def tiers(self) -> "Sequence[BlobStore]":

@@ -1,4 +1,4 @@
-"""What was written survives a power cut, and is for its owner alone. Knows paths alone."""
+"""Makes files survive a power cut, and restricts them to their owner. Knows only paths."""
 
 import os
 import stat
@@ -17,7 +17,7 @@ def sync_to_disk(place: Path) -> None:
 
 
 def take_rights_of_others(place: Path) -> None:
-    """Leave a file or folder to its owner alone. One that is another user's, or meant for all, stays as it is."""
+    """Restrict a file or folder to its owner. One of another user, or meant for all, is left as it is."""
     found = place.stat()
     if found.st_mode & _OTHERS and found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX:
         place.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)

@@ -7,12 +7,12 @@ from enum import StrEnum
 class MissReason(StrEnum):
     """Why a chunk's stored keys and values are not used. A miss costs latency, never correctness.
 
-    These are the words of reports. A store knows the first of them; the others are told by those who ask it.
+    Reports use these words. A store gives the first of them; the others come from its callers.
     """
 
     ABSENT = "absent"
     CORRUPT = "corrupt"
-    FOREIGN = "foreign"  # the medium holds somebody else's blob under this key
+    FOREIGN = "foreign"  # the medium holds another key's blob under this key
     NEWER_FORMAT = "newer format"  # or a codec that this release does not know
 
     UNAVAILABLE = "unavailable"  # the store does not answer
@@ -38,7 +38,7 @@ class MissReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """What is stored cannot be had or used, and why."""
+    """Why a stored blob cannot be read or used."""
 
     reason: MissReason
     detail: str = ""
@@ -48,7 +48,7 @@ class Miss:
 
 
 class StoreError(Exception):
-    """Whatever a store raises on purpose is one of these."""
+    """The base of all errors that a store raises on purpose."""
 
 
 class KeyFormatError(StoreError, ValueError):

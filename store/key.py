@@ -1,7 +1,7 @@
 """Names of blobs: tenant, chunk, fingerprint, codec, in that order, so that one scan finds all of a chunk.
 
-Behind an @ the fingerprint may name a context: what else a chunk was computed behind, besides what all are behind.
-Behind a dot it may name a domain: whoever sees no document of it shares none of its blobs.
+After an @ the fingerprint may name a context: what the chunk was computed behind, besides the common prefix. After a
+dot it may name a domain: requests that see no document of it share none of its blobs.
 """
 
 import re
@@ -75,17 +75,17 @@ class CacheKey:
 
     @property
     def context(self) -> str:
-        """The context that the chunk was computed in; empty where there was none."""
+        """The context that the chunk was computed in; empty for none."""
         return context_of(self.fingerprint)
 
     @property
     def domain(self) -> str:
-        """The domain that the blob is kept for; empty where everybody of the tenant shares it."""
+        """The domain that the blob is kept for; empty where the whole tenant shares it."""
         return self.fingerprint.partition(".")[2]
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """The texts of all scopes that hold this key, widest first."""
+        """The texts of all scopes that contain this key, widest first."""
         parts = self.text.split("/")
         return tuple("/".join(parts[:count]) + "/" for count in (1, 2, 3))
 
@@ -99,7 +99,7 @@ class CacheKey:
 
 
 def context_of(fingerprint: str) -> str:
-    """The context that a blob's fingerprint names; empty where there was none."""
+    """The context that a blob's fingerprint names; empty for none."""
     return fingerprint.partition(".")[0].partition("@")[2]
 
 
@@ -120,12 +120,12 @@ class Scope:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that are named, from the left."""
+        """The parts that are given, from the left."""
         return tuple(p for p in (self.tenant, self.chunk, self.fingerprint) if p is not None)
 
     @property
     def text(self) -> str:
-        """The spelling of the named parts, each with '/' behind it."""
+        """The spelling of the given parts, each followed by '/'."""
         return _join(self.parts) + "/"
 
     @classmethod

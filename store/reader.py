@@ -1,4 +1,4 @@
-"""A blob being read frame by frame, every frame verified before anyone sees it. Knows no codec and no medium."""
+"""Reads a blob frame by frame, each verified before it is returned. Knows no codec and no medium."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,8 +14,8 @@ Layers = Sequence[LayerKV | PackedLayer | None]  # as they are kept, in order; N
 class BlobReader:
     """An open blob. Threads may share it; nothing needs to be closed.
 
-    `source` names the medium that answered, for reports: ram, lmdb or object. `layers` are all of the blob's where
-    the medium has them unpacked, and `framed` the same in rows: they were verified when they came.
+    `source` names the medium that answered, for reports: ram, lmdb or object. `layers` are all layers of the blob where
+    the medium has them unpacked, and `framed` the same in rows; both were verified when they were stored there.
     """
 
     framed: FramedRecord | None = None
@@ -29,21 +29,21 @@ class BlobReader:
 
     @cached_property
     def numbers(self) -> tuple[range, ...]:
-        """Those of the frames of each group."""
+        """The numbers of each group's frames."""
         return self.head.groups
 
     def begin(self) -> None:
-        """Begin to bring the frames near, where they are far and there is memory for them. Promises nothing."""
+        """Begin to fetch the frames, where they are remote and there is memory for them. Best effort."""
 
     @contextmanager
     def frame(self, number: int) -> Generator[Buffer]:
-        """The verified bytes of one frame, dead when the block ends. Raises `BadBlob` or what the medium raises."""
+        """The verified bytes of one frame, valid inside the block. Raises `BadBlob` or what the medium raises."""
         with self._fetch(number) as data:
             yield verified(data, self.head, number=number)
 
     @contextmanager
     def several(self, wanted: "Sequence[tuple[BlobReader, int]]") -> Generator[Sequence[Buffer]]:
-        """The same of frames of several readers, this one's medium's among them, which may take less time together."""
+        """Frames of several readers of this medium, verified as by `frame`, which may take less time together."""
         with ExitStack() as stack:
             yield [stack.enter_context(reader.frame(number)) for reader, number in wanted]
 

@@ -42,9 +42,9 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The last tokens of a record, which are not the chunk's: they stood behind it when it was captured.
+    """The last tokens of a record, which are not the chunk's: they followed it when it was captured.
 
-    A prompt in which the same ids follow the chunk takes their keys and values, too; any other the chunk's alone.
+    A prompt in which the same ids follow the chunk reuses their keys and values, too; any other the chunk's alone.
     """
 
     tokens: int = 0
@@ -55,7 +55,7 @@ class Tail:
 class Record:
     """Plain arrays for every layer; None for a layer that shares another one's cache.
 
-    `ids_digest` is of the chunk's token ids; empty where nobody says which they were.
+    `ids_digest` is of the chunk's token ids; empty where they are not known.
     """
 
     dtype: Dtype
@@ -87,7 +87,7 @@ class Record:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens T, which is the same in every layer, those of the tail among them."""
+        """The number of tokens T, which is the same in every layer, the tail included."""
         return next(int(layer.keys.shape[1]) for layer in self.layers if layer is not None)
 
     @property
@@ -124,10 +124,10 @@ class PackedTile:
 
 
 class FrameLayout(NamedTuple):
-    """Where in a layer's bytes of one frame what lies that `store.codec.frame` tells of; the keys' steps come first.
+    """The offsets of a layer's parts in one frame, as `store.codec.frame` describes them; the keys' steps come first.
 
-    `step` tokens share the keys' steps, and what is left at the end. `is_turned`: codes lie as (H, P, D). Codes of a
-    trellis tell levels by those before them, from each span's first token on.
+    `step` tokens share the keys' steps, fewer at the end. `is_turned`: codes lie as (H, P, D). A trellis' code gives a
+    level only with the codes before it, from each span's first token on.
     """
 
     tokens: int
@@ -146,10 +146,10 @@ class FrameLayout(NamedTuple):
 
 
 class FramedPart(NamedTuple):
-    """Tokens `start` to `start + layout.tokens` of one layer as their frame has them; `sizes`: of steps, by place.
+    """Tokens `start` to `start + layout.tokens` of one layer as stored in their frame; `sizes`: step sizes by index.
 
-    `row` tells compiled code all of that: the address and length of the data, the start, whether a GPU reads the data
-    where it lies, and from `LAYOUT_AT` on the layout.
+    `row` passes all of that to compiled code: the address and length of the data, the start, whether a GPU can read the
+    data in place, and from `LAYOUT_AT` on the layout.
     """
 
     start: int
@@ -216,12 +216,12 @@ class ReadFrames(NamedTuple):
 
 
 def codes_per_byte(bits: int) -> int:
-    """How many codes of `bits` share a byte: 4, 2 or 1. What 3, 5, 6 and 7 bits leave unused, zstd takes back."""
+    """How many codes of `bits` share a byte: 4, 2 or 1. zstd recovers what 3, 5, 6 and 7 bits leave unused."""
     return 4 if bits <= 2 else 2 if bits <= 4 else 1
 
 
 def widen(array: Array, dtype: Dtype) -> NDArray[np.float32]:
-    """Brings plain storage to float32, exactly; what is that already is the array itself."""
+    """Converts plain storage to float32, exactly; a float32 array is returned as it is."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array.astype(np.float32, copy=False)
@@ -233,18 +233,18 @@ def largest(dtype: Dtype) -> float:
 
 
 def reach(scales: Scales, centers: Scales | None, *, bits: int) -> float:
-    """A bound that no value exceeds. To look at the values themselves would take half the time of a decode."""
+    """A bound that no value exceeds. Checking the values themselves would take half the time of a decode."""
     widest = float(scales.max()) * 2 ** (bits - 1)
     return widest if centers is None else widest + float(np.abs(centers).max())
 
 
 def clip(wide: NDArray[np.float32], dtype: Dtype) -> None:
-    """Bring numbers beyond the dtype, and infinities, back to its largest, in place."""
+    """Clip numbers beyond the dtype, and infinities, to its largest, in place."""
     np.clip(wide, -_LARGEST[dtype], _LARGEST[dtype], out=wide)
 
 
 def round_into(out: Array, wide: NDArray[np.float32], *, dtype: Dtype) -> None:
-    """Float32 within the dtype's range to plain storage, rounded to nearest even. `wide` is used up."""
+    """Rounds float32 within the dtype's range to plain storage, ties to even. Overwrites `wide`."""
     if dtype != "bfloat16":
         out[...] = wide
         return
@@ -258,7 +258,7 @@ def round_into(out: Array, wide: NDArray[np.float32], *, dtype: Dtype) -> None:
 
 
 def narrow(wide: NDArray[np.float32], dtype: Dtype) -> Array:
-    """Brings float32 to plain storage, rounded to nearest even and never to infinity."""
+    """Converts float32 to plain storage, rounded to nearest even and never to infinity."""
     out = np.empty(wide.shape, STORAGE[dtype])
     inside = wide.copy()
     clip(inside, dtype)

@@ -1,4 +1,4 @@
-"""Looks after stores: verifies every blob, collects what nobody needs any more. Knows only the contract."""
+"""Maintains stores: verifies every blob, removes what is no longer needed. Knows only the contract."""
 
 import time
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey
 from store.upkeep import StoredBlob
 
-GRACE_S = 24 * 3600.0  # so long somebody may want to look at what is in quarantine
-LOG_S = 7 * 24 * 3600.0  # no computing takes longer, so no put can be older than that
+GRACE_S = 24 * 3600.0  # how long quarantined blobs are kept for inspection
+LOG_S = 7 * 24 * 3600.0  # no computation takes longer, so no put can be older
 _THREADS = 8
 
 
@@ -28,7 +28,7 @@ class BadEntry:
 
 @dataclass(slots=True)
 class ScrubReport:
-    """What a scrub saw."""
+    """The findings of a scrub."""
 
     checked: int = 0
     nbytes: int = 0
@@ -38,7 +38,7 @@ class ScrubReport:
 
 @dataclass(slots=True)
 class GcReport:
-    """What a collection took away."""
+    """What a garbage collection removed."""
 
     fingerprint: int = 0
     nbytes: int = 0
@@ -68,7 +68,7 @@ def verify(store: BlobStore) -> Iterator[tuple[int, ScrubReport]]:
 
 
 def _confirm(tier: BlobAccess, blob: StoredBlob) -> BadEntry | None:
-    """Checks a blob, and a bad one again: one that was replaced while it was read looks corrupt, once."""
+    """Checks a blob, and a bad one twice: one that was replaced while it was read looks corrupt once."""
     return _check(tier, blob) and _check(tier, blob)
 
 
@@ -77,7 +77,7 @@ def _check(tier: BlobAccess, blob: StoredBlob) -> BadEntry | None:
     reader = tier.open(key)
     if isinstance(reader, Miss):
         return BadEntry(tier.name, key, reader.reason, reader.detail)
-    frames = range(len(reader.head.frames) if reader.layers is None else 0)  # layers were verified when they came
+    frames = range(len(reader.head.frames) if reader.layers is None else 0)  # memory verified them before
     try:
         for number in frames:
             with reader.frame(number):
@@ -88,10 +88,10 @@ def _check(tier: BlobAccess, blob: StoredBlob) -> BadEntry | None:
 
 
 def collect(store: BlobStore, fingerprint: str | None = None, *, grace_s: float = GRACE_S) -> GcReport:
-    """Take away a fingerprint's blobs where one is named, old quarantine, and what killed deletes left behind."""
+    """Remove a fingerprint's blobs where one is named, old quarantine, and what killed deletes left behind."""
     now = time.time()
     report = GcReport()
-    for tier in reversed(store.tiers):  # the lowest first, so that a read copies nothing upwards that goes
+    for tier in reversed(store.tiers):  # the lowest first, so that reads copy no removed blob upwards
         tier.finish_deletes()
         for blob in tier.entries() if fingerprint is not None else ():
             if blob.key.origin == fingerprint:

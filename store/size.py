@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them."""
+"""Parses numbers of bytes as people write them."""
 
 import re
 

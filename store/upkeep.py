@@ -1,4 +1,4 @@
-"""What looks after a store: listings, usage, quarantine, the log of deletions, pins. Moves no blob, knows no medium."""
+"""The upkeep of a store: listings, usage, quarantine, the log of deletions, pins. Moves no blob, knows no medium."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -18,19 +18,19 @@ class StoredBlob:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """One delete: everything in `scope` that began before `epoch` is dead."""
+    """One delete: every blob in `scope` whose computing began before `epoch` is dead."""
 
     epoch: int
     scope: Scope
 
     def kills(self, key: CacheKey, epoch: int) -> bool:
-        """Whether a blob of this key, begun in that epoch, is dead."""
+        """Whether a blob of this key whose computing began in that epoch is dead."""
         return epoch < self.epoch and key in self.scope
 
 
 @dataclass(frozen=True, slots=True)
 class StorageUsage:
-    """What a tier holds, in bytes of the medium; `budget` is None where nothing limits it."""
+    """What a tier holds, in bytes of the medium; `budget` is None for no limit."""
 
     tier: str
     blobs: int
@@ -43,7 +43,7 @@ class StoreUpkeep(ABC):
 
     @abstractmethod
     def entries(self, scope: Scope | None = None) -> Iterator[StoredBlob]:
-        """All blobs of a scope, or of everything, as of about now, in key order."""
+        """All blobs of a scope, or of the store, as of about now, in key order."""
 
     @abstractmethod
     def strays(self) -> Iterator[str]:
@@ -59,11 +59,11 @@ class StoreUpkeep(ABC):
 
     @abstractmethod
     def quarantine(self, key: CacheKey) -> bool:
-        """Move a bad blob out of reach, kept for inspection where the medium can; returns whether it was there."""
+        """Move a bad blob aside, kept for inspection where the medium can; returns whether it was there."""
 
     @abstractmethod
     def forget_quarantined(self, before: float) -> int:
-        """Drop what was quarantined before that time; returns how many."""
+        """Drop blobs quarantined before that time; returns how many."""
 
     @abstractmethod
     def deletions(self, tenant: str, after: int = 0) -> list[Deletion]:
@@ -71,16 +71,16 @@ class StoreUpkeep(ABC):
 
     @abstractmethod
     def trim(self, tenant: str, before: float) -> int:
-        """Forget deletions older than that time but the newest; returns how many. No put may be older than they."""
+        """Drop deletions older than that time except the newest; returns how many. No put may be older than these."""
 
     def learn_deletions(self, tenants: Iterable[str] | None) -> None:  # noqa: B027 (one medium has no copies)
         """Apply to the caches here what others have deleted of these tenants, or of all. Raises StoreError."""
 
     def finish_deletes(self) -> None:  # noqa: B027 (where a delete is one step, nothing is left)
-        """Take away what a killed `delete` left behind."""
+        """Remove what a killed `delete` left behind."""
 
     def compact(self) -> int:
-        """Give free space back to the medium, which nobody else may have open; returns how many bytes."""
+        """Return free space to the medium, which no other process may have open; returns how many bytes."""
         return 0
 
     @abstractmethod
@@ -89,4 +89,4 @@ class StoreUpkeep(ABC):
 
     @abstractmethod
     def unpin(self, scope: Scope) -> int:
-        """Take pins back; returns how many blobs there are."""
+        """Unpin the scope's blobs; returns how many there are."""

@@ -56,7 +56,7 @@ _SYNC_S = 2.0  # how long a cache may serve what another machine deleted; asking
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """A store URL taken apart; `label` is what errors may show: no credentials."""
+    """A parsed store URL; `label` is what errors may show: no credentials."""
 
     parts: SplitResult
     options: Mapping[str, str]
@@ -94,7 +94,7 @@ def open_store(url: str, form: MemoryForm = AS_IT_LIES) -> BlobStore:
 
 
 def place_of(url: str) -> str:
-    """Where the truth of a store is, as machines may compare it: what is of one machine alone has its name."""
+    """Where a store's lowest tier is, comparable between machines: a local path includes the machine's name."""
     lowest = _split(url.removeprefix("tiered:").split("|")[-1].strip())
     own = {"mem": f" of process {os.getpid()}", "lmdb": ""}.get(lowest.parts.scheme)
     return lowest.label if own is None else f"{lowest.label}{own} on {socket.gethostname()}"

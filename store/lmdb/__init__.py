@@ -1,1 +1,1 @@
-"""Blobs in one LMDB folder. Knows no other medium, and not what the numbers of a frame mean."""
+"""Blobs in one LMDB folder. Knows no other medium, and nothing of what a frame holds."""

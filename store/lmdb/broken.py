@@ -1,4 +1,4 @@
-"""How the last user left an LMDB folder, and what becomes of one that was left damaged. Whoever calls locks the folder.
+"""How the last user left an LMDB folder, and what happens to a damaged one. The caller holds the folder's lock.
 
 The lock file holds a mark. It is empty in a folder of an older release, which wrote out what its memory held.
 """
@@ -16,12 +16,12 @@ DATA = "data.mdb"
 BAD = 3  # the exit status of an inspection that found damage
 
 _BROKEN = "data.mdb.broken"
-_ROOT = Path(__file__).resolve().parent.parent.parent  # where this package is found, installed or not
+_ROOT = Path(__file__).resolve().parent.parent.parent  # the folder to import this package from, installed or not
 _FAULTS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 
 class LeftAs(Enum):
-    """How a folder was left: in order, or by a process that was killed or still has it."""
+    """How a folder was left: in order, or in use, by a process that was killed or still has it."""
 
     UNKNOWN = b""
     CLEAN = b"clean "
@@ -41,7 +41,7 @@ def mark(lock_file: int, left: LeftAs) -> None:
 
 
 def is_broken(folder: Path) -> bool:
-    """Whether the folder must not be used. Another process tries it: one that follows a wild page is ended."""
+    """Whether the folder must not be used. A child process tries it, as following a wild page kills the process."""
     command = [sys.executable, "-m", "store.lmdb.inspection", str(folder)]
     quiet = subprocess.DEVNULL
     ended = subprocess.run(command, cwd=_ROOT, stdin=quiet, stdout=quiet, stderr=quiet, check=False).returncode
@@ -49,14 +49,14 @@ def is_broken(folder: Path) -> bool:
 
 
 def move_aside(folder: Path) -> None:
-    """Make room for a new file. The broken one is kept for inspection, in the place of an older one."""
+    """Make way for a new file. The broken one is kept for inspection, in place of an older one."""
     (folder / DATA).replace(folder / _BROKEN)
     (folder / "lock.mdb").unlink(missing_ok=True)
     sync_to_disk(folder)
 
 
 def forget_broken(folder: Path, *, before: float) -> bool:
-    """Remove what was moved aside, if it was written last before that time; returns whether it was."""
+    """Remove what was moved aside, if it was last written before that time; returns whether it was removed."""
     broken = folder / _BROKEN
     if not broken.exists() or broken.stat().st_mtime >= before:
         return False

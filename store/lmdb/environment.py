@@ -31,7 +31,7 @@ T = TypeVar("T")
 RESERVED_BYTES = 1 << 40
 PAGE_BYTES = 4096
 _MAX_READERS = 1024
-_READER_BYTES = 64  # of a place in the table; its head takes two
+_READER_BYTES = 64  # of an entry in the table; its head takes two
 _LEAST_BYTES = 48 * PAGE_BYTES  # an empty store and one transaction
 _LOCK_TIMEOUT_S = 60.0
 _NEARLY_FULL_BYTES = 1 << 20
@@ -46,7 +46,7 @@ class MapFull(Exception):
 
 @contextmanager
 def _typed(path: Path) -> Generator[None]:
-    """Raises the errors of LMDB and of the system as errors of the store, with the remedy."""
+    """Turns errors of LMDB and of the system into errors of the store, with the remedy."""
     try:
         yield
     except StoreError:
@@ -79,7 +79,7 @@ def _by_errno(path: Path, error: Exception) -> StoreError:
 
 
 def _is_full(path: Path) -> bool:
-    """Whether no more can be written: LMDB calls a write that was cut short an I/O error."""
+    """Whether the disk is full: LMDB reports a write that was cut short as an I/O error."""
     disk, (limit, _) = os.statvfs(path), resource.getrlimit(resource.RLIMIT_FSIZE)
     is_limited = limit != resource.RLIM_INFINITY and (path / DATA).stat().st_size > limit - PAGE_BYTES
     return is_limited or disk.f_bavail * disk.f_frsize < _NEARLY_FULL_BYTES
@@ -91,7 +91,7 @@ class Environment:
     def __init__(self, path: Path, map_bytes: int) -> None:
         self.path = path
         self.users = 0
-        self.generation = 0  # of the file; LMDB numbers the transactions of a new one from the beginning
+        self.generation = 0  # of the file; LMDB numbers the transactions of a new one from zero
         self._pid = os.getpid()
         self._map_bytes = max(map_bytes, _LEAST_BYTES)
         self._gate = threading.Condition()
@@ -107,7 +107,7 @@ class Environment:
             for place in (path, *path.glob("*.lock"), *path.glob("*.mdb")):
                 take_rights_of_others(place)
             if self._is_locked_alone():
-                shutil.rmtree(self._scratch, ignore_errors=True)  # a compaction that was killed
+                shutil.rmtree(self._scratch, ignore_errors=True)  # left by a compaction that was killed
                 self._mend()
             self._flock(fcntl.LOCK_SH, _LOCK_TIMEOUT_S)
             if self._left_as is not LeftAs.UNKNOWN:
@@ -121,11 +121,11 @@ class Environment:
 
     @property
     def _left_as(self) -> LeftAs:
-        """How whoever had the folder left it; a new one in order."""
+        """How the last user left the folder; a new one is in order."""
         return left_as(self._lock_file) if (self.path / DATA).exists() else LeftAs.CLEAN
 
     def _mend(self) -> None:
-        """Mends what the last user left, while nobody else has the folder open."""
+        """Repairs what the last user left, while no other process has the folder open."""
         left = self._left_as
         if left is LeftAs.CLEAN:
             return
@@ -136,7 +136,7 @@ class Environment:
             self._wipe()
 
     def _wipe(self) -> None:
-        """Rewrites the file of an older release, whose pages hold what was in that one's memory: texts of documents."""
+        """Rewrites the file of an older release, whose pages hold bytes of that process' memory: document texts."""
         self._env = self._mapped()
         try:
             self._rewrite()
@@ -163,7 +163,7 @@ class Environment:
                     writemap=False,
                     map_async=False,
                     readahead=False,  # blobs are read whole and sequentially by the caller; the cache should not guess
-                    meminit=True,  # or what the process had in its memory, texts of documents, would fill up pages
+                    meminit=True,  # or pages would be filled up with bytes of the process' memory: document texts
                     mode=0o600,
                 )
             except (lmdb.MemoryError, MemoryError):
@@ -175,7 +175,7 @@ class Environment:
             return env
 
     def _reserve_readers(self) -> None:
-        """Takes room for LMDB's table of readers, which has holes: to write into one kills where the disk is full."""
+        """Allocates LMDB's sparse table of readers: writing into a hole kills the process where the disk is full."""
         table = os.open(self.path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(table, 0, _READER_BYTES * (_MAX_READERS + 2))
@@ -183,7 +183,7 @@ class Environment:
             os.close(table)
 
     def _fill_up(self, env: lmdb.Environment) -> None:
-        """Let a file that was cut off read as zeros, which digests find: reading past its end kills the process."""
+        """Extend a truncated file by zeros, which digests detect: reading past its end kills the process."""
         txn = env.begin(write=True)  # no other process lengthens the file meanwhile
         try:
             wanted = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
@@ -241,7 +241,7 @@ class Environment:
     def write(self, change: Callable[[lmdb.Transaction], T]) -> T:
         """Run a change in one durable transaction. Raises `MapFull` where there is no room: then nothing happened."""
         with self._entered(), _typed(self.path):
-            self._env.reader_check()  # what killed processes were reading keeps pages from being used again
+            self._env.reader_check()  # readers of killed processes keep pages from being reused
             txn = self._begin(write=True)
             try:
                 result = change(txn)
@@ -269,7 +269,7 @@ class Environment:
             self._env.set_mapsize(max(at_least, 2 * self._env.info()["map_size"]))
 
     def cap(self, nbytes: int) -> None:
-        """Set the map of this process to that size, which the file cannot outgrow."""
+        """Set the map of this process to this size, which the file cannot outgrow."""
         with self._exclusively(), _typed(self.path):
             self._env.set_mapsize(max(nbytes, _LEAST_BYTES))
 
@@ -278,7 +278,7 @@ class Environment:
         return (self.path / DATA).stat().st_size
 
     def compact(self) -> int:
-        """Rewrite the file without its free pages; returns the bytes given back. `StoreBusy` if others have it."""
+        """Rewrite the file without its free pages; returns the bytes freed. `StoreBusy` if others have it open."""
         with self._exclusively(), _typed(self.path):
             before = self.file_bytes()
             try:
@@ -298,7 +298,7 @@ class Environment:
         sync_to_disk(self.path)
 
     def _reopen(self) -> None:
-        """Opens the file again, after a refusal too: asking gave up the shared lock, and others may have compacted."""
+        """Opens the file again, also after a refusal: the shared lock was released, and others may have compacted."""
         self._env.close()
         fcntl.flock(self._lock_file, fcntl.LOCK_SH)
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -319,7 +319,7 @@ class Environment:
             raise StoreClosed(f"{self.path} was opened before a fork: open it again in the child")
         depth = getattr(self._mine, "depth", 0)
         with self._gate:
-            if self._alone and depth == 0:  # a thread that is inside must not wait for whoever waits for it
+            if self._alone and depth == 0:  # a thread that is inside must not wait for one that waits for it
                 self._gate.wait_for(lambda: not self._alone)
             if self.users < 1:
                 raise StoreClosed(f"{self.path} is closed")
@@ -335,7 +335,7 @@ class Environment:
 
     @contextmanager
     def _exclusively(self) -> Generator[None]:
-        """No transaction of this process is open inside the block."""
+        """Waits until this process has no open transaction, and allows none inside the block."""
         if getattr(self._mine, "depth", 0):
             raise StoreBusy(f"{self.path}: the map must grow, but this thread is reading a frame: let go of it first")
         with self._gate:
@@ -352,11 +352,11 @@ class Environment:
                 self._gate.notify_all()
 
     def abandon(self) -> None:
-        """Let go of what a fork has copied; the parent keeps its own."""
+        """Drop the copy that a fork made; the parent keeps its own."""
         self._env.close()
 
     def release(self) -> None:
-        """Count one user less; the last one closes the environment, when the last transaction has ended."""
+        """Remove one user; the last one closes the environment, once the last transaction has ended."""
         if self.stale:
             return  # it is the parent's to close
         if getattr(self._mine, "depth", 0):

@@ -1,6 +1,6 @@
-"""Looks an LMDB folder through, in a process of its own: `python -m store.lmdb.inspection FOLDER`. Changes nothing.
+"""Checks an LMDB folder in a process of its own: `python -m store.lmdb.inspection FOLDER`. Changes nothing.
 
-It ends with `BAD` where pages are damaged. Where a disk does not give them, the system ends the process.
+It exits with `BAD` where pages are damaged. Where the disk cannot read them, the system kills the process.
 """
 
 import mmap
@@ -16,9 +16,9 @@ from store.lmdb.rows import ROW_TYPES, BlobRow
 
 
 def inspect(folder: Path) -> None:
-    """Visit every page of the trees, and where values begin. Raises ValueError, or DecodeError, for what is damaged."""
+    """Visit every page of the trees, and where values begin. Raises ValueError, or DecodeError, on damage."""
     with (folder / DATA).open("rb") as file:
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # as long as anyone has a part of it
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # as long as a view of it is alive
     before: tuple[bytes, bytes] | None = None
     for name, (key, value, _) in Pages(data).entries():
         if before is not None and before[0] == name and before[1] >= key:

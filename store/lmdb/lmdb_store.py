@@ -27,8 +27,8 @@ from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 T = TypeVar("T")
 
-_TOGETHER_BYTES = 16 << 20  # of blobs that one transaction takes
-_BATCH = 64  # blobs that one deleting transaction takes, so that no writer waits long
+_TOGETHER_BYTES = 16 << 20  # of blobs that one transaction writes
+_BATCH = 64  # blobs that one transaction deletes, so that no writer waits long
 _ATTEMPTS = 24
 _WORKING_BYTES = 16 * PAGE_BYTES  # about what a transaction copies of the trees
 
@@ -41,7 +41,7 @@ class _Found:
     rows: Rows
 
     def frames(self, head: Head) -> Fetch:
-        """The frames as views into the map, each in a snapshot of its own: a long read never holds pages back."""
+        """The frames as views into the map, each in a snapshot of its own: a long read never pins pages."""
         del head
 
         @contextmanager
@@ -64,7 +64,7 @@ class _Found:
 
 
 class LmdbReader(BlobReader):
-    """A reader that reads frames of several in one snapshot."""
+    """A reader that reads frames of several blobs in one snapshot."""
 
     def __init__(self, head: Head, found: _Found) -> None:
         super().__init__(head, found.raw_head, fetch=found.frames(head), source=LmdbStore.name)
@@ -99,7 +99,7 @@ class LmdbStore(BlobStore):
         budget = budget or TierBudget()
         self._budget = total = budget.total
         if total is not None:
-            map_bytes = total - total // 64 - _WORKING_BYTES  # the rest is for deletes: they need pages too
+            map_bytes = total - total // 64 - _WORKING_BYTES  # the rest is reserved for deletes: they need pages too
         self._map_bytes = map_bytes or RESERVED_BYTES
         self.environment = open_environment(path, self._map_bytes)
         try:
@@ -109,7 +109,7 @@ class LmdbStore(BlobStore):
             if isinstance(error, StoreError):
                 raise
             raise StoreFull(f"{path} is full to its last page: raise its budget") from None
-        # Fragments take a part of the file, and so do pages that were freed but now.
+        # Fragmentation takes a part of the file, and so do pages that were just freed.
         limit = None if total is None else total * 15 // 16 - 2 * _WORKING_BYTES
         self._closed = False
         self._ledger = SharedLedger(self._rows, TierBudget(limit, budget.per_tenant, lowest=budget.lowest))
@@ -142,14 +142,14 @@ class LmdbStore(BlobStore):
 
         try:
             return [put for put in self._run(store) if isinstance(put, Put)]
-        except (MapFull, StoreFull):  # one by one there may be room
+        except (MapFull, StoreFull):  # one at a time they may fit
             return [self.put(blob) for blob in blobs]
 
     def replace(self, blob: Blob) -> Put:
         return self._store(blob, keep=False)
 
     def _store(self, blob: Blob, *, keep: bool) -> Put:
-        more = 0  # what fragments cost on top
+        more = 0  # overhead of fragmentation
         at_once = True
         fulls = 0
         for _ in range(_ATTEMPTS):
@@ -169,7 +169,7 @@ class LmdbStore(BlobStore):
         return Put.OVER_BUDGET
 
     def _run_aged(self, change: Callable[[lmdb.Transaction], T]) -> T:
-        """Run a change; where there is no room, once more after the pages that were freed last have come of age."""
+        """Run a change; where it does not fit, once more when the pages that were freed last are reusable."""
         try:
             return self._run(change)
         except (MapFull, StoreFull):
@@ -177,12 +177,12 @@ class LmdbStore(BlobStore):
         return self._run(change)
 
     def _age_in(self, txn: lmdb.Transaction) -> None:
-        """Writes nothing of use: freed pages are usable from the second transaction after theirs; this is the first."""
+        """An empty write: freed pages are reusable from the second transaction after theirs; this is the first."""
         self._rows.touch(txn)
         self._ledger.passed(txn)
 
     def _store_in(self, txn: lmdb.Transaction, *, blob: Blob, keep: bool, more: int, at_once: bool) -> Put | list[str]:
-        """Store the blob, or say whom to evict first."""
+        """Store the blob, or return the keys to evict first."""
         key, terms = blob.head.key, blob.head.terms
         if self._rows.is_dead(txn, key, epoch=terms.epoch):
             return Put.DELETED
@@ -238,7 +238,7 @@ class LmdbStore(BlobStore):
         return result
 
     def _change(self, change: Callable[[lmdb.Transaction], T]) -> T:
-        """Runs a change that needs few pages: where the map is full it may use the part that is kept for it."""
+        """Runs a change that needs few pages: where the map is full it may use the reserved part."""
         try:
             return self._run(change)
         except MapFull:
@@ -287,12 +287,12 @@ class LmdbStore(BlobStore):
             return deletion
 
         deletion = self._change(log)
-        forget_broken(self.environment.path, before=math.inf)  # it may hold what is deleted
+        forget_broken(self.environment.path, before=math.inf)  # it may hold deleted blobs
         self._bury(deletion)
         return deletion.epoch
 
     def _bury(self, deletion: Deletion) -> None:
-        """Give back the pages of what nobody reads any more."""
+        """Free the pages of dead blobs."""
         while self._change(partial(self._bury_in, deletion=deletion)):
             pass
 
@@ -305,7 +305,7 @@ class LmdbStore(BlobStore):
         return self.environment.compact()
 
     def _bury_in(self, txn: lmdb.Transaction, *, deletion: Deletion) -> bool:
-        """Take some of the dead away; returns whether there may be more."""
+        """Remove some of the dead blobs; returns whether there may be more."""
         rows = self._rows.scan(txn, deletion.scope.text.encode())
         dead = list(islice((raw.decode() for raw, row in rows if row.epoch < deletion.epoch), _BATCH))
         for key in dead:
@@ -374,7 +374,7 @@ def _together(blobs: Iterable[Blob]) -> Iterator[list[Blob]]:
 
 
 def _parse(raw: bytes) -> CacheKey | None:
-    """The key of a blob, or None where this store did not write it."""
+    """The key of a blob; None for one that this store did not write."""
     try:
         return CacheKey.parse(raw.decode())
     except ValueError:

@@ -1,4 +1,4 @@
-"""The pages of an LMDB file, followed by their format alone: what LMDB would follow, and might not survive.
+"""Walks the pages of an LMDB file by its format alone, as LMDB itself may crash on damaged ones.
 
 page      number u64 | zero u16 | flags u16 | where the list of nodes ends, and where nodes begin, u16 each | the list
 node      length of the value u32, or in a branch the page below u48 | flags u16, in a leaf | bytes of the key u16 | key
@@ -22,12 +22,12 @@ _NUMBER = struct.Struct("<Q")
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _METAS = 2  # pages
 _BRANCH, _LEAF, _VALUE, _IS_META, _DIRTY = 1, 2, 4, 8, 16  # flags of a page
-_APART, _NAMED = 1, 2  # and of a leaf's node: the value has pages of its own, or is a database
+_APART, _NAMED = 1, 2  # flags of a leaf's node: the value has pages of its own, or is a database
 _NO_ROOT = 2**64 - 1
 
 
 class DamagedPages(ValueError):
-    """The file is not one that LMDB has written."""
+    """The file is not as LMDB writes it."""
 
 
 class _Tree(NamedTuple):
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 
 
 class Pages:
-    """An LMDB file's pages. Each has one place: whoever comes by twice, or out of the file, finds damage."""
+    """An LMDB file's pages. Each is visited once: a second visit, or a page outside the file, is damage."""
 
     def __init__(self, data: Data) -> None:
         """Raises NotImplementedError for a file of another version of LMDB."""
@@ -65,12 +65,12 @@ class Pages:
         self._seen = bytearray(self._last + 1)
 
     def entries(self) -> Iterator[tuple[bytes, Entry]]:
-        """Yields each database's name with its entries, as they stand. Raises DamagedPages, by the end."""
+        """Yields each database's name with its entries, in order. Raises DamagedPages, perhaps only at the end."""
         for freed in self._below(self._free):
             for page in _freed(freed):
                 self._visit(page, 1)
         for name in [*self._below(self._main)]:
-            told = name.flags, len(name.value) == _TREE.size  # the second: whether it may tell of a tree
+            told = name.flags, len(name.value) == _TREE.size  # the second: whether it may be the root of a tree
             if told == (0, False):
                 continue  # a note beside the databases
             if told != (_NAMED, True):
@@ -111,7 +111,7 @@ class Pages:
             raise DamagedPages(f"{found} entries where {tree.entries} are told")
 
     def _walk(self, number: int, depth: int) -> Iterator[Entry]:
-        """Yields what is below a page, `depth` levels of pages with its own."""
+        """Yields the entries below a page, which is the root of `depth` levels."""
         self._visit(number, 1)
         page = self._part(number * self._bytes, self._bytes)
         told, _, flags, lower, upper = _PAGE.unpack_from(page)
@@ -149,7 +149,7 @@ class Pages:
 
 
 def _freed(entry: Entry) -> list[int]:
-    """The pages that a transaction has freed."""
+    """The page numbers that a transaction has freed."""
     numbers = [number for (number,) in _NUMBER.iter_unpack(entry.value)] if len(entry.value) % 8 == 0 else []
     if len(entry.key) != _NUMBER.size or not numbers or len(numbers) <= numbers[0]:
         raise DamagedPages("a list of free pages ends too soon")

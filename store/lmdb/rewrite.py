@@ -1,11 +1,11 @@
-"""Copies an LMDB environment entry by entry: LMDB's own copy takes along what its pages hold besides entries."""
+"""Copies an LMDB environment entry by entry: LMDB's own copy includes what pages hold besides entries."""
 
 from contextlib import closing
 from pathlib import Path
 
 import lmdb
 
-BATCH_BYTES = 64 << 20  # that one transaction holds in memory
+BATCH_BYTES = 64 << 20  # held in memory by one transaction
 
 
 def rewrite(env: lmdb.Environment, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""How blobs lie in LMDB: the databases, their keys, and what one transaction does with them. Decides nothing.
+"""How blobs are laid out in LMDB: the databases, their keys, and operations inside one transaction. No policy.
 
 heads        key -> preamble and head of the blob
 frames       key \\0 frame number u16 -> one frame
@@ -64,7 +64,7 @@ ROW_TYPES: dict[bytes, type[msgspec.Struct]] = {
     _TOTALS: Total,
     _DELETIONS: _Deleted,
     _QUARANTINE: _Quarantined,
-}  # what is packed otherwise is checked when it is read
+}  # checked again when it is read
 
 
 def pages(nbytes: int) -> int:
@@ -91,17 +91,17 @@ class Rows:
             env.database(name)
 
     def version(self, txn: lmdb.Transaction) -> tuple[int, int]:
-        """What tells one state of the store from any other; a writing transaction's is one above what it sees."""
+        """The number of the store's state; a write transaction's is one above the state it sees."""
         return self._env.generation, txn.id()
 
     def used_bytes(self, txn: lmdb.Transaction) -> int:
-        """Bytes of all pages that hold something, but for LMDB's own list of free pages."""
+        """Bytes of all pages in use, except LMDB's own list of free pages."""
         stats = [txn.stat(self._db(name)) for name in DATABASES]
         counts = [stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats]
         return sum(counts) * PAGE_BYTES
 
     def touch(self, txn: lmdb.Transaction) -> None:
-        """Write something that means nothing, so that a transaction counts as one that writes."""
+        """Write a meaningless value, so that the transaction counts as a write."""
         txn.put(b"touched", b"")
 
     def head(self, txn: lmdb.Transaction, key: bytes) -> bytes | None:
@@ -121,7 +121,7 @@ class Rows:
         return None if data is None else msgspec.msgpack.decode(data, type=BlobRow)
 
     def write(self, txn: lmdb.Transaction, blob: Blob, *, row: BlobRow) -> None:
-        """Write a whole blob, in place of what is there."""
+        """Write a whole blob, replacing any that is there."""
         key = blob.head.key.text.encode()
         self.remove(txn, key)
         txn.put(key, blob.head_bytes, db=self._db(_HEADS))
@@ -135,7 +135,7 @@ class Rows:
         txn.put(key, msgspec.msgpack.encode(row), db=self._db(_ROWS))
 
     def remove(self, txn: lmdb.Transaction, key: bytes) -> bool:
-        """Take a blob away; returns whether it was there."""
+        """Remove a blob; returns whether it was there."""
         row = self.row(txn, key)
         if row is None:
             return False
@@ -147,7 +147,7 @@ class Rows:
         return True
 
     def blob_bytes(self, txn: lmdb.Transaction, key: bytes) -> bytes:
-        """The blob in one piece as it is, sound or not."""
+        """The blob's bytes in one piece, unverified."""
         row = self.row(txn, key)
         numbers = range(row.frames if row else 0)
         pieces = [
@@ -171,12 +171,12 @@ class Rows:
             txn.delete(tenant, db=self._db(_TOTALS))
 
     def total(self, txn: lmdb.Transaction, tenant: bytes) -> Total:
-        """What one tenant, as spelled in keys, holds."""
+        """The total of one tenant, as spelled in keys."""
         data = txn.get(tenant, db=self._db(_TOTALS))
         return Total(0, 0) if data is None else msgspec.msgpack.decode(data, type=Total)
 
     def totals(self, txn: lmdb.Transaction) -> dict[bytes, Total]:
-        """What each tenant holds."""
+        """The total of each tenant."""
         rows = _below(txn.cursor(db=self._db(_TOTALS)), b"")
         return {tenant: msgspec.msgpack.decode(data, type=Total) for tenant, data in rows}
 
@@ -190,7 +190,7 @@ class Rows:
             yield _EPOCH.unpack(key[len(prefix) :])[0], msgspec.msgpack.decode(data, type=_Deleted)
 
     def log_deletion(self, txn: lmdb.Transaction, deletion: Deletion, *, now: float) -> None:
-        """Note a deletion under its number."""
+        """Record a deletion under its number."""
         key = quote(deletion.scope.tenant).encode() + b"/" + _EPOCH.pack(deletion.epoch)
         scope = deletion.scope.text
         txn.put(key, msgspec.msgpack.encode(_Deleted(now, scope)), db=self._db(_DELETIONS))
@@ -201,7 +201,7 @@ class Rows:
         return 0 if data is None else _EPOCH.unpack(data)[0]
 
     def trim_deletions(self, txn: lmdb.Transaction, tenant: str, *, before: float) -> int:
-        """Forget a tenant's deletions older than that time, but the newest."""
+        """Drop a tenant's deletions older than that time, except the newest."""
         old = [(epoch, row) for epoch, row in list(self._deleted(txn, tenant, after=0))[:-1] if row.at < before]
         for epoch, row in old:
             txn.delete(quote(tenant).encode() + b"/" + _EPOCH.pack(epoch), db=self._db(_DELETIONS))
@@ -218,7 +218,7 @@ class Rows:
         return _EPOCH.unpack(key[len(prefix) :])[0] if key.startswith(prefix) else 0
 
     def is_dead(self, txn: lmdb.Transaction, key: CacheKey, *, epoch: int) -> bool:
-        """Whether a blob of this key that was begun in that epoch was deleted since."""
+        """Whether a blob of this key whose computing began in that epoch was deleted since."""
         return any(self._grave(txn, scope) > epoch for scope in key.scopes)
 
     def tenants(self, txn: lmdb.Transaction) -> set[bytes]:
@@ -244,7 +244,7 @@ class Rows:
 
 
 def new_row(blob: Blob, before: BlobRow | None, *, now: float) -> BlobRow:
-    """The row of a blob that is about to be written, in place of the one before."""
+    """The row of a blob that is about to replace the one before."""
     head: Head = blob.head
     precomputed = head.terms.precomputed or (before is not None and before.precomputed)
     pinned = before is not None and before.pinned

@@ -7,7 +7,7 @@ import lmdb
 from store.lmdb.rows import BlobRow, Rows
 from store.tiers.budget import BlobMemory, Ledger, TierBudget
 
-_REST = ""  # the ledger's entry for all that is no blob; no key is empty
+_REST = ""  # the ledger's entry for everything but blobs; no key is empty
 _UNKNOWN = (-1, -1)
 
 
@@ -20,22 +20,22 @@ class SharedLedger:
         self._idle = budget.total is None and budget.per_tenant is None
         self._ledger = Ledger(budget)
         self._lock = threading.Lock()
-        self._seen = _UNKNOWN  # the last transaction whose changes the ledger knows, and of which file
+        self._seen = _UNKNOWN  # the last transaction whose changes the ledger holds, and its file
         self._by: lmdb.Transaction | None = None  # that one
-        self._before: dict[str, BlobMemory] = {}  # what was known, before that one, of the blobs that it changed
+        self._before: dict[str, BlobMemory] = {}  # the entries, before it, of the blobs that it changed
 
     def evictable(self, row: BlobRow) -> bool:
-        """Whether a blob may be given up for room."""
+        """Whether a blob may be evicted."""
         return not (row.pinned or (row.precomputed and self._lowest))
 
     def used(self, key: str) -> None:
-        """Note a hit of a blob."""
+        """Record a hit of a blob."""
         if not self._idle:
             with self._lock:
                 self._ledger.used(key)
 
     def victims(self, txn: lmdb.Transaction, key: str, *, nbytes: int, more: int) -> list[str] | None:
-        """The keys to give up so that so many bytes fit under this key, and `more` anywhere; None where none help."""
+        """The keys to evict so that `nbytes` fit under this key, and `more` anywhere; None where nothing helps."""
         if self._idle:
             return []
         with self._lock:
@@ -46,7 +46,7 @@ class SharedLedger:
             return self._ledger.victims(key, nbytes)
 
     def changed(self, txn: lmdb.Transaction, key: str, *, row: BlobRow | None, evicted: bool = False) -> None:
-        """Note what this transaction writes; say `failed` should it come to nothing."""
+        """Record what this transaction writes; call `failed` should it not commit."""
         if self._idle:
             return
         with self._lock:
@@ -56,13 +56,13 @@ class SharedLedger:
             self._note(key, row, evicted=evicted)
 
     def passed(self, txn: lmdb.Transaction) -> None:
-        """Note a transaction that writes, but no blob. One that writes nothing leaves its number to the next."""
+        """Record a transaction that writes no blob. One that writes nothing leaves its number to the next."""
         with self._lock:
             if self._is_known(txn):
                 self._see(txn)
 
     def failed(self, txn: lmdb.Transaction) -> None:
-        """Note that a transaction came to nothing, as far as one can know: else the next one's number will tell."""
+        """Record that a transaction did not commit, as far as one can know: otherwise the next number shows it."""
         with self._lock:
             if self._by is txn:
                 self._undo()
@@ -73,7 +73,7 @@ class SharedLedger:
             self._before.clear()
 
     def _undo(self) -> None:
-        """Knows again what was known before the last transaction."""
+        """Restores the state before the last transaction."""
         for key, memory in self._before.items():
             self._ledger.restore(key, memory)
         self._before.clear()
@@ -90,7 +90,7 @@ class SharedLedger:
 
     def _catch_up(self, txn: lmdb.Transaction) -> None:
         if self._by is not txn and self._seen == self._rows.version(txn):
-            self._undo()  # a number is given twice only where nothing came of the first
+            self._undo()  # a number is reused only where its first transaction did not commit
         if self._is_known(txn):
             return
         there = {raw.decode(): row for raw, row in self._rows.scan(txn)}

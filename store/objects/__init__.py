@@ -1,1 +1,1 @@
-"""Blobs in object storage: S3, GCS, Azure, or a folder. Knows not what the numbers of a frame mean."""
+"""Blobs in object storage: S3, GCS, Azure, or a folder. Knows nothing of what a frame holds."""

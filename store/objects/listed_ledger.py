@@ -1,4 +1,4 @@
-"""What an object store with a budget holds, by listing it now and then. Never exact: other machines write too."""
+"""The contents of an object store with a budget, by periodic listings. Never exact: other machines write too."""
 
 import threading
 import time
@@ -21,30 +21,30 @@ class ListedLedger:
         self._listed_at: float | None = None
 
     def used(self, key: str) -> None:
-        """Note a hit of a blob."""
+        """Record a hit of a blob."""
         if not self._idle:
             with self._lock:
                 self._ledger.used(key)
 
     def victims(self, key: str, nbytes: int) -> list[str] | None:
-        """The keys to give up so that so many more bytes fit under this key; None where even that is not enough."""
+        """The keys to evict so that `nbytes` more fit under this key; None where even that is not enough."""
         if self._idle:
             return []
         self._refresh()
         with self._lock:
             if any(self._ledger.matches(key, nbytes, evictable=evictable) for evictable in (True, False)):
-                return []  # it is there and takes its room already
+                return []  # it is there, and counted already
             return self._ledger.victims(key, nbytes)
 
     def added(self, key: str, nbytes: int, *, evictable: bool) -> None:
-        """Note a blob, new or changed."""
+        """Record a blob, new or changed."""
         if not self._idle:
             with self._lock:
                 # A listing does not know tokens; within one codec bytes are in proportion to them.
                 self._ledger.add(key, nbytes, tokens=nbytes, evictable=evictable)
 
     def removed(self, key: str, *, evicted: bool = False) -> None:
-        """Note that a blob is gone."""
+        """Record that a blob is gone."""
         if not self._idle:
             with self._lock:
                 (self._ledger.evicted if evicted else self._ledger.removed)(key)

@@ -12,12 +12,12 @@ from store.objects.read_memory import ReadLease
 from store.reader import BlobReader, Fetch
 
 FIRST = range(1 << 20)  # the head, and all of a small blob
-RANGES = 3  # more requests for the rest of a blob, if each is worth it
+RANGES = 3  # the most further requests for the rest of a blob
 _RANGE_BYTES = 1 << 20
 
 
 class ObjectBlob:
-    """An object that holds a blob, opened by its first bytes. `lease`: of memory for what is read ahead."""
+    """An object that holds a blob, opened by its first bytes. `lease`: memory for reading ahead."""
 
     def __init__(
         self, client: ObjectClient, path: str, *, first: ObjectPart, pool: ThreadPoolExecutor, lease: ReadLease
@@ -37,7 +37,7 @@ class ObjectBlob:
         try:
             length = head_bytes(self._first.data)
         except BadBlob:
-            return bytes(self._first.data[:64])  # whoever parses it will say what is wrong
+            return bytes(self._first.data[:64])  # parsing it will report what is wrong
         if length > len(self._first.data) and length <= self._first.whole:
             more = self._client.read(self._path, range(length))
             self._ranges -= 1
@@ -53,12 +53,12 @@ class ObjectBlob:
         return self._fetch
 
     def begin(self) -> None:
-        """Begin to fetch all ranges, where there is memory for them; else they come when they are asked for."""
+        """Begin to fetch all ranges, where there is memory for them; otherwise each is fetched at its first use."""
         with self._lock:
             left = sum(len(span) for span in self._spans if span.stop > len(self._first.data))
             begins = left and self._futures is None and self._lease.take(left)
         if begins:
-            with suppress(StoreClosed):  # whoever asks for a frame learns so
+            with suppress(StoreClosed):  # reported to the reader of a frame
                 self._rest()
 
     @contextmanager
@@ -89,7 +89,7 @@ class ObjectBlob:
 
 
 class DistantReader(BlobReader):
-    """A reader of an object, whose ranges may be on their way before anyone asks for a frame."""
+    """A reader of an object whose ranges may be fetched before a frame is read."""
 
     def __init__(self, head: Head, blob: ObjectBlob, *, source: str) -> None:
         super().__init__(head, blob.raw_head, fetch=blob.frames(head), source=source)
@@ -109,7 +109,7 @@ def offsets(head: Head, start: int) -> list[range]:
 
 
 def coalesce(spans: list[range], limit: int = RANGES) -> list[range]:
-    """Joins adjoining spans into at most `limit` ranges of about equal size; no span is torn."""
+    """Joins adjacent spans into at most `limit` ranges of about equal size; no span is split."""
     if not spans:
         return []
     share = max(_RANGE_BYTES, -(-(spans[-1].stop - spans[0].start) // limit))

@@ -1,4 +1,4 @@
-"""The few calls that an object store needs, with typed errors and the retries that the client omits. Knows no blobs."""
+"""The calls that an object store needs, with typed errors and the retries that the client lacks. Knows no blobs."""
 
 import errno
 import os
@@ -20,11 +20,11 @@ from store.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 
 T = TypeVar("T")
 
-_ATTEMPTS = 3  # where the client gives up at once although asking again is safe
+_ATTEMPTS = 3  # where the client gives up at once although a retry is safe
 _DELETING = 16  # objects at once, where each takes a request
-_PART_BYTES = 64 << 20  # a larger object travels in parts
+_PART_BYTES = 64 << 20  # a larger object is uploaded in parts
 
-# What the client says in an error's text alone.
+# What the client states only in an error's text.
 _DENIED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", os.strerror(errno.EACCES), os.strerror(errno.EROFS))
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
@@ -32,7 +32,7 @@ _NO_RANGE = ("416 Range Not Satisfiable", "416 Requested Range Not Satisfiable",
 
 
 class _NotThere(StoreUnavailable):
-    """There is no such object. Who expects that catches it."""
+    """There is no such object. Callers that expect this catch it."""
 
 
 class _NoSuchRange(StoreUnavailable):
@@ -40,7 +40,7 @@ class _NoSuchRange(StoreUnavailable):
 
 
 class _Unrepeated(StoreUnavailable):
-    """An exchange that failed, and that the client has not tried again by itself."""
+    """A failed request that the client has not retried by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class ObjectClient:
 
     def __init__(self, bucket: Bucket, label: str, *, folder: Path | None = None) -> None:
         self._bucket = bucket
-        self.label = label  # what errors call the bucket; no credentials
+        self.label = label  # the bucket's name in errors; no credentials
         self._folder = folder
 
     def read(self, path: str, wanted: range) -> ObjectPart | None:
-        """Read these bytes, or as many as there are; None where there is no object. An empty object reads as empty."""
+        """Read these bytes, or as many as there are; None where there is no object."""
         try:
             with self._typed():
                 answer = obstore.get(self._bucket, path, options={"range": (wanted.start, wanted.stop)})
@@ -82,13 +82,13 @@ class ObjectClient:
                 raise
             return None if there is None else ObjectPart(memoryview(b""), there.nbytes)
         due = min(wanted.stop, piece.whole) - wanted.start
-        if len(piece.data) != due:  # the answer's fault: the object itself may be sound
+        if len(piece.data) != due:  # the response is at fault: the object itself may be sound
             raise StoreUnavailable(f"{self.label} answered with {len(piece.data)} of {due} bytes of {path}")
         return piece
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write an object unless it is there; False where it is. After a lost answer it may be our own that is."""
-        if len(data) > _PART_BYTES:  # parts know no create-if-absent; two writers of one blob write equivalent bytes
+        """Write an object unless it exists; False where it does. After a lost response that may be our own write."""
+        if len(data) > _PART_BYTES:  # parts lack create-if-absent; two writers of a blob write equivalent bytes
             if self.head(path) is not None:
                 return False
             self.write(path, data)
@@ -105,7 +105,7 @@ class ObjectClient:
         return True
 
     def write(self, path: str, data: bytes) -> None:
-        """Write an object whatever is there."""
+        """Write an object, replacing any that is there."""
         with self._typed():
             obstore.put(self._bucket, path, data, use_multipart=len(data) > _PART_BYTES, chunk_size=_PART_BYTES // 4)
         self._settle(path)
@@ -205,12 +205,12 @@ class ObjectClient:
             try:
                 with self._typed():
                     sync_to_disk(place)
-            except _NotThere:  # somebody deleted it since
+            except _NotThere:  # it was deleted meanwhile
                 return
 
     @contextmanager
     def _typed(self) -> Generator[None]:
-        """Raises our errors for the client's. Not chained: its dumps repeat a server's words, perhaps a token."""
+        """Turns the client's errors into ours. Not chained: its dumps repeat a server's words, perhaps a token."""
         try:
             yield
         except StoreError:
@@ -238,7 +238,7 @@ class ObjectClient:
 
 
 def _brief(error: Exception) -> str:
-    """The client's own words on an error, and of the server's words the code alone."""
+    """The client's own words on an error, with the server's code but none of its text."""
     text = str(error).strip()
     said, _, server = text.partition("<")
     code = re.search(r"<Code>(\w{1,60})</Code>", server)

@@ -25,15 +25,15 @@ from store.tiers.budget import TierBudget
 from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 _SKEW_S = 5.0  # a listing shows whole seconds, and the clocks of a server's nodes differ
-_THREADS = 128  # that read ranges: they wait for the medium, and there are as many as wait at once
-_PUTTING = 16  # blobs at once: each waits for several answers
+_THREADS = 128  # threads that read ranges: each waits for the medium, so there are as many as parallel reads
+_PUTTING = 16  # blobs in parallel: each waits for several responses
 _HEAD = range(1 << 16)  # nearly every head
-_BATCH = 1000  # what one request deletes
+_BATCH = 1000  # the most objects that one request deletes
 _EPOCH_DIGITS = 20
 
 
 class ObjectBlobStore(BlobStore):
-    """See `store.blob_store`. The numbers of deletions and the absence of doubles rest on create-if-absent alone."""
+    """See `store.blob_store`. Create-if-absent alone makes deletions' numbers unique and prevents duplicates."""
 
     name = "object"
 
@@ -45,7 +45,7 @@ class ObjectBlobStore(BlobStore):
         self._ledger = ListedLedger(client, self._budget)
         self._memory = memory or ReadMemory()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="object")
-        self._putting = ThreadPoolExecutor(_PUTTING, thread_name_prefix="object-put")  # puts read heads with the other
+        self._putting = ThreadPoolExecutor(_PUTTING, thread_name_prefix="object-put")  # apart: puts wait for reads
 
     def _find(self, key: CacheKey) -> ObjectBlob | None:
         path, lease = f"blobs/{key.text}", ReadLease(self._memory, key.tenant)
@@ -72,7 +72,7 @@ class ObjectBlobStore(BlobStore):
         if self._is_killed(key, self._deletions("burying", key.tenant)):
             return self.replace(blob)
         killers = self._killers(blob)
-        if killers:  # what is there may be this very blob: its create went through, the answer was lost
+        if killers:  # this may be the blob itself: it was created, and the response was lost
             if self._is_killed(key, killers):
                 self._remove([key.text])
             return Put.DELETED
@@ -82,7 +82,7 @@ class ObjectBlobStore(BlobStore):
 
     def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
         if self._budget.total is not None or self._budget.per_tenant is not None:
-            return [self.put(blob) for blob in blobs]  # each must see the room that the one before took
+            return [self.put(blob) for blob in blobs]  # each must see the space that the one before took
         return list(self._putting.map(self.put, blobs))
 
     def replace(self, blob: Blob) -> Put:
@@ -96,12 +96,12 @@ class ObjectBlobStore(BlobStore):
         return self._stored(blob, fill=fill)
 
     def _is_kept(self, key: str) -> bool:
-        """Whether a blob is there that bears no marker."""
+        """Whether there is a blob without a marker."""
         there = self._client.head(f"blobs/{key}") is not None
         return there and not any(self._client.head(f"{kind}/{key}") for kind in ("fills", "pins"))
 
     def _stored(self, blob: Blob, *, fill: bool) -> Put:
-        """Completes a put: a delete that came after the computing began either finds the blob, or is found here."""
+        """Completes a put: a delete after the computing began either finds the blob, or is found here."""
         key = blob.head.key.text
         killers = self._killers(blob)
         if killers:
@@ -122,7 +122,7 @@ class ObjectBlobStore(BlobStore):
         return [deletion for deletion in self.deletions(key.tenant, epoch) if deletion.kills(key, epoch)]
 
     def _keep(self, blob: Blob) -> None:
-        """Takes the markers of a blob away: precomputed blobs bear none."""
+        """Removes the markers of a blob: precomputed blobs have none."""
         key = blob.head.key.text
         self._client.delete([f"fills/{key}", f"pins/{key}"])
         self._ledger.added(key, blob.nbytes, evictable=False)
@@ -151,7 +151,7 @@ class ObjectBlobStore(BlobStore):
         return True
 
     def _remove(self, keys: list[str], *, evicted: bool = False) -> None:
-        """Deletes blobs first and their markers then: a marker without a blob harms nobody."""
+        """Deletes blobs first, then their markers: a marker without a blob does no harm."""
         self._client.delete(f"blobs/{key}" for key in keys)
         self._client.delete(f"{kind}/{key}" for key in keys for kind in ("fills", "pins"))
         for key in keys:
@@ -228,7 +228,7 @@ class ObjectBlobStore(BlobStore):
         if epoch is not None:
             self._client.write(_numbered(f"deletions/{quote(scope.tenant)}", epoch), scope.text.encode())
             return epoch
-        text = f"{scope.text}\n{uuid4().hex}".encode()  # no two are alike: after a lost answer we know our own
+        text = f"{scope.text}\n{uuid4().hex}".encode()  # unique: after a lost response we recognise our own
         number = self.epoch(scope.tenant) + 1
         while not self._client.create(path := _numbered(f"deletions/{quote(scope.tenant)}", number), text):
             there = self._client.read(path, FIRST)
@@ -238,7 +238,7 @@ class ObjectBlobStore(BlobStore):
         return number
 
     def _bury(self, deletion: Deletion) -> None:
-        """Removes what a deletion kills: what was stored well before it was begun before it; of the rest heads tell."""
+        """Removes what a deletion kills: blobs stored well before it by age, the others by the epoch in their heads."""
         tenant = deletion.scope.tenant
         logged = self._client.head(_numbered(f"deletions/{quote(tenant)}", deletion.epoch))
         surely_before = logged.modified - _SKEW_S if logged else 0.0
@@ -248,14 +248,14 @@ class ObjectBlobStore(BlobStore):
             head = None if row.modified < surely_before else self._head(key)
             if head is None or head.terms.epoch < deletion.epoch:
                 dead.append(key)
-            if len(dead) == _BATCH:  # soon after they were looked at: a put may replace a dead blob meanwhile
+            if len(dead) == _BATCH:  # soon after the check, as a put may replace a dead blob meanwhile
                 self._remove(dead)
                 dead = []
         self._remove(dead)
         self._client.delete([_numbered(f"burying/{quote(tenant)}", deletion.epoch)])
 
     def finish_deletes(self) -> None:
-        """Finishes every deletion that is still known: a put that was killed before its check left no mark."""
+        """Finishes every recorded deletion: a put that was killed before its check left no mark."""
         for tenant in self.tenants():
             for deletion in {*self._deletions("burying", tenant), *self.deletions(tenant)}:
                 self._bury(deletion)

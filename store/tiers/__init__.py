@@ -1,1 +1,1 @@
-"""Several stores as one, and what a tier with a budget keeps. Knows no medium but memory."""
+"""Combines several stores into one, and decides what a tier with a budget keeps. Knows no medium but memory."""

@@ -1,4 +1,4 @@
-"""An evictor that finds out whether past uses tell of coming ones, by what two small tiers without blobs would hit."""
+"""An evictor that measures whether past uses predict coming ones, by the hits of two small simulated tiers."""
 
 import math
 from collections.abc import Hashable
@@ -10,16 +10,16 @@ from store.tiers.eviction import Evictor, Rule
 K = TypeVar("K", bound=Hashable)
 
 SHADOWED = 8  # one key in so many also goes through the shadows, which are as much smaller than the tier
-TOGETHER = 32  # uses that the shadows saw count as one observation: those of one prompt hit or miss together
-ERRORS = 2.0  # standard errors that the last use alone must be ahead by: chance rarely is
-FADES = 3 / 4  # what evidence is worth after as many uses as a shadow holds blobs
+TOGETHER = 32  # uses of the shadows that count as one observation: those of one prompt hit or miss together
+ERRORS = 2.0  # standard errors by which the last use alone must lead: chance rarely does
+FADES = 3 / 4  # the weight left to evidence after as many uses as a shadow holds blobs
 
 
 class _Shadow(Evictor[K]):
-    """What a tier would hold under one rule."""
+    """Simulates what a tier would hold under one rule."""
 
     def ask(self, key: K, nbytes: int, *, cost: float, limit: float) -> float:
-        """A use: a hit where the key is held, and else it comes in. Returns the cost that it saves."""
+        """Simulate a use: a hit where the key is held, an insertion otherwise. Returns the cost that it saves."""
         is_held = key in self
         if is_held:
             self.used(key)
@@ -31,18 +31,18 @@ class _Shadow(Evictor[K]):
 
 
 class AdaptiveEvictor(Evictor[K]):
-    """See `Evictor`. Follows the last use alone for as long as that saves clearly more.
+    """See `Evictor`. Ranks by the last use alone for as long as that saves clearly more.
 
-    The shadows are asked what the tier is asked, and evict by themselves. A put that came to nothing and is tried again
-    is a hit of both, and so decides nothing between them.
+    The shadows see the tier's uses, and evict by themselves. A put that failed and is tried again is a hit in both, and
+    so decides nothing between them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._shadows: dict[Rule, _Shadow[K]] = {rule: _Shadow(rule) for rule in Rule}
         self._ahead = 0.0  # cost that the last use alone saved more, of the uses that are counted together
-        self._lead = 0.0  # and in all of late
-        self._variance = 0.0  # of the lead, were neither better
+        self._lead = 0.0  # and in all, recently
+        self._variance = 0.0  # of the lead, if neither were better
         self._fresh = 0  # uses since evidence faded last
 
     @property

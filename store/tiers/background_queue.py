@@ -1,4 +1,4 @@
-"""A bounded queue of work that nobody waits for, and one thread that does it. Knows nothing of blobs."""
+"""A bounded queue of background tasks, and one thread that runs them. Knows nothing of blobs."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ class _Task:
 
 
 class BackgroundQueue:
-    """Runs tasks in order of arrival. `submit` never waits: what does not fit is refused."""
+    """Runs tasks in order of arrival. `submit` never waits: a task that does not fit is refused."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:
         self._name = name
@@ -32,7 +32,7 @@ class BackgroundQueue:
         self._closed = False
 
     def submit(self, nbytes: int, run: Callable[[], None]) -> bool:
-        """Queue a task that holds so many bytes; False where the queue is full. One task always fits an empty queue."""
+        """Queue a task that holds `nbytes`; False where the queue is full. One task always fits an empty queue."""
         with self._changed:
             if self._closed:
                 raise StoreClosed(f"the queue of {self._name} is closed")
@@ -48,7 +48,7 @@ class BackgroundQueue:
             return True
 
     def wait(self) -> None:
-        """Wait until all that was submitted before is done, well or not."""
+        """Wait until all tasks submitted before have ended, in success or failure."""
         with self._changed:
             wanted = self._submitted
             self._changed.wait_for(lambda: self._done >= wanted)
@@ -74,7 +74,7 @@ class BackgroundQueue:
     def _run(self, task: _Task) -> None:
         try:
             task.run()
-        except Exception as error:  # the worker's outermost loop: nobody waits for what a task comes to
+        except Exception as error:  # the worker's outermost loop: no caller waits for a task's result
             log.warning("a queued task failed", extra={"store": self._name}, exc_info=error)
         finally:
             with self._changed:

@@ -1,4 +1,4 @@
-"""Who is kept when a tier is full: bytes per tier and per tenant, and which blobs may go. Knows no medium.
+"""Decides what is evicted when a tier is full: bytes per tier and per tenant, evictable blobs. Knows no medium.
 
 Keys are their texts here: a ledger of a large tier is read from the medium's own listing.
 """
@@ -12,11 +12,11 @@ from store.tiers.eviction import KeyMemory
 
 @dataclass(frozen=True, slots=True)
 class TierBudget:
-    """Bytes of the medium that a tier may take, in all and for each tenant; None is no limit."""
+    """Bytes of the medium that a tier may take, in all and for each tenant; None for no limit."""
 
     total: int | None = None
     per_tenant: int | None = None
-    lowest: bool = True  # a lowest tier keeps what was precomputed; a cache tier may give up all but pins
+    lowest: bool = True  # a lowest tier keeps precomputed blobs; a cache tier may evict all but pinned ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class BlobMemory:
-    """All that a ledger knows of one blob."""
+    """All that a ledger holds about one blob."""
 
     kept: _Kept | None
     ranked: tuple[KeyMemory, ...]
@@ -42,7 +42,7 @@ class Ledger:
         self._by_tenant: defaultdict[str, int] = defaultdict(int)
         self._kept: dict[str, _Kept] = {}
         self._everyone: AdaptiveEvictor[str] = AdaptiveEvictor()
-        # A tenant at its limit gives up its own: asking `everyone` for them would walk past all others.
+        # A tenant at its limit evicts its own: finding these through `everyone` would walk past all others.
         self._own: defaultdict[str, AdaptiveEvictor[str]] = defaultdict(AdaptiveEvictor)
 
     def keys(self) -> set[str]:
@@ -54,7 +54,7 @@ class Ledger:
         return self._kept.get(key) == _Kept(nbytes, evictable)
 
     def add(self, key: str, nbytes: int, *, tokens: int, evictable: bool) -> None:
-        """Note a blob, new or changed; a miss of it costs the recomputing of its tokens."""
+        """Record a blob, new or changed; a miss costs recomputing its tokens."""
         self._subtract(key)
         self._count(key, _Kept(nbytes, evictable))
         for evictor in self._evictors(key):
@@ -64,28 +64,28 @@ class Ledger:
                 evictor.removed(key)
 
     def used(self, key: str) -> None:
-        """Note a hit of a blob."""
+        """Record a hit of a blob."""
         for evictor in self._evictors(key):
             evictor.used(key)
 
     def removed(self, key: str) -> None:
-        """Note that a blob was deleted: nothing of it is remembered."""
+        """Record that a blob was deleted: its history is dropped."""
         self._subtract(key)
         for evictor in self._evictors(key):
             evictor.removed(key)
 
     def evicted(self, key: str) -> None:
-        """Note that a blob was given up for room."""
+        """Record that a blob was evicted."""
         self._subtract(key)
         for evictor in self._evictors(key):
             evictor.evicted(key)
 
     def memory(self, key: str) -> BlobMemory:
-        """What is known of a blob now: to be restored should what is noted of it next come to nothing."""
+        """What the ledger holds about a blob now, to be restored should the next change not commit."""
         return BlobMemory(self._kept.get(key), tuple(evictor.memory(key) for evictor in self._evictors(key)))
 
     def restore(self, key: str, memory: BlobMemory) -> None:
-        """Note that what was noted of a blob since then has not happened."""
+        """Undo all changes to a blob since `memory` was taken."""
         self._subtract(key)
         if memory.kept is not None:
             self._count(key, memory.kept)
@@ -93,7 +93,7 @@ class Ledger:
             evictor.restore(key, known)
 
     def victims(self, key: str, nbytes: int) -> list[str] | None:
-        """The other keys to give up so that so many more bytes fit under this one; None where that is not enough."""
+        """The other keys to evict so that `nbytes` more fit under this one; None where that is not enough."""
         tenant = tenant_of(key)
         own = _excess(self._budget.per_tenant, self._by_tenant[tenant] + nbytes)
         overall = _excess(self._budget.total, self.total + nbytes)

@@ -1,7 +1,7 @@
-"""Chooses what a budgeted tier gives up. Knows keys, sizes, costs and the order of uses; no blob, no tier.
+"""Chooses what a budgeted tier evicts. Knows keys, sizes, costs and the order of uses; no blob, no tier.
 
 The worth of a key is the cost it saves per byte and per use of the tier. Its rate of use is estimated from
-how often and how regularly it came, in this stay and in those before:
+how often and how regularly it was used, in this stay and in earlier ones:
 
     worth = sqrt(uses) * cost / bytes / (age + interval / 4 + residents / 2)
 
@@ -21,15 +21,15 @@ K = TypeVar("K", bound=Hashable)
 
 # Powers of two, chosen by replay (tests.bench.eviction). Halving or doubling one moves the hit ratios of the
 # trace by little over a point at most.
-USES_COUNTED = 16  # more uses add nothing, so that a popularity that ended does not linger
-INTERVAL_SHARE = 1 / 4  # what the last interval says about the next one
+USES_COUNTED = 16  # more uses add nothing, so that past popularity does not linger
+INTERVAL_SHARE = 1 / 4  # the weight of the last interval in the estimate of the next
 FIRST_INTERVAL = 16  # in residents, of a key used once: longer than most evicted keys are remembered
 LEAST_AGE = 1 / 2  # in residents: the differences in age below it do not outweigh cost and size
 REMEMBERED = 4  # evicted keys per resident whose uses are kept
 STEPS_PER_DOUBLING = 4  # keys whose weight falls into the same step share a queue
 
-_LEAST_WEIGHT = 2.0**-64  # keeps the weight of a key without cost finite
-_SLACK = 64  # outdated queue entries that are never worth a sweep
+_LEAST_WEIGHT = 2.0**-64  # keeps the weight finite for a key without cost
+_SLACK = 64  # fewer outdated queue entries are never worth a sweep
 
 _Entry = tuple[float, int]  # anchor, ticket
 _Class = tuple[int, bool]  # step of the weight; whether used more than once, so that an interval is known
@@ -60,7 +60,7 @@ class _Past:
 
 @dataclass(frozen=True, slots=True)
 class KeyMemory:
-    """All that an evictor knows of one key."""
+    """All that an evictor holds about one key."""
 
     resident: _Resident | None
     past: _Past | None
@@ -95,7 +95,7 @@ class Evictor(Generic[K]):
 
     @property
     def entries(self) -> int:
-        """Everything held: residents, remembered keys and queue entries, outdated ones included."""
+        """The number of entries held: residents, evicted keys and queue entries, outdated ones included."""
         return len(self._residents) + len(self._past) + self._queued
 
     def inserted(self, key: K, bytes: int, *, cost: float) -> None:
@@ -124,30 +124,30 @@ class Evictor(Generic[K]):
         self._enqueue(key, resident)
 
     def evicted(self, key: K) -> None:
-        """The tier gave up `key` to make room. Its uses count again should it come back soon."""
+        """The tier evicted `key`. Its uses count again should it come back soon."""
         resident = self._drop(key)
         if resident is not None:
             self._past[key] = _Past(resident.uses, resident.last)
 
     def removed(self, key: K) -> None:
-        """`key` was deleted or left the budget. Nothing of it is kept, nor of an earlier eviction."""
+        """`key` was deleted or left the budget. Its history is dropped, earlier evictions included."""
         self._past.pop(key, None)
         self._drop(key)
         self._forget_oldest()
 
     def follow(self, rule: Rule) -> None:
-        """Rank by another rule from now on. Costs O(n log n) where it is another one."""
+        """Rank by this rule from now on. Costs O(n log n) where it changes."""
         if rule is not self._rule:
             self._rule = rule
             self._rebuild()
 
     def memory(self, key: K) -> KeyMemory:
-        """What is known of `key` now: to be restored should what is told of it next come to nothing."""
+        """What the evictor holds about `key` now, to be restored should the next change not commit."""
         resident = self._residents.get(key)
         return KeyMemory(None if resident is None else replace(resident), self._past.get(key))
 
     def restore(self, key: K, memory: KeyMemory) -> None:
-        """What was told of `key` since then has not happened."""
+        """Undo all changes to `key` since `memory` was taken."""
         self._past.pop(key, None)
         self._drop(key)
         if memory.resident is not None:
@@ -197,7 +197,7 @@ class Evictor(Generic[K]):
         return self._now - INTERVAL_SHARE * (self._now - previous_use)
 
     def _least_worth(self, which: _Class) -> float | None:
-        """The worth at the front of a queue, after outdated entries there are gone; None of an empty one."""
+        """The worth at the front of a queue, after dropping outdated entries; None for an empty queue."""
         queue = self._queues[which]
         while queue and queue[0][1] not in self._holders:
             heapq.heappop(queue)

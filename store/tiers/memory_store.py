@@ -1,4 +1,4 @@
-"""Blobs in RAM, which lose everything with the process: as a store of its own, and as the top of a tiered one."""
+"""Blobs in RAM, lost with the process: as a store of its own, and as the top of a tiered one."""
 
 import threading
 import time
@@ -62,7 +62,7 @@ class MemoryStore(BlobStore):
             return kept
 
     def _form(self, blob: Blob) -> Blob | UnpackedBlob:
-        """What is kept of a blob."""
+        """The form in which a blob is kept."""
         return blob
 
     def put(self, blob: Blob) -> Put:
@@ -184,7 +184,7 @@ class MemoryStore(BlobStore):
 
 
 class MemoryCache(MemoryStore):
-    """A tier above others that keeps layers ready for use. Its budget counts what they take."""
+    """A tier above others that keeps layers ready for use. Its budget counts their bytes in this form."""
 
     def __init__(self, budget: TierBudget, form: MemoryForm = AS_IT_LIES) -> None:
         super().__init__(budget)

@@ -1,4 +1,4 @@
-"""One call for many callers: whoever asks for what is already on its way waits for that. Knows nothing of blobs."""
+"""Shares one call among many callers: later ones wait for the call that is running. Knows nothing of blobs."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -17,7 +17,7 @@ class SingleFlight(Generic[K, V]):
         self._flights: dict[K, Future[V]] = {}
 
     def do(self, key: K, call: Callable[[], V]) -> V:
-        """The result of `call`, or of the one that is under way for this key."""
+        """The result of `call`, or of the call that is running for this key."""
         with self._lock:
             flight = self._flights.get(key)
             mine = flight is None

@@ -1,8 +1,7 @@
-"""Several stores as one: small and near first, the lowest last. The lowest is the truth, the others are caches of it.
+"""Several stores as one: small and near first, the lowest last. The lowest is authoritative, the others cache it.
 
-A hit below the top is copied upwards behind the reader's back, so that the next one is nearer. Concurrent misses above
-share one read below. A frame that does not verify in a cache is read from the tier below, and the cache forgets
-the blob.
+A hit below the top is copied upwards in the background, so that the next one is nearer. Concurrent misses above share
+one read below. A frame that does not verify in a cache is read from the tier below, and the cache discards the blob.
 """
 
 import logging
@@ -24,14 +23,14 @@ from store.upkeep import Deletion, StorageUsage, StoredBlob
 
 log = logging.getLogger(__name__)
 
-_HEALING = (MissReason.CORRUPT, MissReason.FOREIGN)  # what a cache tier had better forget
+_HEALING = (MissReason.CORRUPT, MissReason.FOREIGN)  # reasons for a cache tier to discard a blob
 PREFETCH_BYTES = 1 << 30
-PREFETCHES = 16  # blobs that are opened at once, by threads that wait for a medium
+PREFETCHES = 16  # blobs opened in parallel, by threads that wait for a medium
 
 
 @dataclass(frozen=True, slots=True)
 class _Lower:
-    """A reader of some tier, to be copied into the tiers above it."""
+    """A reader of a tier, to be copied into the tiers above it."""
 
     reader: BlobReader
     tier: int
@@ -46,16 +45,16 @@ class TieredStore(BlobStore):
         self._tiers = list(tiers)
         self._sync_s = sync_s
         self._opening: SingleFlight[tuple[CacheKey, int], _Lower | Miss] = SingleFlight()
-        self._moving = Lock()  # held while a blob is put into the caches, and while blobs are taken out of all tiers
+        self._moving = Lock()  # held while a blob is put into the caches, and while blobs are removed from all tiers
         self._takings = 0  # a reader that was opened before one of them is not copied, nor shared, after it
         self._lock = Lock()  # of the dict below
         self._rising: dict[CacheKey, _Lower] = {}  # open readers whose copies are on their way up
         self._copying = BackgroundQueue("tiered-copies", PREFETCH_BYTES)
-        self._synced: dict[str, tuple[float, int]] = {}  # when a tenant's deletions were read, and up to which
+        self._synced: dict[str, tuple[float, int]] = {}  # when deletions were last read, and the last number
 
     @property
     def lowest(self) -> BlobStore:
-        """The tier that is the truth."""
+        """The authoritative tier."""
         return self._tiers[-1]
 
     @property
@@ -76,7 +75,7 @@ class TieredStore(BlobStore):
         return near if below.reason is MissReason.ABSENT else below
 
     def _open_once(self, key: CacheKey) -> _Lower | Miss:
-        """Opens a blob below the top; callers that come meanwhile share the answer."""
+        """Opens a blob below the top; concurrent callers share the result."""
         takings = self._takings
 
         def open_below() -> _Lower | Miss:
@@ -109,8 +108,8 @@ class TieredStore(BlobStore):
             return Miss(MissReason.ABSENT, str(error))
 
     def _raise(self, key: CacheKey, found: _Lower, *, takings: int) -> None:
-        """Copy a blob into all tiers above the one that has it; readers that come meanwhile share the read."""
-        with self._lock:  # whoever takes counts first and looks into the dict after that
+        """Copy a blob into all tiers above the one that has it; concurrent readers share the read."""
+        with self._lock:  # `_taking` counts first and reads the dict after that
             if self._takings != takings:
                 return
             self._rising[key] = found
@@ -123,7 +122,7 @@ class TieredStore(BlobStore):
                     if self._is_rising(key, found):
                         self._put_above(blob, found.tier)
             except BadBlob:
-                return  # whoever reads it learns so too
+                return  # reported to the reader as well
             finally:
                 self._arrived(key, found)
 
@@ -145,12 +144,12 @@ class TieredStore(BlobStore):
 
     @contextmanager
     def _taking(self, goes: Callable[[CacheKey, Head], bool]) -> Generator[None]:
-        """Copies nothing upwards inside the block, nor later what `goes` and was opened before its end."""
+        """Prevents copies upwards inside the block, and of blobs opened before its end that match `goes`."""
         with self._moving:
             self._stop_rising(goes)
             try:
                 yield
-            finally:  # what was opened meanwhile may be either: what goes, or what came in its place
+            finally:  # a blob opened meanwhile may be the removed one or its replacement
                 self._stop_rising(goes)
 
     def _stop_rising(self, goes: Callable[[CacheKey, Head], bool]) -> None:
@@ -161,7 +160,7 @@ class TieredStore(BlobStore):
                     del self._rising[key]
 
     def _guarded(self, found: _Lower) -> BlobReader:
-        """A reader that turns to the tiers below when a frame of a cache fails."""
+        """A reader that falls back to the tiers below when a frame of a cache fails."""
         reader, tier = found.reader, found.tier
         if tier == len(self._tiers) - 1:
             return reader
@@ -186,7 +185,7 @@ class TieredStore(BlobStore):
         below = self._open_from(found.reader.head.key, found.tier + 1, stop=len(self._tiers))
         if isinstance(below, Miss):
             raise bad
-        if below.reader.raw_head != found.reader.raw_head:  # it was packed another time: its frames need not match
+        if below.reader.raw_head != found.reader.raw_head:  # packed separately: its frames need not match
             self._tiers[found.tier].discard(found.reader.head.key)
             raise bad
         with self._guarded(below).frame(number) as data:
@@ -215,7 +214,7 @@ class TieredStore(BlobStore):
             return outcome
 
     def flush(self) -> None:
-        self._copying.wait()  # a copy that failed is a slower hit, nothing that was promised
+        self._copying.wait()  # a failed copy only makes the next hit slower
 
     def epoch(self, tenant: str) -> int:
         return self.lowest.epoch(tenant)
@@ -235,7 +234,7 @@ class TieredStore(BlobStore):
                 tier.delete(deletion.scope, epoch=deletion.epoch)
 
     def _learn_deletions(self, tenant: str) -> None:
-        """Learns them now and then. Where the lowest cannot be asked, what the caches have stands until it can."""
+        """Reads a tenant's deletions now and then. While the lowest tier is out of reach, the caches stand."""
         synced = self._synced.get(tenant)
         if synced is None or time.monotonic() - synced[0] >= self._sync_s:
             with suppress(StoreError):
@@ -257,7 +256,7 @@ class TieredStore(BlobStore):
         self._synced[tenant] = (now, max([known, *(deletion.epoch for deletion in news)]))
 
     def _known_deletions(self, tenant: str) -> int:
-        """The epoch that caches know deletions up to: one that holds nothing of the tenant needs no history."""
+        """The epoch up to which caches have seen deletions: one that holds nothing of the tenant needs no history."""
         epochs = [tier.epoch(tenant) for tier in self._tiers[:-1] if tenant in tier.tenants()]
         return min(epochs) if epochs else self.lowest.epoch(tenant)
 
@@ -276,7 +275,7 @@ class TieredStore(BlobStore):
             return sum(tier.discard(key) for tier in reversed(self._tiers)) > 0
 
     def quarantine(self, key: CacheKey) -> bool:
-        """Moves the lowest tier's blob out of reach. The caches forget theirs: copies are not worth a look."""
+        """Quarantines the lowest tier's blob. The caches discard theirs: copies need no inspection."""
         with self._taking(lambda other, _: other == key):
             moved = self.lowest.quarantine(key)
             copies = sum(tier.discard(key) for tier in self._tiers[:-1])
