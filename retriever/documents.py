@@ -1,4 +1,4 @@
-"""What people put in, and what becomes of it: drafts, parts, documents. Knows no files, no index and no catalog."""
+"""Documents before and after cutting: drafts, parts, documents. Knows no files, no index and no catalog."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

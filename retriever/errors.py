@@ -1,8 +1,8 @@
-"""What can go wrong with documents and search. Each message names the value and the remedy."""
+"""The errors of documents and search. Each message names the value and the remedy."""
 
 
 class RetrieverError(Exception):
-    """The base of all of these."""
+    """The base of the errors of this package."""
 
 
 class FilterError(RetrieverError, ValueError):
@@ -18,4 +18,4 @@ class CatalogError(RetrieverError, RuntimeError):
 
 
 class SearchError(RetrieverError, ValueError):
-    """A search that asks for what there is not."""
+    """A search that asks for something that does not exist here."""

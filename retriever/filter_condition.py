@@ -26,7 +26,7 @@ DEEPEST = 20
 _COMPARED: Final = {"$eq": "=", "$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 _OPERATORS: Final = (*_COMPARED, "$ne", "$in", "$nin", "$exists")
 _EVERY = "SELECT row FROM labels"
-_TABLES: Final = (  # as much of a catalog's as a condition sees
+_TABLES: Final = (  # the part of a catalog's schema that a condition needs
     "CREATE TABLE labels (row INTEGER PRIMARY KEY, collection TEXT NOT NULL) STRICT",
     "CREATE TABLE facets (field TEXT NOT NULL, value ANY NOT NULL, label INTEGER NOT NULL) STRICT",
 )
@@ -117,7 +117,7 @@ def facets(metadata: Json) -> Iterator[tuple[str, Value]]:
 
 
 def fits(found: FilterCondition, *, collection: str, metadata: Json) -> bool:
-    """Whether a document with this metadata would be found, told by the same SQL. Raises FilterError as `facets`."""
+    """Whether a document with this metadata would match, by the same SQL. Raises FilterError as `facets` does."""
     with closing(sqlite3.connect(":memory:")) as connection:
         for table in _TABLES:
             connection.execute(table)
@@ -127,7 +127,7 @@ def fits(found: FilterCondition, *, collection: str, metadata: Json) -> bool:
 
 
 def fields_of(where: Json) -> set[str]:
-    """The fields that a filter names, in whatever part of it."""
+    """The fields that a filter names, in any part of it."""
     found: set[str] = set()
     for name, value in where.items():
         for part in _parts(name, value):
@@ -188,7 +188,7 @@ def _number(name: str, value: int) -> int | float:
 
 
 def _shown(value: object) -> str:
-    """The beginning of any value, not more than a line."""
+    """The beginning of a value, at most a line."""
     return brief(value)
 
 

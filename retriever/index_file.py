@@ -14,7 +14,7 @@ FORMAT = 1
 
 
 class IndexFile:
-    """`<stem>.json` tells which data file is the index, its digest, and what its owner wants to know of it."""
+    """`<stem>.json` names the data file of the index, its digest, and its owner's facts."""
 
     def __init__(self, folder: Path, stem: str) -> None:
         self._folder = folder
@@ -22,7 +22,7 @@ class IndexFile:
         self._head = folder / f"{stem}.json"
 
     def write(self, nearest: Nearest, facts: Mapping[str, str | int]) -> None:
-        """Replaces what was there. Readers that have the old one open keep it; other writers wait."""
+        """Replaces the index. Readers that have the old one open keep it; other writers wait."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / f"{self._stem}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, or its process ends

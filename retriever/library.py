@@ -1,4 +1,4 @@
-"""A catalog with all that is derived from it: the one door through which documents come in and are found again.
+"""A catalog with all that is derived from it: the one interface by which documents are stored and found.
 
 What is put is embedded first and then kept in one transaction, so that words and vectors never disagree.
 """
@@ -67,7 +67,7 @@ class Library:
         """Embed documents together and keep them, to serve later; returns the numbers of their versions.
 
         `claim` is called with these within the change, and says which are still wanted; the others are dropped.
-        `anew`: ids of chunks that are embedded even if they were before, so that the time taken tells of nobody's.
+        `anew`: ids of chunks that are embedded even if they were before, so that timing reveals no other document.
         """
         vectors = self._embedded(documents, collection=collection, anew=anew)
         with self.catalog.change() as change:
@@ -103,14 +103,14 @@ class Library:
             return 0
         with self.catalog.view() as view:
             found = _lacking(view, wanted.name, after=self._advanced, limit=chunks)
-            if not found and self._advanced:  # what was passed may lack one now
+            if not found and self._advanced:  # chunks passed before may lack a vector now
                 found = _lacking(view, wanted.name, after=0, limit=chunks)
             done = not found and view.embedders() == [EmbedderEntry(wanted.name, wanted.dim, serving=True)]
         if done:
             return 0
         vectors = {wanted.name: _by(wanted, [(chunk, text) for _, chunk, text in found])}
         with self.catalog.change() as change:
-            change.add_embedder(wanted.name, dim=wanted.dim)  # another library, with another wish, may have let it go
+            change.add_embedder(wanted.name, dim=wanted.dim)  # another library may have dropped it
             _keep(change, vectors)
             if not found:
                 change.serve_embedder(wanted.name)
@@ -118,7 +118,7 @@ class Library:
         return len(found)
 
     def maintain(self) -> None:
-        """Let go what was deleted; make the vector index anew if it was outgrown, and save it. May take minutes."""
+        """Purge deleted rows; rebuild the vector index if it was outgrown, and save it. May take minutes."""
         with self.catalog.change() as change:
             change.purge()
         self.catalog.empty_log()
@@ -152,7 +152,7 @@ class Library:
     def _index(self, embedder: Embedder) -> VectorIndex:
         if embedder.name not in self._indexes:
             fresh = VectorIndex(self._folder, embedder=embedder.name, dim=embedder.dim)
-            self._indexes.setdefault(embedder.name, fresh)  # another thread may have been sooner
+            self._indexes.setdefault(embedder.name, fresh)  # another thread may have been faster
         return self._indexes[embedder.name]
 
     def _seeing(self, look: Callable[[CatalogView], T]) -> T:

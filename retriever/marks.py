@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
 
-MIN_BYTES = 16  # what is shorter stands in every text by chance
+MIN_BYTES = 16  # shorter texts occur everywhere by chance
 
 _WORD, _LEFT, _MIX = (np.uint64(odd) for odd in (0x94D049BB133111EB, 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9))
 _HALF = np.uint64(32)
@@ -26,7 +26,7 @@ _PIECE_BYTES = 4 << 20  # of text that is hashed at a time
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a catalog stores of a text. The hashes are signed, as SQLite has them."""
+    """The mark of a text in a catalog. The hashes are signed, as SQLite's integers are."""
 
     head: int
     tail: int
@@ -34,7 +34,7 @@ class Mark:
 
 
 def stripped(text: str) -> bytes:
-    """The bytes that are looked for of a text. Lone surrogates are kept apart."""
+    """The bytes of a text to search for. Lone surrogates stay distinct."""
     return text.strip().encode("utf-8", "surrogatepass")
 
 

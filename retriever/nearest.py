@@ -63,7 +63,7 @@ class Nearest:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The index that `write` wrote; whether it is whole is for the caller to know."""
+        """Reads an index that `write` wrote; the caller checks that it is whole."""
         return cls(faiss.read_index(str(path)))
 
     def write(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class Nearest:
 
     @property
     def is_outgrown(self) -> bool:
-        """Whether the index would be better made anew."""
+        """Whether the index should be rebuilt."""
         return len(self) > max(FLAT, GROWN * (self._lists / LISTS) ** 2)
 
     def add(self, rows: Rows, vectors: Vectors) -> None:

@@ -1,4 +1,4 @@
-"""Search in a catalog: by words, by vectors, or both fused by rank; then reranked if wished. Keeps nothing itself.
+"""Search in a catalog: by words, by vectors, or both fused by rank; then reranked on request. Keeps no state.
 
 Filters hold before anything is ranked or cut. One search sees one committed state of the catalog.
 """
@@ -15,7 +15,7 @@ from retriever.types import Passage, WordMatch
 from retriever.vectors import VectorIndex
 
 WINDOW = 10  # hits of each kind that are fused at least; else as many as are asked for
-RANK = 60  # what is added to a rank before it is turned over, as in the paper on reciprocal rank fusion
+RANK = 60  # added to a rank before its reciprocal is taken, as in the paper on reciprocal rank fusion
 NEAR = 1.1  # what a rank by vectors counts more than the same by words
 MOST = 1000  # hits of one search
 
@@ -24,7 +24,7 @@ Mode = Literal["lexical", "vector", "hybrid"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is looked for. No `mode`: hybrid where there are vectors, else lexical.
+    """A search request. No `mode`: hybrid where there are vectors, else lexical.
 
     `reranked`: so many of the best are ordered again by the reranker; 0 for none. `bound`: what the asker may know of
     at all; scores tell of nothing else. `neighbors`: so many chunks before and behind each hit come along.

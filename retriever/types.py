@@ -1,4 +1,4 @@
-"""What a catalog tells: collections, documents, passages, vectors, numbers."""
+"""The answers of a catalog: collections, documents, passages, vectors, numbers."""
 
 from dataclasses import dataclass
 
@@ -84,7 +84,7 @@ class FillerPassage:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a filter sees of a passage. `metadata`: the document's, with the chunk's own over it."""
+    """The part of a passage that filters see. `metadata`: the document's, with the chunk's own over it."""
 
     collection: str
     metadata: Json
@@ -130,7 +130,7 @@ class MarkedChunks:
 class CatalogState:
     """How far a catalog has come: the last numbers given, which never fall, and how many changes it has seen.
 
-    `catalog` tells it from others, and from what it was before a backup was restored.
+    `catalog` identifies it, and changes when a backup is restored.
     """
 
     catalog: str
@@ -171,7 +171,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class EmbedderEntry:
-    """Whose vectors the catalog holds. One serves; another may be on its way to take its place."""
+    """An embedder whose vectors the catalog holds. One serves; another may be filling up to replace it."""
 
     name: str
     dim: int

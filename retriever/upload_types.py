@@ -1,4 +1,4 @@
-"""What waits in a catalog to be cut, and what became of it. Knows no tables, and not what is inside a content."""
+"""Uploads that wait in a catalog to be cut, and their outcome. Knows no tables and no contents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

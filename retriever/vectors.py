@@ -27,12 +27,12 @@ KEPT = 32  # filters whose rows are remembered
 
 
 class Overtaken(RetrieverError):
-    """The index has seen a later state than the view: look again with a new one."""
+    """The index is at a later state than the view: search again with a new view."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What an index holds: of which catalog, up to which numbers."""
+    """The contents of an index: of which catalog, up to which numbers."""
 
     catalog: str
     vectors: int
@@ -63,14 +63,14 @@ class VectorIndex:
             return self._nearest.search(query, limit=limit, allowed=rows)
 
     def maintain(self, catalog: Catalog) -> None:
-        """Make the index anew if it was outgrown, and keep it in its file. Searches go on while it is made.
+        """Rebuild the index if it was outgrown, and save it to its file. Searches go on meanwhile.
 
         Until then the file holds the vectors of what was deleted since it was written.
         """
         with catalog.view() as view:
             state = view.state()
             with self._guard:
-                with suppress(Overtaken):  # a search was sooner: what it has seen is as good
+                with suppress(Overtaken):  # a search was faster: its state is as good
                     self._catch_up(view, state)
                 outgrown = self._nearest.is_outgrown
             if outgrown:
@@ -98,7 +98,7 @@ class VectorIndex:
         self._seen = _seen(state)
 
     def _holds_former(self, view: CatalogView, seen: _Seen) -> bool:
-        """Whether all vectors are newer than what was seen, as with an embedder that another replaced for a while."""
+        """Whether all vectors are newer than the state seen, as after another embedder served for a while."""
         first = view.embedded_after(0, embedder=self._embedder, limit=1).rows
         return len(self._nearest) > 0 and (not len(first) or first[0] > seen.vectors)
 
@@ -116,7 +116,7 @@ class VectorIndex:
             self._nearest, self._seen, self._saved = nearest, seen, seen
 
     def _made(self, view: CatalogView) -> Nearest:
-        """The index made anew from the catalog. The sample is spread over all of it."""
+        """Rebuilds the index from the catalog, with a sample spread over all of it."""
         count = len(self._nearest)
         wanted = TRAINED * LISTS * count**0.5
         every = max(1, round(count / wanted))

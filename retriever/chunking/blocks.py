@@ -82,7 +82,7 @@ class _Walk:
             yield held
 
     def _next(self) -> TextBlock | None:
-        """The block that begins in this row, if one does; goes on to the row behind it, or behind all of a solid."""
+        """The block that begins in this row, if one does; advances to the next row, or past a solid block."""
         row = self._rows[self._row]
         if row.isspace():
             self._above = "heading" if self._above == "heading" else ""
@@ -166,7 +166,7 @@ def _closers(rows: list[str]) -> dict[int, int]:
 
 def _next_longer(fences: list[_Fence]) -> Iterator[tuple[int, int]]:
     """Every fence with the next bare one that is as long: from the end, keeping only those not hidden by longer."""
-    lengths: list[int] = []  # negative, ascending: the nearest is the last and shortest
+    lengths: list[int] = []  # negative, ascending: the nearest fence is the last and shortest
     rows: list[int] = []
     for fence in reversed(fences):
         found = bisect_right(lengths, -fence.length)

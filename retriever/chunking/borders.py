@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from retriever.chunking.blocks import BorderLevel
 
 _WINDOW = 1 << 20
-_AHEAD = 8  # characters that a border's hash sees
+_AHEAD = 8  # characters that a border's hash covers
 _TABLE = 0x10000
 _SPACES = np.array([chr(code).isspace() for code in range(_TABLE)])
 _JOINERS = np.zeros(_TABLE, bool)  # no border before these: marks, joiners and variants of the character before them

@@ -90,13 +90,13 @@ def _first_pieces(text: str, rules: CutRules) -> Iterator[TextPiece]:
 
 
 def _torn(text: str, piece: TextPiece, *, rules: CutRules) -> Iterator[TextPiece]:
-    """The piece, torn at once into lines where it is most likely too long, which saves a round of counting."""
+    """The piece, split into lines at once where it is most likely too long, which saves a round of counting."""
     radius = min(32, max(4, 1 << (rules.tokens // 8).bit_length() >> 1))
     return tear(text, piece, longest=_CHARACTERS * rules.tokens // 4, radius=radius)
 
 
 def _counted_row(text: str, given: Iterator[TextPiece], *, rules: CutRules, count: Counter) -> _Row:
-    """The pieces, torn and counted again until each may stand in a part."""
+    """The pieces, split and counted again until each fits a part."""
     row = list(given)
     tokens = count_all((_told(text, piece) for piece in row), count)
     while rigid := [n for n, piece in enumerate(row) if _is_rigid(piece, tokens[n], rules=rules)]:
@@ -108,7 +108,7 @@ def _counted_row(text: str, given: Iterator[TextPiece], *, rules: CutRules, coun
 
 
 def _told(text: str, piece: TextPiece) -> str:
-    """What the counter is shown: without the last space, which counts with the next word where there is one."""
+    """The text to count: without the last space, which counts with the next word where there is one."""
     return text[piece.start : piece.end].removesuffix(" ") or " "
 
 
@@ -169,7 +169,7 @@ def _anchors(row: _Row, reach: float) -> list[int]:
 
 
 def _filled(span: _Span, budget: float) -> Iterator[_Span]:
-    """The stretch cut until all fit the budget, from its beginning on."""
+    """Cuts the stretch from its beginning on, until all parts fit the budget."""
     while span.tokens > budget and span.last - span.first > 1:
         border = _best(span, budget)
         yield _Span(span.row, span.first, border)
@@ -191,7 +191,7 @@ def _best(span: _Span, budget: float) -> int:
 
 
 def _joined(text: str, spans: Iterator[_Span], *, rules: CutRules) -> Iterator[_Span]:
-    """The spans, where white space alone goes to its neighbour if that has room."""
+    """The spans, with spans of white space alone joined to a neighbour that has room."""
     held = next(spans)
     for span in spans:
         both = _Span(span.row, held.first, span.last)

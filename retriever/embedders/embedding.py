@@ -1,4 +1,4 @@
-"""What embedders and rerankers promise, and what they share. Knows no model, no network and no index.
+"""The contracts of embedders and rerankers, and their shared code. Knows no model, no network and no index.
 
 Vectors have unit length, so that a dot product is a cosine. A text that holds nothing but white space has no vector:
 it is an error that names its place, before anything is computed.
@@ -23,7 +23,7 @@ QUERIES = 1024  # what a cache holds: 4 MB of vectors of 1,024 numbers
 
 
 class EmbeddingError(RetrieverError, RuntimeError):
-    """An embedder or a reranker that cannot be had, or a text it cannot take. `temporary`: trying later may help."""
+    """An embedder or a reranker that is unavailable, or a text it cannot take. `temporary`: a later try may succeed."""
 
     def __init__(self, message: str, *, temporary: bool = False) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class EmbeddingError(RetrieverError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """What stands before each text, verbatim: "query: " and "passage: " for the E5 models, nothing for most."""
+    """The text before each query and passage, verbatim: "query: " and "passage: " for E5 models, empty for most."""
 
     query: str = ""
     passage: str = ""
@@ -43,7 +43,7 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """The identity of the vectors: what changes a vector changes the name, and nothing else does in a process."""
+        """The identity of the vectors: it changes when vectors do, and only then within a process."""
         ...
 
     @property
@@ -69,12 +69,12 @@ class Reranker(Protocol):
 
 
 def cached(embedder: Embedder) -> Embedder:
-    """The same embedder with a memory of the vectors of the last different queries. They are read-only."""
+    """Wraps an embedder with a cache of the vectors of the last different queries. These are read-only."""
     return _Cached(embedder)
 
 
 def checked(texts: Sequence[str]) -> list[str]:
-    """The texts as an encoder may see them: a lone surrogate, which no UTF-8 can say, becomes U+FFFD."""
+    """The texts for an encoder: a lone surrogate, which UTF-8 cannot encode, becomes U+FFFD."""
     for place, text in enumerate(texts):
         if not text.strip():
             raise EmbeddingError(f"text {place + 1} of {len(texts)} is {text[:20]!r}: leave out what has no words")
@@ -82,7 +82,7 @@ def checked(texts: Sequence[str]) -> list[str]:
 
 
 def unit(rows: NDArray[np.floating], source: str) -> Vectors:
-    """(N, dim) as float32 of unit length. A row that has no direction is an error: it would match everything alike."""
+    """(N, dim) as float32 of unit length. A row without a direction is an error: it would match everything alike."""
     wide = np.asarray(rows, dtype=np.float64)
     lengths = np.linalg.norm(wide, axis=1, keepdims=True)
     bad = np.flatnonzero(~np.isfinite(lengths[:, 0]) | (lengths[:, 0] == 0.0))
@@ -93,7 +93,7 @@ def unit(rows: NDArray[np.floating], source: str) -> Vectors:
 
 
 def batches(texts: Sequence[str], *, count: int, characters: int) -> list[range]:
-    """Places of consecutive texts, at most so many and so long together. A longer text goes alone."""
+    """Slices of consecutive texts, at most `count`, and `characters` together. A longer text goes alone."""
     found: list[range] = []
     start = total = 0
     for place, text in enumerate(texts):
@@ -108,7 +108,7 @@ class _Cached:
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, Vector] = OrderedDict()  # the least recently asked first
+        self._known: OrderedDict[str, Vector] = OrderedDict()  # the least recently used first
 
     @property
     def name(self) -> str:

@@ -26,9 +26,9 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from retriever.embedders.embedding import EmbeddingError, Vector, Vectors, checked, unit
 from retriever.embedders.encoder_layout import layout_of
 
-_VERSION = 1  # of what this file computes: another one, other vectors
+_VERSION = 1  # changes when this file computes other vectors
 _BATCH_TEXTS, _BATCH_TOKENS = 64, 8192  # tokens with padding: few long texts, or many short ones
-_ENDLESS = 10**6  # a tokenizer that knows no limit says a huge number
+_ENDLESS = 10**6  # a tokenizer without a limit states a huge number
 
 _SMALL_FILES = ("*.json", "*.txt", "*.model")
 _WEIGHTS = "*.safetensors"  # a pickle runs code as it loads
@@ -95,7 +95,7 @@ class Encoder:
         return cast(list[list[int]], answer["input_ids"])
 
     def _forward(self, ids: list[list[int]]) -> Tensor:
-        """Vectors (N, dim) on the model's device, not yet of unit length."""
+        """Computes vectors (N, dim) on the model's device, not yet of unit length."""
         lengths = torch.tensor([len(row) for row in ids])
         padding = _padding(self._model, self._tokenizer)
         width = int(lengths.max())
@@ -121,7 +121,7 @@ class Encoder:
                 raise EmbeddingError(f"{self._max_tokens} tokens are too few for the instruction {instruction!r}")
 
     def _try(self, source: str) -> int:
-        """The dimension of a vector that is really computed."""
+        """The dimension of a vector, by computing one."""
         try:
             vector = self._forward(self._ids(["a b c"], limit=self._max_tokens))[0]
         except _MISFITS as error:
@@ -134,7 +134,7 @@ class Encoder:
 
 
 def _folder(source: str) -> Path:
-    """Where the model's files are. From the hub come only those that are needed."""
+    """The folder of the model's files. Only the needed ones are fetched from the hub."""
     if Path(source).is_dir():
         return Path(source)
     try:
@@ -179,7 +179,7 @@ def _model(root: Path, config: PreTrainedConfig) -> PreTrainedModel:
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise EmbeddingError(f"{root} holds no weights that load: {error}") from error
     missing = sorted(name for name in cast(set[str], loading["missing_keys"]) if "pooler" not in name)
-    if missing:  # transformers fills them with random numbers, other ones at each start
+    if missing:  # transformers fills them with random numbers, different at each start
         raise EmbeddingError(f"{root} lacks {len(missing)} of the model's weights, {missing[0]!r} among them")
     return cast(PreTrainedModel, model).eval()
 
@@ -196,7 +196,7 @@ def _device(name: str) -> torch.device:
 
 
 def _max_tokens(model: PreTrainedModel, tokenizer: Tokenizer, *, told: int | None) -> int:
-    """The limit that the folder tells, else what the tokenizer says; never more than positions."""
+    """The limit that the folder states, else the tokenizer's; never more than the positions."""
     positions = _positions(model)
     limit = positions if positions is not None else _ENDLESS
     own = told or tokenizer.model_max_length
@@ -206,7 +206,7 @@ def _max_tokens(model: PreTrainedModel, tokenizer: Tokenizer, *, told: int | Non
 
 
 def _positions(model: PreTrainedModel) -> int | None:
-    """How many tokens the model can tell apart. RoBERTa and its kin begin to count behind the padding."""
+    """The number of positions of the model. RoBERTa and its relatives count from after the padding id."""
     count = cast(int | None, getattr(model.config.get_text_config(), "max_position_embeddings", None))
     if count is None or count < 1:
         return None
@@ -218,7 +218,7 @@ def _positions(model: PreTrainedModel) -> int | None:
 
 
 def _padding(model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-    """The id to pad with. RoBERTa and its kin find positions by it; where a model knows none, the mask alone counts."""
+    """The id to pad with. RoBERTa and its relatives find positions by it; without one, the mask alone counts."""
     known = (getattr(model.config.get_text_config(), "pad_token_id", None), tokenizer.pad_token_id)
     return next((one for one in known if isinstance(one, int) and one >= 0), 0)
 

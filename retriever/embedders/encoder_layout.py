@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers says of its encoder: prompts, lengths, pooling. Loads no model."""
+"""The configuration in a sentence-transformers folder: prompts, lengths, pooling. Loads no model."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import msgspec
 
 from retriever.embedders.embedding import EmbeddingError, Instructions
 
-# How sentence-transformers spells what a folder holds.
+# The module names of sentence-transformers.
 _MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 _POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
@@ -35,7 +35,7 @@ class EncoderSettings(msgspec.Struct):
 
 
 class _PoolingSettings(msgspec.Struct):
-    """How a folder says its pooling. The flags are how older folders say it."""
+    """A folder's pooling. Older folders give it by the flags."""
 
     pooling_mode: str | list[str] = []
     include_prompt: bool = True
@@ -53,7 +53,7 @@ class _Prompts(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayout:
-    """What a folder says. `pooling`: cls, mean or last."""
+    """A folder's configuration. `pooling`: cls, mean or last."""
 
     root: Path  # of the transformer
     instructions: Instructions
@@ -84,7 +84,7 @@ def layout_of(folder: Path) -> EncoderLayout:
 
 
 def _read(file: Path, absent: T) -> T:
-    """What a JSON file says, as the same type as `absent`, which stands for a file that is not there."""
+    """Reads a JSON file, as the type of `absent`, which is returned where there is no file."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=cast(type[T], _kind(absent)))
     except FileNotFoundError:
@@ -109,5 +109,5 @@ def _pooling(file: Path) -> str:
 
 
 def _kind(value: object) -> object:
-    """The type that msgspec is to make; the only lists are of modules."""
+    """The type for msgspec to decode; the only lists are of modules."""
     return list[_Module] if isinstance(value, list) else type(value)

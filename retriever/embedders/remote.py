@@ -29,7 +29,7 @@ ATTEMPTS = 5
 BATCH_TEXTS = 32  # in a request: text-embeddings-inference takes no more unless told to
 BATCH_CHARACTERS = 100_000
 MAX_ANSWER_BYTES = 256 << 20
-MAX_WAIT_S = 60.0  # a server that asks for more patience than this gets none
+MAX_WAIT_S = 60.0  # a server that asks to wait longer is not retried
 
 _FIRST_WAIT_S = 0.25
 _SPREAD_S = 0.25  # at most, so that many clients do not come back at once
@@ -47,7 +47,7 @@ _LOOKED_AT = 1 << 16  # more, so that no key is cut in two before it is found
 A = TypeVar("A")
 R = TypeVar("R")
 
-set_on_retry_hooks([])  # they would log what a server says, which may repeat a text
+set_on_retry_hooks([])  # they would log a server's messages, which may repeat a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class _Endpoint:
         return self._redacted(" ".join(text.split()))[:_SAID]
 
     def _redacted(self, text: str) -> str:
-        """The text without the key: some servers repeat the one that they refuse."""
+        """The text without the key: some servers repeat the key that they refuse."""
         return text.replace(self._access.key, "***") if self._access.key else text
 
 
@@ -169,7 +169,7 @@ class _Refusal(msgspec.Struct):
 
 
 class _Passing(Exception):
-    """An exchange that may go better the next time, after so many seconds if the server said so."""
+    """A failure worth a retry, after as many seconds as the server asks for."""
 
     def __init__(self, what: str, after_s: float | None = None) -> None:
         super().__init__(what)
@@ -205,7 +205,7 @@ class RemoteEmbedder:
 
     @property
     def dim(self) -> int:
-        """How many numbers a vector has. Asks the server where nobody has told it yet."""
+        """The dimension of the vectors. Asks the server where it is not known yet."""
         return self._dim if self._dim is not None else len(self.query("dimension"))
 
     def passages(self, texts: Sequence[str]) -> Vectors:
@@ -281,7 +281,7 @@ def _batches(texts: Sequence[str]) -> list[range]:
 
 
 def _in_order(rows: list[tuple[int, R]], due: int, *, label: str) -> list[R]:
-    """The results by their index, which says whose they are."""
+    """The results ordered by their index."""
     found = dict(rows)
     if len(rows) != due or found.keys() != set(range(due)):
         raise EmbeddingError(
@@ -303,7 +303,7 @@ def _url(base: str, path: str) -> httpx.URL:
 
 
 def _patience(error: Exception) -> bool | float:
-    """Whether to ask again, or after how many seconds, where the server said so."""
+    """Whether to retry, or after how many seconds, where the server says so."""
     if not isinstance(error, _Passing) or error.after_s is None:
         return isinstance(error, _Passing)
     return error.after_s if error.after_s <= MAX_WAIT_S else False

@@ -7,7 +7,7 @@ from charset_normalizer import from_bytes
 from retriever.readers.reading import UnreadableFile
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-_SAMPLE_BYTES = 1 << 16  # what a guess looks at
+_SAMPLE_BYTES = 1 << 16  # bytes that a guess reads
 _MAX_CHAOS, _MIN_COHERENCE = 0.15, 0.15  # of a guess that is trusted: little mess, and a language is recognised
 
 # Codecs by Python's names. A label may name no other: some are no character sets, and punycode takes quadratic time.
@@ -17,7 +17,7 @@ _CODECS = {
     *(f"cp{number}" for number in range(1250, 1259)),
     *(f"iso8859-{number}" for number in range(2, 17)),
 }
-# What browsers take these for: those who write the left mean the right.
+# As browsers do: pages that declare the left mean the right.
 _TAKEN_FOR = {
     "ascii": "cp1252",
     "iso8859-1": "cp1252",
@@ -32,7 +32,7 @@ _GUESSED = ["cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "koi8_r", "cp932",
 
 
 def decode(content: bytes, *, declared: str = "") -> str:
-    """The text without its byte order mark. `declared`: the label of a character set that the file gives itself."""
+    """The text without its byte order mark. `declared`: the character set that the file itself names."""
     for mark, codec in _MARKS:
         if content.startswith(mark):
             return _decode_marked(content[len(mark) :], codec=codec, offset=len(mark))
@@ -68,7 +68,7 @@ def _refuse_binary(content: bytes) -> None:
 
 
 def _codec(label: str) -> str:
-    """Python's name of a character set, or nothing where it is none of those that files are written in."""
+    """Python's name of a character set, or nothing where it is none that files are written in."""
     try:
         name = codecs.lookup(label).name
     except (LookupError, ValueError):

@@ -1,4 +1,4 @@
-"""The way in: files and folders of any known format become readings. Raises nothing, and knows no parser."""
+"""The entry point: reads files and folders of any known format. Raises nothing, and knows no parser."""
 
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -63,7 +63,7 @@ def read_file(path: Path) -> Reading:
 def read_all(
     paths: Iterable[Path], on_skipped: Callable[[Path], None] = lambda path: None
 ) -> Iterator[tuple[Path, Reading]]:
-    """What becomes of every file that `walk` finds, and of folders that it cannot read."""
+    """Reads every file that `walk` finds; folders that it cannot read become problems."""
     for path, refusal in walk(paths, on_skipped):
         yield path, refusal or read_file(path)
 
@@ -115,5 +115,5 @@ def _refused(place: str, reason: str) -> Reading:
 
 
 def _printable(name: str) -> str:
-    """A file's name as text: what is none of it becomes a question mark."""
+    """A file's name as text: bytes that are no text become question marks."""
     return name.encode("utf-8", "replace").decode("utf-8")

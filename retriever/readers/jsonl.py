@@ -12,7 +12,7 @@ from retriever.readers.reading import Reading, ReadingProblem, UnreadableFile, m
 
 MAX_DOCUMENT_BYTES = 64 << 20  # of a line, or of a list: parsed as a whole, it takes a multiple of that
 MAX_METADATA_BYTES = 1 << 20
-MAX_DEPTH = 64  # of metadata; who passes it on must not run out of stack
+MAX_DEPTH = 64  # of metadata, so that no recursion over it overflows the stack
 MAX_DRAFTS = 1_000_000  # of a file, a chunk counting as much as a document
 MAX_PROBLEMS = 10_000  # then the rest of the file is not tried
 

@@ -43,7 +43,7 @@ def parse(content: bytes) -> Findings:
 
 
 def _pages(reader: PdfReader, count: int) -> Iterator[str | Exception]:
-    """The text of every page, or what stood against it."""
+    """The text of every page, or the error that prevented it."""
     for number in range(count):
         try:
             yield clean(reader.pages[number].extract_text()).strip()
@@ -67,7 +67,7 @@ def _problems(pages: Sequence[str | Exception]) -> Iterator[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """1, 3-5, 9."""
+    """Writes page numbers as ranges: 1, 3-5, 9."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

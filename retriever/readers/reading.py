@@ -1,4 +1,4 @@
-"""What a file became: drafts, and what could not be read of it. Knows no format."""
+"""The result of reading a file: drafts, and what could not be read. Knows no format."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Reading:
 
 
 def require_text(text: str, what: str = "the file") -> str:
-    """The text as it is, unless nothing can be found in it or nobody can store it."""
+    """The text as it is; raises for one that is blank or cannot be stored."""
     if not text or text.isspace():
         raise UnreadableFile(f"{what} has no text: leave it out, or fill it")
     at = text.find("\0")
@@ -38,5 +38,5 @@ def require_text(text: str, what: str = "the file") -> str:
 
 
 def megabytes(count: int) -> str:
-    """A number of bytes as people say it."""
+    """A number of bytes as people write it."""
     return f"{count / (1 << 20):,.0f} MiB"

@@ -1,6 +1,6 @@
 """The inside of an isolated parser: a worker that parses one content after another. Knows no format.
 
-A `ParserRequest` comes before each content. Its limits end the worker, and so does the end of the process that asks.
+A `ParserRequest` precedes each content. Its limits end the worker, and so does the end of the parent process.
 """
 
 import importlib
@@ -20,12 +20,12 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import NamedTuple
 
-NICE = 10  # steps behind whoever asks: answers go before what is parsed
+NICE = 10  # nice steps below the parent: answers go before parsing
 _MAX_SAID = 200  # characters of what a parser raises
 
 
 class ParserRequest(NamedTuple):
-    """Stands before a content. The limits are those of one content."""
+    """The header before a content. The limits apply to one content."""
 
     memory_bytes: int
     cpu_s: int
@@ -44,7 +44,7 @@ class Findings:
 
 
 def serve(parser: str, asking: Connection, *, idle_s: float) -> None:
-    """Answer with what the module's `parse` finds, until nothing came for as long, or it failed."""
+    """Answer with the findings of the module's `parse`, until it fails or no request came for `idle_s`."""
     logging.disable()
     os.nice(NICE)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
@@ -56,7 +56,7 @@ def serve(parser: str, asking: Connection, *, idle_s: float) -> None:
         try:
             message = _answer(parser, asking, request=request)
         except BaseException as error:
-            if not has_answered:  # else a new one tells whether the content is to blame
+            if not has_answered:  # a new worker shows whether the content is to blame
                 asking.send_bytes(_refusal(_reason(error, request.memory_bytes >> 20)))
             break
         asking.send_bytes(message)
@@ -77,7 +77,7 @@ def _answer(parser: str, asking: Connection, *, request: ParserRequest) -> bytes
 
 
 def _end_with(connection: int) -> None:
-    """Nobody waits for an answer when the other end is closed."""
+    """Ends the process when the other end is closed: no reader is left."""
     closed = select.poll()
     closed.register(connection, 0)
     closed.poll()
@@ -85,7 +85,7 @@ def _end_with(connection: int) -> None:
 
 
 def _limit(memory_bytes: int, cpu_s: int, *, wall_s: float) -> None:
-    """Either limit of time ends the process with a signal that says why."""
+    """Sets the limits; either limit of time ends the process by a signal of its own."""
     for kind, soft in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CPU, cpu_s)):
         with suppress(ValueError, OSError):  # a lower limit is set already, or the system knows no such limit
             resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
@@ -108,7 +108,7 @@ def _reason(error: BaseException, mebibytes: int) -> str:
 
 
 def clean(text: str) -> str:
-    """What a parser made up cannot be stored: without NULs, and with a mark for half a surrogate pair."""
+    """A parser's text as it can be stored: without NULs, lone surrogates replaced by a mark."""
     return text.replace("\0", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

@@ -1,4 +1,4 @@
-"""Has a parser that may hang, crash or swell do its work in another process. Knows what it may use, and no format.
+"""Runs a parser that may hang, crash or take too much memory in another process. Knows its limits, and no format.
 
 A parser is a module with a `parse` that makes `Findings` of a content. A worker is a process that parses one content
 after another, and says what it found in one JSON message. One that dies is an `UnreadableFile` that names the limit,
@@ -27,11 +27,11 @@ WALL_S = 300.0
 IDLE_S = 60.0
 
 _KEPT = 2  # idle workers of a parser
-_ROOT = Path(__file__).resolve().parent.parent.parent  # where this package is found, installed or not
+_ROOT = Path(__file__).resolve().parent.parent.parent  # the folder to import this package from, installed or not
 
 
 class ParserWorker:
-    """One process, in a group of its own: what interrupts the one that asks is not for it."""
+    """One process, in a group of its own, so that Ctrl-C in the parent does not reach it."""
 
     def __init__(self, parser: str) -> None:
         self._connection, its = Pipe()
@@ -47,7 +47,7 @@ class ParserWorker:
             )
 
     def answer(self, content: bytes, limits: ParserRequest) -> bytes:
-        """What it says to the content. Raises `CalledProcessError` where it ends instead."""
+        """The worker's answer to a content. Raises `CalledProcessError` where the worker ends instead."""
         with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before it read all of it
             self._connection.send(limits)
             self._connection.send_bytes(content)
@@ -62,7 +62,7 @@ class ParserWorker:
         self._process.wait()
 
     def leave(self) -> None:
-        """Lets go of it in a fork of the process that made it, which alone may end it."""
+        """Drops the worker in a fork; only the process that started it may end it."""
         self._connection.close()
         self._process.returncode = 0  # nothing to wait for
 
@@ -71,7 +71,7 @@ _idle: defaultdict[str, LifoQueue[ParserWorker]] = defaultdict(lambda: LifoQueue
 
 
 def ask(parser: str, content: bytes) -> Findings:
-    """What the module `parser` makes of the content of a file."""
+    """Parses the content of a file by the module `parser`."""
     limits = ParserRequest(MEMORY_BYTES, CPU_S, MAX_BYTES, WALL_S)
     try:
         return ask_within(limits, parser, content=content)
@@ -84,7 +84,7 @@ def ask(parser: str, content: bytes) -> Findings:
 
 
 def ask_within(limits: ParserRequest, parser: str, *, content: bytes) -> Findings:
-    """What the module makes of the content. Raises `CalledProcessError` beyond a limit, or `OSError`."""
+    """Parses the content by the module within limits. Raises `CalledProcessError` beyond a limit, or `OSError`."""
     return msgspec.json.decode(_said(limits, parser, content=content), type=Findings)
 
 
@@ -97,7 +97,7 @@ def close() -> None:
 
 
 def _said(limits: ParserRequest, parser: str, *, content: bytes) -> bytes:
-    """A worker that waited may have ended meanwhile, or fail for what it did before: then a new one decides."""
+    """Asks an idle worker; one that ended meanwhile, or fails because of earlier work, is replaced by a new one."""
     with suppress(Empty):
         idle = _idle[parser].get_nowait()
         try:

@@ -1,11 +1,11 @@
-"""Finds the text of known chunks wherever it stands in a prompt. Knows marks and rows, and the texts it is handed.
+"""Finds the text of known chunks wherever it stands in a prompt. Knows marks, rows, and the texts it is given.
 
 A chunk is known by its text without outer white space. Of all places where such a text stands whose row is allowed,
 the longest in UTF-8 bytes is taken first, of equally long ones the leftmost; a place that overlaps one taken before is
 dropped. So where a long chunk is dropped, a shorter one at the same place may still fit. Where several allowed rows
 have the same text, the lowest is named.
 
-What is not allowed is left out before anything is chosen or counted: no result depends on it.
+Rows that are not allowed are left out before anything is chosen or counted: no result depends on them.
 
 Work on a prompt is bounded. Texts that repeat themselves make billions of places to look at; after `MOST_PAIRS` of them
 what remains, the shorter chunks, is not recognised in that prompt. What is named stands there in any case.
@@ -21,7 +21,7 @@ import numpy as np
 from retriever.marks import Hashes, block_hashes, stripped
 from retriever.recognition.mark_table import NONE, Ints, KnownMarks, MarkEntries, PromptLevel, levels, ranges
 
-MOST_PAIRS = 1 << 24  # places of a beginning times the chunks that begin so: a third of a second
+MOST_PAIRS = 1 << 24  # places of a beginning times the chunks with this beginning: a third of a second
 _PIECE = 1 << 18  # so many of them at a time
 
 Texts = Callable[[Sequence[int]], Mapping[int, str]]
@@ -38,7 +38,7 @@ class Match:
 
 
 class KnownChunks:
-    """The chunks that are known: about 50 bytes of memory each. Every method may be called from any thread."""
+    """The known chunks, about 50 bytes of memory each. Every method may be called from any thread."""
 
     def __init__(self, entries: MarkEntries = NONE) -> None:
         self._changing = Lock()
@@ -48,18 +48,18 @@ class KnownChunks:
         return len(self._state)
 
     def add(self, entries: MarkEntries) -> None:
-        """Add entries. A row that is known already is known by its new mark alone."""
+        """Add entries. A known row keeps only its new mark."""
         with self._changing:
             self._state = self._state.changed(entries.rows, entries)
 
     def remove(self, rows: Sequence[int]) -> None:
-        """Forget these rows. Removing what is not known is safe."""
+        """Remove these rows. Removing unknown rows is safe."""
         with self._changing:
             self._state = self._state.changed(np.asarray(rows, dtype=np.int64), NONE)
 
     def find(self, text: str, *, texts: Texts, allowed: Allowed) -> list[Match]:
-        """The matches in the order of the prompt. `texts` is asked for the texts of candidates that are allowed; a
-        row that it leaves out is not recognised. `allowed` is asked which of some rows may be named."""
+        """The matches in the order of the prompt. `texts` returns the texts of allowed candidates; a row that it leaves
+        out is not recognised. `allowed` returns which of some rows may be matched."""
         data = text.encode("utf-8", "surrogatepass")
         search = _Search(data, texts)
         for level in reversed(list(levels(self._state, block_hashes(data)))):
@@ -70,7 +70,7 @@ class KnownChunks:
 
 
 def _in_characters(data: bytes, matches: Sequence[Match]) -> list[Match]:
-    """The matches in characters: one begins and ends between characters, as UTF-8 is."""
+    """The matches in characters; in UTF-8 they begin and end between characters."""
     starts = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) & 0xC0 != 0x80)
     places = np.searchsorted(starts, [(match.start, match.end) for match in matches])
     return [
@@ -128,8 +128,8 @@ class _Search:
         self._room: Ints = np.arange(len(data), 0, -1)  # bytes from each place to the next that is taken
 
     def look(self, level: PromptLevel, keys: _Keys) -> None:
-        """Looks piece by piece, for what is taken spares the next pieces most of their pairs. Places of equally long
-        keys wait for each other: among them the leftmost is first, whatever piece it is from."""
+        """Searches piece by piece: matches that are taken spare later pieces most pairs. Places of equally
+        long keys wait for each other: among them the leftmost is first, whatever piece it is from."""
         done = 0
         waiting = _Places(NONE.rows, NONE.rows)
         while done < len(keys) and self._pairs < MOST_PAIRS:
@@ -158,7 +158,7 @@ class _Search:
         return places.at(np.flatnonzero(self._room[places.starts] >= keys.nbytes[places.keys]))
 
     def _take(self, keys: _Keys, places: _Places) -> None:
-        """Takes what stands at the places and is still free, by the rule."""
+        """Takes the matches at these places that are still free, by the rule above."""
         places = self._free(keys, places)
         if not len(places.keys):
             return
@@ -170,7 +170,7 @@ class _Search:
             self._walk(keys, _Places(places.starts[first:last], places.keys[first:last]))
 
     def _walk(self, keys: _Keys, places: _Places) -> None:
-        """Looks at places of equally long keys, from left to right."""
+        """Visits places of equally long keys, from left to right."""
         places = self._free(keys, places)
         at = 0
         while at < len(places.keys):
@@ -183,18 +183,18 @@ class _Search:
                 at = int(np.searchsorted(places.starts, end))
             elif any(self._texts[row] is not None for row in rows):
                 at += 1
-            else:  # chunks that are gone must not be asked about at thousands of places
+            else:  # removed chunks must not be looked up at thousands of places
                 places, at = places.at(np.flatnonzero((places.keys != key) & (places.starts > start))), 0
 
     def _occupy(self, match: Match) -> None:
-        """Takes a match. Nothing longer comes after it, so only as much before it needs to know."""
+        """Takes a match. No longer one follows, so only as many places before it need to be marked."""
         self.taken.append(match)
         self._room[match.start : match.end] = 0
         before = self._room[max(0, match.start * 2 - match.end) : match.start]
         np.minimum(before, np.arange(len(before), 0, -1), out=before)
 
     def _row(self, rows: Sequence[int], data: bytes) -> int | None:
-        """The first of these that has this text."""
+        """The first of these rows that has this text."""
         for row in rows:
             self._fetch([row])
             if self._texts[row] == data:

@@ -1,4 +1,4 @@
-"""Tables of marks that are searched by hash. Knows no texts, and of a prompt its block hashes alone."""
+"""Tables of marks, searched by hash. Knows no texts, and of a prompt only its block hashes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from retriever.marks import Hashes
 Ints = NDArray[np.int64]
 
 _SLOTS = 128  # bits of the filter for each head: one of 128 foreign blocks passes
-_SMALL = 4096  # so much beside the large table is never too much
+_SMALL = 4096  # entries beside the large table that never need a rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class MarkEntries:
 
     @classmethod
     def columns(cls, *, rows: ArrayLike, heads: ArrayLike, tails: ArrayLike, nbytes: ArrayLike) -> "MarkEntries":
-        """Makes entries of what a catalog holds: columns of signed integers, equally long."""
+        """Makes entries from a catalog's columns: signed integers, equally long."""
         columns = [np.asarray(column, dtype=np.int64) for column in (rows, heads, tails, nbytes)]
         if len({column.shape for column in columns}) > 1:
             raise ValueError(f"columns must be equally long, got {[len(column) for column in columns]}")
@@ -104,7 +104,7 @@ def ranges(low: Ints, high: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class KnownMarks:
-    """All that is known at one moment; never changes. `gone` are rows of `main` that no longer count, sorted."""
+    """All known marks at one moment; immutable. `gone` are rows of `main` that no longer count, sorted."""
 
     main: MarkTable
     fresh: MarkTable
@@ -135,8 +135,8 @@ class KnownMarks:
 
 @dataclass(frozen=True, slots=True)
 class PromptLevel:
-    """What one level of a prompt has: the block hashes of all places, the places of known beginnings (by hash, then
-    from left to right), and the entries whose beginning is there and whose end seems to be."""
+    """One level of a prompt: the block hashes of all places, the places of known beginnings (by hash, then from left to
+    right), and the entries whose beginning is there and whose end seems to be."""
 
     size: int
     hashes: Hashes
@@ -145,7 +145,7 @@ class PromptLevel:
 
 
 def levels(state: KnownMarks, blocks: Iterator[tuple[int, Hashes]]) -> Iterator[PromptLevel]:
-    """The levels at which anything may be found."""
+    """The levels at which a match is possible."""
     for level, hashes in blocks:
         found = [table.places(hashes) for table in state.tables(level)]
         places = np.unique(np.concatenate(found)) if found else NONE.rows

@@ -33,7 +33,7 @@ class Recogniser:
         """Chunks of documents that serve and fit, in the order of the text. Raises Overtaken."""
         with self._guard:
             self._catch_up(view, view.state())
-            known = copy(self._known)  # as it is now, whatever a search with a later view adds to it
+            known = copy(self._known)  # the present state, whatever a search with a later view adds
         holding: dict[int, Passage] = {}
 
         def fitting(rows: list[int]) -> set[int]:
