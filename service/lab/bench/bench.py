@@ -47,7 +47,7 @@ class BenchPlan:
     store: str = ""
 
     def __post_init__(self) -> None:
-        """Raises SuiteError and Invalid: what cannot be meant is told before a model is loaded."""
+        """Raises SuiteError and Invalid for a senseless plan, before a model is loaded."""
         grid([FULL.policy, *self.policies], [1.0], codecs=[LOSSLESS, *self.codecs])
         if not self.chunks or min(self.chunks) < 1:
             given = ",".join(map(str, self.chunks)) or "none"
@@ -55,7 +55,7 @@ class BenchPlan:
 
     @property
     def steps(self) -> int:
-        """How often a measurement tells that it goes on, at most."""
+        """The most progress steps that a measurement reports."""
         return 4 + len(set(self.chunks)) * (self.repeats + 1) * (2 + len(self.policies))
 
 

@@ -101,7 +101,7 @@ class FirstTokenTimer:
         ]
 
     def _ask(self, prompt_tokens: PromptTokens, point: OperatingPoint, *, chunks: int) -> _Asked:
-        """Asks one prompt. The clock starts before the blobs are opened, as it does for whoever waits."""
+        """Asks one prompt. The clock starts before the blobs are opened, as it does for a client."""
         start = time.perf_counter()
         readers = list(self._opening.map(self._part.open, () if point == FULL else self._items[:chunks]))
         sources = [BlobSource(reader, self._fingerprint) for reader in readers]

@@ -1,4 +1,4 @@
-"""A store that is borrowed: what is written into it for measuring goes again, however the measuring ends."""
+"""Borrows a store: what is written into it for measuring is removed again, however the measuring ends."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -25,7 +25,7 @@ STALE_S = 3600.0  # what is older was left by a run that was killed
 
 @dataclass(frozen=True, slots=True)
 class TierSpeed:
-    """What one thread brings of stored bytes in a second, digests checked and codes unpacked."""
+    """The stored bytes that one thread reads in a second, digests checked and codes unpacked."""
 
     tier: str
     bytes_per_s: float
@@ -67,7 +67,7 @@ class ScratchStore:
         return found
 
     def settle(self) -> None:
-        """Returns when what is copied into nearer tiers is there."""
+        """Waits until the copies into nearer tiers are there."""
         self._store.flush()
 
     def speeds(self, items: Sequence[CaptureItem], *, repeats: int) -> list[TierSpeed]:

@@ -29,7 +29,7 @@ class Worth:
 
 
 def worth(rows: Sequence[TimingRow], policy: str, *, bytes_per_token: float, tiers: Sequence[TierSpeed]) -> Worth:
-    """What this policy is worth. It is among the rows, which are in order of length."""
+    """The worth of a policy that is among the rows, which are in order of length."""
     own = [row for row in rows if row.policy == policy]
     full = [row for row in rows if row.policy == FULL.policy]
     prefill = full[-1].prompt_tokens / full[-1].first_token_s

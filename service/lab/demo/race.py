@@ -62,7 +62,7 @@ class RaceTrack:
     timer: FirstTokenTimer
 
     def run(self, *, on_turn: Callable[[OperatingPoint], None]) -> list[TimingRow]:
-        """Sends the prompt every way in turn, round by round. `on_turn` is told the way that begins."""
+        """Sends the prompt every way in turn, round by round. `on_turn` gets the way that begins."""
         return self.timer.rows(CHUNKS, WAYS, repeats=self.rounds, on_progress=on_turn)
 
 
@@ -70,7 +70,7 @@ class RaceTrack:
 def race_track(settings: Settings, *, on_stage: Callable[[str], None]) -> Generator[RaceTrack]:
     """A race in a folder below the data. What is damaged there, or of other weights, is made again.
 
-    `on_stage` is told what takes a while.
+    `on_stage` gets the name of each slow stage.
     """
     folder = settings.data / FOLDER
     given = {"model": FAMILY, "store": f"lmdb://{folder}", "policy": ASK, "ratio": RATIO, "codec": CODEC}

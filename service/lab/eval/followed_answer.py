@@ -38,7 +38,7 @@ class FollowedAnswer:
         return logprobs[self.skip : len(self.tokens)]
 
     def nats(self, logprobs: Tensor) -> float | None:
-        """How unlikely the known answer is, in nats for each token that is scored."""
+        """The negative log likelihood of the known answer, in nats for each token that is scored."""
         if not self.known:
             return None
         ids = torch.tensor(self.tokens[self.skip :], device=logprobs.device)

@@ -1,4 +1,4 @@
-"""What is told of a suite: what full prefill does with its questions, and what each operating point does."""
+"""The result of a suite: what full prefill does with its questions, and what each operating point does."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -81,7 +81,7 @@ def read_questions(path: Path) -> list[Case]:
 
 
 def read_text(path: Path) -> str:
-    """What a user's file holds."""
+    """The text of a user's file."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

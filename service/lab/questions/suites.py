@@ -17,7 +17,7 @@ LEVELS = {
 }
 TITLED = "titled"  # the form in which the service itself writes prompts
 CONTENTS = ("history", "reversed", "fillers", "unlinked", UNKNOWN, MISSING)  # forms that change what a scene holds
-UNANSWERED = (UNKNOWN, MISSING)  # nothing was told of it; one of the two passages that tell it is not there
+UNANSWERED = (UNKNOWN, MISSING)  # no passage states it; one of the two passages that state it is missing
 MOST_PASSAGES = 24
 _LEAST_TOKENS = 100
 _SENTENCE, _TITLE, _FRAME = 6.8, 6, 30  # tokens of a sentence, of a title, and of what stands around, about

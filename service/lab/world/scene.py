@@ -143,16 +143,16 @@ class SceneShape:
     """How hard a scene is. Pairs are the least and the most of something; shares lie in [0, 1]."""
 
     passages: tuple[int, int]
-    facts: tuple[int, int]  # told in each passage
+    facts: tuple[int, int]  # facts stated in each passage
     links: tuple[int, int] = (0, 0)  # other names
     kinds: tuple[str, ...] = ()  # of other names
     values: float = 0.0  # share of linked facts whose value has the other name, not the subject
-    asides: tuple[int, int] = (0, 0)  # sentences that tell nothing, in each passage
+    asides: tuple[int, int] = (0, 0)  # sentences that state nothing, in each passage
     restated: float = 0.0  # share of other names with their meaning in parentheses
     rare: float = 0.0  # share of rare names
     relations: int = 4  # different kinds of facts
     many_names: bool = False  # are more names common?
-    fillers: tuple[int, int] = (0, 0)  # passages that tell nothing, besides the others
+    fillers: tuple[int, int] = (0, 0)  # passages that state nothing, besides the others
 
 
 @dataclass(slots=True)
@@ -253,7 +253,7 @@ class _Writer:
         self._tell_of(link, later)
 
     def _tell_of(self, link: _Link, number: int) -> None:
-        """Tells a fact about what the link names, in its other name: the theme, if it can be, as with its rivals."""
+        """States a fact about the link's entity by its other name: the theme, if possible, as with its rivals."""
         fits = self._theme.subject == link.entity.kind and (link.entity, self._theme) not in self._stated
         relation = self._theme if fits else self._untold(link.entity)
         if relation is None:
@@ -269,7 +269,7 @@ class _Writer:
         self._state(fact, link.entity, number=number, kind=link.naming.name)
 
     def _valued(self, link: _Link, number: int) -> bool:
-        """Tells a fact whose value has the link's other name. Returns whether it did."""
+        """States a fact whose value has the link's other name. Returns whether it did."""
         fitting = [relation for relation in self._relations if relation.value == link.entity.kind]
         if not fitting:
             return False
@@ -289,7 +289,7 @@ class _Writer:
         return f"{word} ({link.entity.name})" if self._random.random() < self._shape.restated else word
 
     def _tell(self, number: int) -> None:
-        """Tells a plain fact."""
+        """States a plain fact."""
         relation = self._random.choice(self._relations)
         subject = self._subject(relation.subject)
         if (subject, relation) in self._stated:
@@ -311,7 +311,7 @@ class _Writer:
         self._questions.append(SceneQuestion(ask, fact.subject, fact.value, kind, needs, fact.relation))
 
     def _unanswered(self) -> Iterator[SceneQuestion]:
-        """What was not told of somebody who is known, what nobody told of somebody else, and names never given."""
+        """Questions on facts never stated, of known and of unknown entities, and on names never given."""
         for turn in range(_UNANSWERED):
             known = self._random.choice(self._known) if self._known and turn % 3 else None
             entity = known or self._draw.entity(self._random.choice(self._relations).subject)
@@ -326,7 +326,7 @@ class _Writer:
                 yield SceneQuestion(ask, entity.name, UNKNOWN, UNKNOWN, (), RELATIONS.index(relation))
 
     def _filled(self, scene: Scene) -> Scene:
-        """The scene with passages that tell nothing at any place that is no border inside of a document."""
+        """The scene with passages that state nothing, at any place except borders inside of a document."""
         free = [page for page in range(len(self._pages) + 1) if page - 1 not in self._joined]
         fillers: dict[int, list[ScenePassage]] = {}
         for _ in range(self._fillers):
@@ -351,7 +351,7 @@ class _Writer:
         return entity
 
     def _untold(self, entity: Entity) -> Relation | None:
-        """What was not told of the entity yet: one of the scene's relations, or else any."""
+        """A relation not yet stated of the entity: one of the scene's, or else any."""
         for relations in (self._relations, RELATIONS):
             left = [each for each in relations if each.subject == entity.kind and (entity, each) not in self._stated]
             if left:

@@ -52,7 +52,7 @@ NAMES = {kind: _names(kind) for kind in _ENDINGS}
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Something that has a name and can be told about."""
+    """Something that has a name and facts."""
 
     kind: str
     name: str
