@@ -1,4 +1,4 @@
-"""What is asked, resolved from whatever interface it came by. Knows no HTTP and no model."""
+"""A request for an answer, in one form for all interfaces. Knows no HTTP and no model."""
 
 import time
 from collections.abc import Mapping

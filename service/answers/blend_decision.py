@@ -1,4 +1,4 @@
-"""Which blending a request gets: a function of what stands in the request's log line, so that it can be replayed."""
+"""Chooses the blending of a request: a function of what the request's log line holds, so that it can be replayed."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -8,7 +8,7 @@ from store.errors import MissReason
 
 GAIN = 0.87  # of the exact way's time; blending that takes more is not worth what it may cost in quality
 NEAR = 2.0  # times that the other way is expected to take at most, where it is tried
-TRIED = 1 / 32  # of these prompts go the other way, so that what is expected of it stays true
+TRIED = 1 / 32  # of these prompts go the other way, so that its estimates stay current
 EXACT = ("full", "prefix")
 
 
@@ -56,7 +56,7 @@ class BlendInputs:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The inputs that a log line tells of."""
+        """The inputs in a log line."""
         policy, ratio, switch, *rest = text.split()
         numbers = [float(each.partition("=")[2]) for each in (ratio, *rest[:2])]
         expected = [Expected(*map(float, each.partition("=")[2].split("/"))) for each in rest[2:]]
@@ -66,7 +66,7 @@ class BlendInputs:
 
 @dataclass(frozen=True, slots=True)
 class BlendDecision:
-    """The blending, and why it is not what was wanted."""
+    """The blending, and why it is not the one wanted."""
 
     order: BlendOrder
     reason: MissReason | None = None
@@ -89,5 +89,5 @@ def decide(inputs: BlendInputs) -> BlendDecision:
 
 
 def tries(inputs: BlendInputs) -> bool:
-    """Whether the way that is expected to be the slower one is tried, where it is near."""
+    """Whether the way that is expected to be slightly slower is tried."""
     return inputs.draw < TRIED * inputs.share

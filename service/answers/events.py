@@ -1,6 +1,6 @@
-"""What an answer tells on its way, in this order: retrieved, loaded, fused, deltas, finished. Knows no interface.
+"""The events of an answer, in this order: retrieved, loaded, fused, deltas, finished. Knows no interface.
 
-Whatever goes wrong is raised by the stream instead of the next event: a `ServiceError`.
+On failure the stream raises a `ServiceError` instead of the next event.
 """
 
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class MessageAdded:
-    """What an answer's message gets, in OpenAI's form: where tools are offered, in the place of deltas."""
+    """An addition to the answer's message, in OpenAI's form; it replaces deltas where tools are offered."""
 
     fields: Mapping[str, object]
     choice: int = 0

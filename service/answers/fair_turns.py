@@ -1,4 +1,4 @@
-"""Who goes first where many want the same: owners at a few threads, tenants in memory, threads at the processors."""
+"""Fair shares of scarce resources: threads among owners, memory among tenants, processors among threads."""
 
 import asyncio
 import os
@@ -15,13 +15,13 @@ from service.errors import Exhausted
 
 RETRY_S = 1.0
 SHARE_BYTES = 256 << 20  # of memory for the schemas of one tenant
-COMPUTES, LATER = 5, 10  # steps: for what somebody waits for, and for what nobody does
+COMPUTES, LATER = 5, 10  # nice steps: for work that a client waits for, and for background work
 
 T = TypeVar("T")
 
 
 class FairTurns:
-    """One piece of work of each owner is under way, or next in the queue of the threads; `longest` may wait for that.
+    """Runs one piece of work of each owner at a time on a few threads; `longest` of each may run or wait.
 
     Its methods are called in one event loop.
     """
@@ -32,11 +32,11 @@ class FairTurns:
         self._lines: WeakValueDictionary[str, _Line] = WeakValueDictionary()
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Release the threads."""
         self._pool.shutdown(cancel_futures=True)
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
-        """What the work returns. What is under way when the caller is cancelled keeps its owner's turn to its end."""
+        """Returns the result of the work. Running work of a cancelled caller keeps its owner's turn to its end."""
         line = self._lines.setdefault(owner, _Line())
         if line.length >= self._longest:
             raise Exhausted(
@@ -55,7 +55,7 @@ class FairTurns:
 
 
 class _Line:
-    """The work of one owner that is not done."""
+    """The unfinished work of one owner."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
@@ -65,7 +65,7 @@ class _Line:
         self.length -= 1
         self.turn.release()
         if not job.cancelled():
-            job.exception()  # who asked may be gone: then nobody else reads it
+            job.exception()  # a caller that is gone never reads it
 
 
 class SchemaMemory:
@@ -89,7 +89,7 @@ class SchemaMemory:
             yield
         finally:
             self._taken[tenant] -= nbytes
-            self._taken = +self._taken  # who has left is forgotten
+            self._taken = +self._taken  # tenants without memory are dropped
 
 
 def lower_priority(steps: int, *, of: threading.Thread | None = None) -> None:

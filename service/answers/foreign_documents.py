@@ -1,4 +1,4 @@
-"""Whether the built-in model is asked about documents that it cannot know, and what is said then. Stops no answer."""
+"""Detects documents that the built-in model cannot know, and words the note about them. Stops no answer."""
 
 import logging
 from collections.abc import Sequence
@@ -27,29 +27,29 @@ SENTENCE = (
 
 
 class ForeignDocuments:
-    """Tells documents that are not of the built-in model's world, which is the one it is made with. Logs it once."""
+    """Detects documents outside of the made-up world that the built-in model is trained on. Logs it once."""
 
     def __init__(self, model: ServedModel) -> None:
         self._ids = model.prompt_builder.ids
         self._is_told = False
 
     def notes(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """What a report says of an answer from these texts; nothing where they are of the world."""
+        """The notes for a report on an answer from these texts; none where they are of the world."""
         return self._told() if self._are_foreign(texts) else ()
 
     def note(self, catalog: Catalog) -> str | None:
-        """What is said of a tenant's first documents; is not logged."""
+        """The note on a tenant's first documents; not logged."""
         with catalog.view() as view:
             rows = view.rows_of(view.chunk_ids(LOOKED_AT))
             passages = view.holding(list(rows.values()), EVERYTHING)
         return SENTENCE if self._are_foreign([passage.text.strip() for passage in passages]) else None
 
     def look_through(self, tenants: Tenants) -> None:
-        """Says it at the start, where some tenant's first documents are foreign."""
+        """Logs it at the start, where some tenant's first documents are foreign."""
         for name in tenants.names():
             try:
                 note = self.note(tenants.open(name).catalog)
-            except CatalogError:  # told by whoever asks for this tenant
+            except CatalogError:  # raised again at this tenant's requests
                 continue
             if note:
                 self._told()

@@ -1,4 +1,4 @@
-"""What goes into a prompt: finds passages and puts them where they belong. Computes nothing of the model."""
+"""Finds the passages of a prompt and puts them in their places. Runs no model."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from service.errors import Invalid, NotFound
 from service.model.prompt_builder import ASK, SYSTEM, PromptPassage, TurnPart, TurnParts, passage_parts
 
 RERANKED = 4  # times as many as are wanted are reranked
-_BETWEEN = "\0"  # texts that are searched together: hardly a chunk holds one
+_BETWEEN = "\0"  # joins texts that are searched together: hardly any chunk holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class Gathered:
 
     @property
     def texts(self) -> list[str]:
-        """What the answer rests on: all passages, and the documents that came with the request."""
+        """The texts behind the answer: all passages, and the documents that came with the request."""
         return [each.titled.text for each in self.all] + [each.text.strip() for each in self.ask.documents]
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Each stretch of the prompt once: what came with the request is named as it came, not by what stands in it."""
+        """The sources of the prompt, each once: what came with the request is named as it came, not by its passages."""
         shown = (*self.passages, *(each for _, each in self.inside))
         return (*(self._source(each) for each in shown), *self._loose_sources())
 
@@ -138,9 +138,9 @@ def _framed(parts: tuple[TurnPart, ...]) -> tuple[TurnPart, ...]:
 
 
 def gather(tenant: Tenant, ask: AnswerRequest) -> Gathered:
-    """All that the request brings, names, or asks to look up. No passage is seen that its key may not see.
+    """Gather all that the request brings, names, or asks to look up, of the passages that its key may see.
 
-    Raises NotFound where there is nothing that a question could be answered from.
+    Raises NotFound where there is nothing to answer a question from.
     """
     named = [GatheredPassage(passage, 0.0, found=False) for passage in _named(tenant, ask)]
     known = {each.passage.id for each in named}
@@ -155,7 +155,7 @@ def gather(tenant: Tenant, ask: AnswerRequest) -> Gathered:
 
 
 def _refuse_nothing(tenant: Tenant, ask: AnswerRequest) -> None:
-    """Raises NotFound where the key sees no document at all: an answer would be made up."""
+    """Raises NotFound where the key sees no document: an answer would be made up."""
     with tenant.catalog.view() as view:
         if view.count(scope(bound=ask.principal.bound)):
             return
@@ -174,7 +174,7 @@ def look_up(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> list[Hit]:
 
 
 def _searched(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> FilterCondition:
-    """What the request wants to be looked through, within what its key may see."""
+    """The part of the catalog to search for the request, within what its key may see."""
     name = lookup.collection
     with tenant.catalog.view() as view:
         hidden = view.unsearched()
@@ -188,7 +188,7 @@ def _searched(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> FilterCo
 
 
 def _sees(view: CatalogView, collection: str, *, bound: Json | None) -> bool:
-    """Whether the collection is there for the key: with a filter, if it holds something for it."""
+    """Whether the collection exists for the key: with a filter, if it holds a document for it."""
     return bound is None or view.count(scope(collection=collection, bound=bound)) > 0
 
 
@@ -209,14 +209,14 @@ def _named(tenant: Tenant, ask: AnswerRequest) -> Sequence[Passage]:
 def _recognised(
     tenant: Tenant, ask: AnswerRequest, *, texts: Sequence[str]
 ) -> Iterator[tuple[TextPlace, GatheredPassage]]:
-    """Chunks whose text stands in these: found by one search, as the work on a search is bounded, not their number."""
+    """Chunks whose text stands in these: by one search, as the work of a search is bounded, not the number of texts."""
     if not any(text.strip() for text in texts):
         return
     starts = list(accumulate((len(text) + len(_BETWEEN) for text in texts), initial=0))
     for each in tenant.library.recognise(_BETWEEN.join(texts), allowed=scope(bound=ask.principal.bound)):
         number = bisect_right(starts, each.start) - 1
         place = TextPlace(number, each.start - starts[number], each.end - starts[number])
-        if place.end <= len(texts[number]):  # a chunk may hold what stands between texts, too
+        if place.end <= len(texts[number]):  # a chunk may also hold the text between two texts
             yield place, GatheredPassage(each.passage, 0.0, found=False)
 
 

@@ -64,11 +64,11 @@ from service.telemetry.metrics import Metrics
 from service.telemetry.traces import Tracer
 
 LOOKUPS = 8  # threads that search and tokenize
-FETCHES = 128  # threads that open blobs: they wait for a medium, and there are as many as wait at once
+FETCHES = 128  # threads that open blobs: each waits for a medium, so there are as many as parallel opens
 COMPILERS = 2  # threads that compile JSON schemas
-SCHEMAS = 16  # of one tenant that are not compiled yet
+SCHEMAS = 16  # uncompiled schemas of one tenant
 RETRY_S = 1.0
-ALONE = 0.02  # of a prompt's time at most went to others, where it tells what prompts take
+ALONE = 0.02  # the most of a prompt's time that went to other requests, for its time to be learned from
 
 T = TypeVar("T")
 
@@ -85,13 +85,13 @@ class _Timings:
 
 
 class _Flight:
-    """A request that may be given up at any time, also while it is handed in."""
+    """A request that may be cancelled at any time, also while it is submitted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ticket: Ticket | None = None
         self._over = False
-        self.held = ExitStack()  # what the request takes until it is given up
+        self.held = ExitStack()  # resources held until the request ends
 
     def begin(self, engine: Engine, request: EngineRequest, *, listen: Callable[[EngineEvent], None]) -> None:
         with self._lock:
@@ -129,11 +129,11 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are not over."""
+        """The number of running requests."""
         return self._flying
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Release the threads."""
         self._lookups.shutdown(cancel_futures=True)
         self._fetches.shutdown(cancel_futures=True)
         self._compilations.close()
@@ -205,7 +205,7 @@ class Pipeline:
         return gather(self._tenants.open(ask.principal.tenant), ask)
 
     async def _planned(self, gathered: Gathered, inputs: BlendInputs) -> EnginePlan:
-        """What the engine is asked, with the blobs of the passages where it is to have them."""
+        """The plan for the engine, with the blobs of the passages where they are to be used."""
         plan, begun = await self._in_thread(lambda: self._begun(gathered, inputs))
         if begun is None:
             return plan
@@ -215,7 +215,7 @@ class Pipeline:
         return plan
 
     def _begun(self, gathered: Gathered, inputs: BlendInputs) -> tuple[EnginePlan, BegunBlobs | None]:
-        """The plan, and the blobs that it may use; None where it uses none."""
+        """The plan, and the blobs that it may use; None for none."""
         notes = () if self.foreign_documents is None else self.foreign_documents.notes(gathered.texts)
         notes = (*notes, NOTE) if gathered.ask.tools else notes
         plan = fit(gathered, inputs, prompt_builder=self._model.prompt_builder, window=self._model.window)
@@ -294,7 +294,7 @@ class Pipeline:
         return replace(asked, within_s=left_s, session=ask.session_of_key, receiver=ask.receiver, as_of=ask.as_of)
 
     def _mend(self, ask: AnswerRequest, plan: EnginePlan, *, report: FuseReport) -> None:
-        """Asks that records be computed which were missing, or turned out to be damaged."""
+        """Requests the computing of records that were missing or damaged."""
         missing, damaged = plan.to_mend(report)
         tenant = self._tenants.open(ask.principal.tenant)
         if missing:
@@ -303,7 +303,7 @@ class Pipeline:
             self._ingest.fill(tenant, damaged, damaged=True)
 
     def _learn(self, progress: "_RequestProgress", report: FuseReport) -> None:
-        """Corrects what is expected, by a prompt that nothing else was computed beside."""
+        """Corrects the expected costs by a prompt that was computed alone."""
         plan, took_s = progress.plan, progress.took_s
         if self._costs and plan.cost and report.seconds.get("others", 0.0) < ALONE * took_s:
             self._costs.learn(plan.cost, report, took_s=took_s, sources=[*plan.sources.values()])
@@ -357,12 +357,12 @@ class _RequestProgress:
 
     @property
     def took_s(self) -> float:
-        """What the fuse took, with its wait for records."""
+        """The seconds of the fuse, waits for records included."""
         return (self.timings.ms["fuse"] + self.timings.ms["unpack"]) / 1000
 
     def done(self, reason: Finish, text: str, *, generated: int) -> Finished:
         total = self.timings.since_start()
-        if self.fused is None:  # given up before it was its turn
+        if self.fused is None:  # cancelled before its turn
             return Finished(reason, text, Usage(self.plan.prompt_tokens.tokens), self.plan.report(None, {}))
         self.timings.ms["decode"] = total - self.ready_at
         self.timings.ms["total"] = total
@@ -370,7 +370,7 @@ class _RequestProgress:
 
 
 def _explained(error: Exception) -> Exception:
-    """What the engine's failure means for whoever asked."""
+    """The error to report for the engine's failure."""
     if isinstance(error, ServiceError):
         return error
     is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -1,4 +1,4 @@
-"""Turns gathered passages into what the engine is asked: tokens, records, what had to stay out. Decides no policy."""
+"""Turns gathered passages into the engine's plan: tokens, records, passages left out. Decides no policy."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from service.reports import ChunkReport, Report, Usage
 from store.errors import Miss, MissReason
 
 COMPUTED = "computed"
-ANSWER = 0.5  # of the window is kept free for the answer at most
+ANSWER = 0.5  # the most of the window that is kept free for the answer
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What is asked of the engine. `dropped`: numbers of passages that there was no room for; `opened` by the passages'
-    numbers; `notes` stand in the report; `cost` where the time decided.
+    """A request to the engine. `dropped`: numbers of passages that did not fit; `opened`: blobs by passages' numbers;
+    `notes` go into the report; `cost` where the time decided.
     """
 
     gathered: Gathered
@@ -49,22 +49,22 @@ class EnginePlan:
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt for the engine, with the records that there are."""
+        """The prompt for the engine, with the opened records."""
         return self.prompt_tokens.prompt(self.sources)
 
     @property
     def sources(self) -> dict[int, BlobSource]:
-        """The records that there are, by their passages' numbers."""
+        """The opened records by their passages' numbers."""
         return {number: each for number, each in self.opened.items() if isinstance(each, BlobSource)}
 
     @property
     def has_choice(self) -> bool:
-        """Whether there are records, or may be: else the prompt is read whatever it takes."""
+        """Whether there are records, or may be: otherwise all of the prompt is computed."""
         reasons = {each.reason for each in self.opened.values() if isinstance(each, Miss)}
         return not self.opened or bool(self.sources) or MissReason.SOONER in reasons
 
     def by_time(self, cost: PromptCost) -> "EnginePlan":
-        """The plan by what is expected of it, without the records that would take longer than their text."""
+        """The plan by its expected cost, without the records that would take longer than computing their text."""
         inputs = replace(self.inputs, expected=cost.expected)
         decision, unused = decide(inputs), cost.unused
         if decision.reason is MissReason.SOONER:
@@ -76,17 +76,17 @@ class EnginePlan:
 
     @property
     def generator_fields(self) -> Json | None:
-        """The chat as vLLM takes it, where tools are offered."""
+        """The chat in vLLM's form, where tools are offered."""
         tools = self.gathered.ask.tools
         return ToolPrompt(self.gathered, tools).fields(self.dropped) if tools else None
 
     def begin(self) -> None:
-        """Begins to bring the records near while the prompt waits for its turn."""
+        """Begins to fetch the records while the prompt waits for its turn."""
         for source in self.sources.values():
             source.begin()
 
     def let_go(self) -> None:
-        """Gives the records' memory back: they stand in the context."""
+        """Releases the records' memory: they are in the context."""
         for source in self.sources.values():
             source.let_go()
 
@@ -95,7 +95,7 @@ class EnginePlan:
         return tuple(self._report(number, each, tokens=0) for number, each in self.shown)
 
     def report(self, fused: FuseReport | None, timings_ms: Mapping[str, float]) -> Report:
-        """How the answer came about; None for one that was given up before its turn."""
+        """The report on how the answer came about; None for one that was cancelled before its turn."""
         order, reason = self.decision.order, self.decision.reason
         expected_ms = self.cost.expected.ms if self.cost else {}
         why = Miss(reason) if reason else None
@@ -106,7 +106,7 @@ class EnginePlan:
         return Report(order.policy, order.ratio, self._chunks(fused), dropped, ms, expected_ms, why, self.notes)
 
     def _chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
-        """The report of each chunk after the fuse: what became of it."""
+        """The report of each chunk after the fuse."""
         misses = dict(report.misses)
         slots, every = report.stages[-1], self.gathered.all
         found: list[ChunkReport] = []
@@ -128,7 +128,7 @@ class EnginePlan:
         if isinstance(opened, BlobSource) and miss is None:
             return ChunkReport(chunk, opened.tier, None, tokens, again, opened.nbytes)
         match opened:
-            case None:  # nobody asked for it
+            case None:  # not requested
                 why = Miss(self.decision.reason) if self.decision.reason else None
             case Miss():
                 why = opened

@@ -1,4 +1,4 @@
-"""What a prompt is expected to take here, each way; learns from what prompts took. Decides nothing."""
+"""Estimates what a prompt costs on this machine, each way, and learns from finished prompts. Decides nothing."""
 
 import asyncio
 from collections import defaultdict
@@ -15,11 +15,11 @@ from service.model.prompt_builder import PromptTokens
 from service.model.speeds import ModelSpeeds, PromptSizes
 from store.errors import Miss, MissReason
 
-NEWS = 1 / 3  # how much the last prompt corrects
-FADED = 0.98  # what is left of a slowness whenever it kept blobs from being read, so that it is tried again some day
-IN_A_ROW, TRIED_AGAIN = 3, 4  # behind so many prompts whose records come too late, about one of so many is looked at
-FURTHEST_OPEN = 2.0  # times its patience that a prompt counts for what came later: one hiccup is no slow store
-FURTHEST = 4.0  # times that a prompt may take what was expected, for what is learned of it
+NEWS = 1 / 3  # the weight of the last prompt in a correction
+FADED = 0.98  # a slowness decays by this each time it kept blobs from being read, so that they are tried again
+IN_A_ROW, TRIED_AGAIN = 3, 4  # after three prompts whose records came too late, one in four is tried
+FURTHEST_OPEN = 2.0  # multiples of its patience that a late prompt counts at most: one hiccup is no slow store
+FURTHEST = 4.0  # how far, as a ratio, one prompt may pull a correction
 
 
 Opening = Future[BlobSource | Miss]
@@ -27,7 +27,7 @@ Opening = Future[BlobSource | Miss]
 
 @dataclass(frozen=True, slots=True)
 class PromptCost:
-    """What is expected of a prompt, corrected, and `plain`, without corrections, which are kept by `size` and `tier`.
+    """The expected cost of a prompt, corrected, and `plain`, without corrections, which are kept by `size` and `tier`.
 
     `unused`: passages whose records come too late, or are too short, to save time.
     """
@@ -41,7 +41,7 @@ class PromptCost:
 
 @dataclass(frozen=True, slots=True)
 class _StoredChunk:
-    """What one record of a prompt holds, how much later than out of memory all of it comes, and in how many parts."""
+    """One record of a prompt: its size, how much later than from memory it arrives, and in how many parts."""
 
     passage: int
     tokens: int
@@ -52,13 +52,13 @@ class _StoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class BegunBlobs:
-    """Blobs of a prompt's passages that are being opened, and how many seconds they are waited for; None for ever."""
+    """Blobs of a prompt's passages that are being opened, and how many seconds to wait for them; None: no limit."""
 
     opening: Sequence[Opening]
     patience_s: float | None = None
 
     async def opened(self) -> dict[int, BlobSource | Miss]:
-        """What came in time. What comes later goes on being opened, and may be nearer the next time."""
+        """The blobs opened in time. Later ones go on being opened, and may be nearer the next time."""
         if self.opening:
             await asyncio.wait([asyncio.wrap_future(_all(self.opening))], timeout=self.patience_s)
         late = Miss(MissReason.SOONER)
@@ -71,9 +71,9 @@ class PromptCosts:
     def __init__(self, speeds: ModelSpeeds) -> None:
         self._speeds = speeds
         self._lock = Lock()
-        self._byte_s = defaultdict[str, float](lambda: speeds.byte_s)  # of each tier, lately; memory's where none knows
-        self._late = 0  # prompts in a row whose records would have paid out of memory, and came too late to
-        self._open_s = 0.0  # until the last blob of a prompt was opened, lately
+        self._byte_s = defaultdict[str, float](lambda: speeds.byte_s)  # of each tier; memory's for an unknown one
+        self._late = 0  # prompts in a row whose records would have paid from memory, but came too late
+        self._open_s = 0.0  # recent seconds until the last blob of a prompt was opened
         self._drifts: dict[tuple[str, int, str], float] = {}
 
     def begun(
@@ -117,7 +117,7 @@ class PromptCosts:
         return PromptCost(Expected(*rounded), Expected(*seconds.values()), frozenset(unused), size, tier)
 
     def learn(self, cost: PromptCost, report: FuseReport, *, took_s: float, sources: Sequence[BlobSource]) -> None:
-        """Learns from a prompt that was computed in so many seconds, its own alone."""
+        """Learns from a prompt that was computed in `took_s`, other requests' time excluded."""
         policy = report.order.policy
         taken = policy if policy in EXACT else "blend"
         expected_s = cost.plain.by_way[taken]
@@ -135,12 +135,12 @@ class PromptCosts:
                 self._byte_s[tier] = before + (byte_s - before) * NEWS if read else before * FADED
 
     def _drift(self, way: str, size: int, *, tier: str = "") -> float:
-        """What took longer than thought, or less: of blending nobody knows at first, and thinks it as of reading."""
+        """The ratio of actual to expected time; before blending has one of its own, full prefill's."""
         reading = self._drifts.get(_kept("full", size, tier=""), 1.0)
         return self._drifts.get(_kept(way, size, tier=tier), reading)
 
     def _reused_s(self, sizes: PromptSizes, exact: PromptSizes, *, size: int) -> float:
-        """What the sooner of blending and reading behind an exact beginning takes with records out of memory."""
+        """The time of the faster of blending and computing after an exact prefix, with records from memory."""
         blend_s = self._speeds.blend_s(sizes) * self._drift("blend", size)
         return min(blend_s, self._speeds.prefix_s(exact) * self._drift("prefix", size))
 
@@ -157,7 +157,7 @@ class PromptCosts:
         return _beside_reading(self._speeds.blend_s(_sizes(tokens, chunks)), chunks)
 
     def _patience_s(self, prompt: PromptTokens, turn_s: float, *, tried: bool) -> float:
-        """How long blobs may take to be opened: as long as all of them, out of memory, would gain, and the turn."""
+        """How long opening blobs may take: what all of them would gain from memory, and the wait for the turn."""
         passages = [len(run.ids) for run in prompt.runs if run.passage is not None]
         full_s, size = self._speeds.full_s(prompt.tokens), prompt.tokens.bit_length()
         sizes = PromptSizes(prompt.tokens, min(sum(passages), prompt.tokens), len(passages))
@@ -186,7 +186,7 @@ class PromptCosts:
 
 
 def _all(opening: Sequence[Opening]) -> Future[None]:
-    """Done when all are: whoever waits is woken once."""
+    """A future that is done when all are, so that the waiter is woken once."""
     every, left = Future[None](), [*range(len(opening))]
 
     def done(_: object) -> None:
@@ -199,7 +199,7 @@ def _all(opening: Sequence[Opening]) -> Future[None]:
 
 
 def _kept(way: str, size: int, *, tier: str) -> tuple[str, int, str]:
-    """What a correction is kept by: reading whole needs no tier."""
+    """The key of a correction: full prefill has no tier."""
     return way, size, "" if way == "full" else tier
 
 
@@ -208,7 +208,7 @@ def _sizes(tokens: int, chunks: Sequence[_StoredChunk]) -> PromptSizes:
 
 
 def _beside_reading(computing_s: float, chunks: Sequence[_StoredChunk]) -> float:
-    """What both take side by side: layers wait for the part of each record that has them, the first for all firsts."""
+    """The time of computing and reading in parallel: layers wait for their parts, the first for all first parts."""
     reading_s = sum(each.late_s for each in chunks)
     parts = min((each.parts for each in chunks if each.late_s), default=1)
     return max(computing_s, reading_s) + min(computing_s, reading_s) / parts

@@ -1,7 +1,7 @@
-"""A chat with tools as vLLM is given it: messages, for its own template and its own parser. Knows no HTTP.
+"""A chat with tools in vLLM's form: messages, for its own template and its own parser. Knows no HTTP.
 
-vLLM reads control tokens in what it renders. So a text that holds one is not given to it: a passage that a search
-found is left out, anything else refuses the request.
+vLLM matches control tokens in what it renders. So no text that holds one is passed to it: a passage that a search
+found is left out, any other text refuses the request.
 """
 
 import json
@@ -40,7 +40,7 @@ class ToolPrompt:
         return frozenset(found)
 
     def fields(self, without: frozenset[int]) -> Json:
-        """The fields of vLLM's chat endpoint that say it all."""
+        """The request as fields of vLLM's chat endpoint."""
         turns = self.gathered.turns(without=without)
         messages: list[Json] = []
         for turn, calls in zip(turns, self.tools.calls, strict=True):

@@ -16,7 +16,7 @@ from store.key import context_of
 from store.reader import BlobReader
 from store.record import FramedRecord, LayerKV, PackedLayer, ReadFrames, Tail
 
-_TIERS = {"object": "s3"}  # what reports call a medium
+_TIERS = {"object": "s3"}  # a medium's name in reports
 
 
 class BlobSource:
@@ -39,27 +39,27 @@ class BlobSource:
         self.read_s = 0.0
         self.failure: MissReason | None = None  # why a layer could not be read: the blob's fault, or the store's
         self._reader: BlobReader | None = reader
-        self._lock = Lock()  # a group is read by one thread; who wants another of its layers would read the same
+        self._lock = Lock()  # one thread reads a group; others that need its layers wait, as they would read the same
         self._kept: dict[int, LayerKV | PackedLayer] = {}
 
     @property
     def parts(self) -> int:
-        """How many parts of it come one after the other, each with some layers."""
+        """The number of parts that arrive one after the other, each with some layers."""
         return 1 if self._reader is None else len(self._reader.numbers)
 
     @property
     def framed(self) -> FramedRecord | None:
-        """All of it, where memory has it as frames do."""
+        """The whole record, where memory holds it in the layout of frames."""
         return None if self._reader is None else self._reader.framed
 
     @property
     def groups(self) -> tuple[range, ...]:
-        """Layers that come together."""
+        """Groups of layers that are read together."""
         return self._groups
 
     def frames(self, layers: Sequence[int], of: Sequence[object], *, threads: int = 1) -> ReadFrames | None:
-        """Groups of layers of several records, read by one call; None where each is better read by itself, and says
-        why.
+        """Groups of layers of several records, read in one call; None where each is better read by itself, which then
+        reports why.
         """
         sources = [each for each in of if isinstance(each, BlobSource)]
         readers = [each._reader for each in sources if each._reader is not None]
@@ -78,12 +78,12 @@ class BlobSource:
         return found
 
     def begin(self) -> None:
-        """Begin to bring the record near, before anyone asks for its layers."""
+        """Begin to fetch the record before its layers are read."""
         if self._reader is not None:
             self._reader.begin()
 
     def let_go(self) -> None:
-        """Give the record's memory back: nobody asks for a layer any more."""
+        """Release the record's memory: no more layers will be read."""
         self._reader = None
         with self._lock:
             self._kept.clear()
@@ -111,7 +111,7 @@ class BlobSource:
 
     @cached_property
     def _group_of(self) -> dict[int, int]:
-        """Each layer's."""
+        """The group of each layer."""
         return {layer: number for number, group in enumerate(self._groups) for layer in group}
 
     def _read(self, reader: BlobReader, group: int) -> dict[int, LayerKV | PackedLayer]:

@@ -1,4 +1,4 @@
-"""What a chunk is captured behind, besides its collection's prefix, and what of it the model's window holds.
+"""The context that a chunk is captured behind, after its collection's prefix, cut to the model's window.
 
 A chunk that is computed alone has keys that are too loud among others in a prompt. Behind passages of the same kind,
 and what stands before it in its document, they are as loud as they should be. Knows texts and token ids, no catalog.
@@ -112,7 +112,7 @@ def filler_ids(builder: PromptBuilder, filler: Sequence[PromptPassage]) -> Ids:
 
 
 def excerpt(text: str) -> str:
-    """What of a passage's text a filler holds."""
+    """The part of a passage's text that a filler holds."""
     return text.strip()[:EXCERPT_CHARACTERS].strip()
 
 
@@ -125,7 +125,7 @@ def _before(builder: PromptBuilder, before: PromptPassage, *, passage: PromptPas
 
 
 def _not_repeated(before: str, text: str) -> str:
-    """What stands before a text, without its end where the text begins with that."""
+    """The text before, without its end where the next text begins with that."""
     head = text[:1]
     at = before.find(head, max(0, len(before) - OVERLAP_CHARACTERS)) if head else -1
     while at >= 0:

@@ -1,4 +1,4 @@
-"""Whether a codec keeps what a model's records tell. One record is packed and compared before any is stored."""
+"""Checks that a codec suits a model: one record is packed and compared before any is stored."""
 
 import numpy as np
 

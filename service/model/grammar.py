@@ -15,14 +15,14 @@ from service.errors import Invalid
 from service.model.grammar_parser import GRAMMAR_FUEL
 from service.model.schema_check import FIELD, checked_grammar
 
-INTRICATE = ("lexer error", "parser error", "initial lexer", "grammar size")  # what llguidance says beyond a limit
+INTRICATE = ("lexer error", "parser error", "initial lexer", "grammar size")  # llguidance's message beyond a limit
 
 
 class Grammars:
     """Grammars over one model's tokens; `vocabulary` is how many logits it gives. Any thread may ask.
 
     Preparing the vocabulary takes up to a second in which no other thread works; each grammar then some milliseconds.
-    None is kept: nobody can tell by the time it takes whether another asked for the same schema.
+    None is cached, so that timing does not reveal whether another client used the same schema.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
@@ -86,13 +86,13 @@ class Constraint:
 
 
 class _Vocabulary:
-    """What the model can write, and what ends an answer. Control tokens are never a part of one."""
+    """The tokens that the model can write, and those that end an answer. Control tokens are never part of one."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         ends = sorted(token for token in tokenizer.stop_ids if token < size)
         control = sorted(token for token in {*tokenizer.control, *ends} if token < size)
-        pieces = [tokenizer.token_bytes(token) for token in range(size)]  # empty for an id that no text becomes
-        self.tokens: LLTokenizer | None = None  # of a model without an end
+        pieces = [tokenizer.token_bytes(token) for token in range(size)]  # empty for an id that no text has
+        self.tokens: LLTokenizer | None = None  # for a model without an end token
         if ends:
             spelled = _Spelled(tokenizer, tokens=pieces, special_token_ids=control, eos_token_id=ends[0])
             self.tokens = LLTokenizer(TokenizerWrapper(spelled), n_vocab=size, eos_token=ends)

@@ -35,7 +35,7 @@ def parse(content: bytes) -> Findings:
     tokens, before = LLTokenizer("byte"), _allocated_bytes()
     matcher = LLMatcher(tokens, content.decode(), log_level=0, limits=GRAMMAR_FUEL)
     taken = GRAMMAR_BYTES if before is None else (_allocated_bytes() or 0) - before
-    del matcher  # it was there until now
+    del matcher  # it was loaded until now
     return Findings((str(taken),))
 
 
@@ -46,7 +46,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def _allocated_bytes() -> int | None:
-    """What the allocator has given out; None where it is not glibc's, which can tell."""
+    """Bytes allocated at present; None where the allocator is not glibc's."""
     tell = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if tell is None:
         return None
@@ -57,6 +57,6 @@ def _allocated_bytes() -> int | None:
 
 @cache
 def _most_bytes() -> int:
-    """The address space that this process may come to: what it took before the first grammar, and a grammar's."""
+    """The limit of this process' address space: what it took before the first grammar, and a grammar's share."""
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     return taken + GRAMMAR_BYTES

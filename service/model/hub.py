@@ -40,7 +40,7 @@ def hub_checkpoint(name: str, *, setting: str) -> str:
 
 
 def _unreached(name: str) -> str:
-    """Why the hub gives no answer at all; empty where it gives any. A thread is left behind where the look-up hangs."""
+    """Why the hub does not answer; empty where it does. Leaves a thread behind where the look-up hangs."""
     found: Queue[str] = Queue()
     Thread(target=lambda: found.put(_asked(name)), name="kvweave-hub", daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""Measures what prompts cost this machine: a second or two at the start, kept beside the operating point."""
+"""Measures the cost of prompts on this machine: a second or two at the start, kept beside the operating point."""
 
 import json
 import time
@@ -105,7 +105,7 @@ def _plain(model: ServedModel, ids: Ids) -> list[_Timing]:
         text = Prompt((), (), ids[:tokens])
         try:
             found += _fastest(model, [lambda text=text: text], order=BlendOrder("full", 0.0))
-        except PromptError:  # more than all contexts together may take
+        except PromptError:  # beyond the memory of all contexts
             break
         tokens *= 2
     return found
@@ -151,7 +151,7 @@ def _solved(
     share = model.order.ratio if policy_name(model.order.policy) in SELECTIVE else 0.0
 
     def rest(timing: _Timing) -> float:
-        """What is left of a time without the pairs that the shares of cached tokens are counted in."""
+        """A time less that of the pairs (row and token) of recomputed tokens."""
         return timing.seconds - pair_s * share * timing.sizes.cached * timing.sizes.tokens
 
     chunk_s = max(0.0, (rest(short) - rest(half)) / (short.sizes.chunks - half.sizes.chunks))

@@ -1,4 +1,4 @@
-"""What a request makes likelier or less likely, as OpenAI defines it. Knows no grammar and no interface."""
+"""Changes the likelihood of tokens, as OpenAI defines it. Knows no grammar and no interface."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,7 +31,7 @@ class Penalties:
 
     @property
     def fields(self) -> Fields:
-        """The fields of OpenAI's completions that say the same."""
+        """The equivalent fields of OpenAI's completions."""
         return {"frequency_penalty": self._frequency, "presence_penalty": self._presence}
 
 
@@ -50,12 +50,12 @@ class LogitBias:
 
     @property
     def fields(self) -> Fields:
-        """The field of OpenAI's completions that says the same."""
+        """The equivalent field of OpenAI's completions."""
         return {"logit_bias": {str(token): bias for token, bias in self._biases.items()}}
 
     @property
     def highest(self) -> int:
-        """The highest token that it is about."""
+        """The highest token id in the bias."""
         return max(self._biases)
 
     def _place(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ class ProcessorChain:
 
 
 def chained(*processors: LogitsProcessor | None) -> LogitsProcessor | None:
-    """All given processors as one, in this order; None for none. A grammar goes last: nothing lifts what it forbids."""
+    """All given processors as one, in this order; None for none. A grammar goes last: no other may lift its bans."""
     given = [processor for processor in processors if processor is not None]
     return ProcessorChain(given) if len(given) > 1 else given[0] if given else None
 

@@ -1,7 +1,7 @@
 # torch's binding of CUDA has no types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportOptionalMemberAccess=false
-"""Memory of the host that a GPU reads where it lies, so that nobody copies it before."""
+"""Pinned host memory, which a GPU reads in place, without a copy."""
 
 import logging
 from mmap import PAGESIZE, mmap
@@ -17,7 +17,7 @@ _PORTABLE = 1  # for all devices of the process
 
 
 class _Pages(mmap):
-    """Pages that nobody else has, which the driver knows of while they live."""
+    """Pages of their own, registered with the driver while they live."""
 
     address = 0
 

@@ -1,4 +1,4 @@
-"""Where everything stands in a prompt: turns of a chat, passages, questions. Knows templates, no caches and no search.
+"""Lays out prompts: turns of a chat, passages, questions. Knows templates, no caches and no search.
 
 A prompt is laid out of turns, a turn of parts. What stands before the first passage is the prefix, what stands behind
 the last one is the suffix. Of a question the order is fixed: the template's head, the passages with a gap behind each,
@@ -68,7 +68,7 @@ class TokenRun:
 class PromptTokens:
     """A prompt as token ids. The first and the last of `runs` are passages, if there are any.
 
-    `question`: how many tokens there are from the last user turn's first on; 0 where nobody knows.
+    `question`: the number of tokens from the last user turn's first on; 0 where it is not known.
     """
 
     prefix: Ids
@@ -82,7 +82,7 @@ class PromptTokens:
         return len(self.prefix) + sum(len(run.ids) for run in self.runs) + len(self.suffix)
 
     def prompt(self, sources: Mapping[int, RecordSource]) -> Prompt:
-        """The prompt for the engine, with the records that there are."""
+        """The prompt for the engine, with these records."""
         segments = [
             TextSegment(run.ids) if run.passage is None else ChunkSegment(run.ids, sources.get(run.passage))
             for run in self.runs
@@ -91,7 +91,7 @@ class PromptTokens:
 
 
 class PromptBuilder:
-    """Turns into token ids, with those of passages and templates remembered. Safe for threads."""
+    """Turns chats into token ids; caches those of passages and templates. Safe for threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -104,7 +104,7 @@ class PromptBuilder:
         return self._part_ids(TurnPart(passage.gap))
 
     def says(self, text: str) -> bool:
-        """Do the token ids of a text say all of it?"""
+        """Whether a text survives the round trip through its token ids."""
         return self.tokenizer.round_trips(text, self.ids(text))
 
     def check_length(self, texts: Sequence[str], *, window: int) -> None:
@@ -126,7 +126,7 @@ class PromptBuilder:
         return _laid(list(self.rows(turns, options=options)), turns)
 
     def lay_plain(self, turns: Sequence[TurnParts]) -> PromptTokens:
-        """The same without the template, for prompts that somebody else renders: about as long."""
+        """The prompt of a chat without the template, about as long, for prompts that vLLM renders."""
         return _laid(list(self._plain(turns)), turns)
 
     def rows(

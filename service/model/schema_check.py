@@ -1,4 +1,4 @@
-"""Decides whether a JSON schema may be compiled here. Knows its size and what its compilation takes, and no model."""
+"""Decides whether a JSON schema may be compiled here, by its size and its compilation's cost. Knows no model."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a loaded model brings: its engine, its tokenizer, what identifies it, how its records are packed and reused."""
+"""A loaded model in service: its engine, tokenizer and identity, and how its records are packed and reused."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,7 +17,7 @@ Ids = tuple[int, ...]
 
 
 def made_up_ids(tokens: int, *, vocabulary: int) -> Ids:
-    """Token ids that say nothing, for what is measured of a model."""
+    """Meaningless token ids, for measurements of a model."""
     return tuple((3 + 7 * place) % vocabulary for place in range(tokens))
 
 
@@ -44,7 +44,7 @@ class ServedModel:
     let_go: Callable[[str], None] = _hold_nothing
 
     def prefix(self, rules: Json) -> Ids:
-        """What the chunks of a collection with these rules are captured behind, as it is rendered today."""
+        """The prefix behind which the chunks of a collection with these rules are captured, as rendered today."""
         system = rules.get("system")
         turns = question_turns([PromptPassage("")], question="", system=SYSTEM if system is None else str(system))
         return self.prompt_builder.lay(turns).prefix
@@ -64,7 +64,7 @@ class ServedModel:
         return self.engine.capture(chunks[0].shared, ids, before=before)
 
     def titled(self, text: str, title: str, *, prefix: Ids, context: CaptureContext = ALONE) -> ChunkIds | None:
-        """What is captured of a chunk, and behind what, as far as the window holds it; None as for `ids`."""
+        """The ids to capture for a chunk, with the context that the window holds; None as for `ids`."""
         passage = PromptPassage(text.strip(), title)
         if self.ids(passage.text) is None:
             return None

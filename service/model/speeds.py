@@ -1,4 +1,4 @@
-"""What a prompt costs this machine, in seconds: a few numbers that were measured. Measures nothing itself."""
+"""The cost of a prompt on this machine in seconds, from a few measured numbers. Measures nothing itself."""
 
 from dataclasses import dataclass
 
@@ -33,22 +33,22 @@ class ModelSpeeds:
     byte_s: float
 
     def full_s(self, tokens: int) -> float:
-        """What a prompt takes that is read from its first token to its last."""
+        """The seconds of full prefill."""
         return self.prefill_s + self._rows_s(tokens, tokens)
 
     def prefix_s(self, sizes: PromptSizes) -> float:
-        """What a prompt takes whose cached tokens are an exact beginning."""
+        """The seconds of a prompt whose cached tokens are an exact prefix."""
         records = self.chunk_s * sizes.chunks + self.cached_s * sizes.cached
         return self.prefill_s + records + self._rows_s(sizes.tokens - sizes.cached, sizes.tokens)
 
     def blend_s(self, sizes: PromptSizes) -> float:
-        """What a prompt takes by the operating point, its records in memory."""
+        """The seconds of a prompt at the operating point, its records in memory."""
         records = self.chunk_s * sizes.chunks + self.cached_s * sizes.cached
         pairs = self.pair_s * self.recomputed * sizes.cached * sizes.tokens
         return self.fuse_s + records + pairs + self.fresh * self._rows_s(sizes.tokens - sizes.cached, sizes.tokens)
 
     def pays(self, tokens: int, *, prompt: int, late_s: float) -> bool:
-        """Whether a record of so many tokens that comes so late saves more than it costs."""
+        """Whether a record of `tokens` that arrives `late_s` late saves more than it costs."""
         return self.chunk_s + self.cached_s * tokens + late_s < self.fresh * self._rows_s(tokens, prompt)
 
     def _rows_s(self, rows: int, tokens: int) -> float:

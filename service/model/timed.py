@@ -14,7 +14,7 @@ ONE = Sampling(max_tokens=1, ignore_eos=True)  # whose first token is the last
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What the fuse did, and the time to the first token."""
+    """The fuse's report, and the time to the first token."""
 
     seconds: float
     report: FuseReport
@@ -23,7 +23,7 @@ class Timed:
 def timed(engine: Engine, request: EngineRequest, *, since: float) -> Timed:
     """Return when the answer is over. Raises what the request fails with.
 
-    `since` is when the clock starts, of `time.perf_counter`: whoever waits also waits for blobs to be opened.
+    `since` is the start by `time.perf_counter`: a client's wait includes the opening of blobs.
     """
     first: float | None = None
     report: FuseReport | None = None

@@ -1,4 +1,4 @@
-"""What may stand in a label: sets that stay small, whatever comes in. Knows the words, and counts nothing."""
+"""Folds label values into small, bounded sets. Knows the words, and counts nothing."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -40,7 +40,7 @@ Fold = Callable[[str], str]
 
 
 class SeenLabels:
-    """The first so many values keep their names, all later ones are `other`. From any thread."""
+    """Keeps the names of the first values up to a limit; all later ones are `other`. Safe for threads."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -48,7 +48,7 @@ class SeenLabels:
         self._lock = Lock()
 
     def __call__(self, value: str) -> str:
-        """The name to count this value under."""
+        """The label for this value."""
         name = self._names.get(value)
         if name is None:
             with self._lock:
@@ -64,7 +64,7 @@ def one_of(known: frozenset[str]) -> Fold:
 
 
 def miss(reason: MissReason) -> str:
-    """The word for why a chunk's keys and values could not be had."""
+    """The label for why a chunk's keys and values were not available."""
     if reason in FINGERPRINT_FIELDS:
         return f"fingerprint_{reason}"
     word = MissReason.UNSUPPORTED if reason in UNREADABLE else reason
@@ -77,5 +77,5 @@ def status(code: int) -> str:
 
 
 def _printable(value: str) -> str:
-    """A name that any scraper can read: a lone surrogate would spoil every scrape from then on."""
+    """A name that any scraper can read: a lone surrogate would break every later scrape."""
     return value[:LETTERS].encode("utf-8", "replace").decode()

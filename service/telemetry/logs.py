@@ -1,4 +1,4 @@
-"""Lines of log: one per record, with fields, for people or for machines. Knows no HTTP, and keeps text of users out.
+"""Log lines: one per record, with fields, for people or for machines. Knows no HTTP; logs no text of users.
 
 A message is constant; what varies is a field: `log.info("stored", extra=fields(chunks=3))`.
 """
@@ -28,7 +28,7 @@ FIELDS = "kvweave_fields"
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What the handling of one request says of itself while it runs."""
+    """Fields that the handling of one request adds to its log line."""
 
     fields: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
 
@@ -39,7 +39,7 @@ _reported: ContextVar[BaseException | None] = ContextVar("reported", default=Non
 
 
 def setup_logs(level: str, style: Style, *, stream: TextIO | None = None) -> None:
-    """Bring all loggers into one form on one stream, standard error by default. A second call replaces the first."""
+    """Give all loggers one format on one stream, standard error by default. A second call replaces the first."""
     levels = logging.getLevelNamesMapping()
     if level.upper() not in levels:
         raise ValueError(f"the log level is one of {', '.join(levels).lower()}, got {level!r}")
@@ -56,7 +56,7 @@ def setup_logs(level: str, style: Style, *, stream: TextIO | None = None) -> Non
 
 @contextmanager
 def noting(identifier: str) -> Generator[Notes]:
-    """Hold the notes of one request, and its id for all lines that it writes."""
+    """Collect the notes of one request inside the block, and put its id on all of its lines."""
     notes = Notes()
     tokens = request_id.set(identifier), _notes.set(notes)
     try:
@@ -67,24 +67,24 @@ def noting(identifier: str) -> Generator[Notes]:
 
 
 def note(**values: Scalar) -> None:
-    """Say something for the line of the present request. Outside of any it is lost."""
+    """Add fields to the line of the current request. Outside of a request they are dropped."""
     notes = _notes.get()
     if notes is not None:
         notes.fields.update(values)
 
 
 def fields(**values: Scalar) -> dict[str, object]:
-    """What a logging call takes as `extra`."""
+    """The `extra` of a logging call."""
     return {FIELDS: values}
 
 
 def tell_once(error: BaseException) -> None:
-    """This exception is written down, or not worth it: the server must not write it again for this request."""
+    """Mark an exception as logged, or not worth a line, so that the server does not log it again for this request."""
     _reported.set(error)
 
 
 def guard(value: object) -> Scalar:
-    """A value that may stand in a line: short, and no more than a scalar."""
+    """A value fit for a log line: short, and a scalar."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -93,7 +93,7 @@ def guard(value: object) -> Scalar:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """A handler of a class of its own, so that a second setup knows it."""
+    """A handler class of its own, so that a second setup recognises it."""
 
 
 class _JsonFormatter(logging.Formatter):
@@ -152,7 +152,7 @@ def _error_of(record: logging.LogRecord) -> BaseException | None:
 
 
 def _trace(error: BaseException, known: frozenset[int] = frozenset()) -> Iterator[str]:
-    """Frames, causes first. A message may quote what a user wrote: it is told where debugging is, and cut."""
+    """Frames, causes first. Messages may quote a user's text: they are shown, cut, only when debugging."""
     known |= {id(error)}
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if earlier is not None and id(earlier) not in known:
@@ -172,7 +172,7 @@ def _cut(text: str, letters: int) -> str:
 
 
 def _plain(value: object) -> str:
-    """Text in which nothing ends a line or moves a terminal's cursor."""
+    """Text without line ends and without control characters for a terminal."""
     text = str(value)
     return text if text.isprintable() else json.dumps(text)[1:-1]
 

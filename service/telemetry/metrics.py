@@ -1,4 +1,4 @@
-"""What the service counts, and its text for Prometheus. Knows no HTTP and reads no clock but for what it keeps a while.
+"""The service's metrics, and their text for Prometheus. Knows no HTTP; reads the clock only for what it caches.
 
 Every label is one of a bounded set: `labels.py` folds what comes in.
 """
@@ -23,7 +23,7 @@ from store.errors import MissReason, StoreError
 from store.upkeep import StorageUsage as Tier
 
 PREFIX = "kvweave_"
-TENANTS, ENDPOINTS, ERRORS, POLICIES, TIERS = 100, 100, 100, 8, 8  # so many have a name
+TENANTS, ENDPOINTS, ERRORS, POLICIES, TIERS = 100, 100, 100, 8, 8  # the most values that have a label of their own
 COMPUTED = "computed"  # the source of a chunk that no tier had
 STORE_KEPT_S = 10.0  # a scrape does not walk the store more often
 
@@ -34,7 +34,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 @dataclass(frozen=True, slots=True)
 class TenantTotals:
-    """What was counted for one tenant since the process started. `reused` tokens are those that were saved."""
+    """The counts of one tenant since the process started. `reused` tokens are those that were not computed."""
 
     requests: int = 0
     failures: int = 0
@@ -163,11 +163,11 @@ class Metrics:
         Gauge(f"{PREFIX}{name.removeprefix(PREFIX)}", help_text, registry=self._registry).set_function(value)
 
     def watch_engine(self, read: Callable[[], Mapping[str, PayerLoad]]) -> None:
-        """Show who has what in the engine. It is read at scrapes."""
+        """Export each tenant's part of the engine, read at scrapes."""
         self._registry.register(_EngineCollector(read, tenant=self._tenant))
 
     def watch_store(self, read: Callable[[], Sequence[Tier]]) -> None:
-        """Show what each tier holds. It is read at scrapes, and kept for a while."""
+        """Export what each tier holds, read at scrapes and cached for a while."""
         self._registry.register(_StoreCollector(read, tier=self._tier, clock=self._clock))
 
     def render(self) -> tuple[bytes, str]:
@@ -175,7 +175,7 @@ class Metrics:
         return generate_latest(_WithoutDates(self._registry)), CONTENT_TYPE_PLAIN_0_0_4
 
     def totals(self, tenant: str) -> TenantTotals:
-        """What was counted for this tenant alone, also where its label is `other`."""
+        """The counts of this tenant alone, also where its label is `other`."""
         with self._lock:
             tally = Tally(self._tallies.get(tenant, {}))
         return TenantTotals(
@@ -224,7 +224,7 @@ class Metrics:
 
 
 class _WithoutDates(Collector):
-    """A registry without the dates of birth that the library adds to every counter as a series of its own."""
+    """A registry without the `_created` series that the library adds to every counter."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

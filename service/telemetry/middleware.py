@@ -1,4 +1,4 @@
-"""Gives each request an id, and tells of it when its response has ended. Looks at no body, and holds none back."""
+"""Gives each request an id, and logs it when its response has ended. Reads no body, and buffers none."""
 
 import logging
 import re
@@ -18,13 +18,13 @@ from service.telemetry.traces import Span, Tracer
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 FETCHED = "/v1/handoffs/"  # vLLM asks for each layer of a prompt: a line for each would hide the others
-UNMATCHED = "unmatched"  # a path that nothing serves
+UNMATCHED = "unmatched"  # a path without a route
 
 _log = logging.getLogger("service.request")
 
 
 class TelemetryMiddleware:
-    """Stands outermost, so that what the framework itself answers passes it too."""
+    """The outermost middleware, so that the framework's own responses pass it too."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, tracer: Tracer) -> None:
         self.app = app
@@ -95,7 +95,7 @@ class _Exchange:
         self._is_over = True
         seconds = time.perf_counter() - self._started
         method, route = self._scope["method"], _template(self._scope)
-        method = method if method in METHODS else "_OTHER"  # who asks chooses it freely
+        method = method if method in METHODS else "_OTHER"  # clients choose it freely
         self._metrics.http(method=method, route=route, status=status, seconds=seconds)
         if status >= 500:
             self._span.fail(error or str(status))

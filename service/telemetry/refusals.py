@@ -1,4 +1,4 @@
-"""Requests and connections that were turned away: each is counted, and the log tells when it begins. Knows no HTTP."""
+"""Refused requests and connections: each is counted, and the log says when refusals begin. Knows no HTTP."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ class Refusals:
         self._guard = Lock()
 
     def add(self, reason: str) -> None:
-        """Count one; a line of log comes with the first, and at most once a minute then."""
+        """Count one; logs the first, and then at most one a minute."""
         self._metrics.refused(reason)
         now = self._clock()
         with self._guard:

@@ -21,7 +21,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class Span:
-    """Something that takes a while. It ends with its `with`; what is held otherwise is ended by `end`."""
+    """A timed operation. It ends with its `with` block, or by `end`."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
@@ -32,12 +32,12 @@ class Span:
         return trace.format_trace_id(self._span.get_span_context().trace_id) if self._span.is_recording() else ""
 
     def set(self, **attributes: Value) -> None:
-        """Add attributes; what is None or no name is left out."""
+        """Add attributes; None, and text that is no name, is left out."""
         for name, value in attributes.items():
             self._put(f"kvweave.{name}", value)
 
     def describe(self, *, method: str, route: str, status: int) -> None:
-        """Notes what a request turned out to be, in the names that OpenTelemetry has for it."""
+        """Records the request by OpenTelemetry's attribute names."""
         self._span.update_name(f"{method} {route}")
         self._put("http.request.method", method)
         self._put("http.route", route)
@@ -60,7 +60,7 @@ class Span:
         del error, at
         if kind is not None and issubclass(kind, Exception):
             self.fail(kind.__qualname__)
-        elif kind is not None:  # who asked went away
+        elif kind is not None:  # the client disconnected
             self._put("error.type", kind.__qualname__)
         self.end()
 
@@ -79,7 +79,7 @@ class Tracer:
     def span(self, name: str, **attributes: Value) -> Span:
         """A stage of the present request, as `with tracer.span("fetch"):`.
 
-        It is nobody's parent: a generator may hold it over a `yield` and be closed from anywhere.
+        It is never a parent: a generator may hold it over a `yield` and be closed from anywhere.
         """
         span = Span(self._backend.start_span(name))
         span.set(**attributes)
@@ -89,7 +89,7 @@ class Tracer:
     def request(self, name: str, headers: Mapping[str, str]) -> Generator[Span]:
         """A request as a whole, within the trace that `traceparent` names; stages inside belong to it.
 
-        Whoever holds it ends it: a response may be over before its handler is.
+        The holder must end it: a response may end before its handler does.
         """
         parent = _PROPAGATOR.extract(headers, context=context.Context())
         span = self._backend.start_span(name, context=parent, kind=SpanKind.SERVER)
