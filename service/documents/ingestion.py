@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from blend.errors import TokenizerError
@@ -24,7 +24,7 @@ from store.blob_store import Put
 from store.key import CacheKey
 from store.reader import BlobReader
 
-PROGRESS_S = 0.5  # between two marks of how far an upload came
+PROGRESS_S = 0.5  # until it is kept again how far uploads came
 TOGETHER = 64  # uploads at most: as many chunks go through the model at once
 TOGETHER_BYTES = 32 << 10  # of their contents at most: whoever waits, waits as for one document of middling length
 
@@ -53,10 +53,6 @@ def _small(view: CatalogView, uploads: Sequence[QueuedUpload]) -> Iterator[Queue
         yield upload
 
 
-class _Ended(Exception):
-    """All uploads were deleted, cancelled or overtaken meanwhile, or the service stops: then they stay as they are."""
-
-
 class Ingestion:
     """The work on one upload, or on several of one collection; of these each ends by itself, and a file is alone.
 
@@ -82,7 +78,7 @@ class Ingestion:
         self._full: set[int] = set()  # those for which the store's budget is used up
         self._owners: dict[CacheKey, list[int]] = {}  # of each blob that is missing
         self._has_moved = False  # whether chunks came into another context since it was planned
-        self._marked = 0.0
+        self._kept_at = 0.0
 
     def run(self) -> None:
         """Works on the uploads to their ends, whatever these are. Raises what may pass: StoreError, CatalogError,
@@ -91,15 +87,13 @@ class Ingestion:
         with self._tenant.catalog.view() as view:
             found = {number: view.content(number) for number in self._live}
         contents = {number: content for number, content in found.items() if content is not None}
+        self._go_on_with(contents)
+        first = next(iter(self._live.values()), None)
         try:
-            self._keep(contents.keys())
-            first = next(iter(self._live.values()))
-            if first.name:
+            if first and first.name:
                 self._expand(first, contents[first.number])
-            else:
+            elif first:
                 self._ingest(contents)
-        except _Ended:
-            return
         except (DocumentError, TokenizerError) as error:
             if len(self._live) > 1:
                 raise
@@ -139,15 +133,14 @@ class Ingestion:
 
     def _ingest(self, contents: Mapping[int, bytes]) -> None:
         documents = dict(self._cut(contents))
-        self._keep(documents)
         with self._tenant.catalog.view() as view:
             serving = {number for number, each in documents.items() if view.serves(each, collection=self._collection)}
         for number in serving:  # the same was put in before
             self._live[number] = replace(self._live[number], state=UploadState.COMPUTING)
         fresh = [number for number in documents if number not in serving and self._live[number].version is None]
         self._stage({number: documents[number] for number in fresh})
-        self._compute({number: document for number, document in documents.items() if number in self._live})
-        self._serve()
+        if self._compute({number: document for number, document in documents.items() if number in self._live}):
+            self._serve()
 
     def _cut(self, contents: Mapping[int, bytes]) -> Iterator[tuple[int, Document]]:
         """Yields the documents that can be cut; the uploads of the others fail."""
@@ -192,10 +185,12 @@ class Ingestion:
             wanted = [*documents.values()]
             anew = self._tenant.captures.unshared(wanted)
             self._tenant.library.stage_all(wanted, collection=self._collection, claim=claim, anew=anew)
-            self._keep(self._live)
 
-    def _compute(self, documents: Mapping[int, Document]) -> None:
-        """Computes all chunks whose blobs are not there. Where the budget is used up, the others are left."""
+    def _compute(self, documents: Mapping[int, Document]) -> bool:
+        """Computes all chunks whose blobs are not there. Where the budget is used up, the others are left.
+
+        Returns whether documents serve then: none does that nobody wants any more, and none where the service stops.
+        """
         tenant, captures = self._tenant, self._tenant.captures
         planned = captures.planned_with([*documents.values()], self._collection)
         items = {each.keys.best: each.item for each in planned.values()}
@@ -212,14 +207,17 @@ class Ingestion:
             unsupported = sum(items[key] is None for key in wanted)
             counts = {"stored": len(wanted) - unsupported - len(lacking), "unsupported": unsupported, "over_budget": 0}
             self._live[number] = replace(self._live[number], chunks=len(wanted), **counts)
-        self._mark()
+        self._keep_progress()
         self._has_moved = False
-        self._capture(missing)
+        if not self._capture(missing):
+            return False
         if self._has_moved:
-            self._compute({number: each for number, each in documents.items() if number in self._live})
+            return self._compute({number: each for number, each in documents.items() if number in self._live})
         tenant.store.flush()
+        return True
 
-    def _capture(self, missing: Sequence[CaptureItem]) -> None:
+    def _capture(self, missing: Sequence[CaptureItem]) -> bool:
+        """Computes chunks. Returns False where no upload is live any more, or the service stops."""
         start = time.perf_counter()
         capturing = ChunkCapture(self._tenant.model, self._tenant.store, purpose=Purpose.JOB, wanted=self._wanted)
         for outcome in capturing.run(missing):
@@ -232,11 +230,12 @@ class Ingestion:
             )
             start = end
             self._count(outcome)
-            if self._full.issuperset(self._live):
-                return
-            self._mark()
-            if self._stops():
-                raise _Ended
+            if self._live and self._full.issuperset(self._live):
+                return True
+            self._keep_progress()
+            if not self._live or self._stops():
+                return False
+        return bool(self._live)
 
     def _count(self, outcome: CaptureOutcome) -> None:
         """Counts what became of a chunk, for all uploads that hold it."""
@@ -257,27 +256,24 @@ class Ingestion:
     def _wanted(self, batch: Sequence[CaptureItem]) -> Sequence[CaptureItem]:
         """The chunks that live uploads want: whoever ends one later makes the store drop what is computed for it."""
         with self._tenant.catalog.view() as view:
-            self._keep({upload.number for upload in view.live_of([*self._live])})
+            self._go_on_with({upload.number for upload in view.live_of([*self._live])})
         wanting = self._live.keys() - self._full
         items = [item for item in batch if not wanting.isdisjoint(self._owners[item.key])]
         still = self._tenant.caches.wanted(items)
         self._has_moved = self._has_moved or len(still) < len(items)
         return still
 
-    def _mark(self) -> None:
-        """Keeps how far the uploads came, now and then. Raises _Ended where nobody wants any more of it."""
-        if time.monotonic() - self._marked > PROGRESS_S:
+    def _keep_progress(self) -> None:
+        """Keeps in the catalog how far the uploads came, now and then."""
+        if time.monotonic() - self._kept_at > PROGRESS_S:
             with self._tenant.catalog.change() as change:
                 live = {number for number, upload in self._live.items() if change.advance(upload)}
-            self._keep(live)
-            self._marked = time.monotonic()
+            self._go_on_with(live)
+            self._kept_at = time.monotonic()
 
-    def _keep(self, live: Iterable[int]) -> None:
-        """Goes on with these uploads alone. Raises _Ended where there is none."""
-        kept = set(live)
-        self._live = {number: upload for number, upload in self._live.items() if number in kept}
-        if not self._live:
-            raise _Ended
+    def _go_on_with(self, wanted: Container[int]) -> None:
+        """Lets go of all other uploads: they were deleted, cancelled or overtaken meanwhile, and stay as they are."""
+        self._live = {number: upload for number, upload in self._live.items() if number in wanted}
 
     def _serve(self) -> None:
         """Makes all documents serve whose uploads are live still, at once."""
