@@ -22,7 +22,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6042, "retriever": 7634, "blend": 8058, "service": 24370, "clients": 7236}
+BUDGET = {"store": 6042, "retriever": 7634, "blend": 8058, "service": 24369, "clients": 7236}
 
 RECORDS = ("store.record", "store.errors")  # what blend may know of store: pure data, no medium
 CONTRACTS = (
@@ -100,7 +100,7 @@ EXCUSED: dict[str, dict[str, str]] = {
     },
     "broad_handlers": {
         "service/api/query.py:_streamed": "a stream that has begun ends in an error event; what is unforeseen goes on",
-        "service/documents/chunk_caches.py:_do": "whoever waits gets the exception",
+        "service/documents/ordered_calls.py:_make": "whoever waits gets the exception",
         "service/documents/ingest.py:Ingest._work": "an outermost loop: it goes on, and its log says why",
         "service/documents/ingest.py:Ingest._run": "an outermost loop: the upload fails, its log says why",
         "service/openai/completion.py:stream": "a stream that has begun ends in an error; what is unforeseen goes on",

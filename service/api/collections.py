@@ -119,7 +119,7 @@ def _fill_with(by: Caller, name: str, *, chunks: Sequence[str]) -> None:
     """Makes these chunks the filler, each of its own domain; none is what is chosen without being asked."""
     tenant = by.tenant
     with tenant.catalog.change() as change:
-        missing = choose(change, name, chunks=chunks, fields=tenant.captures.fields)
+        missing = choose(change, name, chunks=chunks, fields=tenant.captures.domain_fields)
         if missing:
             raise Conflict(f"no document of {name!r} that serves has the chunk {missing!r}: name others as its filler")
     tenant.sweep(SWEEP_S)

@@ -138,7 +138,7 @@ def patch_document(by: By, document_id: DocumentId, *, patch: Patch) -> Document
             raise Invalid(f"with what is there already, {error}", field="metadata") from error
         moves = tenant.captures.chunk("", before.metadata) != tenant.captures.chunk("", row.metadata)
         if moves:
-            settle(change, [row.id], fields=tenant.captures.fields)
+            settle(change, [row.id], fields=tenant.captures.domain_fields)
     with tenant.catalog.view() as view:
         if moves:
             by.core.ingest.move(tenant, view.passages(row.id))

@@ -21,10 +21,9 @@ from service.commands.shown_progress import show_run, shown_progress, tell_skipp
 
 if TYPE_CHECKING:
     from service.documents.corpus_listing import CorpusArgument, CorpusFile
-    from service.documents.file_group import Target
+    from service.documents.file_group import RunProgress, Target
     from service.documents.forecast import Forecast
     from service.documents.precompute import Capture, CapturePlan
-    from service.documents.progress import RunProgress
     from service.settings import Settings
 
 P = ParamSpec("P")

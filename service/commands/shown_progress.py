@@ -19,7 +19,7 @@ from service.commands.console import console, many, size, tell
 
 if TYPE_CHECKING:
     from service.documents.corpus_listing import CorpusFile
-    from service.documents.progress import RunProgress
+    from service.documents.file_group import RunProgress
 
 LINE_S = 5.0  # between two lines where there is no terminal
 COMPUTING = ("compute", "pack", "store", "index")  # stages that follow each other

@@ -1,14 +1,12 @@
 """The stored keys and values of one tenant's chunks: which are there, which are not and why. Computes none."""
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from threading import Event, Lock
-from typing import TypeVar
+from threading import Lock
 
 from blend.fingerprint import Fingerprint
 from retriever.catalog.catalog import Catalog
@@ -18,6 +16,7 @@ from service.access.domains import DomainChunk
 from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_captures import BlobKeys, ChunkCaptures
 from service.documents.chunk_contexts import ContextKey
+from service.documents.ordered_calls import OrderedCalls
 from service.model.blob_source import BlobSource
 from service.truth.control import Control
 from store.blob_store import BlobStore
@@ -26,11 +25,7 @@ from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from store.upkeep import StoredBlob
 
-_Result = TypeVar("_Result")
-
-HELD_UP_S = 1e-3  # by one blob, behind which the others are opened side by side
-
-_SEEN = 100_000  # blobs that are remembered to have been there
+_REMEMBERED = 100_000  # blobs that are remembered to have been there
 _IN_VAIN = {
     MissReason.UNSUPPORTED,
     MissReason.PENDING,
@@ -72,7 +67,7 @@ class ChunkCaches:
         self._store = store
         self._control = control
         self._lock = Lock()
-        self._seen: OrderedDict[CacheKey, int] = OrderedDict()  # how often, the last ones
+        self._times_found: OrderedDict[CacheKey, int] = OrderedDict()  # of the blobs that were found last
 
     def stored(self, keys: BlobKeys) -> BlobReader | Miss:
         """A reader of the best of a chunk's blobs that is there, or why that is not. Raises StoreError."""
@@ -85,7 +80,7 @@ class ChunkCaches:
     def open(self, passages: Sequence[Passage], *, pool: Executor) -> "list[Future[BlobSource | Miss]]":
         """Begins to open the passages' blobs, in their order. A store that does not answer makes them missing, too."""
         wanted = zip(passages, self.captures.keys(passages), strict=True)
-        return _begun(pool, [partial(self._open, passage, keys) for passage, keys in wanted])
+        return OrderedCalls(partial(self._open, passage, keys) for passage, keys in wanted).begin(pool)
 
     def _open(self, passage: Passage, keys: BlobKeys) -> BlobSource | Miss:
         try:
@@ -100,10 +95,10 @@ class ChunkCaches:
     def saw(self, key: CacheKey) -> None:
         """Remember that a blob was there."""
         with self._lock:
-            self._seen[key] = self._seen.get(key, 0) + 1
-            self._seen.move_to_end(key)
-            if len(self._seen) > _SEEN:
-                self._seen.popitem(last=False)
+            self._times_found[key] = self._times_found.get(key, 0) + 1
+            self._times_found.move_to_end(key)
+            if len(self._times_found) > _REMEMBERED:
+                self._times_found.popitem(last=False)
 
     def _why(self, passage: Passage, keys: BlobKeys, *, miss: Miss) -> Miss:
         if miss.reason is not MissReason.ABSENT:
@@ -117,7 +112,7 @@ class ChunkCaches:
             return Miss(MissReason.PENDING)
         if upload and upload.over_budget:
             return Miss(MissReason.OVER_BUDGET)
-        if keys.best in self._seen:
+        if keys.best in self._times_found:
             return Miss(MissReason.EVICTED)
         if limit and not upload:  # a file of a corpus
             return Miss(MissReason.OVER_BUDGET)
@@ -216,7 +211,7 @@ class ChunkCaches:
             best, told = wanted.best, (wanted.behind.digest, wanted.best.domain)
             had = [key for key in keys[best.chunk] if key.context and (key.origin, key.domain) == told]
             if had and best not in had:
-                uses[best.chunk] = max(self._seen.get(key, 0) for key in had)
+                uses[best.chunk] = max(self._times_found.get(key, 0) for key in had)
         return stale, uses
 
     def wanted(self, items: Sequence[CaptureItem]) -> list[CaptureItem]:
@@ -271,43 +266,3 @@ def _by_domain(standing: Mapping[ContextKey, set[str]]) -> dict[DomainChunk, set
 def mends(miss: Miss) -> bool:
     """Would computing the chunk anew help?"""
     return miss.reason not in _IN_VAIN
-
-
-def _begun(pool: Executor, works: Iterable[Callable[[], _Result]]) -> list[Future[_Result]]:
-    """Begins the works in their order. One thread does them one after another, which is quickest where none waits for
-    a medium; once one has held up the others for `HELD_UP_S`, all that are left are done side by side.
-    """
-    left = deque((Future[_Result](), work) for work in works)
-    begun = [future for future, _ in left]
-    ended = Event()
-
-    def run() -> None:
-        with suppress(IndexError):  # nothing is left
-            while True:
-                _do(*left.popleft())
-        ended.set()
-
-    def watch() -> None:
-        while count := len(left):
-            if not ended.wait(HELD_UP_S) and len(left) == count:
-                submit(run, times=count)
-                return
-
-    def submit(work: Callable[[], None], *, times: int = 1) -> None:
-        for _ in range(times):
-            pool.submit(work).add_done_callback(lambda called: called.cancelled() and [each.cancel() for each in begun])
-
-    submit(run)
-    submit(watch)
-    return begun
-
-
-def _do(future: Future[_Result], work: Callable[[], _Result]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        found = work()
-    except Exception as error:
-        future.set_exception(error)
-    else:
-        future.set_result(found)

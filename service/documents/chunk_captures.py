@@ -63,8 +63,8 @@ class ChunkCaptures:
         self._catalog = catalog
         self._control = control
         self._model_digest = model.fingerprint.digest
-        self._behind = lru_cache(_PREFIXES)(self._capture_prefix)
-        self.contexts = ChunkContexts(catalog, fields=lambda: self.fields)
+        self._prefix_of_ids = lru_cache(_PREFIXES)(self._capture_prefix)
+        self.contexts = ChunkContexts(catalog, domain_fields=lambda: self.domain_fields)
 
     def prefixes(self, collections: Iterable[str]) -> dict[str, CapturePrefix]:
         """What the chunks of each collection are behind. A prefix that this model lacks is rendered, once for ever."""
@@ -76,7 +76,7 @@ class ChunkCaptures:
             with self._catalog.change() as change:
                 fresh = self.model.prefix(collection.rules if collection else {})
                 found[name] = change.keep_prefix(name, model=model, ids=fresh) if collection else fresh
-        return {name: self._behind(ids) for name, ids in found.items() if ids is not None}
+        return {name: self._prefix_of_ids(ids) for name, ids in found.items() if ids is not None}
 
     def _capture_prefix(self, prefix: Ids) -> CapturePrefix:
         fingerprint = self.model.fingerprint.behind(prefix)
@@ -85,23 +85,23 @@ class ChunkCaptures:
         return CapturePrefix(prefix, fingerprint, digest)
 
     @property
-    def fields(self) -> frozenset[str]:
+    def domain_fields(self) -> frozenset[str]:
         """The metadata by which filters of the tenant's keys divide its documents into domains."""
         return self._control.bound_fields(self._tenant)
 
     def chunk(self, chunk: str, metadata: Json) -> DomainChunk:
         """The chunk as it is shared by documents with this metadata."""
-        return DomainChunk(chunk, domain_of(metadata, self.fields))
+        return DomainChunk(chunk, domain_of(metadata, self.domain_fields))
 
     def chunks(self, document: Document) -> list[DomainChunk]:
         """The chunks of a document, as those of its domains share them; each once, in its order."""
-        fields, own = self.fields, document.metadata
+        fields, own = self.domain_fields, document.metadata
         found = (DomainChunk(part.id, domain_of({**own, **part.metadata}, fields)) for part in document.parts)
         return [*dict.fromkeys(found)]
 
     def unshared(self, documents: Iterable[Document]) -> set[str]:
         """Ids of chunks that no document of the same domain holds yet: what was made of them is not for these."""
-        if not self.fields:
+        if not self.domain_fields:
             return set()
         wanted = {chunk for document in documents for chunk in self.chunks(document)}
         with self._catalog.view() as view:

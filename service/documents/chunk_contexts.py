@@ -78,22 +78,22 @@ class ContextName:
 
 
 class ChunkContexts:
-    """The contexts of one tenant's chunks. Safe for threads. `fields` divide its documents into domains."""
+    """The contexts of one tenant's chunks. Safe for threads. `domain_fields` divide its documents into domains."""
 
-    def __init__(self, catalog: Catalog, *, fields: Callable[[], Set[str]]) -> None:
+    def __init__(self, catalog: Catalog, *, domain_fields: Callable[[], Set[str]]) -> None:
         self._catalog = catalog
-        self._fields = fields
+        self._domain_fields = domain_fields
         self._lock = Lock()
         self._known: dict[ContextKey, ContextName] = {}
         self._known_at: tuple[object, ...] = ()  # the state of catalog and filters that they are of
 
     def key(self, passage: Passage) -> ContextKey:
         """What a passage's chunk has its context by."""
-        return ContextKey(passage.id, passage.collection, domain_of(passage.metadata, self._fields()))
+        return ContextKey(passage.id, passage.collection, domain_of(passage.metadata, self._domain_fields()))
 
     def named(self, keys: Iterable[ContextKey]) -> dict[ContextKey, ContextName]:
         """The contexts of chunks in documents that serve."""
-        wanted, fields = {*keys}, self._fields()
+        wanted, fields = {*keys}, self._domain_fields()
         with self._catalog.view() as view:
             state = view.state()
             at = (state.catalog, state.changes, fields)
@@ -111,7 +111,7 @@ class ChunkContexts:
         self, keys: Iterable[ContextKey], documents: Sequence[Document], *, collection: str
     ) -> dict[ContextKey, ContextName]:
         """The contexts of chunks once these documents serve, too, in the place of what they were."""
-        wanted, fields = {*keys}, self._fields()
+        wanted, fields = {*keys}, self._domain_fields()
         anew, fresh = {each.id for each in documents}, [*_places(documents, collection)]
         with self._catalog.view() as view:
             held = view.places_of([*{key.chunk for key in wanted}])
@@ -121,7 +121,7 @@ class ChunkContexts:
     def standing(self, view: CatalogView, chunks: Sequence[str]) -> dict[ContextKey, tuple[Json, set[str]]]:
         """Metadata of places of chunks, and the digests of all contexts in which these stand, in staged versions too:
         blobs of others are not kept."""
-        fields, places = self._fields(), view.places_of(chunks)
+        fields, places = self._domain_fields(), view.places_of(chunks)
         fillers = _fillers(view, {place.collection for place in places})
         found: dict[ContextKey, tuple[Json, set[str]]] = {}
         for place in places:

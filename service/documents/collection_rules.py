@@ -2,7 +2,9 @@
 
 from dataclasses import asdict, dataclass, fields
 
+from retriever.catalog.catalog import Catalog
 from retriever.documents import Json
+from retriever.types import Collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,14 @@ class CollectionRules:
         """The rules in JSON, which somebody else may have put in: what is not known is left out."""
         known = {field.name: rules[field.name] for field in fields(cls) if field.name in rules}
         return cls(**known)  # pyright: ignore[reportArgumentType] (as `to_json` wrote it)
+
+
+def kept_rules(catalog: Catalog, collection: str, *, fresh: CollectionRules) -> CollectionRules:
+    """The rules by which all documents of a collection are cut. One that is not there is made, with the fresh ones."""
+    with catalog.view() as view:
+        found = view.collection(collection)
+    if found is not None:
+        return CollectionRules.from_json(found.rules)
+    with catalog.change() as change:
+        change.put_collection(Collection(collection, fresh.to_json()))
+    return fresh

@@ -1,7 +1,7 @@
 """Documents on their way in: read from files, kept as bytes until they are cut, and named where nobody named them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 from blake3 import blake3
@@ -10,7 +10,7 @@ from retriever.chunking.count import Counter
 from retriever.chunking.cut import CutRules, cut
 from retriever.documents import Document, Draft
 from retriever.readers.files import read_file
-from retriever.readers.reading import ReadingProblem
+from retriever.readers.reading import Reading
 from retriever.upload_types import NewUpload
 from service.documents.corpus_listing import CorpusFile
 
@@ -51,20 +51,11 @@ def named(drafts: Sequence[Draft], file: str) -> list[Draft]:
     return [*drafts]
 
 
-@dataclass(frozen=True, slots=True)
-class FileDocuments:
-    """What a file became, documents with ids."""
-
-    file: CorpusFile
-    drafts: tuple[Draft, ...]
-    problems: tuple[ReadingProblem, ...]
-
-
-def read_in(file: CorpusFile) -> FileDocuments:
+def read_in(file: CorpusFile) -> Reading:
     """Reads a file. Its documents keep the ids that they bring; a lone one gets the file's name, others name#place."""
     reading = read_file(file.path)
     drafts = [
         draft if draft.id else replace(draft, id=file.name if len(reading.drafts) == 1 else f"{file.name}#{place}")
         for place, draft in enumerate(reading.drafts)
     ]
-    return FileDocuments(file, tuple(drafts), reading.problems)
+    return Reading(tuple(drafts), reading.problems)

@@ -2,22 +2,21 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 
 from blend.errors import TokenizerError
 from retriever.documents import Document
 from retriever.errors import DocumentError
-from retriever.readers.reading import ReadingProblem
+from retriever.readers.reading import Reading, ReadingProblem
 from retriever.types import Limit, SourceFile
 from service.access.domains import DomainChunk
 from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_captures import BlobKeys, CapturePrefix, PlannedChunk
 from service.documents.collection_rules import CollectionRules
 from service.documents.corpus_listing import CorpusFile
-from service.documents.drafts import FileDocuments, cut_draft, read_in
+from service.documents.drafts import cut_draft, read_in
 from service.documents.fillers import DOCUMENTS
-from service.documents.progress import RunProgress
 from service.documents.tenants import Tenant
 from service.errors import Invalid
 from store.key import CacheKey, Scope
@@ -58,18 +57,6 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingPlan:
-    """Which chunks of a corpus a run computes: those of a shard; `renew`: those that an earlier release captured, too.
-
-    `settled`: what is missing of files that did not change is over budget, and is not asked for again.
-    """
-
-    shard: Shard | None = None
-    renew: bool = False
-    settled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class CorpusState:
     """What there is before a run. `stored`: the bytes of each blob that the collection's model has there."""
 
@@ -96,6 +83,46 @@ def look(target: Target) -> CorpusState:
         return CorpusState(capture_prefix, stored, view.limit(target.collection, model=digest))
 
 
+@dataclass(slots=True)
+class RunProgress:
+    """`stored` chunks were computed now, `present` ones were there, `dropped` ones made room; bytes are of new blobs,
+    `worked_bytes` of the files whose chunks are done, in part for a file of many.
+
+    `chunks` are told apart by their text: of these some are present, stored, over budget or text only (unsupported).
+    """
+
+    files: int = 0
+    unchanged: int = 0
+    documents: int = 0
+    removed: int = 0
+    chunks: int = 0
+    present: int = 0
+    stored: int = 0
+    over_budget: int = 0
+    unsupported: int = 0
+    dropped: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+    raw_bytes: int = 0
+    worked_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    problems: list[ReadingProblem] = field(default_factory=list[ReadingProblem])
+
+    def add(self, other: "RunProgress") -> None:
+        """Adds all that the other counted."""
+        for each in fields(self):
+            value = getattr(other, each.name)
+            if isinstance(value, int):
+                setattr(self, each.name, getattr(self, each.name) + value)
+        self.problems += other.problems
+        for stage, spent in other.seconds.items():
+            self.spend(stage, spent)
+
+    def spend(self, stage: str, seconds: float) -> None:
+        """Adds seconds to a stage."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+
 @dataclass(frozen=True, slots=True)
 class ReadFile:
     """A file that was read again. One that is not `whole` has documents that could not be read."""
@@ -115,8 +142,7 @@ class FileGroup:
     fresh: list[ReadFile] = field(default_factory=list[ReadFile])
     items: dict[DomainChunk, CaptureItem] = field(default_factory=dict[DomainChunk, CaptureItem])
     progress: RunProgress = field(default_factory=RunProgress)
-    versions: list[int] = field(default_factory=list[int])
-    staged: set[str] = field(default_factory=set[str])
+    staged: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])  # documents, and their versions
     waiting: int = 0
     nbytes: int = 0
     tokens: int = 0
@@ -140,15 +166,28 @@ class FileGroup:
 
 class CorpusReader:
     """Reads for one run. `seen`: all chunks that came by, in the corpus's order, and whether they are to be computed;
-    `present`: the keys of those that are there.
+    `present`: the keys of those that are there. Of a `shard`, others are passed by.
+
+    `renew`: what an earlier release captured is missing, too. `settled`: what is missing of files that did not change
+    is over budget, and is not asked for again.
     """
 
-    def __init__(self, target: Target, state: CorpusState, *, plan: ReadingPlan = ReadingPlan()) -> None:
+    def __init__(
+        self,
+        target: Target,
+        state: CorpusState,
+        *,
+        shard: Shard | None = None,
+        renew: bool = False,
+        settled: bool = False,
+    ) -> None:
         self.seen: dict[DomainChunk, bool] = {}
         self.present: dict[DomainChunk, CacheKey] = {}
         self._target = target
         self._standing = state
-        self._plan = plan
+        self._shard = shard
+        self._renew = renew
+        self._settled = settled
 
     def groups(self, found: Iterable[CorpusFile | ReadingProblem]) -> Iterator[FileGroup]:
         """Yields the groups of the corpus; the last may be empty."""
@@ -187,7 +226,7 @@ class CorpusReader:
             passage for passage, keys in zip(passages, captures.keys(passages), strict=True) if self._lacks(group, keys)
         ]
         for planned in captures.planned(missing):
-            self._add(group, planned, settled=self._plan.settled)
+            self._add(group, planned, settled=self._settled)
         return True
 
     def _add_fresh(self, group: FileGroup, file: CorpusFile) -> None:
@@ -214,7 +253,7 @@ class CorpusReader:
                 break
         return documents
 
-    def _cut(self, read: FileDocuments, problems: list[ReadingProblem]) -> Iterator[Document]:
+    def _cut(self, read: Reading, problems: list[ReadingProblem]) -> Iterator[Document]:
         target = self._target
         for draft in read.drafts:
             try:
@@ -230,12 +269,12 @@ class CorpusReader:
 
     def _lacks(self, group: FileGroup, keys: BlobKeys) -> bool:
         """Counts a chunk. Returns whether it is the run's, came by for the first time, and is not there."""
-        chunk, shard, stored = DomainChunk.of(keys.best), self._plan.shard, self._standing.stored
+        chunk, shard, stored = DomainChunk.of(keys.best), self._shard, self._standing.stored
         if chunk in self.seen or (shard and not shard.holds(chunk.id)):
             return False
         self.seen[chunk] = False
         group.progress.chunks += 1
-        serving = (keys.best,) if self._plan.renew else (keys.best, *keys.lesser[-1:])  # captured by an earlier release
+        serving = (keys.best,) if self._renew else (keys.best, *keys.lesser[-1:])  # captured by an earlier release
         present = next((key for key in serving if key in stored), None)
         if present is not None:
             self.present[chunk] = present

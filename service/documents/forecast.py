@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from retriever.readers.reading import ReadingProblem
 from service.documents.chunk_capture import CaptureItem, batches
 from service.documents.corpus_listing import CorpusFile
-from service.documents.file_group import CorpusReader, Target, look
-from service.documents.progress import RunProgress
+from service.documents.file_group import CorpusReader, RunProgress, Target, look
 from service.model.served_model import ServedModel
 from store.blob import Terms
 from store.codec.encode import encode
@@ -52,15 +51,13 @@ def forecast(target: Target, found: Iterable[CorpusFile | ReadingProblem], *, pr
     rate, size = _sampled(target.tenant.model, missing)
     tokens = sum(len(item.chunk.all) for item in missing)
     return Forecast(
-        *(
-            progress.files,
-            progress.unchanged,
-            documents,
-            progress.chunks,
-            progress.present,
-            progress.unsupported,
-            tokens,
-        ),
+        files=progress.files,
+        unchanged=progress.unchanged,
+        documents=documents,
+        chunks=progress.chunks,
+        present=progress.present,
+        unsupported=progress.unsupported,
+        tokens=tokens,
         nbytes=tokens * size,
         seconds=tokens / rate if rate else 0.0,
         bytes_per_token=size,

@@ -11,12 +11,12 @@ from retriever.catalog.view import CatalogView
 from retriever.documents import Document
 from retriever.errors import DocumentError
 from retriever.readers.files import read
-from retriever.types import Collection, Label
+from retriever.types import Label
 from retriever.upload_types import QueuedUpload, UploadState
 from service.documents.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose
-from service.documents.collection_rules import CollectionRules
+from service.documents.collection_rules import CollectionRules, kept_rules
 from service.documents.drafts import cut_draft, decode_draft, named, upload_of
-from service.documents.fillers import prepare, settle
+from service.documents.fillers import prepare
 from service.documents.tenants import Tenant
 from service.telemetry.logs import fields
 from service.telemetry.metrics import Metrics
@@ -144,24 +144,14 @@ class Ingestion:
 
     def _cut(self, contents: Mapping[int, bytes]) -> Iterator[tuple[int, Document]]:
         """Yields the documents that can be cut; the uploads of the others fail."""
-        rules, count = self._rules(), self._tenant.model.counted
+        fresh, count = CollectionRules(self._chunk_tokens), self._tenant.model.counted
+        rules = kept_rules(self._tenant.catalog, self._collection, fresh=fresh)
         for number, content in contents.items():
             upload = self._live[number]
             try:
                 yield number, cut_draft(decode_draft(content), upload.document, tokens=rules.chunk_tokens, count=count)
             except (DocumentError, TokenizerError) as error:
                 self._fail(upload, str(error))
-
-    def _rules(self) -> CollectionRules:
-        """The rules of the collection, which is made where it is not there."""
-        with self._tenant.catalog.view() as view:
-            found = view.collection(self._collection)
-        if found is None:
-            fresh = CollectionRules(self._chunk_tokens)
-            with self._tenant.catalog.change() as change:
-                change.put_collection(Collection(self._collection, fresh.to_json()))
-            return fresh
-        return CollectionRules.from_json(found.rules)
 
     def _stage(self, documents: Mapping[int, Document]) -> None:
         """Stages the documents whose uploads are live still."""
@@ -178,7 +168,7 @@ class Ingestion:
                     del self._live[number]
             found = (documents[number].metadata for number in documents if number in self._live)
             labels = [Label(self._collection, metadata) for metadata in found]
-            prepare(change, labels, staged=claimed, fields=self._tenant.captures.fields)
+            prepare(change, labels, staged=claimed, fields=self._tenant.captures.domain_fields)
             return claimed
 
         if documents:
@@ -223,10 +213,7 @@ class Ingestion:
         for outcome in capturing.run(missing):
             end = time.perf_counter()
             self._metrics.captured(
-                self._tenant.name,
-                tokens=len(outcome.item.chunk.all),
-                nbytes=outcome.nbytes,
-                seconds=end - start,
+                self._tenant.name, tokens=len(outcome.item.chunk.all), nbytes=outcome.nbytes, seconds=end - start
             )
             start = end
             self._count(outcome)
@@ -277,17 +264,17 @@ class Ingestion:
 
     def _serve(self) -> None:
         """Makes all documents serve whose uploads are live still, at once."""
-        ready = [replace(upload, state=UploadState.READY, detail=_summary(upload)) for upload in self._live.values()]
-        before = self._tenant.domains(upload.document for upload in ready)
-        with self._tenant.catalog.change() as change:
-            ready = [upload for upload in ready if change.advance(upload)]
-            served = {upload.document: change.serve(upload.version) for upload in ready if upload.version is not None}
-            settle(change, [upload.document for upload in ready], fields=self._tenant.captures.fields)
+        ended = [replace(upload, state=UploadState.READY, detail=_summary(upload)) for upload in self._live.values()]
+        ready: list[QueuedUpload] = []
+
+        def mark(change: CatalogChange) -> list[int]:
+            ready.extend(upload for upload in ended if change.advance(upload))
+            return [upload.version for upload in ready if upload.version is not None]
+
+        kept = self._tenant.serve([upload.document for upload in ended], mark)
         for upload in ready:
             self._metrics.uploaded(self._tenant.name, state=upload.state.value)
-        after = self._tenant.domains(served)
-        moved = [removal for name, removal in served.items() if before.get(name) != after.get(name)]
-        self._tenant.sweep(1.0, kept={chunk for removal in moved for chunk in removal.kept})
+        self._tenant.sweep(1.0, kept=kept)
 
 
 def _summary(upload: QueuedUpload) -> str:

@@ -11,25 +11,26 @@ from itertools import chain
 
 from blake3 import blake3
 
+from retriever.catalog.change import CatalogChange
 from retriever.documents import Document
 from retriever.readers.reading import ReadingProblem
-from retriever.types import Collection, Limit, SourceFile
+from retriever.types import Limit, SourceFile
 from service.access.domains import DomainChunk
 from service.documents.chunk_capture import CaptureItem, CaptureOutcome, ChunkCapture, Purpose, Sink
+from service.documents.collection_rules import kept_rules
 from service.documents.corpus_listing import CorpusFile
 from service.documents.file_group import (
     CorpusReader,
     CorpusState,
     FileGroup,
-    ReadingPlan,
+    RunProgress,
     Shard,
     Target,
     look,
     signature,
 )
-from service.documents.fillers import divide, first_filler, settle
+from service.documents.fillers import divide, first_filler
 from service.documents.need import BudgetedStore, CacheBudget, needs
-from service.documents.progress import RunProgress
 from service.model.served_model import Ids
 from store.blob_store import Put
 
@@ -65,14 +66,13 @@ class Precompute:
 
     def run(self, found: Iterable[CorpusFile | ReadingProblem], *, on_progress: OnProgress) -> RunProgress:
         """Works on all files, and calls `on_progress`. Raises StoreError and CatalogError; what was done is kept."""
-        self._begin()
+        kept_rules(self._target.tenant.catalog, self._target.collection, fresh=self._target.rules)
         found = self._with_filler(iter(found))
         state = look(self._target)
         terms = self._terms()
         limit = state.limit
         settled = limit is not None and limit.terms == terms and self._held(state) >= limit.nbytes
-        reading = ReadingPlan(self._plan.shard, self._plan.renew, settled)
-        reader = CorpusReader(self._target, state, plan=reading)
+        reader = CorpusReader(self._target, state, shard=self._plan.shard, renew=self._plan.renew, settled=settled)
         run = _Run(self._target, self._plan, state=state, progress=self.progress, on_progress=on_progress)
         with ThreadPoolExecutor(1, "kvweave-read") as pool:
             groups = _ahead(reader.groups(found), pool)
@@ -100,18 +100,9 @@ class Precompute:
             self.progress.removed += len(gone)
         self._recapture()
 
-    def _begin(self) -> None:
-        """Makes the collection where it is not there."""
-        target = self._target
-        with target.tenant.catalog.view() as view:
-            if view.collection(target.collection) is not None:
-                return
-        with target.tenant.catalog.change() as change:
-            change.put_collection(Collection(target.collection, target.rules.to_json()))
-
     def _with_filler(self, found: Iterator[CorpusFile | ReadingProblem]) -> Iterator[CorpusFile | ReadingProblem]:
         """The files. Where the collection has no filler, one is made of their first documents: all is captured once."""
-        target, fields = self._target, self._target.tenant.captures.fields
+        target, fields = self._target, self._target.tenant.captures.domain_fields
         with target.tenant.catalog.change() as change:
             divide(change, [target.collection], fields=fields)
         with target.tenant.catalog.view() as view:
@@ -299,8 +290,8 @@ class _Run:
         with target.tenant.catalog.view() as view:
             fresh = [each for each in documents if not view.serves(each, collection=target.collection)]
         if fresh:
-            group.versions += target.tenant.library.stage_all(fresh, collection=target.collection)
-            group.staged |= {each.id for each in fresh}
+            versions = target.tenant.library.stage_all(fresh, collection=target.collection)
+            group.staged += zip([each.id for each in fresh], versions, strict=True)
 
     def _close(self, group: FileGroup) -> None:
         """Makes a group's documents serve, in one transaction with the memory of files: a known file's do serve."""
@@ -309,21 +300,18 @@ class _Run:
             return
         with self._timed("index"):
             fresh = group.documents
-            self._stage(group, [each for each in fresh if each.id not in group.staged])  # that another file let go
+            staged = {name for name, _ in group.staged}
+            self._stage(group, [each for each in fresh if each.id not in staged])  # that another file let go
             sources, dropped = self._sources(group)
-            names = [each.id for each in fresh]
-            before = target.tenant.domains(names)
-            with target.tenant.catalog.change() as change:
-                removals = [change.serve(version) for version in group.versions]
+
+            def mark(change: CatalogChange) -> Iterable[int]:
                 for name, source in sources.items():
                     change.put_source(target.collection, name, source=source)
-                if dropped:
-                    removals.append(change.delete(dropped))
-                settle(change, [*names, *dropped], fields=target.tenant.captures.fields)
-            if before != target.tenant.domains(names) or dropped:
-                target.tenant.clear({chunk for removal in removals for chunk in removal.kept})
+                return [version for _, version in group.staged]
+
+            target.tenant.clear(target.tenant.serve([each.id for each in fresh], mark, dropped=dropped))
         self._tally.removed += len(dropped)
-        self._tally.documents += len(group.versions)
+        self._tally.documents += len(group.staged)
         self._on_progress(self._tally)
 
     def _sources(self, group: FileGroup) -> tuple[dict[str, SourceFile], list[str]]:

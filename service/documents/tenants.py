@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 
+from retriever.catalog.change import CatalogChange
 from retriever.library import Library
 from retriever.types import Passage, Removal
 from service.documents.chunk_caches import ChunkCaches
@@ -62,11 +63,29 @@ class Tenant:
         self._sweeping = Lock()
         self._divided: tuple[frozenset[str], Iterator[StoredBlob]] = frozenset(), iter(())
 
+    def serve(
+        self, documents: Sequence[str], mark: Callable[[CatalogChange], Iterable[int]], *, dropped: Sequence[str] = ()
+    ) -> set[str]:
+        """Makes documents serve and others go, all at once. `mark` keeps in the same transaction how far they came, and
+        tells the staged versions of those that are still wanted.
+
+        Returns chunks that other documents hold, and whose caches may be in domains that have them no more.
+        """
+        before = self.domains(documents)
+        with self.catalog.change() as change:
+            removals = [change.serve(version) for version in mark(change)]
+            if dropped:
+                removals.append(change.delete(dropped))
+            settle(change, [*documents, *dropped], fields=self.captures.domain_fields)
+        if before == self.domains(documents) and not dropped:
+            return set()
+        return {chunk for removal in removals for chunk in removal.kept}
+
     def delete(self, documents: Sequence[str]) -> Removed:
         """Deletes all versions of documents, what waits to be cut too; then the caches that nothing else needs."""
         with self.catalog.change() as change:
             removal = change.delete(documents)
-            settle(change, documents, fields=self.captures.fields)
+            settle(change, documents, fields=self.captures.domain_fields)
         return self._removed(removal)
 
     def delete_collection(self, name: str) -> Removed:
@@ -127,7 +146,7 @@ class Tenant:
 
     def domains(self, documents: Iterable[str]) -> dict[str, str]:
         """The domains of those of these documents that serve; nothing where no filter divides the tenant's."""
-        if not self.captures.fields:
+        if not self.captures.domain_fields:
             return {}
         with self.catalog.view() as view:
             found = [view.document(document) for document in documents]
@@ -137,7 +156,7 @@ class Tenant:
         """Looks at so many blobs, whether their domain is still one: filters of new keys make others, and a kill may
         leave some. Returns what is to be computed for new domains; None when all blobs were looked at.
         """
-        fields, (before, blobs) = self.captures.fields, self._divided
+        fields, (before, blobs) = self.captures.domain_fields, self._divided
         if fields != before:
             with self.catalog.view() as view:
                 names = [each.name for each in view.collections()]
@@ -177,7 +196,7 @@ class Tenant:
     def clear(self, chunks: Collection[str]) -> bool:
         """Deletes the caches of these chunks in domains in which no document has them. Returns whether all went."""
         try:
-            for chunk in chunks if self.captures.fields else ():
+            for chunk in chunks if self.captures.domain_fields else ():
                 self.caches.clear(list(self.store.entries(Scope(self.name, chunk))))
         except StoreError as error:
             log.warning("caches of domains without documents could not be removed yet", extra=fields(reason=str(error)))

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
-from service.documents import chunk_caches
+from service.documents import ordered_calls
 from store.errors import StoreFull, StoreUnavailable
 from store.key import CacheKey, Scope
 from store.scrub import verify
@@ -120,7 +120,7 @@ class TestAStoreOutOfReach:
         assert not all_there.broken
 
     def test_blobs_that_are_near_are_opened_by_one_thread(self, lmdb: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(chunk_caches, "HELD_UP_S", serving.WAIT_S)  # however slow the machine is
+        monkeypatch.setattr(ordered_calls, "HELD_UP_S", serving.WAIT_S)  # however slow the machine is
         threads = set[int]()
 
         def note(name: str, what: object) -> None:

@@ -23,7 +23,7 @@ from service.commands.options import AsJson
 from service.lab.commands.shown_race import show_race, sooner
 
 if TYPE_CHECKING:
-    from service.documents.progress import RunProgress
+    from service.documents.file_group import RunProgress
     from service.lab.demo.demo_answers import Answered
     from service.settings import Settings
 

@@ -19,8 +19,8 @@ from service.app.composition import compose_core
 from service.app.core import Core
 from service.app.workspace import open_workspace
 from service.documents.corpus_listing import files
+from service.documents.file_group import RunProgress
 from service.documents.precompute import Precompute
-from service.documents.progress import RunProgress
 from service.errors import Unavailable
 from service.settings import Settings
 

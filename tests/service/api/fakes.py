@@ -57,7 +57,7 @@ class FakeCaches:
 
     def __init__(self) -> None:
         self.model = Letters()
-        self.fields = frozenset[str]()
+        self.domain_fields = frozenset[str]()
         self.told: list[tuple[str, list[str]]] = []
 
     def states(self, passages: Sequence[Passage]) -> dict[str, ChunkState]:
