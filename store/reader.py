@@ -5,27 +5,34 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 
 from store.blob import Blob, Buffer, Head, verified
-from store.record import FramedRecord, LayerKV, PackedLayer
+from store.rows import StoredRows
 
 Fetch = Callable[[int], AbstractContextManager[Buffer]]
-Layers = Sequence[LayerKV | PackedLayer | None]  # as they are kept, in order; None for one without a cache
 
 
 class BlobReader:
     """An open blob. Threads may share it; nothing needs to be closed.
 
-    `source` names the medium that answered, for reports: ram, lmdb or object. `layers` are all layers of the blob where
-    the medium has them unpacked, and `framed` the same in rows; both were verified when they were stored there.
+    `source` names the medium that answered, for reports: ram, lmdb or object. `unpacked` are all of the blob's layers
+    where the medium has them so: they were verified when they came.
     """
 
-    framed: FramedRecord | None = None
-
-    def __init__(self, head: Head, raw_head: bytes, *, fetch: Fetch, source: str, layers: Layers | None = None) -> None:
+    def __init__(
+        self, head: Head, raw_head: bytes, *, fetch: Fetch, source: str, unpacked: StoredRows | None = None
+    ) -> None:
         self.head = head
         self.raw_head = raw_head
         self.source = source
-        self.layers = layers
+        self.unpacked = unpacked
         self._fetch = fetch
+
+    @cached_property
+    def groups(self) -> tuple[range, ...]:
+        """The layers that are read together: those of one frame, or each by itself where they are unpacked."""
+        if self.unpacked:
+            return tuple([range(layer, layer + 1) for layer in range(len(self.head.shapes))])
+        firsts = [self.head.frames[each.start] for each in self.numbers]
+        return tuple([range(each.layer, each.layer + each.layers) for each in firsts])
 
     @cached_property
     def numbers(self) -> tuple[range, ...]:

@@ -1,11 +1,10 @@
-"""One chunk's keys and values for one model, plain or packed. Knows shapes and dtypes, no codec and no medium.
+"""One chunk's keys and values for one model, plain. Knows shapes and dtypes, no codec and no medium.
 
-Letters: `L` layers, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a channel's `T` codes.
+Letters: `H` kv heads, `T` tokens, `D` head dim.
 """
 
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,6 @@ Array = NDArray[np.float32 | np.float16 | np.uint16]  # uint16 holds bfloat16's 
 Codes = NDArray[np.uint8]
 Scales = NDArray[np.float32]
 Shape = tuple[int, ...]
-
-ADDRESS, NBYTES, START, IS_PINNED, LAYOUT_AT = range(5)  # in a row of a `FramedPart`
 
 STORAGE: dict[Dtype, np.dtype[np.float32 | np.float16 | np.uint16]] = {
     "float32": np.dtype(np.float32),
@@ -96,125 +93,6 @@ class Record:
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedTensor:
-    """Quantized codes, channel-major, several to a byte along T, with their step sizes and middles.
-
-    `value = (code - (2**bits - 1) / 2) * scale + center`, computed in float32 and rounded once to the dtype. The
-    product is exact, as every scale is exact in bfloat16, so that a fused multiplication makes the same bits.
-    `scales` is (H, 1, D) for keys and (H, T, 1) for values, so that it multiplies an (H, T, D) tensor as it is;
-    `centers` are of its shape, None where all are zero. Byte p of a channel holds the codes of tokens
-    `p*n ... p*n + n-1`, lowest bits first, where n is `codes_per_byte`; codes behind the last token are padding.
-    """
-
-    codes: Codes  # (H, D, P)
-    scales: Scales
-    bits: int
-    tokens: int
-    centers: Scales | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PackedTile:
-    """Tokens `start` to `start + keys.tokens` of one layer."""
-
-    start: int
-    keys: PackedTensor
-    values: PackedTensor
-
-
-class FrameLayout(NamedTuple):
-    """The offsets of a layer's parts in one frame, as `store.codec.frame` describes them; the keys' steps come first.
-
-    `step` tokens share the keys' steps, fewer at the end. `is_turned`: codes lie as (H, P, D). A trellis' code gives a
-    level only with the codes before it, from each span's first token on.
-    """
-
-    tokens: int
-    step: int
-    key_bits: int
-    key_width: int  # bits that a code takes in a byte
-    value_bits: int
-    value_width: int
-    is_turned: int  # as all of these are
-    middles: int
-    key_codes: int
-    value_steps: int
-    value_codes: int
-    key_trellis: int  # whether the codes are of one
-    value_trellis: int
-
-
-class FramedPart(NamedTuple):
-    """Tokens `start` to `start + layout.tokens` of one layer as stored in their frame; `sizes`: step sizes by index.
-
-    `row` passes all of that to compiled code: the address and length of the data, the start, whether a GPU can read the
-    data in place, and from `LAYOUT_AT` on the layout.
-    """
-
-    start: int
-    data: Codes
-    row: NDArray[np.int64]
-    layout: FrameLayout
-    sizes: Scales
-
-
-class PackedLayer(NamedTuple):
-    """One layer in codes; `shapes` are the (H, T, D) of keys and values.
-
-    A long chunk is cut into several tiles along T, in order and without gaps, which `read` makes of the layer. Where
-    they lie in frames as these are written today, `framed` are all of these, for who reads them himself.
-    """
-
-    shapes: tuple[Shape, Shape]
-    read: "Callable[[PackedLayer], tuple[PackedTile, ...]]"
-    framed: tuple[FramedPart, ...] = ()
-
-    @classmethod
-    def of(cls, tiles: tuple[PackedTile, ...]) -> Self:
-        """Made of tiles that are there."""
-        tokens = sum(tile.keys.tokens for tile in tiles)
-        keys, values = tiles[0].keys.codes.shape, tiles[0].values.codes.shape
-
-        def read(_: PackedLayer) -> tuple[PackedTile, ...]:
-            return tiles
-
-        return cls(((keys[0], tokens, keys[1]), (values[0], tokens, values[1])), read)
-
-    @property
-    def tiles(self) -> tuple[PackedTile, ...]:
-        """Made anew each time."""
-        return self.read(self)
-
-
-class FramedRecord(NamedTuple):
-    """A record whose layers lie in one piece of memory as its frames have them, each in as many parts.
-
-    `rows` (L, P, R) are those of its parts, all zeros for a layer without a cache; `shapes` are each layer's heads and
-    dims of keys, then of values; `tokens` are its own and its tail's; `sizes`: of steps, by place.
-    """
-
-    memory: Codes
-    rows: NDArray[np.int64]
-    shapes: tuple[Shape | None, ...]
-    tokens: int
-    sizes: Scales
-
-
-class ReadFrames(NamedTuple):
-    """Neighbouring layers of several records, unpacked into memory that lives as long as this.
-
-    `rows` (L, N, R) are those of their parts, record by record, `tokens` of each record so many; `shapes` all heads and
-    dims of keys, then of values, that are among them, `sizes` of steps, by place.
-    """
-
-    memory: object
-    rows: NDArray[np.int64]
-    tokens: Sequence[int]
-    shapes: Collection[Shape]
-    sizes: Scales
-
-
 def codes_per_byte(bits: int) -> int:
     """How many codes of `bits` share a byte: 4, 2 or 1. zstd recovers what 3, 5, 6 and 7 bits leave unused."""
     return 4 if bits <= 2 else 2 if bits <= 4 else 1
@@ -230,12 +108,6 @@ def widen(array: Array, dtype: Dtype) -> NDArray[np.float32]:
 def largest(dtype: Dtype) -> float:
     """The dtype's largest finite number."""
     return _LARGEST[dtype]
-
-
-def reach(scales: Scales, centers: Scales | None, *, bits: int) -> float:
-    """A bound that no value exceeds. Checking the values themselves would take half the time of a decode."""
-    widest = float(scales.max()) * 2 ** (bits - 1)
-    return widest if centers is None else widest + float(np.abs(centers).max())
 
 
 def clip(wide: NDArray[np.float32], dtype: Dtype) -> None:

@@ -77,7 +77,7 @@ def _check(tier: BlobAccess, blob: StoredBlob) -> BadEntry | None:
     reader = tier.open(key)
     if isinstance(reader, Miss):
         return BadEntry(tier.name, key, reader.reason, reader.detail)
-    frames = range(len(reader.head.frames) if reader.layers is None else 0)  # memory verified them before
+    frames = range(len(reader.head.frames) if reader.unpacked is None else 0)  # memory verified them before
     try:
         for number in frames:
             with reader.frame(number):

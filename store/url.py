@@ -27,7 +27,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from obstore.store import ObjectStore as Bucket
 
 from store.blob_store import BlobStore
-from store.codec.unpacked import AS_IT_LIES, MemoryForm
+from store.codec.unpacked import Allocate, allocate
 from store.errors import StoreDenied, UrlError
 from store.lmdb.lmdb_store import LmdbStore
 from store.objects.object_client import ObjectClient
@@ -78,15 +78,15 @@ class StoreUrl:
         return timedelta(seconds=value)
 
 
-def open_store(url: str, form: MemoryForm = AS_IT_LIES) -> BlobStore:
-    """The store that a URL names; a wrong URL is a `UrlError` with the remedy. `form`: of `mem://` above others."""
+def open_store(url: str, allocate: Allocate = allocate) -> BlobStore:
+    """The store that a URL names; a wrong URL is a `UrlError` with the remedy. `allocate`: of `mem://` above others."""
     if not url.startswith("tiered:"):
         return _open_tier(url, lowest=True)
     urls = url.removeprefix("tiered:").split("|")
     opened: list[BlobStore] = []
     with ExitStack() as undo:
         for part in urls[:-1]:
-            opened.append(undo.enter_context(_open_tier(part.strip(), lowest=False, form=form)))
+            opened.append(undo.enter_context(_open_tier(part.strip(), lowest=False, allocate=allocate)))
         opened.append(undo.enter_context(_open_tier(urls[-1].strip(), lowest=True)))
         undo.pop_all()
     near = isinstance(opened[-1], LmdbStore | MemoryStore)
@@ -100,13 +100,13 @@ def place_of(url: str) -> str:
     return lowest.label if own is None else f"{lowest.label}{own} on {socket.gethostname()}"
 
 
-def _open_tier(text: str, *, lowest: bool, form: MemoryForm = AS_IT_LIES) -> BlobStore:
-    """One tier; `form`: of memory above others."""
+def _open_tier(text: str, *, lowest: bool, allocate: Allocate = allocate) -> BlobStore:
+    """One tier; `allocate`: of memory above others."""
     url = _split(text)
     budget = TierBudget(url.size("budget"), url.size("tenant_budget"), lowest=lowest)
     scheme = url.parts.scheme
     if scheme == "mem":
-        return MemoryStore(budget) if lowest else MemoryCache(budget, form)
+        return MemoryStore(budget) if lowest else MemoryCache(budget, allocate)
     if scheme == "lmdb":
         return LmdbStore(_path(url), budget)
     if scheme == "file":

@@ -22,9 +22,9 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6042, "retriever": 7634, "blend": 8058, "service": 24369, "clients": 7236}
+BUDGET = {"store": 5947, "retriever": 7634, "blend": 7838, "service": 24326, "clients": 7236}
 
-RECORDS = ("store.record", "store.errors")  # what blend may know of store: pure data, no medium
+RECORDS = ("store.record", "store.rows", "store.errors")  # what blend may know of store: pure data, no medium
 CONTRACTS = (
     "store.blob_store",
     "store.blob",
@@ -95,7 +95,6 @@ _OF_LLAMA = (
 EXCUSED: dict[str, dict[str, str]] = {
     "deferred_imports": {
         "blend/kernels/kernels.py:": "numba is an extra, and triton comes with torch for CUDA",
-        "blend/place/packed_placer.py:": "triton comes with torch for CUDA",
         "retriever/readers/serve.py:_answer": "a worker is told its parser, whose library is an extra",
     },
     "broad_handlers": {

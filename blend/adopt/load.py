@@ -30,7 +30,7 @@ from blend.adopt.refusals import TOKENS, disagreement, refuse_moving_angles, ref
 from blend.capture.capture import VERSION
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.fingerprint import Fingerprint
-from blend.place.unpack import DTYPES
+from blend.place.torch_placement import DTYPES
 from blend.run.attention import FLEX, kernels
 from blend.run.decoder import Decoder
 from blend.run.layer_gate import find_layers, install, text_config

@@ -5,18 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
 from blend.errors import PromptError
 from blend.fingerprint import Fingerprint, digest_ids, packed_ids
 from store.errors import Miss, MissReason
-from store.record import FramedRecord, LayerKV, PackedLayer, ReadFrames, Record, Tail
+from store.record import Record, Shape, Tail
+from store.rows import StoredRows, joined, plain_rows
 
 
 class RecordSource(Protocol):
-    """One chunk's record, read layer by layer in ascending order, from a thread of the reader's own."""
+    """One chunk's record, of which several layers or records are read together, by several threads at once."""
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -44,32 +45,32 @@ class RecordSource(Protocol):
         ...
 
     @property
-    def framed(self) -> FramedRecord | None:
-        """The whole record, where memory holds it in the layout of frames, so that no layer has to be read."""
+    def shapes(self) -> tuple[Shape | None, ...]:
+        """Heads and dims of each layer's keys, then of its values; None for a layer without a cache of its own."""
+        ...
+
+    @property
+    def is_near(self) -> bool:
+        """Whether its rows are there, so that nothing has to be read."""
         ...
 
     @property
     def groups(self) -> tuple[range, ...]:
-        """Groups of adjacent layers that are read together; none where each is read by itself."""
+        """The layers in order, those together that are read together."""
         ...
 
-    def frames(self, layers: Sequence[int], of: "Sequence[RecordSource]", *, threads: int = 1) -> ReadFrames | None:
-        """Reads groups of several records in one call, this one included, with `threads` of its own; None where
-        each must be read by itself.
+    def rows(self, layers: range, of: "Sequence[Self]", *, threads: int = 1) -> StoredRows:
+        """Reads layers of several records, this one among them, with the tails', by one call and so many threads of its
+        own. Raises Unreadable, or another OSError.
         """
-        ...
-
-    def layer(self, index: int) -> LayerKV | PackedLayer:
-        """Reads a layer that has its own keys and values, the tail included. Raises Unreadable, or another OSError."""
         ...
 
 
 class HeldRecord:
     """A record in memory that was captured right behind its prefix, as a source."""
 
-    framed = None
     is_exact = True
-    groups: tuple[range, ...] = ()
+    is_near = False  # for copies are made
 
     def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
         self._record = record
@@ -90,14 +91,24 @@ class HeldRecord:
         """What the record covers behind the chunk."""
         return self._record.tail
 
-    def frames(self, layers: Sequence[int], of: Sequence[RecordSource], *, threads: int = 1) -> None:
-        """Nothing to read: the record is in memory."""
+    @property
+    def shapes(self) -> tuple[Shape | None, ...]:
+        """Heads and dims of each layer."""
+        layers = self._record.layers
+        return tuple(
+            each and (each.keys.shape[0], each.keys.shape[2], each.values.shape[0], each.values.shape[2])
+            for each in layers
+        )
 
-    def layer(self, index: int) -> LayerKV:
-        """One layer of the record, one that keeps keys and values of its own."""
-        layer = self._record.layers[index]
-        assert layer is not None
-        return layer
+    @property
+    def groups(self) -> tuple[range, ...]:
+        """Each layer by itself."""
+        return tuple(range(layer, layer + 1) for layer in range(len(self._record.layers)))
+
+    def rows(self, layers: range, of: Sequence[Self], *, threads: int = 1) -> StoredRows:
+        """Copies of the layers: nothing is read."""
+        del threads
+        return joined([plain_rows(each._record.layers[layers.start : layers.stop]) for each in of])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,32 +3,26 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple
-from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from threading import Condition, Event
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from blend.fuse.prompt import ChunkSpan
-from blend.place.row_turn import FramedRows, framed_rows
-from blend.place.unpack import first_rows, unpack_joined
-from blend.run.context import Context, LayerShape, Slots, numbers, scattered
+from blend.run.context import Context, LayerShape
 from blend.run.decoder import Decoder
-from store.record import FramedRecord, LayerKV, PackedLayer
+from store.record import Shape
+from store.rows import IS_PINNED, records_of
 
-JOINED = 1 << 18  # numbers of short records that are unpacked together
-PLACED = 1 << 22  # and of packed ones that are read and placed at once, where that leaves each thread a part of a layer
-UNIT = 1 << 19  # or of as many: fewer take less time than threads need to pass the interpreter's lock on
-NEAR = 1 << 22  # and of records that are in memory, of several layers
-ON_DEVICE = 1 << 23  # and of plain ones, on a GPU: its calls cost more than its work, and what it unpacks takes memory
-FAR_DEVICE = 1 << 25  # and there of packed ones, of several layers: so much is read by one thread before it is placed
-NEAR_DEVICE = 1 << 26  # and there of records that are in memory
+UNIT = 1 << 19  # numbers that one thread reads and places at once: fewer take less time than threads need to take turns
+MOST = 1 << 22  # and at most, so that each thread has a part of a layer
+ON_DEVICE = 1 << 25  # and on a GPU, whose calls cost more than its work
 THREADS = min(8, max(2, (os.cpu_count() or 1) // 2))  # more would take the interpreter's lock from the model's thread
 
 
@@ -61,13 +55,12 @@ class Readers(ThreadPoolExecutor):
         return self._streams.setdefault(device, self._streams.get(device) or torch.cuda.Stream(device))
 
 
-@lru_cache
-def _heads_and_dims(shape: LayerShape) -> tuple[int, ...]:
-    """Tells them as records do."""
-    return astuple(shape)
+class _Unit(NamedTuple):
+    """Layers, and the spans of them that are read together; `alike`: what of them is placed together."""
 
-
-_Unit = tuple[Sequence[int], Sequence[ChunkSpan]]  # layers, and the spans of them that are placed together
+    layers: range
+    spans: list[ChunkSpan]
+    alike: list[tuple[list[int], list[ChunkSpan]]]
 
 
 def _tokens(spans: Sequence[ChunkSpan]) -> int:
@@ -75,10 +68,10 @@ def _tokens(spans: Sequence[ChunkSpan]) -> int:
 
 
 def _divided(spans: Sequence[ChunkSpan]) -> Iterable[list[ChunkSpan]]:
-    """The spans by which layers of their records come together."""
-    found: dict[tuple[range, ...], list[ChunkSpan]] = {}
+    """The spans whose records are read together: those of one kind that has the same layers together."""
+    found: dict[object, list[ChunkSpan]] = {}
     for span in spans:
-        found.setdefault(span.source.groups, []).append(span)
+        found.setdefault((type(span.source), span.source.is_near, span.source.groups), []).append(span)
     return found.values()
 
 
@@ -103,18 +96,16 @@ class RecordLoader:
         self.waited_s = 0.0
         self._decoder = decoder
         self._context = context
-        self._wanted = wanted
         self._began = time.perf_counter()
         self._stopped = Event()
-        self._slots: dict[tuple[int, ...], tuple[Slots, Tensor | None]] = {}  # by chunks
-        self._rows: dict[tuple[int, ...], FramedRows] = {}  # of all layers, by chunks
-        self._is_apart = is_apart(decoder.device)
-        alike = [*self._alike(decoder.model_layers.keeping)]
-        self._near = self._found_near({span.chunk: span for _, spans in alike for span in spans})
-        near, far = self._units_of(alike, threads=readers.threads)
-        units = [*near, *far] if self._is_apart else sorted([*near, *far], key=lambda unit: unit[0][0])
+        self._wanted = {layer: {each.chunk: each for each in wanted(layer)} for layer in decoder.model_layers.keeping}
+        spans = {chunk: span for some in self._wanted.values() for chunk, span in some.items()}
+        units = sorted(self._units_of([*spans.values()], threads=readers.threads), key=lambda unit: unit.layers.start)
+        self._misfits: dict[tuple[Shape | None, ...], int | None] = {}  # layers that are not the model's, by shapes
+        self._held: list[object] = []  # memory that a GPU may be reading until all is closed
         self._units = iter(units)
-        self._missing = Counter(layer for some, _ in units for layer in some)  # units of it that do not stand there yet
+        # Units of each layer that do not stand there yet.
+        self._missing = Counter(layer for unit in units for some, _ in unit.alike for layer in some)
         self._events: dict[int, torch.Event] = {}  # behind which a layer stands there, on a GPU
         self._failed: Exception | None = None
         self._awaited = set[int]()
@@ -122,11 +113,10 @@ class RecordLoader:
         self._stream = readers.stream(decoder.device)
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream(decoder.device))
-        workers, self._unpacking = min(readers.threads, len(units)), 1
-        if self._is_apart:  # half the threads for what is far, each with as many of zstd's, who knows no lock
-            half = readers.threads // 2
-            self._unpacking = max(1, half)
-            workers = min(readers.threads, max(2, half), len(far) + bool(near))  # one tells it of all that is near
+        # On a GPU half the threads read, each with as many of zstd's, who knows no lock.
+        half = max(1, readers.threads // 2)
+        workers, self._unpacking = (max(2, half), half) if is_apart(decoder.device) else (readers.threads, 1)
+        workers = min(readers.threads, workers, len(units))
         self._work = [readers.submit(self._read) for _ in range(workers)]
 
     def wait(self, layer: int) -> None:
@@ -151,13 +141,14 @@ class RecordLoader:
         wait(self._work)
         if self._stream:  # whoever gets the context's memory next, or that of a record, must not meet a copy on its way
             self._stream.synchronize()
-        self._near.clear()
+        self._held.clear()
 
     def _read(self) -> None:
         try:
             with self._on_stream(), torch.inference_mode():
                 while unit := self._next():
-                    self._placed(unit[0], nbytes=self._place(*unit))
+                    self._place(unit)
+                    self._placed(unit)
         except Exception as error:
             with self._changed:
                 self._failed = self._failed or error
@@ -168,11 +159,12 @@ class RecordLoader:
         with self._changed:
             return next(self._units, None)
 
-    def _placed(self, layers: Sequence[int], *, nbytes: int) -> None:
+    def _placed(self, unit: _Unit) -> None:
+        numbers = sum([_tokens(spans) * self._shape(some[0]).numbers * len(some) for some, spans in unit.alike])
         with self._changed:
-            self.bytes += nbytes
+            self.bytes += numbers * self._decoder.dtype.itemsize
             self.read_s = time.perf_counter() - self._began
-            for layer in layers:
+            for layer in chain.from_iterable([some for some, _ in unit.alike]):
                 if self._stream and self._missing[layer] == 1:
                     self._events[layer] = self._stream.record_event()
                 self._missing[layer] -= 1
@@ -182,71 +174,36 @@ class RecordLoader:
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
-    def _found_near(self, spans: Mapping[int, ChunkSpan]) -> dict[int, FramedRecord]:
-        """Records that stand in memory as this model's layers are placed, by chunks. A GPU may be reading that memory
-        until all is closed.
+    def _alike(self, layers: range, spans: Sequence[ChunkSpan]) -> Iterator[tuple[list[int], list[ChunkSpan]]]:
+        """Yields neighbours among the layers that have the same shape, with the spans that all of them need."""
+        keeping = [layer for layer in layers if layer in self._wanted]
+        for (_, needed), some in groupby(keeping, key=lambda layer: (self._shape(layer), self._wanted[layer].keys())):
+            if found := [span for span in spans if span.chunk in needed]:
+                yield [*some], found
+
+    def _units_of(self, spans: Sequence[ChunkSpan], *, threads: int) -> Iterator[_Unit]:
+        """Yields what is read and placed at once: a group of layers, and a part of the spans. What is near, and all on
+        a GPU, comes by one group, one more, two, four and so on, as long as that is not too much. A GPU is told of all
+        spans at once that are near.
         """
-        shapes = tuple(shape and _heads_and_dims(shape) for shape in self._decoder.model_layers.shapes)
-        found = {chunk: span.source.framed for chunk, span in spans.items()} if self._decoder.places_frames else {}
-        return {
-            chunk: framed
-            for chunk, framed in found.items()
-            if framed and framed.tokens == spans[chunk].recorded and framed.shapes == shapes
-        }
+        on_device = is_apart(self._decoder.device)
+        for some in _divided(spans):
+            groups, tokens, place, is_near = some[0].source.groups, _tokens(some), 0, some[0].source.is_near
+            while place < len(groups):
+                many = (ON_DEVICE if on_device else MOST * threads) // max(1, tokens * self._numbers(groups[place]))
+                many = max(1, min(many, place, len(groups) // threads)) if is_near or on_device else 1
+                layers = range(groups[place].start, groups[min(place + many, len(groups)) - 1].stop)
+                place += many
+                numbers = self._numbers(layers)
+                most = ON_DEVICE if on_device else max(UNIT, min(MOST, tokens * numbers // threads))
+                most = tokens * numbers if is_near and on_device else most
+                for part in self._joined(some, most=-(-most // numbers)) if numbers else ():
+                    if alike := [*self._alike(layers, part)]:
+                        yield _Unit(layers, part, alike)
 
-    def _alike(self, layers: Sequence[int]) -> Iterator[_Unit]:
-        """Yields neighbours among layers that have the same shape, with the spans that all of them need."""
-        for _, neighbours in groupby(layers, key=lambda layer: (self._shape(layer), self._wanted(layer))):
-            some = [*neighbours]
-            yield some, self._wanted(some[0])
-
-    def _units_of(self, alike: Iterable[_Unit], *, threads: int) -> tuple[list[_Unit], list[_Unit]]:
-        """What is placed together: of spans that are near, layers together, and of others."""
-        near, far, told = list[_Unit](), list[_Unit](), 0
-        for layers, spans in alike:
-            here = [span for span in spans if span.chunk in self._near]
-            there = [span for span in spans if span.chunk not in self._near]
-            for some in _divided(there):
-                far += self._far_units(layers, some, threads=threads)
-            if here:
-                near += self._near_units(layers, here, before=told, threads=threads)
-                told += len(layers)
-        return near, sorted(far, key=lambda unit: unit[0][0])
-
-    def _far_units(self, layers: Sequence[int], spans: Sequence[ChunkSpan], *, threads: int) -> Iterator[_Unit]:
-        """Yields layers that come together, with some of the spans, whose records have them together; for a GPU those
-        of one group, one more, two, four and so on.
-        """
-        together = spans[0].source.groups
-        group_of = {layer: number for number, group in enumerate(together) for layer in group}
-        groups = [[*each] for _, each in groupby(layers, key=lambda layer: group_of.get(layer, -1 - layer))]
-        tokens, numbers, place = _tokens(spans), self._shape(layers[0]).numbers, 0
-        while place < len(groups):
-            wanted, most, many = tokens * numbers * len(groups[place]), FAR_DEVICE, 1
-            if not self._is_apart:
-                most = max(UNIT, min(PLACED, wanted // threads))
-            elif together:
-                many = max(1, min(place, FAR_DEVICE // wanted, len(groups) // threads))
-            some = [layer for group in groups[place : place + many] for layer in group]
-            place += many
-            for group in self._joined(spans, most=most // (numbers * len(some))):
-                yield some, group
-
-    def _near_units(
-        self, layers: Sequence[int], spans: Sequence[ChunkSpan], *, before: int, threads: int
-    ) -> Iterator[_Unit]:
-        """Yields one layer, one more, two, four and so on: a GPU is told of them at once, each thread of a CPU of a
-        part of the spans.
-        """
-        tokens, shape, place = _tokens(spans), self._shape(layers[0]), 0
-        most = max(1, (NEAR_DEVICE if self._is_apart else NEAR * threads) // (tokens * shape.numbers))
-        while place < len(layers):
-            some = layers[place : place + min(most, max(1, before + place))]
-            place += len(some)
-            together = shape.numbers * len(some)
-            part = max(UNIT, min(NEAR, tokens * together // threads))
-            for group in [spans] if self._is_apart else self._joined(spans, most=-(-part // together)):
-                yield some, group
+    def _numbers(self, layers: range) -> int:
+        """How many numbers the layers keep for each token."""
+        return sum([self._shape(layer).numbers for layer in layers if layer in self._wanted])
 
     def _joined(self, spans: Sequence[ChunkSpan], *, most: int) -> Iterator[list[ChunkSpan]]:
         """Yields them in lists of so many tokens at most, or of one."""
@@ -260,94 +217,40 @@ class RecordLoader:
         if group:
             yield group
 
-    def _place(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> int:
-        """Returns how many bytes of keys and values came out of the spans' records."""
-        if spans[0].chunk in self._near:
-            self._place_near(layers, spans)
-        else:
-            self._place_far(layers, spans)
-        numbers = sum([self._shape(layer).numbers for layer in layers])
-        return _tokens(spans) * numbers * self._decoder.dtype.itemsize
-
-    def _place_near(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> None:
+    def _place(self, unit: _Unit) -> None:
+        layers, spans, alike = unit
         if self._stopped.is_set():
             raise DamagedRecord(spans[0], "stopped")
-        near = self._rows.get(chunks := tuple([span.chunk for span in spans]))
-        if near is None:
-            records = [self._near[chunk] for chunk in chunks]
-            rows = np.concatenate([each.rows for each in records], axis=1)
-            slots = np.array([(span.start, span.stop) for span in spans], np.int64)
-            near = self._rows[chunks] = FramedRows(rows, slots, records[0].sizes)
-        self._decoder.place_packed(self._context, layers, stored=near._replace(rows=near.rows[[*layers]]))
-
-    def _place_far(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> None:
-        if self._decoder.places_frames and self._place_frames(layers, spans):
-            return
-        for layer in layers:
-            self._place_layer(layer, spans)
-
-    def _place_layer(self, layer: int, spans: Sequence[ChunkSpan]) -> None:
-        decoder = self._decoder
-        stored = [(span, self._stored(layer, span)) for span in spans]
-        packed = [(span.start, span.stop, each) for span, each in stored if decoder.takes_packed(each)]
-        if packed:
-            decoder.place_packed(self._context, [layer], stored=framed_rows(packed))
-        if len(packed) < len(stored):
-            self._place_plain(layer, [(span, each) for span, each in stored if not decoder.takes_packed(each)])
-
-    def _place_frames(self, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> bool:
-        """Whether all could be read by one call, and was placed."""
-        if self._stopped.is_set():
-            return False
-        found = spans[0].source.frames(layers, [span.source for span in spans], threads=self._unpacking)
-        if found is None or {*found.shapes} != {_heads_and_dims(self._shape(layers[0]))}:
-            return False
-        if [*found.tokens] != [span.recorded for span in spans]:
-            return False
-        slots = np.array([(span.start, span.stop) for span in spans], np.int64)
-        self._decoder.place_packed(self._context, layers, stored=FramedRows(found.rows, slots, found.sizes))
-        return True
-
-    def _place_plain(self, layer: int, records: Sequence[tuple[ChunkSpan, LayerKV | PackedLayer]]) -> None:
-        stored = {span.chunk: each for span, each in records}
-        most = (ON_DEVICE if self._is_apart else JOINED) // self._shape(layer).numbers
-        for some in self._joined([span for span, _ in records], most=most):
-            self._place_joined(layer, some, stored=[stored[span.chunk] for span in some])
-
-    def _place_joined(self, layer: int, spans: Sequence[ChunkSpan], *, stored: Sequence[LayerKV | PackedLayer]) -> None:
-        decoder = self._decoder
-        keys, values = unpack_joined(stored, dtype=decoder.dtype, device=decoder.device)
-        slots, kept = self._slots_of(spans)
-        if kept is not None:
-            keys, values = keys.index_select(1, kept), values.index_select(1, kept)
-        decoder.place(self._context, layer, slots=slots, keys=keys, values=values)
-
-    def _stored(self, layer: int, span: ChunkSpan) -> LayerKV | PackedLayer:
-        """What the span's record has of a layer, in the layer's shape."""
-        if self._stopped.is_set():
-            raise DamagedRecord(span, "stopped")
+        for span in spans:
+            if (layer := self._misfit(span.source.shapes)) is not None:
+                raise DamagedRecord(span, f"layer {layer} has the wrong shape")
         try:
-            stored = span.source.layer(layer)
+            stored = spans[0].source.rows(layers, [span.source for span in spans], threads=self._unpacking)
         except OSError as error:  # Unreadable among them: whatever a medium does, the text is at hand
-            raise DamagedRecord(span, str(error)) from error
-        tokens, shape = span.recorded, self._shape(layer)
-        keys, values = (shape.key_heads, tokens, shape.key_dim), (shape.value_heads, tokens, shape.value_dim)
-        if stored.shapes != (keys, values):
-            raise DamagedRecord(span, f"layer {layer} has the wrong shape")
-        return stored
+            if len(spans) == 1:
+                raise DamagedRecord(spans[0], str(error)) from error
+            for span in spans:  # one of them is damaged, and says so alone
+                self._place(_Unit(layers, [span], [(some, [span]) for some, needed in alike if span in needed]))
+            return
+        if stored.rows[:, :, IS_PINNED].any():
+            self._held.append(stored.memory)
+        slots = np.array([(span.start, span.stop) for span in spans], np.int64)
+        for some, needed in alike:
+            rows, own = stored.rows[[layer - layers.start for layer in some]], slots
+            if len(needed) < len(spans):
+                chosen = np.array([span in needed for span in spans])
+                rows, own = rows[:, chosen[records_of(rows)[0]]], slots[chosen]
+            self._decoder.place(self._context, some, stored=stored._replace(rows=rows), slots=own)
+
+    def _misfit(self, shapes: tuple[Shape | None, ...]) -> int | None:
+        """The first layer whose keys or values have other heads or dims than the model's, if there is one."""
+        if shapes not in self._misfits:
+            ours = {layer: astuple(self._shape(layer)) for layer in self._wanted}
+            found = [layer for layer, shape in ours.items() if shapes[layer : layer + 1] != (shape,)]
+            self._misfits[shapes] = next(iter(found), None)
+        return self._misfits[shapes]
 
     def _shape(self, layer: int) -> LayerShape:
         shape = self._decoder.model_layers.shapes[layer]
         assert shape is not None, f"layer {layer} keeps nothing of its own"
         return shape
-
-    def _slots_of(self, spans: Sequence[ChunkSpan]) -> tuple[Slots, Tensor | None]:
-        """Where the rows of the spans' records stand, and which of the rows these are; None for all."""
-        found = self._slots.get(chunks := tuple(span.chunk for span in spans))
-        if found is None:
-            places = [place for span in spans for place in range(span.start, span.stop)]
-            kept = first_rows([span.recorded for span in spans], [span.stop - span.start for span in spans])
-            device = self._decoder.device
-            rows = None if kept is None else numbers(kept, device=device)
-            found = self._slots[chunks] = (scattered(places, device=device), rows)
-        return found

@@ -7,7 +7,7 @@ try:
 except ImportError:
     gathered = cpu_rows_kernels = place_kernel = None
 try:
-    from blend.kernels import attend_rows
+    from blend.kernels import attend_rows, place_spans
 except ImportError:
-    attend_rows = None
-__all__ = ["attend_rows", "cpu_rows_kernels", "gathered", "place_kernel"]
+    attend_rows = place_spans = None
+__all__ = ["attend_rows", "cpu_rows_kernels", "gathered", "place_kernel", "place_spans"]

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from blend.kernels.compiled import Word, bytes_at, cast, compiled_apart, words_at
 from blend.kernels.unpack_head import ROWS, Floats, UnpackScratch, read_middles, read_steps, unpack_head, unpack_scratch
-from store.record import LAYOUT_AT, START, Codes, FrameLayout, Scales
+from store.record import Codes, Scales
+from store.rows import LAYOUT_AT, START, FrameLayout
 
 Words = NDArray[np.uint16 | np.uint32]
 Numbers = NDArray[np.int64]
-Parts = tuple[Numbers, Numbers]  # rows of `FramedPart` (L, N, R), record by record; slots of each, the one behind it
+Parts = tuple[Numbers, Numbers]  # rows (L, N, R) of `StoredRows`; slots of each, the one behind it
 Shape = tuple[int, int, int]
 Buffers = tuple[Numbers, Shape, Shape, Word]  # where keys and values of each layer are, (L, 2); their shapes; a word
 Cut = tuple[int, int, np.float32]  # tokens that are placed, the slot of the first, the largest number of the dtype

@@ -5,7 +5,7 @@
 """The Triton kernel that places packed codes in a context, a span of tokens of one head at a time.
 
 All of its arguments lie in a table of int64: where spans and pieces begin, for each layer a side for keys and one for
-values, a row for each part of a layer (`FramedPart.row`), for each span the place of its part's row and its number in
+values, a row for each part of a layer (`StoredRows`), for each span the place of its part's row and its number in
 the part, and for each piece to copy its address, its words, and its target. So bits, layouts, rotations, strides and
 shapes need no kernels of their own. No code waits for the one before: what a trellis' codes change in those behind
 them are sums along the tokens.
@@ -15,20 +15,15 @@ import torch
 import triton
 import triton.language as tl
 
-from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, FrameLayout
+from blend.kernels.span_side import KEPT, ROW_AT, SIDES, SLOT, SpanSide
+from store.rows import LAYOUT_AT, FrameLayout
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-SIDE = ("numbers", "heads", "dim", "by_head", "by_slot", "turning_at", "pairs", "apart", "hop", "cos", "sin", "sign")
-FIRST_SIDE, BOTH_SIDES = 2, 2 * len(SIDE)  # where in the table sides begin, and the numbers of a layer's two sides
-# In a row as it is sent: its first byte, how many bytes behind the table's; how many tokens are placed; the slot of the
-# first; and where in the table its layer's sides begin.
-ROW_AT, KEPT, SLOT, SIDES = ADDRESS, NBYTES, START, IS_PINNED
-
 _COLUMNS = {name: LAYOUT_AT + number for number, name in enumerate(FrameLayout._fields)}
 
-_SIDE = tl.constexpr(len(SIDE))
+_SIDE = tl.constexpr(len(SpanSide._fields))
 _NUMBERS, _HEADS, _DIM, _BY_HEAD, _BY_SLOT, _TURNING_AT, _PAIRS, _APART, _HOP, _COS, _SIN, _SIGN = (
-    tl.constexpr(number) for number in range(len(SIDE))
+    tl.constexpr(number) for number in range(len(SpanSide._fields))
 )
 _DATA, _SLOT, _KEPT, _SIDES = (tl.constexpr(number) for number in (ROW_AT, SLOT, KEPT, SIDES))
 _TOKENS, _STEP, _IS_TURNED = (tl.constexpr(_COLUMNS[name]) for name in ("tokens", "step", "is_turned"))

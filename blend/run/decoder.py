@@ -3,15 +3,14 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from threading import Lock
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from blend.place.packed_placer import packed_placer
+from blend.place.placement import LayerPlaces, Numbers, RowTurn
+from blend.place.placements import placement
 from blend.place.rotation import Angles, rotate_into
-from blend.place.row_turn import FramedRows, LayerPlaces, RowTurn
 from blend.run.attention import NAME
 from blend.run.context import Context, Segment, Slots, numbers, token_bytes
 from blend.run.cpu_rows import CpuRowTables, cpu_row_tables
@@ -22,7 +21,7 @@ from blend.run.model_layers import LayerRule, ModelLayers, angles, run
 from blend.run.recordings import Recorder
 from blend.run.rows_cache import LayerHooks, LayerRange, RowsCache
 from blend.run.step_graphs import StepGraphs
-from store.record import LayerKV, PackedLayer
+from store.rows import StoredRows
 
 TABLE_ROWS = 1024  # positions asked for at once
 UNTURNED = Angles(torch.empty(0, 0), torch.empty(0, 0))  # for layers without positions
@@ -39,7 +38,7 @@ class Decoder:
         self.dtype: torch.dtype = model.dtype
         self.vocabulary: int = text_config(model).vocab_size
         self.token_bytes = token_bytes(model_layers.shapes, model.dtype)  # that one token keeps in a context
-        self._placer = packed_placer(self.dtype, self.device)
+        self._placement = placement(self.dtype, self.device)
         self._row_tables: CpuRowTables | GpuRowTables | None = cpu_row_tables(self.dtype, self.device)
         if self.device.type == "cuda":
             self._row_tables = self._gpu_tables()
@@ -138,40 +137,16 @@ class Decoder:
         assert logits is not None
         return list(logits)
 
-    def place(self, context: Context, layer: int, *, slots: Slots, keys: Tensor, values: Tensor) -> None:
-        """Write position-free keys and values (H, T, D) of a layer to their slots, turned as the layer would."""
-        rule = self.rule(layer)
-        turned = self.angles_at(rule, slots.where, stop=slots.last + 1)
-        for out, x, rotation in ((context.keys(layer), keys, rule.keys), (context.values(layer), values, rule.values)):
-            if slots.adjoining:
-                rotate_into(out[:, slots.where], x, rotation=rotation, angles=turned)
-            elif rotation is None:
-                out.index_copy_(1, slots.index, x)
-            else:
-                there = torch.empty_like(x)
-                rotate_into(there, x, rotation=rotation, angles=turned)
-                out.index_copy_(1, slots.index, there)
-
-    @property
-    def places_frames(self) -> bool:
-        """Whether there is a placer of packed codes."""
-        return self._placer is not None
-
-    def takes_packed(self, stored: LayerKV | PackedLayer) -> TypeGuard[PackedLayer]:
-        """Whether `place_packed` can place what is stored."""
-        return self.places_frames and isinstance(stored, PackedLayer) and bool(stored.framed)
-
-    def place_packed(self, context: Context, layers: Sequence[int], *, stored: FramedRows) -> None:
-        """The same as `place` of what some layers have in frames, several times quicker. Their keys and values have the
-        same heads and dims.
+    def place(self, context: Context, layers: Sequence[int], *, stored: StoredRows, slots: Numbers) -> None:
+        """Write what some layers have of stored records, each from a slot to another (M, 2), turned as the layers
+        would. Their keys and values have the same heads and dims.
         """
-        assert self._placer is not None
-        self.prepare(int(stored.slots[:, 1].max()))
+        self.prepare(int(slots[:, 1].max()))
         out = [(context.keys(layer), context.values(layer)) for layer in layers]
-        self._placer.place(LayerPlaces(out, stored, [self._turns_of(self.rule(layer)) for layer in layers]))
+        self._placement.place(LayerPlaces(out, stored, slots, [self._turns_of(self.rule(layer)) for layer in layers]))
 
     def _turns_of(self, rule: LayerRule) -> tuple[RowTurn, RowTurn]:
-        """How rows turn at positions that are prepared, as the placer takes it; kept while the tables stay."""
+        """How rows turn at positions that are prepared, as a placement takes it; kept while the tables stay."""
         turned = self._tables[rule.table] if rule.turns else UNTURNED
         kept = self._turns.get(rule)
         if kept is None or kept[0] is not turned:

@@ -13,7 +13,6 @@ from transformers.utils import logging as transformers_logging
 from blend.adopt.load import LoadedModel, device_named, load
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.fuse.fuse import BlendOrder
-from blend.place.packed_placer import IS_COMPILED
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
 from retriever.library import Library
@@ -43,7 +42,7 @@ from service.vllm.handoffs import Handoffs
 from service.vllm.vllm_client import VllmClient
 from service.vllm.vllm_engine import VllmEngine
 from store.blob_store import BlobStore
-from store.codec.unpacked import MemoryForm
+from store.codec.unpacked import allocate
 from store.url import open_store, place_of
 
 log = logging.getLogger(__name__)
@@ -53,10 +52,9 @@ REMOTE = ("http://", "https://")
 
 
 def compose_store(settings: Settings) -> BlobStore:
-    """The store that the settings name. Memory has frames, pinned for a GPU, or arrays where torch unpacks on a CPU."""
+    """The store that the settings name, whose tier in memory is pinned for a GPU."""
     on_gpu = torch.cuda.is_available() and settings.device.startswith(("auto", "cuda"))
-    form = MemoryForm(allocate=pinned_memory) if on_gpu else MemoryForm(as_arrays=not IS_COMPILED)
-    return open_store(settings.store, form)
+    return open_store(settings.store, pinned_memory if on_gpu else allocate)
 
 
 def compose_model(settings: Settings) -> LoadedModel:

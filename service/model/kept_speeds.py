@@ -20,7 +20,7 @@ from service.model.served_model import Ids, ServedModel, made_up_ids
 from service.model.speeds import ModelSpeeds, PromptSizes
 from service.model.timed import ONE, timed
 from store.blob import Terms
-from store.codec.decode import read_group
+from store.codec.decode import read_rows
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader, read
@@ -189,6 +189,6 @@ def _curve(points: Sequence[tuple[int, float]]) -> tuple[float, float, float]:
 
 def _byte_s(reader: BlobReader) -> float:
     start = time.perf_counter()
-    for group in range(len(reader.numbers)):
-        read_group(reader, group)
+    for group in reader.groups:
+        read_rows([reader], group)
     return (time.perf_counter() - start) / reader.head.body_bytes

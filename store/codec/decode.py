@@ -1,8 +1,8 @@
-"""Blobs to records, whole or one layer group alone. Takes frames from a reader and knows no medium."""
+"""Blobs to rows of what lies in their frames, and to plain records. Takes frames from readers and knows no medium."""
 
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,37 +11,17 @@ import zstandard
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from store.blob import PLAIN_FORMAT, Blob, Buffer, Frame, Head, StoredShape
-from store.codec.frame import (
-    MAX_FRAME_BYTES,
-    LayerForm,
-    address_of,
-    frame_layout,
-    framed_layer,
-    framed_part,
-    read_plain,
-    rows_of,
-)
-from store.codec.frame_v1 import frame_v1_bytes, read_frame_v1
-from store.codec.quantize import STEP_SIZES, dequantize
-from store.codec.spec import Spec
-from store.errors import BadBlob, MissReason, SpecError, StoreError
-from store.reader import BlobReader, Fetch, Layers
-from store.record import (
-    ADDRESS,
-    START,
-    Codes,
-    Dtype,
-    FramedPart,
-    FrameLayout,
-    LayerKV,
-    PackedLayer,
-    ReadFrames,
-    Record,
-    Tail,
-)
+from store.blob import PLAIN_FORMAT, Buffer, Frame, Head, StoredShape
+from store.codec.frame import MAX_FRAME_BYTES, FrameForm, Levels, layout_bytes, written_form
+from store.codec.quantize import STEP_SIZES
+from store.codec.spec import KVBits, Spec
+from store.codec.version_one import VersionOne
+from store.errors import BadBlob, MissReason, SpecError
+from store.reader import BlobReader
+from store.record import Codes, Dtype, LayerKV, Record, Tail
+from store.rows import ADDRESS, TOKENS, Rows, StoredRows, address_of, no_rows, numbers_of
 
-_Part = LayerKV | PackedLayer | FramedPart  # a layer's tokens of one frame
+MAX_PARTS = 1 << 16  # of all layers, each counted with as many as any has: memory is taken for their rows
 
 _spec = lru_cache(64)(Spec.parse)
 _UNPACKS_SEVERAL = "multi_decompress_to_buffer" in zstandard.backend_features  # in a call; some builds do not
@@ -51,197 +31,211 @@ _local = threading.local()  # zstd's contexts belong to one thread each
 def decode(reader: BlobReader) -> Record:
     """The plain record: exact for `lossless`, else within the spec's bound. Raises `BadBlob`."""
     head = reader.head
-    groups = (read_group(reader, group) for group in range(len(head.groups)))
-    layers = tuple(_plain(layer, head.dtype) for group in groups for layer in group)
+    stored = read_rows([reader], range(len(head.shapes)))
+    layers = tuple(shape and _plain(stored, layer, head=head) for layer, shape in enumerate(head.shapes))
     return Record(head.dtype, layers, head.ids_digest, Tail(head.tail_tokens, head.tail_digest))
 
 
-def read_group(reader: BlobReader, group: int) -> Layers:
-    """The layers of one group as they are kept, in layer order: plain where lossless, else codes. Raises `BadBlob`."""
-    numbers = reader.numbers[group]
-    if reader.layers is not None:
-        frame = reader.head.frames[numbers.start]
-        return reader.layers[frame.layer : frame.layer + frame.layers]
-    return _read(reader.head, numbers, fetch=reader.frame)
+def _plain(stored: StoredRows, layer: int, *, head: Head) -> LayerKV:
+    shape = head.shapes[layer]
+    assert shape is not None, f"layer {layer} keeps nothing of its own"
+    parts = [
+        numbers_of(row, astuple(shape), sizes=stored.sizes, dtype=head.dtype)
+        for row in stored.rows[layer]
+        if row[TOKENS]
+    ]
+    keys = np.concatenate([part.keys for part in parts], axis=1)
+    return LayerKV(keys, np.concatenate([part.values for part in parts], axis=1))
 
 
-def read_frames(readers: Sequence[BlobReader], groups: Sequence[int], *, threads: int = 1) -> ReadFrames | None:
-    """Groups of each reader, unpacked by one call with so many threads, where these are the same layers of codes in as
-    many frames.
-
-    None where any is something else, or cannot be read: `read_group` says why.
+def read_rows(readers: Sequence[BlobReader], layers: range, *, threads: int = 1) -> StoredRows:
+    """Neighbouring layers of each record, read and unpacked together by so many threads. What lies in a frame with
+    these layers is read with them. Raises `BadBlob`, or what the medium raises.
     """
-    laid, frames, starts = list[_Laid](), list[tuple[BlobReader, int]](), list[int]()
-    parts, forms = list[NDArray[np.int64]](), set[tuple[int, int]]()
-    for group in groups if _UNPACKS_SEVERAL else ():
-        before, covered = len(laid), set[tuple[int, int]]()
-        for reader in readers:
-            for number in reader.numbers[group]:
-                frame = reader.head.frames[number]
-                one = None if reader.layers is not None else _laid_out(reader.head, frame)
-                if one is None or one.rows is None:  # the others are not looked at
-                    return None
-                laid.append(one)
-                parts.append(one.rows)
-                frames.append((reader, number))
-                starts.append(frame.start)
-                covered.add((frame.layer, frame.layers))
-        if len(covered) != 1:
-            return None
-        forms.add((len(laid[-1].layers), len(laid) - before))
-    if len(forms) != 1:
-        return None
+    laid = [None if each.unpacked else _laid_out(each.head, layers) for each in readers]
+    wanted = [
+        _Wanted(reader, number, frame)
+        for reader, one in zip(readers, laid, strict=True)
+        if one
+        for number, frame in enumerate(one.frames, one.first)
+    ]
+    memory, addresses = _unzipped(wanted, threads=threads) if wanted else (None, np.zeros(0, np.int64))
+    held, parts, place = [memory], list[Rows](), 0
+    for reader, one in zip(readers, laid, strict=True):
+        if one is None:
+            assert reader.unpacked is not None
+            held.append(reader.unpacked.memory)
+            parts.append(reader.unpacked.rows[layers.start : layers.stop])
+            continue
+        rows = one.rows.copy()
+        rows[:, :, ADDRESS] += addresses[place : place + len(one.frames)][one.frame_of]
+        parts.append(rows)
+        place += len(one.frames)
+    return StoredRows(held, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), STEP_SIZES)
+
+
+class _LaidFrame(NamedTuple):
+    """A frame's bytes before zstd, its tokens, and the forms of the layers in it."""
+
+    nbytes: int
+    tokens: int
+    forms: tuple[FrameForm, ...]
+
+
+class _Laid(NamedTuple):
+    """Frames from the `first` on, and the rows (L, N, R) of parts in them, were each frame at the address zero; which
+    of the frames has each part.
+    """
+
+    first: int
+    frames: tuple[_LaidFrame, ...]
+    rows: Rows
+    frame_of: NDArray[np.int64]
+
+
+class _Wanted(NamedTuple):
+    reader: BlobReader
+    number: int
+    frame: _LaidFrame
+
+
+class _Lying(NamedTuple):
+    """What tells how frames lie: (layer, layers, start, tokens) of those from the `first` on, and these layers' shapes,
+    from that of the first frame on; `version` is of the blob's format.
+    """
+
+    codec: str
+    dtype: Dtype
+    version: int
+    first: int
+    frames: tuple[tuple[int, int, int, int], ...]
+    shapes: tuple[StoredShape | None, ...]
+
+
+def _laid_out(head: Head, layers: range) -> _Laid:
+    """How the frames lie that have these layers, and rows of these alone. Raises `BadBlob`."""
+    some = [(number, each) for number, each in enumerate(head.frames) if lies_in(each, layers)]
+    frames = tuple([(each.layer, each.layers, each.start, each.tokens) for _, each in some])
+    begin, end = frames[0][0], frames[-1][0] + frames[-1][1]
     try:
-        with readers[0].several(frames) as data:
-            expected = np.array([each.nbytes for each in laid], np.uint64).tobytes()
-            memory = _decompressor().multi_decompress_to_buffer([*data], decompressed_sizes=expected, threads=threads)
-    except (BadBlob, StoreError, zstandard.ZstdError):
+        found = _laid(_Lying(head.codec, head.dtype, head.format, some[0][0], frames, head.shapes[begin:end]))
+    except SpecError as error:
+        raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
+    if (begin, end) == (layers.start, layers.stop):
+        return found
+    wanted = slice(layers.start - begin, layers.stop - begin)
+    return found._replace(rows=found.rows[wanted], frame_of=found.frame_of[wanted])
+
+
+def lies_in(frame: Frame, layers: range) -> bool:
+    """Whether a frame has any of these layers."""
+    return frame.layer < layers.stop and layers.start < frame.layer + frame.layers
+
+
+@lru_cache(1024)  # each chunk asks, and most lie alike
+def _laid(lying: _Lying) -> _Laid:
+    frames = list[_LaidFrame]()
+    begin = lying.frames[0][0]
+    for number, (layer, layers, _, tokens) in enumerate(lying.frames, lying.first):
+        forms = [_form(lying, each) for each in range(layer - begin, layer - begin + layers)]
+        nbytes = sum([form.nbytes(tokens) for form in forms if form])
+        if nbytes > MAX_FRAME_BYTES:
+            raise BadBlob(MissReason.CORRUPT, f"frame {number} claims {nbytes} bytes, more than {MAX_FRAME_BYTES}")
+        frames.append(_LaidFrame(nbytes, tokens, tuple([form for form in forms if form])))
+    return _Laid(lying.first, tuple(frames), *_rows_of(lying))
+
+
+def _rows_of(lying: _Lying) -> tuple[Rows, NDArray[np.int64]]:
+    """Rows of all layers' parts, and the frame that each is in."""
+    begin, starts = lying.frames[0][0], [start for _, _, start, _ in lying.frames]
+    place, places = 0, list[int]()  # of each frame along the tokens, among those of its layers
+    for number in range(len(starts)):
+        place = place + 1 if number and lying.frames[number][0] == lying.frames[number - 1][0] else 0
+        places.append(place)
+    if len(lying.shapes) * (max(places) + 1) > MAX_PARTS:
+        raise BadBlob(MissReason.CORRUPT, f"{len(lying.shapes)} layers in up to {max(places) + 1} parts: too many")
+    rows = no_rows(len(lying.shapes), max(places) + 1)
+    frame_of = np.zeros(rows.shape[:2], np.int64)
+    for number, (layer, layers, start, tokens) in enumerate(lying.frames):
+        at = 0
+        for each in range(layer - begin, layer - begin + layers):
+            form = _form(lying, each)
+            if form is not None:
+                layout = form.layout(tokens)
+                nbytes = layout_bytes(layout, form.shape)
+                rows[each, places[number]] = at, nbytes, start, 0, *layout
+                at += nbytes
+            frame_of[each, places[number]] = number
+    return rows, frame_of
+
+
+def _form(lying: _Lying, at: int) -> FrameForm | None:
+    """How a layer is written, of the shape at this place; None for one without a cache."""
+    shape, bits = lying.shapes[at], _spec(lying.codec).bits(lying.frames[0][0] + at)
+    if shape is None:
         return None
-    rows = np.concatenate(parts, axis=1)
-    rows[:, :, ADDRESS] += _addresses(memory)
-    rows[:, :, START] = starts
-    shapes = {layer.form.shape for one in laid for layer in one.layers if layer is not None}
-    layers, every, columns = rows.shape
-    of_group = every // len(groups)
-    rows = rows.reshape(layers, len(groups), of_group, columns).swapaxes(0, 1).reshape(-1, of_group, columns)
-    tokens = [reader.head.tokens for reader in readers]
-    return ReadFrames(memory, rows, tokens, [astuple(shape) for shape in shapes], STEP_SIZES)
+    if bits is None or lying.version > PLAIN_FORMAT:
+        return written_form(bits, shape, dtype=lying.dtype)
+    if lying.version > 1:
+        return Levels(bits, shape, lying.dtype)
+    return VersionOne(KVBits(bits.keys, bits.keys), shape, lying.dtype)
 
 
-def _addresses(memory: zstandard.BufferWithSegmentsCollection) -> list[int]:
+def _unzipped(wanted: Sequence[_Wanted], *, threads: int) -> tuple[object, NDArray[np.int64]]:
+    """The frames' bytes in memory, and where there each begins."""
+    with wanted[0].reader.several([(each.reader, each.number) for each in wanted]) as data:
+        for one, each in zip(wanted, data, strict=True):
+            _check_size(each, one.frame.nbytes, number=one.number)
+        is_current = all(each.reader.head.format > 1 for each in wanted)
+        if _UNPACKS_SEVERAL and is_current and len(wanted) > 1:
+            expected = np.array([each.frame.nbytes for each in wanted], np.uint64).tobytes()
+            with suppress(zstandard.ZstdError):  # one by one, each says what is wrong with it
+                found = _decompressor().multi_decompress_to_buffer(
+                    [*data], decompressed_sizes=expected, threads=threads
+                )
+                return found, _addresses(found)
+        frames = [_current(_decompressed(each, one), one) for one, each in zip(wanted, data, strict=True)]
+    return frames, np.array([address_of(each) for each in frames], np.int64)
+
+
+def _addresses(memory: zstandard.BufferWithSegmentsCollection) -> NDArray[np.int64]:
     """Where its segments begin."""
     addresses, begin = list[int](), 0
     for number in range(len(memory)):
         segment = memory[number]
         if not segment.offset:  # another piece begins
-            begin = _address_of(segment)
+            begin = address_of(np.frombuffer(memoryview(segment), np.uint8))  # pyright: ignore[reportArgumentType]
         addresses.append(begin + segment.offset)
-    return addresses
+    return np.array(addresses, np.int64)
 
 
-def _address_of(segment: zstandard.BufferSegment) -> int:
-    return address_of(np.frombuffer(memoryview(segment), np.uint8))  # pyright: ignore[reportArgumentType]
-
-
-def layers_of(blob: Blob) -> Layers:
-    """All layers of a blob whose digests were checked. Raises `BadBlob`."""
-    frames = blob.frames
-    groups = (_read(blob.head, each, fetch=lambda number: nullcontext(frames[number])) for each in blob.head.groups)
-    return [layer for group in groups for layer in group]
-
-
-class _FrameForm(NamedTuple):
-    """What tells how a frame's layers lie, the first of which has this number; `version` is of the blob's format."""
-
-    codec: str
-    shapes: tuple[StoredShape | None, ...]
-    first: int
-    tokens: int
-    dtype: Dtype
-    version: int
-
-
-class _LaidLayer(NamedTuple):
-    """Where in a frame's bytes a layer lies, and how; `layout` where it is read as it lies."""
-
-    form: LayerForm
-    where: slice
-    layout: FrameLayout | None
-
-
-class _Laid(NamedTuple):
-    """A frame's bytes before zstd, and where in them each layer lies; None for one without a cache.
-
-    `rows` (L, 1, R) are those of the layers' parts, were the frame at the address zero; None where not all are read as
-    they lie.
-    """
-
-    nbytes: int
-    layers: tuple[_LaidLayer | None, ...]
-    rows: NDArray[np.int64] | None
-
-
-def _read(head: Head, numbers: range, *, fetch: Fetch) -> Layers:
-    """The layers of the frames of one group."""
-    found = list[tuple[LayerForm | None, list[_Part]]]()
-    for number in numbers:
-        frame = head.frames[number]
-        nbytes, every, _ = _laid_out(head, frame)
-        found = found or [(laid.form if laid else None, []) for laid in every]
-        with fetch(number) as data:
-            raw = np.frombuffer(_decompress(data, nbytes, number=number), np.uint8)
-        address = address_of(raw)
-        for laid, (_, parts) in zip(every, found, strict=True):
-            if laid is not None:
-                parts.append(_read_layer(raw[laid.where], laid, frame=frame, address=address + laid.where.start))
-    return [None if form is None else _join(parts, form) for form, parts in found]
-
-
-def _laid_out(head: Head, frame: Frame) -> _Laid:
-    """How a frame's layers lie. Raises `BadBlob`."""
-    shapes = head.shapes[frame.layer : frame.layer + frame.layers]
-    try:
-        return _laid(_FrameForm(head.codec, shapes, frame.layer, frame.tokens, head.dtype, head.format))
-    except SpecError as error:
-        raise BadBlob(MissReason.NEWER_FORMAT, str(error)) from None
-
-
-@lru_cache(1024)  # each frame of each chunk asks, and most lie alike
-def _laid(frame: _FrameForm) -> _Laid:
-    spec, tokens, place = _spec(frame.codec), frame.tokens, 0
-    found: list[_LaidLayer | None] = []
-    for number, shape in enumerate(frame.shapes, frame.first):
-        if shape is None:
-            found.append(None)
-            continue
-        form = LayerForm(spec.bits(number), shape, frame.dtype, has_trellis=frame.version > PLAIN_FORMAT)
-        stop = place + (form.nbytes(tokens) if frame.version > 1 else frame_v1_bytes(form, tokens))
-        is_framed = form.bits is not None and frame.version > 1 and stop <= MAX_FRAME_BYTES
-        found.append(_LaidLayer(form, slice(place, stop), frame_layout(form, tokens) if is_framed else None))
-        place = stop
-    framed = [(each.layout, each.where) for each in found if each and each.layout]
-    rows = rows_of(framed) if len(framed) == len(found) else None
-    return _Laid(place, tuple(found), rows)
-
-
-def _read_layer(raw: Codes, laid: _LaidLayer, *, frame: Frame, address: int) -> _Part:
-    if laid.layout is not None:
-        return framed_part(raw, laid.layout, start=frame.start, address=address)
-    if laid.form.bits is None:
-        return read_plain(raw.data, laid.form, tokens=frame.tokens)
-    return read_frame_v1(raw.data, laid.form, start=frame.start, tokens=frame.tokens)
-
-
-def _decompress(data: Buffer, expected: int, *, number: int) -> bytes:
-    if expected > MAX_FRAME_BYTES:
-        raise BadBlob(MissReason.CORRUPT, f"frame {number} claims {expected} bytes, more than {MAX_FRAME_BYTES}")
+def _check_size(data: Buffer, expected: int, *, number: int) -> None:
     try:
         told = zstandard.get_frame_parameters(data).content_size
-        if told != expected:
-            raise BadBlob(MissReason.CORRUPT, f"frame {number} unpacks to {told} bytes, its shapes need {expected}")
-        return _decompressor().decompress(data, max_output_size=expected)
     except zstandard.ZstdError as error:
         raise BadBlob(MissReason.CORRUPT, f"frame {number}: {error}") from None
+    if told != expected:
+        raise BadBlob(MissReason.CORRUPT, f"frame {number} unpacks to {told} bytes, its shapes need {expected}")
 
 
-def _join(parts: Sequence[_Part], form: LayerForm) -> LayerKV | PackedLayer:
-    """One layer out of its parts along the tokens, which are all of one kind."""
-    if framed := [part for part in parts if isinstance(part, FramedPart)]:
-        return framed_layer(framed, form.shape)
-    plain = [part for part in parts if isinstance(part, LayerKV)]
-    if not plain:
-        return PackedLayer.of(tuple(tile for part in parts if isinstance(part, PackedLayer) for tile in part.tiles))
-    if len(plain) == 1:
-        return plain[0]
-    keys, values = [part.keys for part in plain], [part.values for part in plain]
-    return LayerKV(np.concatenate(keys, axis=1), np.concatenate(values, axis=1))
+def _decompressed(data: Buffer, wanted: _Wanted) -> Codes:
+    try:
+        found = _decompressor().decompress(data, max_output_size=wanted.frame.nbytes)
+    except zstandard.ZstdError as error:
+        raise BadBlob(MissReason.CORRUPT, f"frame {wanted.number}: {error}") from None
+    return np.frombuffer(found, np.uint8)
 
 
-def _plain(layer: LayerKV | PackedLayer | None, dtype: Dtype) -> LayerKV | None:
-    if not isinstance(layer, PackedLayer):
-        return layer
-    tiles = layer.tiles
-    return LayerKV(dequantize([tile.keys for tile in tiles], dtype), dequantize([tile.values for tile in tiles], dtype))
+def _current(data: Codes, wanted: _Wanted) -> Codes:
+    """A frame's bytes as they are written today."""
+    if wanted.reader.head.format > 1:
+        return data
+    place, found = 0, list[Codes]()
+    for form in wanted.frame.forms:
+        stop = place + form.nbytes(wanted.frame.tokens)
+        found.append(form.current(data[place:stop], wanted.frame.tokens))
+        place = stop
+    return np.concatenate(found) if found else data
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:

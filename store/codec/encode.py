@@ -9,7 +9,7 @@ import numpy as np
 import zstandard
 
 from store.blob import FORMAT, PLAIN_FORMAT, Blob, Frame, Head, StoredShape, Terms, digest, write_head
-from store.codec.frame import MAX_FRAME_BYTES, LayerForm, cut_evenly, write_layers
+from store.codec.frame import MAX_FRAME_BYTES, FrameForm, cut_evenly, written_form
 from store.codec.spec import Spec
 from store.errors import RecordError
 from store.key import CacheKey
@@ -29,7 +29,7 @@ def encode(record: Record, key: CacheKey, *, terms: Terms) -> Blob:
     spec = Spec.parse(key.codec)
     _refuse_non_finite(record)
     shapes = tuple(layer and _shape(layer) for layer in record.layers)
-    forms = [shape and LayerForm(spec.bits(layer), shape, record.dtype) for layer, shape in enumerate(shapes)]
+    forms = [shape and written_form(spec.bits(layer), shape, dtype=record.dtype) for layer, shape in enumerate(shapes)]
     rows: list[Frame] = []
     frames: list[bytes] = []
     for tile in plan_tiles(forms, record.tokens):
@@ -53,7 +53,7 @@ class Tile:
     tokens: int
 
 
-def plan_tiles(forms: Sequence[LayerForm | None], tokens: int) -> list[Tile]:
+def plan_tiles(forms: Sequence[FrameForm | None], tokens: int) -> list[Tile]:
     """Cut a record into frames of about `FRAME_BYTES`, in layer order; a layer without a cache joins its neighbour."""
     tiles: list[Tile] = []
     first, held = 0, 0
@@ -66,22 +66,22 @@ def plan_tiles(forms: Sequence[LayerForm | None], tokens: int) -> list[Tile]:
     return tiles + _cut(range(first, len(forms)), tokens, size=held, forms=forms)
 
 
-def _cut(layers: range, tokens: int, *, size: int, forms: Sequence[LayerForm | None]) -> list[Tile]:
+def _cut(layers: range, tokens: int, *, size: int, forms: Sequence[FrameForm | None]) -> list[Tile]:
     """One tile, or several along the tokens where one layer alone is too large."""
     shortest = max((form.shortest for form in (forms[layer] for layer in layers) if form), default=1)
     pieces = min(-(-size // FRAME_BYTES), tokens // shortest)
     return [Tile(layers, span.start, len(span)) for span in cut_evenly(tokens, pieces)]
 
 
-def _write_tile(record: Record, tile: Tile, *, forms: Sequence[LayerForm | None]) -> Iterator[bytes]:
+def _write_tile(record: Record, tile: Tile, *, forms: Sequence[FrameForm | None]) -> Iterator[bytes]:
     rows = slice(tile.start, tile.start + tile.tokens)
     for form, found in groupby(tile.layers, key=forms.__getitem__):
         layers = [layer for layer in map(record.layers.__getitem__, found) if layer is not None]
         if form is not None:
-            yield from write_layers([LayerKV(each.keys[:, rows], each.values[:, rows]) for each in layers], form)
+            yield from form.write([LayerKV(each.keys[:, rows], each.values[:, rows]) for each in layers])
 
 
-def _refuse_oversized(forms: Sequence[LayerForm | None], tile: Tile) -> None:
+def _refuse_oversized(forms: Sequence[FrameForm | None], tile: Tile) -> None:
     size = sum(form.nbytes(tile.tokens) for form in (forms[layer] for layer in tile.layers) if form)
     if size > MAX_FRAME_BYTES:
         raise RecordError(f"layer {tile.layers.start}: one frame takes {size} bytes, more than {MAX_FRAME_BYTES}")

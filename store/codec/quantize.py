@@ -7,7 +7,6 @@ lie far from zero in many models. Values share a step across channels, whose mid
 it gives.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,19 +14,7 @@ from numpy.typing import NDArray
 
 from store.codec.spec import code_bits, is_between
 from store.codec.trellis import LEVELS, trellis_codes
-from store.record import (
-    STORAGE,
-    Array,
-    Codes,
-    Dtype,
-    PackedTensor,
-    Scales,
-    clip,
-    codes_per_byte,
-    largest,
-    reach,
-    round_into,
-)
+from store.record import Codes, Scales, codes_per_byte
 
 KEYS, VALUES = 1, 2  # the axis of (H, T, D) along which a step is shared
 
@@ -82,13 +69,6 @@ class Quantized:
 def step_sizes(places: NDArray[np.uint16 | np.uint32 | np.int64]) -> Scales:
     """The step sizes at these places, every one exact in bfloat16."""
     return STEP_SIZES.take(places, mode="clip")
-
-
-def centers(middles: Middles, steps: Scales, *, bits: int) -> Scales:
-    """The middles as numbers."""
-    exact = middles * steps.astype(np.float64) * 2.0 ** (bits - 4)
-    limit = largest("float32")
-    return np.clip(exact, -limit, limit).astype(np.float32)
 
 
 def quantize(x: Floats, bits: float, *, axis: int) -> Quantized:
@@ -157,40 +137,3 @@ def pack(codes: Codes, per_byte: int) -> Codes:
     for place in range(1, per_byte):
         packed = packed | (codes[:, place::per_byte] << np.uint8(8 // per_byte * place))
     return np.ascontiguousarray(packed.transpose(0, 2, 1))
-
-
-def unpack(codes: Codes, per_byte: int, *, tokens: int) -> Codes:
-    """Channel-major bytes (H, D, P) to codes (H, T, D)."""
-    packed = np.ascontiguousarray(codes.transpose(0, 2, 1))
-    if per_byte == 1:
-        return packed
-    width = 8 // per_byte
-    spread = np.empty((packed.shape[0], packed.shape[1], per_byte, packed.shape[2]), np.uint8)
-    for place in range(per_byte):
-        spread[:, :, place] = (packed >> np.uint8(width * place)) & np.uint8(2**width - 1)
-    return spread.reshape(packed.shape[0], -1, packed.shape[2])[:, :tokens]
-
-
-def dequantize(tiles: Sequence[PackedTensor], dtype: Dtype) -> Array:
-    """The tiles of one tensor, in order, as one plain (H, T, D): what every device's unpacking must match."""
-    heads, dim = tiles[0].codes.shape[:2]
-    out = np.empty((heads, sum(tile.tokens for tile in tiles), dim), STORAGE[dtype])
-    start = 0
-    for tile in tiles:
-        values = _values(tile)
-        if reach(tile.scales, tile.centers, bits=tile.bits) > largest(dtype):
-            clip(values, dtype)
-        round_into(out[:, start : start + tile.tokens], values, dtype=dtype)
-        start += tile.tokens
-    return out
-
-
-def _values(tensor: PackedTensor) -> Floats:
-    """The tensor's values (H, T, D) in float32."""
-    values = unpack(tensor.codes, codes_per_byte(tensor.bits), tokens=tensor.tokens).astype(np.float32)
-    values -= np.float32((2**tensor.bits - 1) / 2)
-    with np.errstate(over="ignore"):  # the cell of the largest number may reach beyond it; `clip` brings it back
-        values *= tensor.scales
-        if tensor.centers is not None:
-            values += tensor.centers
-    return values

@@ -79,19 +79,3 @@ def _cheapest(costs: Iterable[Floats], lanes: int) -> NDArray[np.int8]:
         np.add(first, np.int8(2) * (last ^ before), out=kind)
         last, first = first, before
     return kinds
-
-
-def trellis_levels(codes: Codes) -> Codes:
-    """The levels that codes (T, N) stand for.
-
-    A state's last bit is the sum, modulo two, of its two last ones before and of the lowest bit of the code between. So
-    it is that of all lowest bits before it but for each third one, and no token has to wait for the one before.
-    """
-    lowest, last = codes & np.uint8(1), np.empty_like(codes)
-    own, one, other = np.zeros((3, *codes.shape[1:]), np.uint8)  # sums of each third token's bits
-    for bit, found in zip(lowest, last, strict=True):
-        np.bitwise_xor(one, other, out=found)
-        own ^= bit
-        own, one, other = one, other, own
-    half = codes & np.uint8(7) ^ np.negative(last) & np.uint8(7)
-    return half + half + last

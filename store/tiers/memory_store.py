@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from store.blob import Blob, Buffer, Head
 from store.blob_store import BlobStore, Put
-from store.codec.unpacked import AS_IT_LIES, MemoryForm, UnpackedBlob, unpacked
+from store.codec.unpacked import Allocate, UnpackedBlob, allocate, unpacked
 from store.errors import BadBlob, Miss, MissReason
 from store.key import CacheKey, Scope
 from store.reader import BlobReader, Fetch
@@ -186,9 +186,9 @@ class MemoryStore(BlobStore):
 class MemoryCache(MemoryStore):
     """A tier above others that keeps layers ready for use. Its budget counts their bytes in this form."""
 
-    def __init__(self, budget: TierBudget, form: MemoryForm = AS_IT_LIES) -> None:
+    def __init__(self, budget: TierBudget, allocate: Allocate = allocate) -> None:
         super().__init__(budget)
-        self._memory_form = form
+        self._allocate = allocate
 
     def open(self, key: CacheKey) -> BlobReader | Miss:
         kept = self._find(key)
@@ -196,11 +196,9 @@ class MemoryCache(MemoryStore):
             return Miss(MissReason.ABSENT)
         blob = kept.blob
         assert isinstance(blob, UnpackedBlob)
-        reader = BlobReader(
-            blob.head, kept.raw_head, fetch=kept.frames(blob.head), source=self.name, layers=blob.layers
+        return BlobReader(
+            blob.head, kept.raw_head, fetch=kept.frames(blob.head), source=self.name, unpacked=blob.stored
         )
-        reader.framed = blob.framed
-        return reader
 
     def _form(self, blob: Blob) -> UnpackedBlob:
-        return unpacked(blob, self._memory_form)
+        return unpacked(blob, self._allocate)

@@ -176,9 +176,7 @@ class TieredStore(BlobStore):
                     data = stack.enter_context(self._same_frame(found, number, bad=bad))
                 yield data
 
-        guarded = BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source, layers=reader.layers)
-        guarded.framed = reader.framed
-        return guarded
+        return BlobReader(reader.head, reader.raw_head, fetch=fetch, source=reader.source, unpacked=reader.unpacked)
 
     @contextmanager
     def _same_frame(self, found: _Lower, number: int, *, bad: BadBlob) -> Generator[Buffer]:

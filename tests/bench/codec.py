@@ -27,7 +27,7 @@ from service.app.composition import compose_served
 from service.lab.questions.suites import multihop
 from service.settings import load_settings
 from store.blob import Blob, Terms, digest
-from store.codec.decode import decode, read_group
+from store.codec.decode import decode, read_rows
 from store.codec.encode import encode
 from store.codec.unpacked import unpacked
 from store.errors import Miss
@@ -123,8 +123,8 @@ def speed(spec: str, plain: Record, runs: int) -> dict[str, Row]:
 
 def each_group(found: BlobReader | Miss) -> None:
     assert isinstance(found, BlobReader)
-    for group in range(len(found.head.groups)):
-        read_group(found, group)
+    for group in found.groups:
+        read_rows([found], group)
 
 
 def alone(plain: Record, runs: int) -> dict[str, Row]:

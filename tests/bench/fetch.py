@@ -20,7 +20,7 @@ from service.model.blob_source import BlobSource
 from store.blob import Blob, Buffer, Terms, digest, write_head
 from store.blob_store import BlobStore
 from store.codec.encode import encode
-from store.codec.unpacked import AS_IT_LIES, MemoryForm
+from store.codec.unpacked import Allocate, allocate
 from store.key import CacheKey
 from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
@@ -64,12 +64,12 @@ def _shape(shape: Shape, device: str, *, tokens: int, chunk: int, runs: int) -> 
 
 
 @contextmanager
-def media(blobs: Sequence[Blob], form: MemoryForm = AS_IT_LIES) -> Generator[tuple[BlobStore, BlobStore]]:
+def media(blobs: Sequence[Blob], allocate: Allocate = allocate) -> Generator[tuple[BlobStore, BlobStore]]:
     """LMDB and the tier in memory, with all blobs in both."""
     with (
         TemporaryDirectory() as folder,
         LmdbStore(Path(folder)) as below,
-        MemoryCache(TierBudget(lowest=False), form) as near,
+        MemoryCache(TierBudget(lowest=False), allocate) as near,
     ):
         below.put_all(blobs)
         for blob in blobs:

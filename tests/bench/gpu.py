@@ -32,7 +32,6 @@ from service.model.pinned_memory import pinned_memory
 from store.blob import Blob, Terms
 from store.blob_store import BlobStore
 from store.codec.encode import encode
-from store.codec.unpacked import MemoryForm
 from store.key import CacheKey
 from store.reader import BlobReader
 from tests.bench.blend import parsed, plain_prefill
@@ -222,7 +221,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         blobs = stored(model, chunk=chunk, count=max(options.tokens) // chunk, codec=options.codec)
         few = blobs[: min(options.tokens) // chunk]
         report["host"] = host_floors(few, len(few) * chunk * model.decoder.token_bytes)
-        with media(blobs, MemoryForm(allocate=pinned_memory)) as stores:
+        with media(blobs, pinned_memory) as stores:
             for store in stores:
                 chunks = StoredChunks(model, store, blobs)
                 for tokens in options.tokens:

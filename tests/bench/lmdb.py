@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from store.blob import Blob, Terms
-from store.codec.decode import read_group
+from store.codec.decode import read_rows
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.lmdb.lmdb_store import LmdbStore
@@ -64,8 +64,8 @@ def decode_all(store: LmdbStore, blobs: list[Blob]) -> None:
     for blob in blobs:
         reader = store.open(blob.head.key)
         assert isinstance(reader, BlobReader), reader
-        for group in range(len(reader.head.groups)):
-            read_group(reader, group)
+        for group in reader.groups:
+            read_rows([reader], group)
 
 
 def put_times_s(store: LmdbStore, blobs: list[Blob]) -> list[float]:

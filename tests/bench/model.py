@@ -15,7 +15,7 @@ from blend.capture.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
 from blend.fuse.record_loader import Readers
-from blend.place.unpack import DTYPES
+from blend.place.torch_placement import DTYPES
 from service.documents.chunk_capture import tailed
 from service.model.blob_source import BlobSource
 from service.model.capture_context import ChunkIds

@@ -9,8 +9,9 @@ from blend.adopt.load import LoadedModel, adopt
 from blend.capture import capture as module
 from blend.capture.capture import FEW_ROWS, ROWS, TOGETHER, CaptureHooks, bucket, capture, plan
 from blend.errors import NotFinite, PromptError
-from blend.run.context import Context, span
+from blend.run.context import Context
 from store.record import Record, widen
+from store.rows import plain_rows
 from tests.blend import dense
 from tests.blend.families import BASE, DEVICE, build, draw, native, ours, put, words
 from tests.blend.fusing import off
@@ -44,9 +45,8 @@ def test_a_record_is_what_a_native_prefill_computes_behind_the_same_ids(name: st
         for layer in decoder.model_layers.keeping:
             stored, right = record.layers[layer], expected[layer]
             assert stored is not None and right is not None
-            keys, values = (torch.from_numpy(part).to(decoder.device) for part in (stored.keys, stored.values))
             decoder.place(
-                context, layer, slots=span(slots.start, slots.stop, device=decoder.device), keys=keys, values=values
+                context, [layer], stored=plain_rows([stored]), slots=np.array([(slots.start, slots.stop)], np.int64)
             )
             assert off(context.keys(layer)[:, slots], right[0]) < 2e-4
             assert off(context.values(layer)[:, slots], right[1]) < 2e-4

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pytest
 import torch
@@ -14,10 +14,10 @@ from blend.adopt import load
 from blend.adopt.load import adopt
 from blend.fuse import record_loader
 from blend.fuse.fuse import BlendOrder, fuse
-from blend.fuse.prompt import ChunkSegment, ChunkSpan, HeldRecord, Prompt, TextSegment
+from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment
 from blend.fuse.record_loader import Readers, RecordLoader
-from blend.place.packed_placer import packed_placer
-from blend.place.row_turn import FramedRows
+from blend.place.placement import Numbers
+from blend.place.torch_placement import TorchPlacement
 from blend.run import attention
 from blend.run.attention import DENSE, FLEX, NAME
 from blend.run.context import Context
@@ -26,7 +26,7 @@ from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader, read
-from store.record import LayerKV, ReadFrames
+from store.rows import StoredRows, joined
 from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache
 from tests.blend import dense
@@ -60,10 +60,10 @@ class Gated(HeldRecord):
         super().__init__(held._record, held.fingerprint)  # pyright: ignore[reportPrivateUsage]
         self._allowed = allowed
 
-    def layer(self, index: int) -> LayerKV:
-        if index == 3:
+    def rows(self, layers: range, of: Sequence[Self], *, threads: int = 1) -> StoredRows:
+        if 3 in layers:
             assert self._allowed.wait(60)
-        return super().layer(index)
+        return super().rows(layers, of)
 
 
 def test_a_layer_is_computed_while_the_next_is_still_being_read() -> None:
@@ -93,9 +93,9 @@ class Paired(HeldRecord):
         super().__init__(held._record, held.fingerprint)  # pyright: ignore[reportPrivateUsage]
         self._pair = pair
 
-    def layer(self, index: int) -> LayerKV:
+    def rows(self, layers: range, of: Sequence[Self], *, threads: int = 1) -> StoredRows:
         self._pair.wait(60)
-        return super().layer(index)
+        return super().rows(layers, of)
 
 
 def test_records_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_device_that_unpacks_frames_itself_gets_the_same_numbers(most: int, mo
     model = ours("llama")
     specs, texts = ("q4", "q4", "lossless", "q2.9", "q8"), [A, B, C, A[:50], B[:7]]
     held = [source(model, PREFIX, ids) for ids in texts]
-    monkeypatch.setattr(model.decoder, "_placer", None)
+    monkeypatch.setattr(model.decoder, "_placement", TorchPlacement(model.decoder.dtype, DEVICE))
 
     def logits() -> torch.Tensor:
         chunks = [packed(each, spec) for each, spec in zip(held, specs, strict=True)]
@@ -136,33 +136,33 @@ def test_a_device_that_unpacks_frames_itself_gets_the_same_numbers(most: int, mo
 
     by_tiles = logits()
     monkeypatch.setattr(record_loader, "is_apart", lambda device: True)  # pyright: ignore[reportUnknownLambdaType]
-    for limit in ("ON_DEVICE", "FAR_DEVICE"):
-        monkeypatch.setattr(record_loader, limit, most)
+    monkeypatch.setattr(record_loader, "ON_DEVICE", most)
     assert torch.equal(logits(), by_tiles)
 
 
 def test_layers_that_take_several_frames_are_read_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers as frame by frame, of chunks of which some have one frame for a layer."""
+    """The same numbers as record by record, of chunks of which some have one frame for a layer."""
     monkeypatch.setattr("store.codec.encode.FRAME_BYTES", 1)
     texts, told, model = (B, (*A, *A, *A), C), list[bool](), ours("llama")
     chunks = [(ids, source(model, PREFIX, ids)) for ids in texts]
-    frames = BlobSource.frames
+    rows = BlobSource.rows
 
     def logits() -> torch.Tensor:
         segments = tuple(ChunkSegment(ids, packed(held, "q4")) for ids, held in chunks)
         return fused(model, Prompt(PREFIX, segments, SUFFIX), policy="reuse").logits
 
-    def noted(one: BlobSource, layers: Sequence[int], of: Sequence[object], *, threads: int) -> ReadFrames | None:
-        found = frames(one, layers, of, threads=threads)
-        told.append(found is not None and found.rows.shape[1] > len(of))
+    def noted(one: BlobSource, layers: range, of: Sequence[BlobSource], *, threads: int) -> StoredRows:
+        found = rows(one, layers, of, threads=threads)
+        told.append(found.rows.shape[1] > len(of) > 1)
         return found
 
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(model.decoder, "_placer", packed_placer(model.decoder.dtype, DEVICE))
-    monkeypatch.setattr(BlobSource, "frames", noted)
+    def alone(one: BlobSource, layers: range, of: Sequence[BlobSource], *, threads: int) -> StoredRows:
+        return joined([rows(each, layers, [each], threads=threads) for each in of])
+
+    monkeypatch.setattr(BlobSource, "rows", noted)
     together = logits()
-    assert told == [True] * (3 if record_loader.is_apart(DEVICE) else 4)  # two layers come together there
-    monkeypatch.setattr(BlobSource, "frames", lambda *_, threads: None)  # pyright: ignore[reportUnknownLambdaType]
+    assert told == [True] * len(told) and told
+    monkeypatch.setattr(BlobSource, "rows", alone)
     assert torch.equal(logits(), together)
 
 
@@ -201,23 +201,21 @@ def test_what_is_in_memory_is_placed_by_its_rows(name: str, monkeypatch: pytest.
         found = [cache.open(blob.head.key) if number < near else read(blob) for number, blob in enumerate(blobs)]
         readers = [each for each in found if isinstance(each, BlobReader)]
         chunks = [BlobSource(each, model.fingerprint.behind(PREFIX)) for each in readers]
-        assert [each.framed is not None for each in chunks] == [number < near for number in range(3)]
+        assert [len(each.groups) == 4 for each in chunks] == [number < near for number in range(3)]
         segments = tuple(ChunkSegment(ids, each) for ids, each in zip((A, B, C), chunks, strict=True))
         return fused(model, Prompt(PREFIX, (TextSegment(GAP), *segments), SUFFIX), policy=policy, ratio=0.2).logits
 
-    def placed(context: Context, layers: Sequence[int], *, stored: FramedRows) -> None:
+    def placed(context: Context, layers: Sequence[int], *, stored: StoredRows, slots: Numbers) -> None:
         told.append([*layers])
-        place(context, layers, stored=stored)
+        place(context, layers, stored=stored, slots=slots)
 
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(model.decoder, "_placer", packed_placer(model.decoder.dtype, DEVICE))
-    place = model.decoder.place_packed
-    for limit in ("NEAR", "NEAR_DEVICE"):
+    place = model.decoder.place
+    for limit in ("MOST", "ON_DEVICE"):
         monkeypatch.setattr(record_loader, limit, most)
     for policy in ("reuse", "hybrid"):
         wanted = logits(0, policy)
         with monkeypatch.context() as patch:
-            patch.setattr(model.decoder, "place_packed", placed)
+            patch.setattr(model.decoder, "place", placed)
             patch.setattr(record_loader, "is_apart", lambda device: is_apart)  # pyright: ignore[reportUnknownLambdaType]
             found = logits(near, policy)
         assert torch.equal(found, wanted) or (DEVICE.type == "cuda" and close(found, wanted.cpu()))  # recorded since
@@ -233,9 +231,9 @@ def test_records_come_by_their_layers_whichever_of_these_come_together(
     monkeypatch.setattr(record_loader, "is_apart", lambda device: is_apart)  # pyright: ignore[reportUnknownLambdaType]
     model, told, place = ours("llama"), list[list[int]](), RecordLoader._place  # pyright: ignore[reportPrivateUsage]
 
-    def noted(loader: RecordLoader, layers: Sequence[int], spans: Sequence[ChunkSpan]) -> int:
-        told.append([*layers])
-        return place(loader, layers, spans)
+    def noted(loader: RecordLoader, unit: record_loader._Unit) -> None:  # pyright: ignore[reportPrivateUsage]
+        told.append([*unit.layers])
+        place(loader, unit)
 
     monkeypatch.setattr(RecordLoader, "_place", noted)
     plain = [source(model, PREFIX, ids) for ids in (A, B, C)]
@@ -246,7 +244,7 @@ def test_records_come_by_their_layers_whichever_of_these_come_together(
         context = model.decoder.context(len(placed.ids))
         RecordLoader(model.decoder, context, wanted=lambda layer: placed.spans, readers=readers).wait(3)
 
-    assert [layers for layers in told if len(layers) > 1] == [[0, 1, 2, 3]]
+    assert [layers for layers in told if len(layers) > 1] == [[0, 1, 2, 3], *[[2, 3]] * is_apart]
     assert [layers[0] for layers in told] == sorted(layers[0] for layers in told)
 
 

@@ -15,7 +15,7 @@ from blend.errors import BlendError, Busy, NotFinite, PromptError, UnreadableRec
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from store.errors import Miss
-from store.record import LayerKV
+from store.rows import StoredRows
 from tests.blend import dense
 from tests.blend.asking import Asked, Broken, Held, engine
 from tests.blend.families import FAMILIES, OTHERS, VOCABULARY, draw, native, ours, words
@@ -307,10 +307,10 @@ class Spoiled:
     def __getattr__(self, name: str) -> object:
         return getattr(self._source, name)
 
-    def layer(self, index: int) -> LayerKV:
-        if index == self._at:
+    def rows(self, layers: range, of: Sequence["Spoiled"], *, threads: int = 1) -> StoredRows:
+        if self._at in layers:
             raise UnreadableRecord("digest of frame 1 differs")
-        return self._source.layer(index)  # type: ignore[attr-defined]
+        return self._source.rows(layers, [each._source for each in of])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("layer", range(4))
@@ -331,7 +331,7 @@ def test_a_medium_that_fails_in_any_way_is_a_miss() -> None:
     model = ours("llama")
 
     class Away(Spoiled):
-        def layer(self, index: int) -> LayerKV:
+        def rows(self, layers: range, of: Sequence[Spoiled], *, threads: int = 1) -> StoredRows:
             raise ConnectionResetError("gone")
 
     prompt = Prompt(PREFIX, (ChunkSegment(A, Away(source(model, PREFIX, A), 0)),), SUFFIX)  # type: ignore[arg-type]
@@ -343,7 +343,7 @@ def test_a_medium_that_fails_in_any_way_is_a_miss() -> None:
 
 def test_a_record_with_numbers_that_are_not_finite_is_a_miss() -> None:
     model, record = ours("llama"), source(ours("llama"), PREFIX, A)
-    record.layer(2).values[0, 3, 1] = float("nan")
+    next(filter(None, record._record.layers[2:])).values[0, 3, 1] = float("nan")  # pyright: ignore[reportPrivateUsage]
     prompt = Prompt(PREFIX, (ChunkSegment(A, record), ChunkSegment(B, source(model, PREFIX, B))), SUFFIX)
     found = fused(model, prompt, policy="reuse")
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig
@@ -11,8 +12,8 @@ from blend.adopt.load import adopt
 from blend.capture.capture import capture
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from blend.run import attention
-from blend.run.context import span
 from blend.run.model_layers import LayerRule
+from store.rows import plain_rows
 from tests.blend import dense
 from tests.blend.families import BASE, FAMILIES, OTHERS, WINDOW, build, draw, native, ours, put, words
 from tests.blend.fusing import Case, chosen, close, fused, off, source
@@ -53,10 +54,8 @@ def test_relocation_is_a_native_prefill_at_that_position(name: str, start: int) 
     for layer in decoder.model_layers.keeping:
         stored, right = record.layers[layer], expected[layer]
         assert stored is not None and right is not None
-        keys, values = (torch.from_numpy(part).to(decoder.device) for part in (stored.keys, stored.values))
-        decoder.place(
-            context, layer, slots=span(start, start + len(B), device=decoder.device), keys=keys, values=values
-        )
+        where = np.array([(start, start + len(B))], np.int64)
+        decoder.place(context, [layer], stored=plain_rows([stored]), slots=where)
         assert off(context.keys(layer)[:, start:], right[0]) < 2e-4
         assert off(context.values(layer)[:, start:], right[1]) < 2e-4
 

@@ -1,7 +1,9 @@
 """Any prompt, any policy: against dense attention with an explicit mask, and against a full prefill."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from blend.fuse.fuse import BlendOrder, fuse
 from blend.fuse.prompt import ChunkSegment, HeldRecord
 from blend.run.context import Context
-from store.record import LayerKV
+from store.rows import StoredRows, joined, plain_rows
 from tests.blend import dense
 from tests.blend.families import draw, native, ours
 from tests.blend.fusing import READERS, Case, chosen, close, fused, layout
@@ -86,13 +88,17 @@ class Torn(HeldRecord):
         self._first = first
         self._fault = fault
 
-    def layer(self, index: int) -> LayerKV:
-        layer = super().layer(index)
-        if index < self._first:
-            return layer
-        if self._fault == "torn":
-            raise OSError("torn")
-        return replace(layer, values=np.full_like(layer.values, np.nan))
+    def rows(self, layers: range, of: Sequence[Self], *, threads: int = 1) -> StoredRows:
+        found, begin = list[StoredRows](), layers.start
+        for each in of:
+            kept = [*each._record.layers[begin : layers.stop]]
+            for layer in range(max(begin, each._first), layers.stop):
+                if each._fault == "torn":
+                    raise OSError("torn")
+                one = kept[layer - begin]
+                kept[layer - begin] = one and replace(one, values=np.full_like(one.values, np.nan))
+            found.append(plain_rows(kept))
+        return joined(found)
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Half precision against the model's own half precision, and packed records against plain ones."""
 
 import copy
-from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -10,18 +9,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from blend.adopt.load import LoadedModel, adopt
-from blend.fingerprint import Fingerprint
 from blend.fuse.prompt import ChunkSegment, Prompt
 from blend.run.attention import KERNELS, NAME, AttentionBlock, AttentionCall
+from service.model.blob_source import BlobSource
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey
-from store.reader import BlobReader, read
-from store.record import PackedLayer, Tail
+from store.reader import read
 from tests.blend.dense import prefill
 from tests.blend.families import DEVICE, draw, native, ours, put, words
 from tests.blend.fusing import Case, close, fused, source
-from tests.store.samples import packed_layers
 
 PREFIX, A, B, SUFFIX = draw(41, 9, 120, 75, 11)
 NAMES = ("llama", "qwen3", "gemma3", "gpt-oss", "deepseek-v3", "cohere2")
@@ -70,31 +67,13 @@ def test_one_row_sees_what_exact_arithmetic_sees(dtype: torch.dtype, group: int,
     assert torch.allclose(found.double(), wanted, atol=4 * torch.finfo(dtype).eps)
 
 
-class Packed:
-    """A record as a store delivers it."""
-
-    framed, groups, is_exact = None, (), False
-
-    def __init__(self, blob: BlobReader, fingerprint: Fingerprint) -> None:
-        self._layers = packed_layers(blob)
-        self.fingerprint = fingerprint
-        self.tokens, self.ids_digest, self.tail = blob.head.tokens, blob.head.ids_digest, Tail()
-
-    def frames(self, layers: Sequence[int], of: Sequence[object], *, threads: int = 1) -> None: ...
-
-    def layer(self, index: int) -> PackedLayer:
-        layer = self._layers[index]
-        assert layer is not None
-        return layer
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma4", "deepseek-v3"])
 def test_packed_records_fuse_like_plain_ones_but_for_their_steps(name: str) -> None:
     model = ours(name)
     plain = source(model, PREFIX, A)
     key = CacheKey("acme", "chunk", plain.fingerprint.digest, "q8")
     blob = read(encode(plain._record, key, terms=Terms(0, precomputed=True)))  # pyright: ignore[reportPrivateUsage]
-    packed = Packed(blob, plain.fingerprint)
+    packed = BlobSource(blob, plain.fingerprint)
 
     coarse = fused(model, Prompt(PREFIX, (ChunkSegment(B), ChunkSegment(A, packed)), SUFFIX), policy="reuse")
     exact = fused(model, Prompt(PREFIX, (ChunkSegment(B), ChunkSegment(A, plain)), SUFFIX), policy="reuse")

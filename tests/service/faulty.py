@@ -101,7 +101,7 @@ def damage(store: BlobStore, key: CacheKey, *, frame: int | None) -> None:
     store.flush()  # copies on their way to a nearer tier are there
     for tier in store.tiers:
         found = tier.open(key)
-        if isinstance(found, BlobReader) and found.layers is not None:
+        if isinstance(found, BlobReader) and found.unpacked is not None:
             tier.discard(key)
         elif isinstance(found, BlobReader):
             blob = found.blob()
@@ -117,7 +117,7 @@ def is_sound(store: BlobStore, key: CacheKey) -> bool:
     if len(absent) == len(found) or any(each.reason.value != "absent" for each in absent):
         return False
     try:
-        return all(each.layers or each.blob() for each in found if isinstance(each, BlobReader))
+        return all(each.unpacked or each.blob() for each in found if isinstance(each, BlobReader))
     except ValueError:
         return False
 

@@ -13,7 +13,6 @@ import torch
 
 from blend.capture.capture import Ids
 from blend.engine import local_engine
-from blend.fuse import record_loader
 from blend.fuse.fuse import FusedPrompt
 from blend.fuse.prompt import PromptLayout
 from blend.run.context import Context, Segment
@@ -131,11 +130,11 @@ class TestAFuse:
     def test_no_memory_for_stored_keys_refuses_that_request(
         self, running: Demo, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def unpack_joined(*arguments: object, **more: object) -> object:
+        def place(*arguments: object, **more: object) -> object:
             raise EXHAUSTED["torch"]
 
         with monkeypatch.context() as patch:
-            patch.setattr(record_loader, "unpack_joined", unpack_joined)
+            patch.setattr(Decoder, "place", place)
             check_refused(running.client.post("/v1/query", json=running.body(REUSED)))
             assert running.ask(AS_TEXT).text == running.wanted
         check_alive(running)

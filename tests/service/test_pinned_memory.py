@@ -1,4 +1,4 @@
-"""Memory that a GPU reads itself, with a driver that is played; `test_span_placer.py` has the card."""
+"""Memory that a GPU reads itself, with a driver that is played; `test_placement.py` has the card."""
 
 import gc
 import logging

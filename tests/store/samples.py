@@ -3,11 +3,12 @@
 import numpy as np
 
 from store.blob import Blob, Terms
-from store.codec.decode import decode, read_group
+from store.codec.decode import decode, read_rows
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader
-from store.record import Dtype, LayerKV, PackedLayer, Record, narrow
+from store.record import Dtype, LayerKV, Record, narrow
+from store.rows import StoredRows
 
 
 def record(
@@ -25,10 +26,9 @@ def record(
     )
 
 
-def packed_layers(reader: BlobReader) -> list[PackedLayer | None]:
-    """Codes and scales of all layers of a quantized blob."""
-    layers = [layer for group in range(len(reader.head.groups)) for layer in read_group(reader, group)]
-    return [layer if isinstance(layer, PackedLayer) else None for layer in layers]
+def rows_of(reader: BlobReader) -> StoredRows:
+    """Rows of all layers."""
+    return read_rows([reader], range(len(reader.head.shapes)))
 
 
 def plain_bytes(reader: BlobReader) -> list[bytes]:

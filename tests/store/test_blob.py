@@ -245,7 +245,7 @@ def unreadable(blob: Blob) -> BadBlob:
         decode(read(blob))
     if blob.head.codec != "lossless":
         with pytest.raises(BadBlob):
-            samples.packed_layers(read(blob))
+            samples.rows_of(read(blob))
     return plain.value
 
 

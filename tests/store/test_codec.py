@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from itertools import count
 from typing import get_args
@@ -13,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.blob import Blob, Terms
-from store.codec.decode import decode, read_group
+from store.codec.decode import decode, read_rows
 from store.codec.encode import FRAME_BYTES, encode
 from store.codec.spec import Spec
 from store.errors import RecordError
 from store.reader import read
-from store.record import Dtype, LayerKV, PackedLayer, PackedTensor, Record, codes_per_byte, narrow, widen
+from store.record import Dtype, LayerKV, Record, narrow, widen
+from store.rows import NBYTES, TOKENS, StoredRows, data_of
 from tests.store import samples
 from tests.store.bounds import excess, key_bound, rounding, value_bound
+from tests.store.formula import formula, parts_of, spans_of
 
 LOSSY = ("q2", "q3", "q4", "q5", "q6", "q7", "q8", "k4v2", "k3v8@1-q2", "q2.9", "k1.5v4@1-k3v2.3")
 SPECS = ("lossless", *LOSSY)
@@ -203,8 +204,7 @@ def test_a_record_of_any_shape_is_exact_when_lossless(plain: Record) -> None:
 @given(records(st.integers(128, 300)), st.sampled_from(LOSSY))
 def test_a_longer_record_keeps_the_bound_span_by_span(plain: Record, spec: str) -> None:
     blob = pack(plain, spec)
-    layers = samples.packed_layers(read(blob))
-    spans = [(tile.start, tile.keys.tokens) for layer in layers if layer for tile in layer.tiles]
+    spans = [span for row in parts_of(samples.rows_of(read(blob))) for span in spans_of(row)]
     back = decode(read(blob))
     for start, tokens in set(spans):
         assert tokens < STEP_SPAN
@@ -276,9 +276,9 @@ def test_a_record_without_a_layer_is_refused() -> None:
         Record("float32", (None, None))
 
 
-def told(layer: LayerKV | PackedLayer | None) -> object:
-    """What a layer says, to be compared."""
-    return [*map(asdict, layer.tiles)] if isinstance(layer, PackedLayer) else layer and asdict(layer)
+def told(stored: StoredRows) -> list[tuple[bytes, list[int]]]:
+    """What parts say, to be compared."""
+    return [(data_of(row).tobytes(), row[NBYTES:].tolist()) for row in parts_of(stored)]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -286,49 +286,36 @@ def test_a_group_decodes_alone_to_its_part_of_the_whole(spec: str) -> None:
     blob = pack(samples.record(layers=9, tokens=333, heads=4, dim=64), spec)
     groups = range(len(blob.head.groups))
     assert len(groups) > 1
-    whole, reader = [read_group(read(blob), group) for group in groups], read(blob)
-    for group in reversed(groups):
-        for one, other in zip(read_group(reader, group), whole[group], strict=True):
-            np.testing.assert_equal(told(one), told(other))
-    assert sum(map(len, whole)) == 9
-
-
-def formula(tensor: PackedTensor) -> np.ndarray:
-    """The sum that a packed tensor stands for, code by code, in float32."""
-    heads, dim, _ = tensor.codes.shape
-    width = {1: 8, 2: 4, 4: 2}[codes_per_byte(tensor.bits)]
-    codes = np.zeros((heads, tensor.tokens, dim), np.float32)
-    for token in range(tensor.tokens):
-        byte, place = divmod(token, codes_per_byte(tensor.bits))
-        codes[:, token] = tensor.codes[:, :, byte].astype(np.int64) // 2 ** (width * place) % 2**width
-    centers = np.float32(0) if tensor.centers is None else tensor.centers
-    return (codes - np.float32((2**tensor.bits - 1) / 2)) * tensor.scales + centers
+    whole, reader = read_rows([read(blob)], range(9)), read(blob)
+    for layers in reversed(reader.groups):
+        alone = whole._replace(rows=whole.rows[layers.start : layers.stop])
+        assert told(read_rows([reader], layers)) == told(alone)
+    assert sum(map(len, reader.groups)) == 9
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spec", LOSSY)
 def test_codes_and_scales_stand_for_the_plain_numbers_bit_for_bit(spec: str, dtype: Dtype) -> None:
     blob = pack(samples.record(layers=4, tokens=301, heads=3, dim=21, dtype=dtype), spec)
-    for codes, numbers in zip(samples.packed_layers(read(blob)), decode(read(blob)).layers, strict=True):
-        assert (codes is None) == (numbers is None)
-        if codes is not None and numbers is not None:
-            keys = np.concatenate([formula(tile.keys) for tile in codes.tiles], axis=1)
-            values = np.concatenate([formula(tile.values) for tile in codes.tiles], axis=1)
+    stored = samples.rows_of(read(blob))
+    for rows, numbers in zip(stored.rows, decode(read(blob)).layers, strict=True):
+        parts = rows[rows[:, TOKENS] > 0]
+        assert (len(parts) == 0) == (numbers is None)
+        if numbers is not None:
+            found = [formula(row, (3, 21, 3, 21), stored.sizes) for row in parts]
+            keys, values = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
             assert alike(LayerKV(narrow(keys, dtype), narrow(values, dtype)), numbers)
-            assert [tile.start for tile in codes.tiles] == tiled([tile.keys.tokens for tile in codes.tiles])
+            starts, lengths = zip(*[span for row in parts for span in spans_of(row)], strict=True)
+            assert [*starts] == tiled([*lengths])
 
 
 def tiled(lengths: list[int]) -> list[int]:
     return [sum(lengths[:count]) for count in range(len(lengths))]
 
 
-@pytest.mark.parametrize("spec", LOSSY)
-def test_every_scale_is_exact_in_bfloat16(spec: str) -> None:
-    plain = Record("float32", (LayerKV(*[tensor(DATA["unequal_channels"], (2, 90, 40), "float32")] * 2),))
-    for layer in samples.packed_layers(read(pack(plain, spec))):
-        for tile in layer.tiles if layer else ():
-            for scales in (tile.keys.scales, tile.values.scales):
-                assert not (scales.view(np.uint32) & 0xFFFF).any()
+def test_every_scale_is_exact_in_bfloat16() -> None:
+    sizes = samples.rows_of(read(samples.blob())).sizes
+    assert len(sizes) > 4000 and not (sizes.view(np.uint32) & 0xFFFF).any()
 
 
 @pytest.mark.parametrize("spec", SPECS)

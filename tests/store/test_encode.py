@@ -5,7 +5,7 @@ import pytest
 
 from store.blob import StoredShape, Terms
 from store.codec.encode import encode
-from store.codec.frame import LayerForm, write_layers
+from store.codec.frame import written_form
 from store.codec.spec import Spec
 from tests.store import samples
 
@@ -21,7 +21,7 @@ def entropy_bytes(piece: bytes) -> float:
 def test_layers_of_few_heads_take_what_each_kind_of_their_bytes_needs(spec: str) -> None:
     """Steps, middles and codes have frequencies of their own, however few they are."""
     plain = samples.record(layers=3, tokens=256, heads=4, dim=32)
-    form = LayerForm(Spec.parse(spec).bits(0), StoredShape(4, 32, 4, 32), plain.dtype)
-    pieces = write_layers([layer for layer in plain.layers if layer], form)
+    form = written_form(Spec.parse(spec).bits(0), StoredShape(4, 32, 4, 32), dtype=plain.dtype)
+    pieces = form.write([layer for layer in plain.layers if layer])
     blob = encode(plain, samples.key(codec=spec), terms=Terms(0, precomputed=True))
     assert blob.head.body_bytes <= 1.045 * sum(map(entropy_bytes, pieces))

@@ -11,13 +11,12 @@ import pytest
 
 from store.blob import Blob, Terms
 from store.blob_store import Put
-from store.codec.decode import decode, read_group
+from store.codec.decode import decode
 from store.codec.encode import encode
-from store.codec.unpacked import Memory, MemoryForm, allocate
+from store.codec.unpacked import Memory, allocate
 from store.errors import BadBlob, MissReason
 from store.key import CacheKey, Scope
-from store.reader import BlobReader, Layers, read
-from store.record import LayerKV, PackedLayer
+from store.reader import BlobReader, read
 from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache, MemoryStore
 from store.url import open_store
@@ -36,33 +35,14 @@ def opened(cache: MemoryCache, wanted: CacheKey) -> BlobReader:
     return reader
 
 
-def arrays(layers: Layers) -> list[np.ndarray]:
-    found: list[np.ndarray | None] = []
-    for layer in layers:
-        if isinstance(layer, LayerKV):
-            found += [layer.keys, layer.values]
-        elif isinstance(layer, PackedLayer):
-            tensors = [tensor for tile in layer.tiles for tensor in (tile.keys, tile.values)]
-            found += [array for each in tensors for array in (each.codes, each.scales, each.centers)]
-    return [array for array in found if array is not None]
-
-
-def kept(layers: Layers) -> list[np.ndarray]:
-    """What memory has of them."""
-    framed = [layer.framed for layer in layers if isinstance(layer, PackedLayer)]
-    return [part.data for parts in framed for part in parts] or arrays(layers)
-
-
 @pytest.mark.parametrize("path", [path for path in GOLDEN if path.stem not in UNREADABLE], ids=lambda path: path.stem)
-@pytest.mark.parametrize("form", [MemoryForm(), MemoryForm(as_arrays=True)], ids=["as it lies", "arrays"])
-def test_blobs_of_every_form_are_the_same_unpacked(path: Path, form: MemoryForm) -> None:
-    wanted, cache = Blob.parse(path.read_bytes()), MemoryCache(ABOVE, form)
+def test_blobs_of_every_form_are_the_same_unpacked(path: Path) -> None:
+    wanted, cache = Blob.parse(path.read_bytes()), MemoryCache(ABOVE)
     assert cache.put(wanted) is Put.STORED
     found, below = opened(cache, wanted.head.key), read(wanted)
-    for group in range(len(wanted.head.groups)):
-        pairs = list(zip(arrays(read_group(found, group)), arrays(read_group(below, group)), strict=True))
-        assert pairs and all(np.array_equal(one, other) and one.dtype == other.dtype for one, other in pairs)
-        assert not any(each.flags.writeable for each in kept(read_group(found, group)))
+    assert plain_bytes(found) == plain_bytes(below) and plain_bytes(found)
+    memory = found.unpacked and found.unpacked.memory
+    assert isinstance(memory, np.ndarray) and not memory.flags.writeable
     assert decode(found).ids_digest == decode(below).ids_digest
 
 
@@ -73,21 +53,20 @@ def test_a_second_hit_is_ready_and_asks_nobody_below(tmp_path: Path) -> None:
         store.flush()
         (tmp_path / "low/blobs" / key().text).unlink()
         reader = store.open(key())
-        assert isinstance(reader, BlobReader) and reader.layers is not None and reader.source == "ram"
+        assert isinstance(reader, BlobReader) and reader.unpacked and reader.source == "ram"
         assert plain_bytes(reader) == wanted
         with pytest.raises(BadBlob, match="read these below"):
             reader.blob()
 
 
-@pytest.mark.parametrize("form", [MemoryForm(), MemoryForm(as_arrays=True)], ids=["as it lies", "arrays"])
 @pytest.mark.parametrize("codec", ["q4", "k4v2", "lossless"])
-def test_a_budget_counts_what_layers_take(codec: str, form: MemoryForm) -> None:
+def test_a_budget_counts_what_layers_take(codec: str) -> None:
     blobs = [encode(record(n, tokens=30 + n), key(n, codec=codec), terms=Terms(0, precomputed=True)) for n in range(60)]
-    for_once = MemoryCache(ABOVE, form)  # layouts of frames are remembered, once for all
+    for_once = MemoryCache(ABOVE)  # layouts of frames are remembered, once for all
     for each in blobs:
         for_once.put(each)
     del for_once
-    cache = MemoryCache(ABOVE, form)
+    cache = MemoryCache(ABOVE)
     gc.collect()
     tracemalloc.start()
     for each in blobs:
@@ -129,9 +108,7 @@ def test_memory_comes_from_whoever_opens_the_store_and_goes_back(tmp_path: Path)
         finalize(memory.data, lent.remove, memory.data.nbytes)
         return memory
 
-    with open_store(
-        f"tiered:mem://?budget=25kB|file://{tmp_path}/low", MemoryForm(as_arrays=True, allocate=lend)
-    ) as store:
+    with open_store(f"tiered:mem://?budget=25kB|file://{tmp_path}/low", lend) as store:
         for name in range(8):
             store.put(blob(name, tokens=40 + name))
             stored(store, key(name))
@@ -162,7 +139,7 @@ def test_a_frame_that_is_bad_below_never_comes_up(tmp_path: Path) -> None:
         path.write_bytes(flipped(path.read_bytes(), -1))
         for _ in range(2):
             reader = store.open(key())
-            assert isinstance(reader, BlobReader) and reader.layers is None
+            assert isinstance(reader, BlobReader) and reader.unpacked is None
             with pytest.raises(BadBlob) as raised:
                 decode(reader)
             assert raised.value.reason is MissReason.CORRUPT

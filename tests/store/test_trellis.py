@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from store.codec.trellis import FURTHEST, LEVELS, THRIFT, trellis_codes, trellis_levels
+from store.codec.trellis import FURTHEST, LEVELS, THRIFT, trellis_codes
+from store.rows import trellis_levels
 
 ONE = np.ones((1, 1, 1), np.float32)
 

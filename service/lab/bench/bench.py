@@ -144,7 +144,6 @@ class _Run:
             [Sample(record, item.key) for record, item in zip(records[:SAMPLED], items, strict=False)],
             list(dict.fromkeys((model.codec, *plan.codecs))),
             repeats=plan.repeats,
-            fingerprint=self._fingerprint,
             device=self._device,
         )
         rows = self._asked(chunks, items, lengths=lengths, tokens_per_s=facts.capture_tokens_per_s)

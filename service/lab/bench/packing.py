@@ -8,11 +8,11 @@ from statistics import median
 import numpy as np
 import torch
 
-from blend.fingerprint import Fingerprint
-from blend.place.unpack import DTYPES, unpack
-from service.model.blob_source import BlobSource
+from blend.place.placement import LayerPlaces, RowTurn
+from blend.place.placements import placement
+from blend.place.torch_placement import DTYPES
 from store.blob import Blob, Terms
-from store.codec.decode import decode
+from store.codec.decode import decode, read_rows
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import read
@@ -48,7 +48,6 @@ def packed(
     codecs: Sequence[str],
     *,
     repeats: int,
-    fingerprint: Fingerprint,
     device: torch.device,
 ) -> list[Packed]:
     """Measures the codecs in turn, round by round; one round before them warms up."""
@@ -60,7 +59,7 @@ def packed(
             start = time.perf_counter()
             blobs[codec] = _encoded(samples, codec)
             middle = time.perf_counter()
-            _unpack(blobs[codec], fingerprint=fingerprint, device=device)
+            _unpack(blobs[codec], device=device)
             if number:
                 packing[codec].append(middle - start)
                 unpacking[codec].append(time.perf_counter() - middle)
@@ -75,13 +74,20 @@ def _encoded(samples: Sequence[Sample], codec: str) -> list[Blob]:
     return [encode(each.record, replace(each.key, codec=codec), terms=terms) for each in samples]
 
 
-def _unpack(blobs: Sequence[Blob], *, fingerprint: Fingerprint, device: torch.device) -> None:
-    """Unpacks blobs as a fuse does, without placing them."""
+def _unpack(blobs: Sequence[Blob], *, device: torch.device) -> None:
+    """Unpacks blobs as a fuse does, layer by layer."""
     for blob in blobs:
-        source = BlobSource(read(blob), fingerprint)
-        for layer, shape in enumerate(blob.head.shapes):
-            if shape is not None:
-                unpack(source.layer(layer), dtype=DTYPES[blob.head.dtype], device=device)
+        reader, dtype, tokens = read(blob), DTYPES[blob.head.dtype], blob.head.tokens
+        placing, slots = placement(dtype, device), np.array([[0, tokens]], np.int64)
+        for layers in reader.groups:
+            stored = read_rows([reader], layers)
+            for layer, shape in zip(layers, blob.head.shapes[layers.start : layers.stop], strict=True):
+                if shape is not None:
+                    keys = torch.empty(shape.key_heads, tokens, shape.key_dim, dtype=dtype, device=device)
+                    values = torch.empty(shape.value_heads, tokens, shape.value_dim, dtype=dtype, device=device)
+                    rows = stored.rows[layer - layers.start :][:1]
+                    own = stored._replace(rows=rows)
+                    placing.place(LayerPlaces([(keys, values)], own, slots, [(RowTurn(), RowTurn())]))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

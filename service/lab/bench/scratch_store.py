@@ -13,7 +13,7 @@ from service.errors import Unavailable
 from service.model.capture_context import ChunkIds
 from service.model.served_model import ServedModel
 from store.blob_store import BlobAccess, BlobStore, Put
-from store.codec.decode import read_group
+from store.codec.decode import read_rows
 from store.errors import Miss
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
@@ -112,7 +112,7 @@ def _read(tier: BlobAccess, items: Sequence[CaptureItem]) -> float:
     for item in items:
         reader = tier.open(item.key)
         if isinstance(reader, BlobReader):
-            for group in range(len(reader.numbers)):
-                read_group(reader, group)
+            for group in reader.groups:
+                read_rows([reader], group)
             nbytes += reader.head.body_bytes
     return nbytes / (time.perf_counter() - start)

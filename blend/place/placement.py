@@ -1,4 +1,4 @@
-"""What places packed codes is told by: how rows of a layer turn. Knows angles, no kernel and no device."""
+"""The seam behind which stored rows come into a context, turned to their slots. Knows angles, no kernel, no device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.place.rotation import Angles, Rotation
-from store.record import LAYOUT_AT, FrameLayout, PackedLayer, Scales
-
-ROW = LAYOUT_AT + len(FrameLayout._fields)  # numbers of a part's
+from store.rows import KEY_BITS, LAYOUT_AT, TOKENS, StoredRows
 
 _NO_ANGLES = Angles(torch.empty(0, 0), torch.empty(0, 0))
 _NO_ARRAY = np.zeros((0, 0), np.float32)
@@ -43,38 +41,40 @@ class RowTurn:
         return self.rotation.pairing == "halves", self.rotation.start, self.angles.cos.numpy(), sin.numpy()
 
 
-class FramedRows(NamedTuple):
-    """First tokens of records that lie in frames, of some layers alike, each from a slot to another.
-
-    `rows` (L, N, R) are those of their `FramedPart`s, record by record, `slots` (M, 2) of each record the first and the
-    one behind the last; `sizes`: of steps, by place. Whoever has this holds the memory that rows tell of.
-    """
-
-    rows: Numbers
-    slots: Numbers
-    sizes: Scales
-
-
-def framed_rows(records: Sequence[tuple[int, int, PackedLayer]]) -> FramedRows:
-    """Rows of one layer of records that lie in frames, each from which slot to which."""
-    rows = np.concatenate([part.row for _, _, layer in records for part in layer.framed]).reshape(1, -1, ROW)
-    slots = np.array([(start, stop) for start, stop, _ in records], np.int64)
-    return FramedRows(rows, slots, records[0][2].framed[0].sizes)
-
-
 class LayerPlaces(NamedTuple):
     """What goes to a context's keys and values (H, C, D) of some layers, of the same heads and dims, and how it turns
-    in each.
+    in each. `slots` (M, 2) are of each record the first and the one behind the last: the tokens that have none are left
+    out.
     """
 
     out: Sequence[tuple[Tensor, Tensor]]
-    stored: FramedRows
+    stored: StoredRows
+    slots: Numbers
     turns: Sequence[tuple[RowTurn, RowTurn]]
 
+    def split(self) -> "tuple[LayerPlaces | None, LayerPlaces | None]":
+        """The parts in codes, and those in plain numbers; None where there are none."""
+        rows = self.stored.rows
+        has_codes, has_tokens = rows[:, :, KEY_BITS] > 0, rows[:, :, TOKENS] > 0
+        if has_codes.all():
+            return self, None
+        some = has_codes.any(), (has_tokens & ~has_codes).any()
+        return self._only(has_codes) if some[0] else None, self._only(~has_codes) if some[1] else None
 
-class CodePlacer(Protocol):
-    """Packed codes to their slots in a context, without numbers that stand between. Threads may share it."""
+    def _only(self, wanted: NDArray[np.bool_]) -> "LayerPlaces":
+        """The same without tokens of the other parts."""
+        rows = self.stored.rows.copy()
+        rows[~wanted, LAYOUT_AT:] = 0
+        return self._replace(stored=self.stored._replace(rows=rows))
+
+
+class Placement(Protocol):
+    """Writes stored rows to their slots in a context. Threads may share it.
+
+    All placements write the same bits, which are those of `store.rows.numbers_of` and `rotation.rotate_into`; a number
+    that turning lifts beyond float32 is one that is not finite.
+    """
 
     def place(self, layers: LayerPlaces) -> None:
-        """Write what is stored."""
+        """Write what is stored, whose memory the caller holds until then: on a GPU until its stream is done."""
         ...

@@ -1,11 +1,9 @@
 # Triton has no types:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportIndexIssue=false, reportCallIssue=false
-"""Packed codes straight to their slots in a context, on a GPU: one copy and two launches for what comes at once.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportCallIssue=false
+"""Stored rows into a context on a GPU: one copy and two launches for what comes at once.
 
 There a call costs more than its work. Frames' bytes go behind a table that tells where in them what lies; those in
-memory that the GPU reads itself are brought by a kernel. The numbers are those that `unpack` and `rotate_into` make,
-bit for bit. Needs triton, which torch for CUDA brings.
+memory that the GPU reads itself are brought by a kernel. Needs triton, which torch for CUDA brings.
 """
 
 import ctypes
@@ -16,19 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blend.kernels.kernels import gathered
-from blend.kernels.place_spans import BOTH_SIDES, DTYPES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, bring, place_spans
-from blend.place.row_turn import ROW, FramedRows, LayerPlaces, Numbers, RowTurn
-from store.record import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, START, Codes, FrameLayout, Scales
+from blend.kernels.kernels import gathered, place_spans
+from blend.kernels.span_side import BOTH_SIDES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, SpanSide
+from blend.place.placement import LayerPlaces, Numbers, Placement, RowTurn
+from store.record import Codes, Scales
+from store.rows import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, ROW, TOKENS, FrameLayout, records_of
 
-_TOKENS, _STEP, _KEY_TRELLIS, _VALUE_TRELLIS = (
-    LAYOUT_AT + FrameLayout._fields.index(name) for name in ("tokens", "step", "key_trellis", "value_trellis")
+_STEP, _KEY_TRELLIS, _VALUE_TRELLIS = (
+    LAYOUT_AT + FrameLayout._fields.index(name) for name in ("step", "key_trellis", "value_trellis")
 )
 _TOGETHER = 8  # tokens at a time
 _FEWEST, _MOST = 16, 64  # pairs of channels that a program has: each number of them is compiled for itself
 _WORD = 8  # bytes of a number in the table
 _BRINGING, _WORDS, _WARPS = 2, 1024, 8  # programs that bring a part, numbers at a time, and what takes 46 GB/s of 52
 _KEPT_SIZES, _PLACES = 4, 1 << 16
+_NO_ROWS = np.zeros((0, ROW), np.int64)
 
 
 class _Form(NamedTuple):
@@ -49,10 +49,13 @@ class _Given(NamedTuple):
     spans: int
 
 
-class SpanPlacer:
-    """Serves one dtype and device. Threads may share it, each on any stream. What is new to it is compiled first."""
+class GpuPlacement:
+    """See `Placement`. Serves one dtype and device, each thread on any stream; what is new to it is compiled first.
+    `plain` places rows that are not in codes.
+    """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, plain: Placement) -> None:
+        self._plain = plain
         self._dtype = dtype
         self._device = device
         self._limit = torch.finfo(dtype).max
@@ -63,8 +66,10 @@ class SpanPlacer:
             gathered(np.zeros((0, 2), np.int64), np.zeros(0, np.uint8))  # compiles it
 
     def place(self, layers: LayerPlaces) -> None:
-        """Write what is stored, on the current stream."""
-        rows, told = _rows(layers.stored)
+        in_codes, plain = layers.split()
+        if plain:
+            self._plain.place(plain)
+        rows, told = _rows(in_codes) if in_codes else (_NO_ROWS, _NO_ROWS)
         if not len(rows):
             return
         keys, values = layers.out[0]
@@ -90,12 +95,13 @@ class SpanPlacer:
             self._run(grid, given, form=form)
 
     def _run(self, grid: tuple[int, int, int], given: _Given, *, form: _Form) -> None:
+        assert place_spans is not None
         if form.is_brought:
-            bring[given.pieces, _BRINGING](given.table, given.brought, WORDS=_WORDS, num_warps=_WARPS)
-        place_spans[grid](
+            place_spans.bring[given.pieces, _BRINGING](given.table, given.brought, WORDS=_WORDS, num_warps=_WARPS)
+        place_spans.place_spans[grid](
             given.table,
             given.sizes,
-            DTYPE=DTYPES[self._dtype],
+            DTYPE=place_spans.DTYPES[self._dtype],
             LIMIT=self._limit,
             TOKENS=_TOGETHER,
             CHANNELS=form.channels,
@@ -153,15 +159,16 @@ def _moved(places: Numbers, out: Codes) -> None:
         to += nbytes
 
 
-def _rows(stored: FramedRows) -> tuple[Numbers, Numbers]:
+def _rows(places: LayerPlaces) -> tuple[Numbers, Numbers]:
     """The rows of parts that have tokens to place, and the same as they are told, but for where their bytes are."""
-    layers, parts, _ = stored.rows.shape
-    rows = stored.rows.reshape(-1, ROW)
-    slots = stored.slots[((stored.rows[:, :, START] == 0).cumsum(1) - 1).ravel()]
+    stored = places.stored.rows
+    layers, parts, _ = stored.shape
+    rows = stored.reshape(-1, ROW)
+    slots = places.slots[records_of(stored).ravel()]
     told = rows.copy()
     told[:, SIDES] = np.repeat(FIRST_SIDE + BOTH_SIDES * np.arange(layers), parts)
     told[:, SLOT] += slots[:, 0]
-    told[:, KEPT] = np.minimum(rows[:, _TOKENS], slots[:, 1] - told[:, SLOT])
+    told[:, KEPT] = np.minimum(rows[:, TOKENS], slots[:, 1] - told[:, SLOT])
     some = told[:, KEPT] > 0
     return (rows, told) if some.all() else (rows[some], told[some])
 
@@ -180,15 +187,15 @@ def _spans(told: Numbers, *, first: int) -> Numbers:
     return np.stack([first + ROW * of_part, np.arange(len(of_part)) - firsts[of_part]], axis=1)
 
 
-def _side(numbers: Tensor, turn: RowTurn) -> tuple[int, ...]:
-    """What `place_spans.SIDE` names, of keys or of values."""
+def _side(numbers: Tensor, turn: RowTurn) -> SpanSide:
+    """Where a layer's keys, or its values, go."""
     heads, _, dim = numbers.shape
     by_head, by_slot, by_channel = numbers.stride()
     assert by_channel == 1 or dim == 1, "the numbers of a head lie side by side"
     begin = numbers.data_ptr(), heads, dim, by_head, by_slot
     if turn.rotation is None or not turn.pairs:
-        return *begin, 0, 0, 0, 0, 0, 0, 1
+        return SpanSide(*begin)
     rotation, cos, sin = turn.rotation, turn.angles.cos, turn.angles.sin
     assert cos.is_contiguous() and sin.is_contiguous() and cos.shape[1] == turn.pairs
     apart, hop = (turn.pairs, 1) if rotation.pairing == "halves" else (1, 2)
-    return *begin, rotation.start, turn.pairs, apart, hop, cos.data_ptr(), sin.data_ptr(), rotation.sign
+    return SpanSide(*begin, rotation.start, turn.pairs, apart, hop, cos.data_ptr(), sin.data_ptr(), rotation.sign)

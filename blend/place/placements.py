@@ -1,0 +1,29 @@
+"""Which placement a machine has: the one place that asks which kernels there are."""
+
+import logging
+from functools import cache
+
+import torch
+
+from blend.kernels.kernels import place_kernel, place_spans
+from blend.place.cpu_placement import WORDS, CpuPlacement
+from blend.place.gpu_placement import GpuPlacement
+from blend.place.placement import Placement
+from blend.place.torch_placement import TorchPlacement
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def placement(dtype: torch.dtype, device: torch.device) -> Placement:
+    """What places on this device, compiled the first time that it is asked for."""
+    by_torch = TorchPlacement(dtype, device)
+    if device.type == "cuda":
+        if place_spans is not None:
+            return GpuPlacement(dtype, device, plain=by_torch)
+        log.warning("stored chunks are unpacked by torch, several times slower: pip install triton mends it")
+    elif device.type == "cpu" and dtype in WORDS:
+        if place_kernel is not None:
+            return CpuPlacement(dtype, plain=by_torch)
+        log.warning("stored chunks are unpacked by torch, several times slower: pip install 'kvweave[cpu]' mends it")
+    return by_torch
