@@ -50,7 +50,7 @@ def check(service: Killed) -> None:
     """In the end there is a record of each chunk's context, and none of any context in which no chunk stands."""
     path = service.data / "tenants/default/catalog.sqlite"
     with closing(SqliteCatalog(path)) as catalog, open_store(service.store) as store:
-        contexts = ChunkContexts(catalog, fields=frozenset)
+        contexts = ChunkContexts(catalog, domain_fields=frozenset)
 
         def is_settled() -> bool:
             with catalog.view() as view:

@@ -143,7 +143,8 @@ class TestAFuse:
 class TestADecodingStep:
     def test_the_request_is_refused_and_others_go_on(self, running: Demo) -> None:
         def is_too_much(segments: Sequence[Segment]) -> bool:
-            return any(each.context.capacity > running.prompt_tokens + ENDLESS for each in segments)
+            contexts = [each.context for each in segments if isinstance(each.context, Context)]
+            return any(each.capacity > running.prompt_tokens + ENDLESS for each in contexts)
 
         with ThreadPoolExecutor() as pool, failing_steps(running, is_too_much, EXHAUSTED["python"]):
             others = [pool.submit(running.hear, BLENDED) for _ in range(2)]

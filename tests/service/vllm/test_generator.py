@@ -181,7 +181,8 @@ def test_a_fuse_that_begins_anew_takes_back_what_it_gave(pair: Pair, own: httpx.
         if layer == LAST and not torn:
             torn.append(layer)
             wait_for(lambda: bool(pair.script.bodies), "vLLM was asked")
-            raise DamagedRecord(loader._wanted(layer)[0], "torn")  # pyright: ignore[reportPrivateUsage]
+            span = next(iter(loader._wanted[layer].values()))  # pyright: ignore[reportPrivateUsage]
+            raise DamagedRecord(span, "torn")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordLoader, "wait", tearing)
