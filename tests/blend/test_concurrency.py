@@ -66,7 +66,8 @@ class Gated(HeldRecord):
         return super().rows(layers, of)
 
 
-def test_a_layer_is_computed_while_the_next_is_still_being_read() -> None:
+def test_a_layer_is_computed_while_the_next_is_still_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_loader, "ON_DEVICE", 1)
     model, allowed, entered = ours("llama"), Event(), list[int]()
     placed = layout(model, Prompt(PREFIX, (ChunkSegment(A, Gated(source(model, PREFIX, A), allowed)),), SUFFIX))
 
@@ -99,7 +100,8 @@ class Paired(HeldRecord):
 
 
 def test_records_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_loader, "UNIT", 1)
+    for size in ("UNIT", "ON_DEVICE"):
+        monkeypatch.setattr(record_loader, size, 1)
     model, pair = ours("llama"), Barrier(2)
     held = [source(model, PREFIX, ids) for ids in (A, B)]
 
