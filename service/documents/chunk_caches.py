@@ -1,8 +1,9 @@
 """The stored keys and values of one tenant's chunks: which are there, which are not and why. Computes none."""
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -68,6 +69,7 @@ class ChunkCaches:
         self._control = control
         self._lock = Lock()
         self._times_found: OrderedDict[CacheKey, int] = OrderedDict()  # of the blobs that were found last
+        self._computing = Counter[CacheKey]()
 
     def stored(self, keys: BlobKeys) -> BlobReader | Miss:
         """A reader of the best of a chunk's blobs that is there, or why that is not. Raises StoreError."""
@@ -192,18 +194,36 @@ class ChunkCaches:
                 left.add(DomainChunk.of(key))
         return [passage for key, (passage, _) in standing.items() if DomainChunk(key.chunk, key.domain) not in left]
 
+    @contextmanager
+    def computing(self, items: Sequence[CaptureItem]) -> Generator[None]:
+        """While the block runs these may be computed: a context that goes meanwhile lets no blob of them come later.
+
+        Enter it before it is asked which of them are wanted.
+        """
+        keys = Counter(item.key for item in items)
+        with self._lock:
+            self._computing += keys
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._computing -= keys
+
     def moved(self, chunks: Sequence[str]) -> tuple[list[Scope], dict[str, int]]:
         """The scopes of blobs of contexts that these chunks stand in no more, of those too that are being computed; and
         the chunks that lack one of their context now, with how often they were used. Raises StoreError.
 
         What an earlier release captured serves as it is, and what was given up for room is not computed again.
         """
+        with self._lock:  # before the store is asked: what comes meanwhile is there then
+            coming = [*self._computing]
         keys = {chunk: [blob.key for blob in self._store.entries(Scope(self._tenant, chunk))] for chunk in chunks}
         contexts, stale, uses = self._contexts(chunks), list[Scope](), dict[str, int]()
         digests = _by_domain(contexts)
         for chunk in {key.chunk for key in contexts}:
-            old = [key for key in keys[chunk] if key.context not in digests.get(DomainChunk.of(key), ())]
-            if len(old) == len(keys[chunk]):
+            every = {*keys[chunk], *(key for key in coming if key.chunk == chunk)}
+            old = [key for key in every if key.context not in digests.get(DomainChunk.of(key), ())]
+            if len(old) == len(every):
                 stale.append(Scope(self._tenant, chunk))
             else:
                 stale += [Scope(self._tenant, chunk, key.fingerprint) for key in old]

@@ -295,9 +295,10 @@ class Ingest:
             if each.item and (fill.damaged or isinstance(self._tenants.store.open(each.keys.best), Miss))
         ]
         capturing = ChunkCapture(self._tenants.model, self._tenants.store, purpose=Purpose.FILL, wanted=caches.wanted)
-        for outcome in capturing.run(items):
-            if outcome.put in (Put.STORED, Put.PRESENT):
-                caches.saw(outcome.item.key)
+        with caches.computing(items):
+            for outcome in capturing.run(items):
+                if outcome.put in (Put.STORED, Put.PRESENT):
+                    caches.saw(outcome.item.key)
 
     def _recapture(self) -> bool:
         """Computes some chunks anew that have moved to another context; whether there were any."""

@@ -199,7 +199,9 @@ class Ingestion:
             self._live[number] = replace(self._live[number], chunks=len(wanted), **counts)
         self._keep_progress()
         self._has_moved = False
-        if not self._capture(missing):
+        with tenant.caches.computing(missing):
+            is_done = self._capture(missing)
+        if not is_done:
             return False
         if self._has_moved:
             return self._compute({number: each for number, each in documents.items() if number in self._live})

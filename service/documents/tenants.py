@@ -183,11 +183,12 @@ class Tenant:
         items = self.caches.lacking([*dict.fromkeys(chunk for _, chunk in rows)])
         left = {item.key for item in items}  # of what moves meanwhile, nothing comes out
         capturing = ChunkCapture(self.model, self.store, purpose=Purpose.JOB, wanted=self.caches.wanted)
-        for outcome in capturing.run(items):
-            left.discard(outcome.item.key)
-            if outcome.put in (Put.STORED, Put.PRESENT):
-                self.caches.saw(outcome.item.key)
-                self.caches.supersede(outcome.item.key)
+        with self.caches.computing(items):
+            for outcome in capturing.run(items):
+                left.discard(outcome.item.key)
+                if outcome.put in (Put.STORED, Put.PRESENT):
+                    self.caches.saw(outcome.item.key)
+                    self.caches.supersede(outcome.item.key)
         again = {key.chunk for key in left}
         with self.catalog.change() as change:
             change.settled([row for row, chunk in rows if chunk not in again])

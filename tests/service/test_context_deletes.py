@@ -288,6 +288,23 @@ def test_what_is_computed_while_its_filler_goes_is_not_kept(inside: Inside, way:
         assert not late
 
 
+@pytest.mark.parametrize("when", list(IN_JOBS)[1:4])
+def test_what_is_computed_for_a_place_that_goes_is_not_kept(inside: Inside, when: str) -> None:
+    """Nor where the chunk has a record of another place, which stays."""
+    tenant, shared = inside.core.tenants.open(TENANT), marked_book(5)["chunks"][1]
+    with computing(inside) as computed, IN_JOBS[when].gated(inside.core) as gate, inside.client() as client:
+        documents = [{"id": "a", "chunks": [{"text": text(800)}, shared]}]  # the first of the places of what is shared
+        good(client.post("/v1/documents", json={"documents": documents}))
+        passed(gate)
+        kept = {*stored(tenant)}
+        delete(inside, "a")
+        gate.opened.set()
+        put_in(client, [marked_book(9)])
+        delete(inside, "book-9")
+        check_settled(inside, computed)
+        assert kept >= {*stored(tenant)}
+
+
 def test_a_sweep_that_is_broken_off_forgets_no_chunk(inside: Inside) -> None:
     """What went before it broke is captured anew as well."""
     tenant = inside.core.tenants.open(TENANT)
