@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from blend.fuse.prompt import ChunkSpan
+from blend.place.placement import in_lists
 from blend.run.context import Context, LayerShape
 from blend.run.decoder import Decoder
 from store.record import Shape
@@ -197,25 +198,14 @@ class RecordLoader:
                 numbers = self._numbers(layers)
                 most = ON_DEVICE if on_device else max(UNIT, min(MOST, tokens * numbers // threads))
                 most = tokens * numbers if is_near and on_device else most
-                for part in self._joined(some, most=-(-most // numbers)) if numbers else ():
+                sizes = [span.recorded for span in some]
+                for part in in_lists(some, sizes, most=-(-most // numbers)) if numbers else ():
                     if alike := [*self._alike(layers, part)]:
                         yield _Unit(layers, part, alike)
 
     def _numbers(self, layers: range) -> int:
         """How many numbers the layers keep for each token."""
         return sum([self._shape(layer).numbers for layer in layers if layer in self._wanted])
-
-    def _joined(self, spans: Sequence[ChunkSpan], *, most: int) -> Iterator[list[ChunkSpan]]:
-        """Yields them in lists of so many tokens at most, or of one."""
-        group, tokens = list[ChunkSpan](), 0
-        for span in spans:
-            if group and tokens + span.recorded > most:
-                yield group
-                group, tokens = [], 0
-            group.append(span)
-            tokens += span.recorded
-        if group:
-            yield group
 
     def _place(self, unit: _Unit) -> None:
         layers, spans, alike = unit

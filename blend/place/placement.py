@@ -1,9 +1,9 @@
 """The seam behind which stored rows come into a context, turned to their slots. Knows angles, no kernel, no device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -66,6 +66,22 @@ class LayerPlaces(NamedTuple):
         rows = self.stored.rows.copy()
         rows[~wanted, LAYOUT_AT:] = 0
         return self._replace(stored=self.stored._replace(rows=rows))
+
+
+Item = TypeVar("Item")
+
+
+def in_lists(items: Iterable[Item], sizes: Iterable[int], *, most: int) -> Iterator[list[Item]]:
+    """Yields the items in their order, in lists whose sizes add up to so much at most, or of one item."""
+    some, total = list[Item](), 0
+    for item, size in zip(items, sizes, strict=True):
+        if some and total + size > most:
+            yield some
+            some, total = [], 0
+        some.append(item)
+        total += size
+    if some:
+        yield some
 
 
 class Placement(Protocol):

@@ -1,13 +1,13 @@
 """Stored rows into a context by numpy and torch, on any device: what no kernel takes. Knows no store and no model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blend.place.placement import LayerPlaces, Numbers, RowTurn
+from blend.place.placement import LayerPlaces, Numbers, RowTurn, in_lists
 from blend.place.rotation import Angles, rotate_into
 from store.record import Array, Dtype, LayerKV
 from store.rows import START, TOKENS, numbers_of, records_of
@@ -37,7 +37,8 @@ class TorchPlacement:
         for layer, ((keys, values), turns) in enumerate(zip(layers.out, layers.turns, strict=True)):
             shape = keys.shape[0], keys.shape[2], values.shape[0], values.shape[2]
             numbers = shape[0] * shape[1] + shape[2] * shape[3]
-            for some in _joined(kept[layer], most=self._most // numbers):
+            filled = np.flatnonzero(kept[layer] > 0).tolist()
+            for some in in_lists(filled, kept[layer, filled].tolist(), most=self._most // numbers):
                 parts = [numbers_of(rows[layer, part], shape, sizes=sizes, dtype=self._dtype) for part in some]
                 places = _places(firsts[layer, some], kept[layer, some])
                 for out, turn, arrays in zip((keys, values), turns, _sides(parts, kept[layer, some]), strict=True):
@@ -65,21 +66,6 @@ class TorchPlacement:
         if self._device.type != "cuda":
             return tensor.to(self._device)
         return tensor.pin_memory().to(self._device, non_blocking=True)
-
-
-def _joined(kept: Numbers, *, most: int) -> Iterator[list[int]]:
-    """Yields parts that have tokens, in lists of so many tokens at most, or of one part."""
-    some, tokens = list[int](), 0
-    for part, count in enumerate(kept.tolist()):
-        if count <= 0:
-            continue
-        if some and tokens + count > most:
-            yield some
-            some, tokens = [], 0
-        some.append(part)
-        tokens += count
-    if some:
-        yield some
 
 
 def _places(firsts: Numbers, kept: Numbers) -> Numbers:
