@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,8 +115,17 @@ def parse_server(url: str) -> S3Server:
 
 def _run_moto() -> None:
     """Serves until the parent closes our standard input, so that no server outlives a killed test run."""
-    from moto.server import ThreadedMotoServer  # noqa: PLC0415  # heavy, and only this process needs it
+    from moto.s3.responses import S3Response  # noqa: PLC0415  # heavy, and only this process needs it
+    from moto.server import ThreadedMotoServer  # noqa: PLC0415  # the same
 
+    put, writing = S3Response.put_object, threading.Lock()
+
+    def put_alone(self: S3Response) -> tuple[int, dict[str, object], str | bytes]:
+        """S3 creates what is absent in one step. moto looks, then writes: both of two at once would have."""
+        with writing:
+            return put(self)
+
+    S3Response.put_object = put_alone
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
