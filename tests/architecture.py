@@ -4,6 +4,7 @@ A rule is a function from a source file to the lines that break it.
 """
 
 import ast
+import gc
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -196,9 +197,12 @@ class Source:
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in DYNAMIC_IMPORTS and node.args:
             yield ast.unparse(node.args[0]).strip("'\"")
 
-    def functions(self) -> Iterator[Function]:
+    def functions(self) -> tuple[Function, ...]:
         """Outer ones before the ones inside."""
-        yield from _functions(self.tree, "")
+        return _functions_of(self)
+
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return _nodes(self)
 
     def place(self, line: int) -> str:
         around = [function.name for function in self.functions() if line in function.lines]
@@ -210,15 +214,26 @@ Rule = Callable[[Source], Iterator[Finding]]
 
 
 @cache
+def _nodes(source: Source) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(source.tree))
+
+
+@cache
+def _functions_of(source: Source) -> tuple[Function, ...]:
+    return tuple(_functions(source.tree, ""))
+
+
+@cache
 def _imports(source: Source) -> tuple[Import, ...]:
     top = source.tree.body
     branches = [node for node in top if isinstance(node, ast.If)]
     guarded = [branch for branch in branches if ast.unparse(branch.test).endswith("TYPE_CHECKING")]
     typing = [node for branch in guarded for node in branch.body]
     found: list[Import] = []
-    for node in ast.walk(source.tree):
-        where = "top" if node in top else "typing" if node in typing else "deferred"
-        found += (Import(target, where, getattr(node, "lineno", 0)) for target in source.targets(node))
+    for node in source.nodes():
+        for target in source.targets(node):
+            where = "top" if node in top else "typing" if node in typing else "deferred"
+            found.append(Import(target, where, getattr(node, "lineno", 0)))
     return tuple(found)
 
 
@@ -231,19 +246,23 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[Function]:
             rest = [each for each in (child.args.vararg, child.args.kwarg) if each]
             yield Function(f"{prefix}{child.name}", child, positional, [*child.args.kwonlyargs, *rest])
         named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        yield from _functions(child, f"{prefix}{child.name}." if named else prefix)
+        if not isinstance(child, ast.expr):  # holds no definition
+            yield from _functions(child, f"{prefix}{child.name}." if named else prefix)
 
 
 @cache
 def load(root: Path) -> tuple[Source, ...]:
     """The Python files below the product's folders and tests, in order."""
     sources: list[Source] = []
+    gc.disable()  # which would look through a million nodes, again and again
     for folder in (*PRODUCT, "tests"):
         for file in sorted((root / folder).rglob("*.py")):
             path = PurePosixPath(file.relative_to(root).as_posix())
             if not any(part.startswith(".") or part == "build" for part in path.parts):
                 text = file.read_text(encoding="utf-8")
                 sources.append(Source(path, text, ast.parse(text, str(path))))
+    gc.freeze()
+    gc.enable()
     return tuple(sources)
 
 
@@ -281,7 +300,7 @@ def impure_records(source: Source) -> Iterator[Finding]:
 
 
 def broad_handlers(source: Source) -> Iterator[Finding]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes():
         if isinstance(node, ast.ExceptHandler):
             caught = ast.unparse(node.type) if node.type else "BaseException"
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
@@ -300,7 +319,7 @@ def missing_docstrings(source: Source) -> Iterator[Finding]:
 def environment_readers(source: Source) -> Iterator[Finding]:
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
     imported = [(found.line, found.target.rpartition(".")[2]) for found in source.imports()]
-    used = [(node.lineno, node.attr) for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
+    used = [(node.lineno, node.attr) for node in source.nodes() if isinstance(node, ast.Attribute)]
     for line, name in (*imported, *used):
         if name in names and source.module != "service.settings":
             yield line, "only service/settings.py may touch the environment"

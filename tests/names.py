@@ -46,7 +46,7 @@ def misnamed_files(source: Source) -> Iterator[Finding]:
 
 
 def prepositions_first(source: Source) -> Iterator[Finding]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes():
         if isinstance(node, (ast.Module, *_DEFINING)) and (said := ast.get_docstring(node)):
             first = re.split(r"\W", said, maxsplit=1)[0]
             if first.lower() in PREPOSITIONS:

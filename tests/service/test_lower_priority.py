@@ -13,6 +13,8 @@ from service.answers.fair_turns import COMPUTES, LATER, lower_priority
 from service.app.core import Core
 from service.commands import serve
 
+LOWEST = 19  # nice steps that Linux has: the tests themselves may run behind others
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have one priority")
 
 
@@ -41,8 +43,8 @@ def test_threads_that_compute_and_those_that_they_begin_step_back(monkeypatch: p
         serve._settle_when_loaded(cast(Core, SimpleNamespace(wait=lambda: None)))
         while not begun or begun[0].native_id is None:
             threading.Event().wait(0.001)
-        assert [steps(each) - here for each in threads] == [COMPUTES, 0, LATER]
-        assert steps(begun[0]) - here == LATER
+        expected = [min(here + each, LOWEST) for each in (COMPUTES, 0, LATER, LATER)]
+        assert [steps(each) for each in (*threads, *begun)] == expected
         assert steps(threading.current_thread()) == here
     finally:
         over.set()
