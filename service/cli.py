@@ -9,6 +9,7 @@ from service.commands import pages
 from service.commands.ask import ask, search
 from service.commands.backup import backup, restore
 from service.commands.console import tell
+from service.commands.doctor import config, doctor
 from service.commands.errors import expected, sentence, usage
 from service.commands.keys import keys
 from service.commands.migrate import migrate
@@ -21,7 +22,7 @@ from service.lab.commands.evaluate import evaluate
 
 STOPPED = 130  # by Ctrl-C
 GROUPS = {
-    "Start": (demo, serve),
+    "Start": (demo, serve, doctor, config),
     "Corpus": (precompute,),
     "Ask a running service": (ask, search),
     "Store": (stats, verify, gc),

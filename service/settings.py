@@ -4,6 +4,7 @@ import os
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -193,29 +194,41 @@ class Settings(BaseSettings):
         return init_settings, env_settings, *([TomlConfigSettingsSource(settings_cls, file)] if file else [])
 
 
-def load_settings() -> Settings:
-    """The settings in force; raises `SettingsError` with the sentence that mends it."""
+def load_settings(**given: object) -> Settings:
+    """The settings in force, with those that a command line gives; raises `SettingsError` with what mends it."""
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG}
     unknown = sorted({name for name in os.environ if name.startswith(PREFIX)} - known - {*OF_CLIENTS})
     if unknown:
-        raise SettingsError(f"unknown setting {unknown[0]}: there are {_listed(known)}")
+        raise SettingsError(f"unknown setting {unknown[0]}: {_instead(unknown[0], known)}")
     file = os.environ.get(CONFIG)
     if file and not Path(file).is_file():
         raise SettingsError(f"{CONFIG} names {file}, which is no file")
     try:
-        return Settings()  # pyright: ignore[reportCallIssue] (its fields come from the sources)
+        return Settings(**given)  # pyright: ignore[reportCallIssue, reportArgumentType] (its fields come from the sources)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} is not valid TOML in UTF-8: {error}") from None
     except ValidationError as error:
         raise SettingsError("; ".join(_sentence(each["loc"], each["msg"]) for each in error.errors())) from None
 
 
+def origins() -> dict[str, str]:
+    """Where each setting in force comes from: its variable, the file, or nowhere where it is the default."""
+    file = os.environ.get(CONFIG, "")
+    written = tomllib.loads(Path(file).read_text("utf-8")) if file else {}
+    variables = {name.partition("__")[0] for name in os.environ}
+    return {
+        name: variable if (variable := f"{PREFIX}{name.upper()}") in variables else file if name in written else ""
+        for name in Settings.model_fields
+    }
+
+
 def _sentence(place: Iterable[int | str], message: str) -> str:
     name = ".".join(str(part) for part in place)
     if name.partition(".")[0] not in Settings.model_fields:
-        return f"unknown setting {name!r}: there are {_listed(Settings.model_fields)}"
+        return f"unknown setting {name!r}: {_instead(name, Settings.model_fields)}"
     return f"{name} ({PREFIX}{name.upper()}): {message.removeprefix('Value error, ')}"
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
+def _instead(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, known := sorted(known), n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"

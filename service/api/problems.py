@@ -3,9 +3,10 @@
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
+from difflib import get_close_matches
+from typing import Final, cast, get_args
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -122,7 +123,7 @@ def install(app: FastAPI, renderers: Renderers) -> None:
 
     def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return renderers.respond(request.scope, _invalid(error))
+        return renderers.respond(request.scope, _invalid(error, _body_of(request)))
 
     def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -142,16 +143,56 @@ def _headers(error: Exception, kind: FailureKind) -> dict[str, str]:
     return {} if waits_s is None else {"Retry-After": str(max(1, math.ceil(waits_s)))}
 
 
-def field_errors(errors: Sequence[Mapping[str, object]]) -> tuple[FieldError, ...]:
-    """The fields in which pydantic found errors: where and why, and never the value that was sent."""
-    return tuple(
-        FieldError(field=_place(cast(Sequence[object], each["loc"])), message=_sentence(str(each["msg"])))
-        for each in errors[:MOST_FIELDS]
-    )
+def field_errors(errors: Sequence[Mapping[str, object]], body: type[BaseModel] | None = None) -> tuple[FieldError, ...]:
+    """The fields in which pydantic found errors: where and why, and never the value that was sent.
+
+    `body`: what the request should have been, whose fields are proposed for unknown ones.
+    """
+    return tuple(_field_error(each, body) for each in errors[:MOST_FIELDS])
 
 
-def _invalid(error: RequestValidationError) -> Failure:
-    found = field_errors(cast(Sequence[Mapping[str, object]], error.errors()))
+def _field_error(error: Mapping[str, object], body: type[BaseModel] | None) -> FieldError:
+    place = cast(Sequence[object], error["loc"])
+    message = _sentence(str(error["msg"]))
+    if error["type"] == "extra_forbidden" and body is not None and place[0] == "body":
+        message = f"there is no such field{_instead(body, place[1:])}"
+    return FieldError(field=_place(place), message=message)
+
+
+def _instead(body: type[BaseModel], place: Sequence[object]) -> str:
+    """The field of the body that somebody meant who wrote an unknown one: of that name elsewhere, or spelt alike."""
+    around = [body]
+    for part in place[:-1]:
+        around = [model for each in around for model in _inner(each).get(str(part), around)]
+    known = {
+        name: f"{outer}.{name}" for outer, models in _inner(body).items() for each in models for name in _inner(each)
+    }
+    known |= {name: name for each in around for name in _inner(each)}
+    near = get_close_matches(str(place[-1])[:64], known, n=1)
+    return f": did you mean {known[near[0]]}?" if near else ""
+
+
+def _inner(model: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
+    """The fields of a model, and the models that each may hold."""
+    return {each.alias or name: list(_models(each.annotation)) for name, each in model.model_fields.items()}
+
+
+def _models(kind: object) -> Iterator[type[BaseModel]]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for each in get_args(kind):
+        yield from _models(each)
+
+
+def _body_of(request: Request) -> type[BaseModel] | None:
+    """What the body of this request should be."""
+    body = getattr(request.scope.get("route"), "body_field", None)
+    kind = body and body.field_info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _invalid(error: RequestValidationError, body: type[BaseModel] | None) -> Failure:
+    found = field_errors(cast(Sequence[Mapping[str, object]], error.errors()), body)
     message = "; ".join(f"{each.field}: {each.message}" if each.field else each.message for each in found[:3])
     return Failure(422, TABLE[Invalid].title, _cut(message), errors=found)
 

@@ -69,7 +69,7 @@ def compose_model(settings: Settings) -> LoadedModel:
 def compose_core(settings: Settings) -> Core:
     """A running service. Raises what stops a start at once; what the model says comes later."""
     for setting, name in (("model", settings.model), ("embedder", settings.embedder)):
-        if name != BUILTIN and not name.startswith(REMOTE):
+        if name not in ("", BUILTIN) and not name.startswith(REMOTE):
             hub_checkpoint(name, setting=setting)
     return Core(
         settings,
@@ -152,7 +152,7 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
 
 def _library(settings: Settings, truth: Truth) -> Callable[[str], Library]:
     """What opens the library of a tenant. Its indexes are files of this machine."""
-    embedder, reranker = _embedder(settings), _reranker(settings)
+    embedder, reranker = compose_embedder(settings), _reranker(settings)
 
     def library(tenant: str) -> Library:
         folder = settings.data / TENANTS / tenant
@@ -167,7 +167,8 @@ def _library(settings: Settings, truth: Truth) -> Callable[[str], Library]:
     return library
 
 
-def _embedder(settings: Settings) -> Embedder | None:
+def compose_embedder(settings: Settings) -> Embedder | None:
+    """What search by vectors needs, as the settings name it; None where they name none."""
     name = settings.embedder
     if not name:
         return None

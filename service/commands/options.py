@@ -13,8 +13,7 @@ def settings_with(model: str) -> "Settings":
     """The settings in force, with this model if one is named."""
     from service.settings import load_settings
 
-    settings = load_settings()
-    return settings.model_copy(update={"model": model}) if model else settings
+    return load_settings(**({"model": model} if model else {}))
 
 
 def listed(text: str) -> list[str]:

@@ -34,9 +34,17 @@ Port = Annotated[
     int | None,
     typer.Option(metavar="N", help="Port to bind; KVWEAVE_PORT by default.", min=0, max=65535, show_default=False),
 ]
+Model = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False),
+]
+Data = Annotated[
+    str,
+    typer.Option(metavar="PLACE", help="Folder, or PostgreSQL's URL; KVWEAVE_DATA by default.", show_default=False),
+]
 
 
-def serve(host: Host = "", *, port: Port = None, store: StoreUrl = "") -> None:
+def serve(host: Host = "", *, port: Port = None, model: Model = "", data: Data = "", store: StoreUrl = "") -> None:
     """Run the service: REST, OpenAI's chat endpoint and a console page over your documents.
 
     The first start leaves an admin key in the data folder, in the file admin.key. Ctrl-C stops it: what runs is
@@ -44,14 +52,13 @@ def serve(host: Host = "", *, port: Port = None, store: StoreUrl = "") -> None:
 
     Examples:
       kvweave serve
-      kvweave serve --port 8080
-      KVWEAVE_MODEL=./my-model kvweave serve --host 0.0.0.0
+      kvweave serve --port 8080 --data ./my-data
+      kvweave serve --model ./my-model --host 0.0.0.0
     """
     from service.settings import SettingsError, load_settings
 
-    settings = load_settings()
-    given: dict[str, object] = {"host": host or settings.host, "port": settings.port if port is None else port}
-    settings = settings.model_copy(update={**given, **({"store": store} if store else {})})
+    given = {"host": host, "port": port, "model": model, "data": data, "store": store}
+    settings = load_settings(**{name: value for name, value in given.items() if value not in ("", None)})
     if not settings.auth and settings.host not in LOOPBACK:
         raise SettingsError(
             f"host (KVWEAVE_HOST): without keys the service binds to loopback only, not to {settings.host}: "

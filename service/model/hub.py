@@ -23,10 +23,15 @@ _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 def hub_checkpoint(name: str, *, setting: str) -> str:
     """The name, or where the hub cannot be reached the folder of what was fetched before.
 
-    Raises SettingsError where there is none. What cannot be a name of the hub is given back.
+    Raises SettingsError where there is neither: a folder without a checkpoint, or what cannot be a name of the hub.
     """
-    if Path(name).exists() or not _NAME.fullmatch(name):
+    named = f"{setting} ({PREFIX}{setting.upper()}): {name!r}"
+    if (Path(name) / "config.json").is_file():
         return name
+    if Path(name).exists():
+        raise SettingsError(f"{named} holds no config.json: name the folder of a checkpoint, or a name of the hub")
+    if not _NAME.fullmatch(name):
+        raise SettingsError(f"{named} is no folder here, and no name of the hub such as org/model")
     reason = "it is switched off by HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else _unreached(name)
     if not reason:
         return name
@@ -34,7 +39,7 @@ def hub_checkpoint(name: str, *, setting: str) -> str:
         return snapshot_download(name, local_files_only=True)
     except LocalEntryNotFoundError:
         raise SettingsError(
-            f"{setting} ({PREFIX}{setting.upper()}): {name!r} is no folder here and was not fetched before, and "
+            f"{named} is no folder here and was not fetched before, and "
             f"{constants.ENDPOINT} cannot be reached ({reason}): name a folder, or connect this machine"
         ) from None
 

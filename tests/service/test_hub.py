@@ -43,12 +43,19 @@ def test_what_was_fetched_before_is_used(tmp_path: Path, monkeypatch: pytest.Mon
     assert hub_checkpoint(NAME, setting="model") == str(kept / "snapshots" / commit)
 
 
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "./model", "a/b/c", ""])
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./model", "a/b/c"])
 def test_what_is_no_name_of_the_hub_is_asked_of_nobody(name: str) -> None:
-    assert hub_checkpoint(name, setting="model") == name
+    with pytest.raises(SettingsError, match=f"'{name}' is no folder here, and no name of the hub"):
+        hub_checkpoint(name, setting="model")
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"'{tmp_path}' holds no config.json"):
+        hub_checkpoint(str(tmp_path), setting="embedder")
 
 
 def test_a_folder_is_asked_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "somebody" / "some-model").mkdir(parents=True)
+    (tmp_path / NAME).mkdir(parents=True)
+    (tmp_path / NAME / "config.json").write_text("{}")
     assert hub_checkpoint(NAME, setting="model") == NAME

@@ -55,6 +55,26 @@ def test_server_timing_is_a_header_whatever_is_in_it(timings: dict[str, float]) 
     assert len(value.split(", ")) == max(1, sum(map(math.isfinite, timings.values())))
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field", "meant"),
+    [
+        ("query", {"question": "Who?", "max_tokens": 9}, "max_tokens", "sampling.max_tokens"),
+        ("query", {"question": "Who?", "temprature": 0.5}, "temprature", "sampling.temperature"),
+        ("query", {"question": "Who?", "sampling": {"max_token": 9}}, "sampling.max_token", "max_tokens"),
+        ("query", {"question": "Who?", "documents": [{"txt": "Water"}]}, "documents.0.txt", "text"),
+        ("search", {"query": "fox", "colection": "a"}, "colection", "collection"),
+        ("search", {"query": "fox", "zzz": 1}, "zzz", ""),
+    ],
+)
+def test_an_unknown_field_is_told_with_the_one_that_was_meant(
+    operator: TestClient, path: str, body: dict[str, object], field: str, meant: str
+) -> None:
+    answer = operator.post(f"/v1/{path}", json=body)
+    assert answer.status_code == 422
+    told = {each["field"]: each["message"] for each in answer.json()["errors"]}
+    assert told[field] == "there is no such field" + (f": did you mean {meant}?" if meant else "")
+
+
 FAULTS = [
     (PromptError("too long"), 422),
     (NotFound("there is no chunk"), 404),
