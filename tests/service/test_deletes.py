@@ -267,7 +267,7 @@ def test_a_delete_outlives_an_older_file_with_the_same_document(
 def test_no_byte_of_a_deleted_document_is_left_in_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of the data folder and of the store, the index of vectors among them, spools, and the log."""
     embedder = WordEmbedder()
-    monkeypatch.setattr(composition, "_embedder", lambda settings: embedder)
+    monkeypatch.setattr(composition, "compose_embedder", lambda settings: embedder)
     monkeypatch.setattr(ingest, "IDLE_S", 0.05)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with logged(tmp_path / "service.log"), in_process(settings_in(tmp_path)) as inside, inside.client() as client:

@@ -63,7 +63,7 @@ def faulty(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(ServedModel, "counted", counting)
     patch.setattr(ServedModel, "ids", saying)
-    patch.setattr(composition, "_embedder", lambda settings: Poisoned())  # pyright: ignore[reportUnknownLambdaType]
+    patch.setattr(composition, "compose_embedder", lambda settings: Poisoned())  # pyright: ignore[reportUnknownLambdaType]
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ class Served:
 def embedder(monkeypatch: pytest.MonkeyPatch) -> WordEmbedder:
     """The one that every service here has. It has not long to wait before it looks what is to be embedded."""
     embedder = WordEmbedder()
-    monkeypatch.setattr(composition, "_embedder", lambda settings: embedder)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(composition, "compose_embedder", lambda settings: embedder)  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr(ingest, "IDLE_S", 0.1)
     return embedder
 

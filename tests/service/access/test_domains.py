@@ -61,7 +61,7 @@ class Served:
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     embedder, computed = WordEmbedder(), list[int]()
-    monkeypatch.setattr(composition, "_embedder", lambda settings: embedder)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(composition, "compose_embedder", lambda settings: embedder)  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr(ingest, "IDLE_S", 0.05)
     with in_process(settings_in(tmp_path, store="mem://")) as inside:
         engine = inside.core.model.engine
