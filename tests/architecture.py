@@ -23,7 +23,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 5946, "retriever": 7634, "blend": 7829, "service": 24612, "clients": 7236}
+BUDGET = {"store": 6161, "retriever": 7634, "blend": 7829, "service": 24612, "clients": 7236}
 
 RECORDS = ("store.record", "store.rows", "store.errors")  # what blend may know of store: pure data, no medium
 CONTRACTS = (
