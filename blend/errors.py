@@ -35,7 +35,3 @@ class Late(BlendError, TimeoutError):
 
 class NotFinite(BlendError, ArithmeticError):
     """The model produced NaN or infinity where numbers were due."""
-
-
-class UnreadableRecord(BlendError, OSError):
-    """A record's layer could not be read or was damaged; its chunk is then computed from its text."""

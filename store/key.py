@@ -98,6 +98,12 @@ class CacheKey:
         return cls(*(unquote(part) for part in parts))
 
 
+def fingerprint_in(domain: str, digest: str, *, context: str = "") -> str:
+    """The fingerprint of a domain's blobs, out of those of what computed them and of what they were computed in."""
+    computed = f"{digest}@{context}" if context else digest
+    return f"{computed}.{domain}" if domain else computed
+
+
 def context_of(fingerprint: str) -> str:
     """The context that a blob's fingerprint names; empty for none."""
     return fingerprint.partition(".")[0].partition("@")[2]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from blend.errors import UnsupportedModel
-from blend.fingerprint import DIGEST_BYTES, digest_of
+from store.fingerprint import DIGEST_BYTES, digest_of
 
 # Parts of a configuration that have a field of their own, or do not change a number.
 ELSEWHERE = {

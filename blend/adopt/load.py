@@ -29,7 +29,6 @@ from blend.adopt.in_float32 import in_float32
 from blend.adopt.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_other_sight, refuse_structure
 from blend.capture.capture import VERSION
 from blend.errors import TokenizerError, UnsupportedModel
-from blend.fingerprint import Fingerprint
 from blend.place.torch_placement import DTYPES
 from blend.run.attention import FLEX, kernels
 from blend.run.decoder import Decoder
@@ -37,6 +36,7 @@ from blend.run.layer_gate import find_layers, install, text_config
 from blend.run.model_layers import examine
 from blend.run.recordings import CudaRecorder
 from blend.text.tokenizer import Tokenizer
+from store.fingerprint import Fingerprint
 
 log = logging.getLogger(__name__)
 

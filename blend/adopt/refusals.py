@@ -8,14 +8,15 @@ from transformers import DynamicCache, PreTrainedModel
 
 from blend.capture.capture import capture
 from blend.errors import UnsupportedModel
-from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder, fuse
-from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, lay_out
+from blend.fuse.prompt import ChunkSegment, Prompt, lay_out
 from blend.fuse.record_loader import Readers
 from blend.run.context import Segment, scattered, span
 from blend.run.decoder import Decoder
 from blend.run.layer_gate import text_config
 from blend.run.model_layers import angles
+from store.fingerprint import Fingerprint
+from store.record_source import HeldRecord
 
 TOKENS = 48
 PARTS = (12, 24, 12)  # prefix, chunk, question

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from blend.engine.sampling import Sampling
-from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import Prompt
 from blend.run.context import Context
+from store.fingerprint import Fingerprint
 from store.record import Record
 
 Finish = Literal["stop", "length", "tool_calls", "cancelled"]

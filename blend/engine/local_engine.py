@@ -22,13 +22,13 @@ from blend.engine.engine import EngineRequest, Event, Failed, PayerLoad, Ready
 from blend.engine.fair_queue import FairQueue, StepShares
 from blend.engine.kv_budget import KvBudget
 from blend.errors import Busy, Late, PromptError
-from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import fuse
 from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
 from blend.run.decoder import Decoder
 from blend.text.tokenizer import Tokenizer
+from store.fingerprint import Fingerprint
 from store.record import Record
 
 log = logging.getLogger(__name__)

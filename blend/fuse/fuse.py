@@ -104,9 +104,11 @@ def fuse(
     clock = Clock()
     moved = 0
     while True:
-        selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=decoder.model_layers.keeping)
+        keeping = decoder.model_layers.keeping
+        selection = select(layout, policy=order.policy, ratio=order.ratio, keeping=keeping)
         work = _Fuse(decoder, selection, context=context, order=order, clock=clock)
-        loader = RecordLoader(decoder, context, wanted=selection.wanted, readers=readers)
+        wanted = {layer: selection.wanted(layer) for layer in keeping}
+        loader = RecordLoader(decoder, context, wanted=wanted, readers=readers)
         try:
             logits = work.run(loader)
         except DamagedRecord as error:

@@ -5,110 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Protocol, Self
 
 import numpy as np
 
 from blend.errors import PromptError
-from blend.fingerprint import Fingerprint, digest_ids, packed_ids
 from store.errors import Miss, MissReason
-from store.record import Record, Shape, Tail
-from store.rows import StoredRows, joined, plain_rows
-
-
-class RecordSource(Protocol):
-    """One chunk's record, of which several layers or records are read together, by several threads at once."""
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """The fingerprint that the record was captured with."""
-        ...
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the record is exactly what the model computed right after the fingerprint's prefix."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens of the chunk the record covers."""
-        ...
-
-    @property
-    def ids_digest(self) -> str:
-        """The digest of the chunk's token ids; empty where an older release kept none."""
-        ...
-
-    @property
-    def tail(self) -> Tail:
-        """What the record covers behind the chunk."""
-        ...
-
-    @property
-    def shapes(self) -> tuple[Shape | None, ...]:
-        """Heads and dims of each layer's keys, then of its values; None for a layer without a cache of its own."""
-        ...
-
-    @property
-    def is_near(self) -> bool:
-        """Whether its rows are there, so that nothing has to be read."""
-        ...
-
-    @property
-    def groups(self) -> tuple[range, ...]:
-        """The layers in order, those together that are read together."""
-        ...
-
-    def rows(self, layers: range, of: "Sequence[Self]", *, threads: int = 1) -> StoredRows:
-        """Reads layers of several records, this one among them, with the tails', by one call and so many threads of its
-        own. Raises Unreadable, or another OSError.
-        """
-        ...
-
-
-class HeldRecord:
-    """A record in memory that was captured right behind its prefix, as a source."""
-
-    is_exact = True
-    is_near = False  # for copies are made
-
-    def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
-        self._record = record
-        self.fingerprint = fingerprint
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens of the chunk the record covers."""
-        return self._record.tokens - self._record.tail.tokens
-
-    @property
-    def ids_digest(self) -> str:
-        """The digest of the chunk's token ids."""
-        return self._record.ids_digest
-
-    @property
-    def tail(self) -> Tail:
-        """What the record covers behind the chunk."""
-        return self._record.tail
-
-    @property
-    def shapes(self) -> tuple[Shape | None, ...]:
-        """Heads and dims of each layer."""
-        layers = self._record.layers
-        return tuple(
-            each and (each.keys.shape[0], each.keys.shape[2], each.values.shape[0], each.values.shape[2])
-            for each in layers
-        )
-
-    @property
-    def groups(self) -> tuple[range, ...]:
-        """Each layer by itself."""
-        return tuple(range(layer, layer + 1) for layer in range(len(self._record.layers)))
-
-    def rows(self, layers: range, of: Sequence[Self], *, threads: int = 1) -> StoredRows:
-        """Copies of the layers: nothing is read."""
-        del threads
-        return joined([plain_rows(each._record.layers[layers.start : layers.stop]) for each in of])
+from store.fingerprint import Fingerprint, digest_ids, packed_ids
+from store.record_source import RecordSource
 
 
 @dataclass(frozen=True, slots=True)

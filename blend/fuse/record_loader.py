@@ -1,9 +1,9 @@
-"""Brings records into a context layer by layer, ahead of the pass that needs them. Knows no medium: sources deliver."""
+"""Brings records into a context layer by layer, ahead of the pass that needs them. Knows no medium: sources read."""
 
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple
@@ -18,6 +18,7 @@ from blend.fuse.prompt import ChunkSpan
 from blend.place.placement import in_lists
 from blend.run.context import Context, LayerShape
 from blend.run.decoder import Decoder
+from store.errors import StoreError
 from store.record import Shape
 from store.rows import IS_PINNED, records_of
 
@@ -88,10 +89,10 @@ class RecordLoader:
         decoder: Decoder,
         context: Context,
         *,
-        wanted: Callable[[int], Sequence[ChunkSpan]],
+        wanted: Mapping[int, Sequence[ChunkSpan]],
         readers: Readers,
     ) -> None:
-        """Begins to read. `wanted`: the spans that a layer needs, for each layer that keeps keys."""
+        """Begins to read. `wanted`: the spans that each layer needs which keeps keys."""
         self.bytes = 0
         self.read_s = 0.0
         self.waited_s = 0.0
@@ -99,7 +100,7 @@ class RecordLoader:
         self._context = context
         self._began = time.perf_counter()
         self._stopped = Event()
-        self._wanted = {layer: {each.chunk: each for each in wanted(layer)} for layer in decoder.model_layers.keeping}
+        self._wanted = {layer: {each.chunk: each for each in some} for layer, some in wanted.items()}
         spans = {chunk: span for some in self._wanted.values() for chunk, span in some.items()}
         units = sorted(self._units_of([*spans.values()], threads=readers.threads), key=lambda unit: unit.layers.start)
         self._misfits: dict[tuple[Shape | None, ...], int | None] = {}  # layers that are not the model's, by shapes
@@ -216,7 +217,7 @@ class RecordLoader:
                 raise DamagedRecord(span, f"layer {layer} has the wrong shape")
         try:
             stored = spans[0].source.rows(layers, [span.source for span in spans], threads=self._unpacking)
-        except OSError as error:  # Unreadable among them: whatever a medium does, the text is at hand
+        except (StoreError, OSError) as error:  # whatever a medium does, the text is at hand
             if len(spans) == 1:
                 raise DamagedRecord(spans[0], str(error)) from error
             for span in spans:  # one of them is damaged, and says so alone

@@ -28,12 +28,6 @@ class DomainChunk(NamedTuple):
         return cls(key.chunk, key.domain)
 
 
-def fingerprint_in(domain: str, digest: str, *, context: str = "") -> str:
-    """The fingerprint of a domain's blobs, out of those of what computed them and of what they were computed in."""
-    computed = f"{digest}@{context}" if context else digest
-    return f"{computed}.{domain}" if domain else computed
-
-
 def domain_of(metadata: Json, fields: Set[str]) -> str:
     """The domain of what has this metadata, by the fields that filters name; empty where it has none of them."""
     told = sorted({repr(facet) for facet in facets(metadata) if facet[0] in fields}) if fields else []

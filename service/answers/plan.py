@@ -13,10 +13,10 @@ from service.answers.gather import Gathered, GatheredPassage
 from service.answers.prompt_costs import PromptCost
 from service.answers.tool_prompt import ToolPrompt
 from service.documents.chunk_caches import mends
-from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptBuilder, PromptTokens
 from service.reports import ChunkReport, Report, Usage
 from store.errors import Miss, MissReason
+from store.record_source import BlobSource
 
 COMPUTED = "computed"
 ANSWER = 0.5  # the most of the window that is kept free for the answer

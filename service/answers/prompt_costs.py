@@ -10,10 +10,10 @@ from time import perf_counter
 
 from blend.fuse.fuse import FuseReport
 from service.answers.blend_decision import EXACT, GAIN, NEAR, Expected
-from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptTokens
 from service.model.speeds import ModelSpeeds, PromptSizes
 from store.errors import Miss, MissReason
+from store.record_source import BlobSource
 
 NEWS = 1 / 3  # the weight of the last prompt in a correction
 FADED = 0.98  # a slowness decays by this each time it kept blobs from being read, so that they are tried again

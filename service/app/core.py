@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from blend.errors import BlendError
-from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder
 from retriever.errors import RetrieverError
 from service.access.places import Places
@@ -34,6 +33,7 @@ from service.truth.truth import Truth
 from service.vllm.handoffs import Handoffs
 from store.blob_store import BlobStore
 from store.errors import StoreError
+from store.fingerprint import Fingerprint
 from store.key import Scope
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blend.errors import BlendError
-from blend.fingerprint import Fingerprint
 from retriever.catalog.catalog import Catalog
 from retriever.errors import CatalogError
 from retriever.filter_condition import EVERYTHING
@@ -26,6 +25,7 @@ from store.blob_store import BlobAccess
 from store.codec.decode import decode
 from store.codec.encode import encode
 from store.errors import StoreError
+from store.fingerprint import Fingerprint
 from store.key import CacheKey
 from store.reader import BlobReader, read
 from store.record import Record, widen

@@ -9,7 +9,6 @@ from enum import StrEnum
 from functools import partial
 from threading import Lock
 
-from blend.fingerprint import Fingerprint
 from retriever.catalog.catalog import Catalog
 from retriever.filter_condition import EVERYTHING
 from retriever.types import Passage
@@ -18,12 +17,13 @@ from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_captures import BlobKeys, ChunkCaptures
 from service.documents.chunk_contexts import ContextKey
 from service.documents.ordered_calls import OrderedCalls
-from service.model.blob_source import BlobSource
 from service.truth.control import Control
 from store.blob_store import BlobStore
 from store.errors import Miss, MissReason, StoreError
+from store.fingerprint import Fingerprint
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
+from store.record_source import BlobSource
 from store.upkeep import StoredBlob
 
 _REMEMBERED = 100_000  # blobs that are remembered to have been there

@@ -10,13 +10,13 @@ from enum import Enum
 from functools import partial
 from typing import Protocol
 
-from blend.fingerprint import digest_ids
 from service.model.capture_context import ChunkIds
 from service.model.served_model import ServedModel
 from store.blob import Blob, Terms
 from store.blob_store import Put
 from store.codec.encode import encode
 from store.errors import RecordError
+from store.fingerprint import digest_ids
 from store.key import CacheKey
 from store.record import Record, Tail
 

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from blend.fingerprint import Fingerprint
 from retriever.catalog.catalog import Catalog
 from retriever.documents import Document, Json
 from retriever.types import Passage
-from service.access.domains import DomainChunk, domain_of, fingerprint_in
+from service.access.domains import DomainChunk, domain_of
 from service.documents.chunk_capture import CaptureItem
 from service.documents.chunk_contexts import ChunkContexts, ContextKey, ContextName
 from service.model.capture_context import CaptureContext
 from service.model.served_model import Ids, ServedModel
 from service.truth.control import Control
-from store.key import CacheKey
+from store.fingerprint import Fingerprint
+from store.key import CacheKey, fingerprint_in
 
 _PREFIXES = 1024  # capture prefixes whose digests are remembered
 

@@ -15,8 +15,9 @@ from retriever.documents import Document, Json
 from retriever.types import ChunkPlace, FillerPassage, Passage
 from service.access.domains import domain_of
 from service.documents.collection_rules import CollectionRules
-from service.model.capture_context import CaptureContext, context_digest, filler_digest
+from service.model.capture_context import CaptureContext, filler_digest
 from service.model.prompt_builder import PromptPassage
+from store.fingerprint import context_digest
 
 Fillers = dict[str, tuple[FillerPassage, ...]]  # by domain
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from blend.fingerprint import digest_of
 from retriever.documents import chunk_id
 from service.model.prompt_builder import PromptBuilder, PromptPassage
+from store.fingerprint import context_digest, digest_of
 
 PASSAGES = 4  # that are enough for a filler, if they are long enough
 FILLER_CHARACTERS = 1200  # some 300 tokens
@@ -53,19 +53,6 @@ ALONE = CaptureContext()
 def filler_digest(filler: Sequence[PromptPassage]) -> str:
     """A digest of a filler's texts; empty where there are none."""
     return digest_of([[each.text, each.title] for each in filler]) if filler else ""
-
-
-def context_digest(filler: str, before: tuple[str, str] | None) -> str:
-    """The digest of a context: of its filler, and of the passage before by its chunk's id and its title.
-
-    Records of earlier releases name none: all of them were captured alone.
-    """
-    return digest_of([filler, before])
-
-
-def is_alone(digest: str) -> bool:
-    """Whether a record whose context has this digest, or none, was captured right behind its prefix."""
-    return digest in ("", ALONE.digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from blend.errors import PromptError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.policy import SELECTIVE, policy_name
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
-from service.model.blob_source import BlobSource
 from service.model.served_model import Ids, ServedModel, made_up_ids
 from service.model.speeds import ModelSpeeds, PromptSizes
 from service.model.timed import ONE, timed
@@ -24,6 +23,7 @@ from store.codec.decode import read_rows
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader, read
+from store.record_source import BlobSource
 
 SHORTEST, LONGEST = 64, 4096  # tokens of the prompts that are measured
 ENOUGH_S = 0.5  # a prompt that takes as long is the last, the second at the earliest: longer ones follow from them

@@ -11,10 +11,11 @@ from functools import lru_cache
 from typing import cast
 
 from blend.errors import PromptError, TokenizerError
-from blend.fuse.prompt import ChunkSegment, Prompt, RecordSource, TextSegment
+from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from blend.text import template
 from blend.text.template import ChatMessage, Option
 from blend.text.tokenizer import Tokenizer
+from store.record_source import RecordSource
 
 SYSTEM = "Answer the question from the documents."
 ASK = "Question: "

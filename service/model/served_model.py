@@ -5,12 +5,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from blend.engine.engine import Engine
-from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder
 from retriever.documents import Json
 from service.model.capture_context import ALONE, CaptureContext, ChunkIds, in_context
 from service.model.prompt_builder import SYSTEM, PromptBuilder, PromptPassage, question_turns
 from service.model.speeds import ModelSpeeds
+from store.fingerprint import Fingerprint
 from store.record import Record
 
 Ids = tuple[int, ...]

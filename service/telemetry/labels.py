@@ -5,8 +5,8 @@ from dataclasses import fields
 from http import HTTPStatus
 from threading import Lock
 
-from blend.fingerprint import Fingerprint
 from store.errors import MissReason
+from store.fingerprint import Fingerprint
 
 OTHER = "other"
 LETTERS = 100

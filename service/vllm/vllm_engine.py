@@ -19,7 +19,6 @@ from threading import Lock, Thread
 from blend.engine.engine import Done, EngineRequest, Event, Failed, PayerLoad, Ready, Ticket
 from blend.engine.sampling import Sampling
 from blend.errors import BlendError, Late, PromptError
-from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder, FuseReport
 from blend.fuse.prompt import ChunkSegment, lay_out
 from service.errors import Invalid, ServiceError, Unavailable
@@ -32,6 +31,7 @@ from service.vllm.handoff_receiver import HandoffReceiver
 from service.vllm.handoffs import HandoffReaders
 from service.vllm.vllm_client import ChatPiece, Completion, GeneratedPiece, GeneratorAway, GeneratorRefusal
 from store.errors import Miss, MissReason
+from store.fingerprint import Fingerprint
 from store.record import Record
 
 log = logging.getLogger(__name__)

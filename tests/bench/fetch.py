@@ -16,7 +16,6 @@ from blend.adopt.load import LoadedModel
 from blend.fuse.prompt import ChunkSegment, Prompt, PromptLayout, lay_out
 from blend.fuse.record_loader import Readers, RecordLoader
 from service.app.give_back_memory import keep_freed_memory
-from service.model.blob_source import BlobSource
 from store.blob import Blob, Buffer, Terms, digest, write_head
 from store.blob_store import BlobStore
 from store.codec.encode import encode
@@ -25,6 +24,7 @@ from store.key import CacheKey
 from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
 from store.record import LayerKV, Record, narrow
+from store.record_source import BlobSource
 from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache
 from tests.bench.model import DISTINCT, PREFIX, QUESTION, Shape, adopted, random_model, words
@@ -116,7 +116,8 @@ def _loading(model: LoadedModel, store: BlobStore, blobs: Sequence[Blob], *, thr
 
     def load() -> None:
         placed = layout()
-        loader = RecordLoader(decoder, context, wanted=lambda layer: placed.spans, readers=readers)
+        wanted = dict.fromkeys(decoder.model_layers.keeping, placed.spans)
+        loader = RecordLoader(decoder, context, wanted=wanted, readers=readers)
         for layer in reversed(decoder.model_layers.keeping):  # nobody computes meanwhile, or is woken for each layer
             loader.wait(layer)
         loader.close()

@@ -27,13 +27,13 @@ from blend.fuse.fuse import FusedPrompt
 from blend.fuse.prompt import ChunkSegment, Prompt
 from blend.fuse.record_loader import Readers
 from service.app.give_back_memory import keep_freed_memory
-from service.model.blob_source import BlobSource
 from service.model.pinned_memory import pinned_memory
 from store.blob import Blob, Terms
 from store.blob_store import BlobStore
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader
+from store.record_source import BlobSource
 from tests.bench.blend import parsed, plain_prefill
 from tests.bench.decode import decode
 from tests.bench.fetch import floors, media, named

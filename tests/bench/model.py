@@ -13,16 +13,16 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from blend.adopt.load import LoadedModel, adopt
 from blend.capture.capture import capture
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
-from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment, lay_out
+from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment, lay_out
 from blend.fuse.record_loader import Readers
 from blend.place.torch_placement import DTYPES
 from service.documents.chunk_capture import tailed
-from service.model.blob_source import BlobSource
 from service.model.capture_context import ChunkIds
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader
+from store.record_source import BlobSource, HeldRecord
 from store.url import open_store
 
 CHUNK = 256  # tokens

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from blend.adopt.load import LoadedModel
 from blend.capture.capture import capture
-from blend.fingerprint import digest_ids
 from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.policy import policy_name, select
-from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, PromptLayout, TextSegment, lay_out
+from blend.fuse.prompt import ChunkSegment, Prompt, PromptLayout, TextSegment, lay_out
 from blend.fuse.record_loader import Readers
+from store.fingerprint import digest_ids
 from store.record import Tail
+from store.record_source import HeldRecord
 from tests.blend.dense import Cached, Choice
 
 READERS = Readers(2)

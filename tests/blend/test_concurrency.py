@@ -14,18 +14,18 @@ from blend.adopt import load
 from blend.adopt.load import adopt
 from blend.fuse import record_loader
 from blend.fuse.fuse import BlendOrder, fuse
-from blend.fuse.prompt import ChunkSegment, HeldRecord, Prompt, TextSegment
+from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
 from blend.fuse.record_loader import Readers, RecordLoader
 from blend.place.placement import Numbers
 from blend.place.torch_placement import TorchPlacement
 from blend.run import attention
 from blend.run.attention import DENSE, FLEX, NAME
 from blend.run.context import Context
-from service.model.blob_source import BlobSource
 from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import BlobReader, read
+from store.record_source import BlobSource, HeldRecord
 from store.rows import StoredRows, joined
 from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache
@@ -244,7 +244,12 @@ def test_records_come_by_their_layers_whichever_of_these_come_together(
     placed = layout(model, Prompt(PREFIX, segments, SUFFIX))
     with Readers(1) as readers:
         context = model.decoder.context(len(placed.ids))
-        RecordLoader(model.decoder, context, wanted=lambda layer: placed.spans, readers=readers).wait(3)
+        RecordLoader(
+            model.decoder,
+            context,
+            wanted=dict.fromkeys(model.decoder.model_layers.keeping, placed.spans),
+            readers=readers,
+        ).wait(3)
 
     assert [layers for layers in told if len(layers) > 1] == [[0, 1, 2, 3], *[[2, 3]] * is_apart]
     assert [layers[0] for layers in told] == sorted(layers[0] for layers in told)

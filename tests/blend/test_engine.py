@@ -11,10 +11,10 @@ from blend.adopt.load import adopt
 from blend.engine.engine import EngineRequest, Ready, Token
 from blend.engine.local_engine import EngineLimits
 from blend.engine.sampling import Sampling
-from blend.errors import BlendError, Busy, NotFinite, PromptError, UnreadableRecord
+from blend.errors import BlendError, Busy, NotFinite, PromptError
 from blend.fuse.fuse import BlendOrder
 from blend.fuse.prompt import ChunkSegment, Prompt, TextSegment
-from store.errors import Miss
+from store.errors import Miss, StoreError
 from store.rows import StoredRows
 from tests.blend import dense
 from tests.blend.asking import Asked, Broken, Held, engine
@@ -309,7 +309,7 @@ class Spoiled:
 
     def rows(self, layers: range, of: Sequence["Spoiled"], *, threads: int = 1) -> StoredRows:
         if self._at in layers:
-            raise UnreadableRecord("digest of frame 1 differs")
+            raise StoreError("digest of frame 1 differs")
         return self._source.rows(layers, [each._source for each in of])  # type: ignore[attr-defined]
 
 

@@ -16,7 +16,7 @@ from transformers import Gemma3TextConfig, LlamaConfig
 from blend.adopt import digests
 from blend.adopt.digests import rope_digest, stored_digest, weights_digest
 from blend.errors import UnsupportedModel
-from blend.fingerprint import Fingerprint, digest_ids
+from store.fingerprint import Fingerprint, digest_ids
 from tests.blend.families import FAMILIES, build
 
 SAMPLE = Fingerprint("w", "a", "t", "r", "bfloat16", "p", "1")

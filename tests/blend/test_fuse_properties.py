@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blend.fuse.fuse import BlendOrder, fuse
-from blend.fuse.prompt import ChunkSegment, HeldRecord
+from blend.fuse.prompt import ChunkSegment
 from blend.run.context import Context
+from store.record_source import HeldRecord
 from store.rows import StoredRows, joined, plain_rows
 from tests.blend import dense
 from tests.blend.families import draw, native, ours

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 from blend.adopt.load import LoadedModel, adopt
 from blend.fuse.prompt import ChunkSegment, Prompt
 from blend.run.attention import KERNELS, NAME, AttentionBlock, AttentionCall
-from service.model.blob_source import BlobSource
 from store.blob import Terms
 from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import read
+from store.record_source import BlobSource
 from tests.blend.dense import prefill
 from tests.blend.families import DEVICE, draw, native, ours, put, words
 from tests.blend.fusing import Case, close, fused, source

@@ -12,9 +12,9 @@ from service.model.capture_context import (
     context_digest,
     filler_digest,
     in_context,
-    is_alone,
 )
 from service.model.prompt_builder import PromptBuilder, PromptPassage
+from store.fingerprint import is_alone
 from tests.blend.tokenizers_made import LOSSLESS, made
 
 PREFIX = (5, 6, 7)

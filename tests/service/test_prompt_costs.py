@@ -18,7 +18,6 @@ from blend.fuse.fuse import BlendOrder, FuseReport
 from service.answers.blend_decision import BlendInputs, decide, tries
 from service.answers.prompt_costs import Opening, PromptCosts
 from service.app.operating_point import point_file
-from service.model.blob_source import BlobSource
 from service.model.kept_speeds import _curve, conditions, kept_speeds
 from service.model.prompt_builder import PromptTokens, TokenRun
 from service.model.served_model import ServedModel
@@ -26,6 +25,7 @@ from service.model.speeds import ModelSpeeds, PromptSizes
 from service.telemetry.logs import FIELDS
 from store.errors import Miss, MissReason
 from store.record import Tail
+from store.record_source import BlobSource
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
 from tests.service.serving import Inside, ask, in_process, settings_in, wait_for
@@ -51,11 +51,7 @@ class FakeSource(BlobSource):
         self.tokens, self.tail, self.tier = tokens, Tail(), tier
         self.nbytes = self.read = 1000 * tokens
         self.read_s = read_s
-        self._parts = parts
-
-    @property
-    def parts(self) -> int:
-        return self._parts
+        self.parts = parts
 
 
 def prompt_of(*lengths: int) -> PromptTokens:

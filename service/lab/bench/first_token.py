@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from blend.engine.engine import EngineRequest
-from blend.fingerprint import Fingerprint
 from blend.fuse.fuse import BlendOrder
 from service.answers.pipeline import FETCHES
 from service.app.operating_point import FULL, OperatingPoint
@@ -15,10 +14,11 @@ from service.documents.chunk_capture import CaptureItem
 from service.errors import Unavailable
 from service.lab.bench.scratch_store import ScratchStore
 from service.lab.time_ratio import TimeRatio, time_ratio
-from service.model.blob_source import BlobSource
 from service.model.prompt_builder import PromptPassage, PromptTokens, question_turns
 from service.model.served_model import ServedModel
 from service.model.timed import ONE, Timed, timed
+from store.fingerprint import Fingerprint
+from store.record_source import BlobSource
 
 QUESTION = "What do the documents say?"
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from secrets import token_hex
 from statistics import median
 
-from blend.fingerprint import digest_ids
 from service.documents.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.errors import Unavailable
 from service.model.capture_context import ChunkIds
@@ -15,6 +14,7 @@ from service.model.served_model import ServedModel
 from store.blob_store import BlobAccess, BlobStore, Put
 from store.codec.decode import read_rows
 from store.errors import Miss
+from store.fingerprint import digest_ids
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from store.upkeep import StoreUpkeep

@@ -20,7 +20,6 @@ from service.documents.chunk_capture import tailed
 from service.lab.eval.followed_answer import Divergence, FollowedAnswer, Following, divergence, entropy
 from service.lab.questions.cases import Case
 from service.lab.questions.variants import Variants
-from service.model.blob_source import BlobSource
 from service.model.capture_context import ALONE, ChunkIds, in_context
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
 from service.model.timed import Timed, timed
@@ -29,6 +28,7 @@ from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import read
 from store.record import Record
+from store.record_source import BlobSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from blend.fuse.record_loader import Readers
 from blend.run.context import Segment, numbers, span
 from service.documents.chunk_capture import tailed
 from service.lab.questions.cases import Case
-from service.model.blob_source import BlobSource
 from service.model.capture_context import ALONE, ChunkIds, in_context
 from service.model.prompt_builder import PromptBuilder, PromptPassage, PromptTokens, question_turns
 from store.blob import Blob, Terms
@@ -28,6 +27,7 @@ from store.codec.encode import encode
 from store.key import CacheKey
 from store.reader import read
 from store.record import Record
+from store.record_source import BlobSource
 from tests.bench.real.results import Judged
 from tests.bench.real.rows import ISOLATED, Row
 

@@ -1,4 +1,4 @@
-"""What must match before a stored record may be used. Knows texts and numbers; digests.py in adopt knows tensors."""
+"""What must match before a stored record may be used: digests of texts and numbers. Knows no tensors and no medium."""
 
 import json
 import struct
@@ -64,3 +64,20 @@ def digest_of(value: object) -> str:
     """A digest of a value's one canonical spelling in JSON."""
     spelled = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return blake3(spelled.encode()).hexdigest(DIGEST_BYTES)
+
+
+def context_digest(filler: str, before: tuple[str, str] | None) -> str:
+    """The digest of what a chunk was captured behind, besides its prefix: of its filler, and of the passage before by
+    its chunk's id and its title.
+
+    Records of earlier releases name none: all of them were captured alone.
+    """
+    return digest_of([filler, before])
+
+
+ALONE = context_digest("", None)
+
+
+def is_alone(context: str) -> bool:
+    """Whether a record whose context has this digest, or none, was captured right behind its prefix."""
+    return context in ("", ALONE)

@@ -11,17 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blend.errors import UnreadableRecord
-from blend.fingerprint import Fingerprint
-from service.model.blob_source import BlobSource
 from store.blob import Blob, Buffer, Terms
 from store.blob_store import BlobStore
 from store.codec.decode import read_rows
 from store.codec.encode import encode
-from store.errors import MissReason
+from store.errors import MissReason, StoreError
+from store.fingerprint import Fingerprint
 from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader, read
 from store.record import LayerKV, Record
+from store.record_source import BlobSource
 from store.rows import ADDRESS, NBYTES, TOKENS, StoredRows
 from store.tiers.budget import TierBudget
 from store.tiers.memory_store import MemoryCache
@@ -116,12 +115,12 @@ def test_layers_of_several_records_are_read_by_one_call(tmp_path: Path) -> None:
         assert mixed[1].read < 1000  # nothing but its head
         sources = opened(alike)
         store.discard(alike[1].head.key)
-        with pytest.raises(UnreadableRecord):
+        with pytest.raises(StoreError):
             sources[0].rows(range(1), sources)
         assert [each.failure for each in sources] == [None] * 4
-        with pytest.raises(UnreadableRecord):
+        with pytest.raises(StoreError):
             sources[1].rows(range(1), sources[1:2])
         assert sources[1].failure is MissReason.ABSENT
-    with pytest.raises(UnreadableRecord, match="is closed"):
+    with pytest.raises(StoreError, match="is closed"):
         sources[0].rows(range(1), sources[:1])
     assert sources[0].failure is MissReason.UNAVAILABLE
