@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from retriever.catalog.view import CatalogView
 from retriever.documents import Json
 from retriever.filter_condition import FilterCondition, scope
 from retriever.search import MOST, Hit, Query, in_prompt_order
 from retriever.types import Passage
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Source
+from service.documents.collection_rules import check_collection, sees_collection
 from service.documents.tenants import Tenant
 from service.errors import Invalid, NotFound
 from service.model.prompt_builder import ASK, SYSTEM, PromptPassage, TurnPart, TurnParts, passage_parts
@@ -166,7 +166,10 @@ def _refuse_nothing(tenant: Tenant, ask: AnswerRequest) -> None:
 
 
 def look_up(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> list[Hit]:
-    """The hits, best first, each before its neighbors. Raises Invalid for a collection that is kept without search."""
+    """The hits, best first, each before its neighbors.
+
+    Raises NotFound for a collection that is not there, and Invalid for one that is kept without search.
+    """
     allowed = _searched(tenant, lookup, bound=bound)
     reranked = min(RERANKED * lookup.top_k, MOST) if lookup.rerank else 0
     asked = (lookup.query, lookup.top_k, lookup.mode, allowed, reranked)
@@ -177,19 +180,16 @@ def _searched(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> FilterCo
     """The part of the catalog to search for the request, within what its key may see."""
     name = lookup.collection
     with tenant.catalog.view() as view:
+        if name:
+            check_collection(view, name, bound=bound)
         hidden = view.unsearched()
-        if name in hidden and _sees(view, name, bound=bound):
+        if name in hidden and sees_collection(view, name, bound=bound):
             raise Invalid(
                 f'the collection {name!r} is kept without search: put "search": true into its rules '
                 "(PUT /v1/collections/{name}), or name chunk_ids",
                 field="collection",
             )
     return scope(collection=name, where=lookup.where, bound=bound, without=hidden)
-
-
-def _sees(view: CatalogView, collection: str, *, bound: Json | None) -> bool:
-    """Whether the collection exists for the key: with a filter, if it holds a document for it."""
-    return bound is None or view.count(scope(collection=collection, bound=bound)) > 0
 
 
 def _named(tenant: Tenant, ask: AnswerRequest) -> Sequence[Passage]:
@@ -227,6 +227,7 @@ def _system(tenant: Tenant, ask: AnswerRequest, *, passages: Sequence[GatheredPa
     name = ask.lookup.collection if ask.lookup else ""
     name = name or (passages[0].passage.collection if passages else "")
     with tenant.catalog.view() as view:
-        collection = view.collection(name) if name and _sees(view, name, bound=ask.principal.bound) else None
+        is_seen = name and sees_collection(view, name, bound=ask.principal.bound)
+        collection = view.collection(name) if is_seen else None
     system = collection.rules.get("system") if collection else None
     return SYSTEM if system is None else str(system)

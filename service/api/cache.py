@@ -7,9 +7,10 @@ from pydantic import BaseModel, Field
 
 from retriever.catalog.view import CatalogView
 from retriever.types import Passage
-from service.api.caller import By, Caller, unknown
+from service.api.caller import By, Caller
 from service.api.fields import MOST_LISTED, ChunkId, CollectionName, DocumentId, OneOf, Whole
 from service.documents.chunk_caches import ChunkCaches, ChunkState
+from service.documents.collection_rules import check_collection
 
 
 class CacheChoice(OneOf):
@@ -140,9 +141,8 @@ def _document_passages(by: Caller, view: CatalogView, *, documents: Sequence[str
 
 
 def _collection_page(by: Caller, view: CatalogView, *, wanted: CacheChoice, after: int, limit: int) -> PassagePage:
+    check_collection(view, wanted.collection, bound=by.who.bound)
     allowed = by.allowed(collection=wanted.collection)
-    if view.collection(wanted.collection) is None or (by.is_bound and not view.count(allowed)):
-        raise unknown("collection", wanted.collection)
     oldest = view.oldest_of(allowed)
     chunks: list[int] = oldest[after : after + limit, 1].tolist()
     return PassagePage(view.holding(chunks, allowed), [], after + limit if len(oldest) > after + limit else None)

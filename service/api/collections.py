@@ -10,7 +10,7 @@ from retriever.catalog.view import CatalogView
 from retriever.types import Collection, FillerPassage
 from service.api.caller import By, Caller, unknown
 from service.api.fields import ChunkId, CollectionName, Strict, Whole
-from service.documents.collection_rules import CollectionRules
+from service.documents.collection_rules import CollectionRules, check_collection
 from service.documents.fillers import choose
 from service.documents.tenants import SWEEP_S
 from service.errors import Conflict
@@ -91,6 +91,8 @@ def get_collection(by: By, name: CollectionName) -> CollectionOut:
     with by.tenant.catalog.view() as view:
         collection = view.collection(name)
         shown = collection and _shown(by, view, collection=collection)
+        if not shown:
+            check_collection(view, name, bound=by.who.bound)
     if not shown:
         raise unknown("collection", name)
     return shown
@@ -132,6 +134,7 @@ def delete_collection(by: By, name: CollectionName) -> CollectionDeleted:
     tenant = by.tenant
     with tenant.catalog.view() as view:
         if view.collection(name) is None:
+            check_collection(view, name, bound=None)
             raise unknown("collection", name)
         documents = view.count(by.allowed(collection=name))
     removed = tenant.delete_collection(name)

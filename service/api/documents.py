@@ -12,7 +12,6 @@ from retriever.errors import FilterError
 from retriever.types import DocumentRow, Passage
 from service.api.caller import By, Caller, unknown
 from service.api.fields import (
-    DEFAULT_COLLECTION,
     CollectionName,
     DocumentId,
     Limit,
@@ -23,6 +22,7 @@ from service.api.fields import (
 from service.api.guards import parse
 from service.api.uploads import Accepted, DocumentIn, accept, draft_of, located
 from service.documents.chunk_caches import ChunkState
+from service.documents.collection_rules import DEFAULT_COLLECTION
 from service.documents.fillers import settle
 from service.documents.tenants import Removed
 from service.errors import Invalid

@@ -19,7 +19,6 @@ from retriever.documents import Json
 from retriever.filter_condition import condition, facets
 from retriever.readers.jsonl import MAX_DEPTH, MAX_METADATA_BYTES
 
-DEFAULT_COLLECTION = "default"
 MOST_LISTED = 1000  # entries of one page
 
 # Clients take "." and ".." out of a path before they send it, so that nothing of such a name could be reached.

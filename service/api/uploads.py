@@ -16,7 +16,6 @@ from retriever.readers.files import SUFFIXES, read
 from retriever.upload_types import NewUpload
 from service.api.caller import By, Caller
 from service.api.fields import (
-    DEFAULT_COLLECTION,
     CollectionName,
     DocumentId,
     Metadata,
@@ -28,7 +27,7 @@ from service.api.fields import (
     check_metadata,
 )
 from service.api.guards import SMALL, one_by_one, parse
-from service.documents.collection_rules import CollectionRules
+from service.documents.collection_rules import DEFAULT_COLLECTION, CollectionRules
 from service.documents.drafts import document_id, named, upload_of
 from service.errors import Invalid, TooLarge
 

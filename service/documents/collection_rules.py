@@ -1,10 +1,16 @@
-"""How a collection's documents are cut and captured, as its catalog keeps it."""
+"""How a collection's documents are cut and captured, as its catalog keeps it, and for whom there is a collection."""
 
 from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
 
 from retriever.catalog.catalog import Catalog
+from retriever.catalog.view import CatalogView
 from retriever.documents import Json
+from retriever.filter_condition import scope
 from retriever.types import Collection
+from service.errors import NotFound
+
+DEFAULT_COLLECTION = "default"  # of requests that name none: it need not be there
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +48,20 @@ def kept_rules(catalog: Catalog, collection: str, *, fresh: CollectionRules) -> 
     with catalog.change() as change:
         change.put_collection(Collection(collection, fresh.to_json()))
     return fresh
+
+
+def check_collection(view: CatalogView, name: str, *, bound: Json | None) -> None:
+    """Raise NotFound, with the name that was meant, for a collection that is not there for a key with this filter."""
+    if name == DEFAULT_COLLECTION or sees_collection(view, name, bound=bound):
+        return
+    names = (each.name for each in view.collections())
+    near = get_close_matches(name, [each for each in names if sees_collection(view, each, bound=bound)], n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else "GET /v1/collections lists all that there are for this key"
+    raise NotFound(f"there is no collection {name[:80]!r}: {remedy}")
+
+
+def sees_collection(view: CatalogView, name: str, *, bound: Json | None) -> bool:
+    """Whether the collection is there for the key: where it has a filter, if a document serves that fits it."""
+    if bound is None:
+        return view.collection(name) is not None
+    return view.count(scope(collection=name, bound=bound)) > 0

@@ -143,11 +143,31 @@ def test_a_key_with_a_filter_is_told_of_it_only_where_it_sees_some(served: Serve
     with served.client(bound={"team": "b"}) as stranger, served.client(bound=TEAM) as member:
         named: Json = {"query": "heron", "collection": "foreign"}
         for name in ("foreign", "nowhere"):
-            assert good(stranger.post("/v1/search", json={**named, "collection": name})) == {"hits": []}
             asked = {"question": "Who?", "collection": name, "sampling": BRIEF}
-            assert stranger.post("/v1/query", json=asked).status_code == 404
+            chat = {"messages": [{"role": "user", "content": "Who?"}], "collection": name, "model": "builtin"}
+            told = [
+                stranger.post("/v1/search", json={**named, "collection": name}),
+                stranger.post("/v1/query", json=asked),
+                stranger.post("/v1/cache/lookup", json={"collection": name}),
+                stranger.get(f"/v1/collections/{name}"),
+                stranger.post("/v1/chat/completions", json=chat),
+            ]
+            sentence = f"there is no collection '{name}': GET /v1/collections lists all that there are for this key"
+            assert [answer.status_code for answer in told] == [404] * len(told)
+            assert [answer.json()["detail"] for answer in told[:-1]] == [sentence] * (len(told) - 1)
+            assert told[-1].json()["error"]["message"] == sentence
         assert member.post("/v1/search", json=named).status_code == 422
         assert found(member) == ["ledger too", "register"]
+
+
+def test_a_misspelt_collection_is_told_with_the_one_that_was_meant(served: Served) -> None:
+    """Of those that the key may see: what is hidden from it is proposed to nobody."""
+    with served.client() as client, served.client(bound=TEAM) as member, served.client(bound={"team": "b"}) as stranger:
+        for who, meant in ((client, True), (member, True), (stranger, False)):
+            answer = who.post("/v1/query", json={"question": "Who?", "collection": "foriegn"})
+            assert answer.status_code == 404
+            assert ("did you mean 'foreign'?" in answer.json()["detail"]) is meant
+            assert good(who.post("/v1/search", json={"query": "heron", "collection": "default"}))["hits"] is not None
 
 
 def test_precompute_into_it_embeds_nothing(tmp_path: Path, embedder: WordEmbedder) -> None:
