@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key, as `kvweave keys create` made it")
 SMALL = 1 << 16  # bytes of a body that are parsed at once, and not in a thread
-MOST_LISTS = 100_000  # lists and objects: they take the interpreter a tenth of a second, in which nothing else runs
+# What takes the interpreter a tenth of a second, in which nothing else runs:
+MOST_LISTS = 100_000  # lists and objects
+MOST_TEXTS = 300_000  # names of fields included
+MOST_ITEMS = 1_000_000
+MOST_FIELDS = 10_000  # of one object, each of which may be a sentence that it is not known
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 _READER = ThreadPoolExecutor(1, "kvweave-body")  # it holds the interpreter: others must not go before it
@@ -171,16 +175,48 @@ async def one_by_one(read: Callable[[bytes], T], body: bytes) -> T:
 
 
 def parse(text: bytes, *, field: str = "body") -> object:
-    """What a JSON text says. Raises RequestValidationError for what cannot be read, and TooLarge for too many lists."""
-    if (count := text.count(b"[") + text.count(b"{")) > MOST_LISTS:
-        raise TooLarge(
-            f"JSON with {count:,} brackets would hold up all others while it is read, at most {MOST_LISTS:,} are "
-            "taken: send less at once, or send files"
-        )
+    """What a JSON text says. Raises RequestValidationError for what cannot be read, and TooLarge for too many parts."""
+    if any(count > most for count, most, _ in _parts(text, texts=text.count(b'"') // 2)):
+        _refuse_many(text)
     try:
-        return cast(object, from_json(text, allow_inf_nan=False, cache_strings="keys"))
+        found = cast(object, from_json(text, allow_inf_nan=False, cache_strings="keys"))
     except ValueError:  # or what it is too strict for
-        return _read_closely(text, field)
+        found = _read_closely(text, field)
+    if text.count(b'"') > 2 * MOST_FIELDS:
+        _check_fields(found)
+    return found
+
+
+def _parts(text: bytes, *, texts: int) -> tuple[tuple[int, int, str], ...]:
+    """How many parts of each kind a JSON text has at most, and may have."""
+    lists, items = text.count(b"[") + text.count(b"{"), text.count(b",")
+    return (lists, MOST_LISTS, "brackets"), (texts, MOST_TEXTS, "texts"), (items, MOST_ITEMS, "commas")
+
+
+def _refuse_many(text: bytes) -> None:
+    """Raises TooLarge for too many parts, without those that only stand inside of its texts."""
+    bare = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    texts = bare.count(b'"') // 2
+    outside = b"" if texts > MOST_TEXTS else b"".join(bare.split(b'"')[::2])
+    for count, most, kind in _parts(outside, texts=texts):
+        if count > most:
+            raise TooLarge(
+                f"JSON with {count:,} {kind} would hold up all others while it is read, at most {most:,} are taken: "
+                "send less at once, or send files"
+            )
+
+
+def _check_fields(found: object) -> None:
+    """Raises TooLarge for an object of very many fields."""
+    inside = [found]
+    while inside:
+        each = inside.pop()
+        if isinstance(each, dict) and len(cast(dict[str, object], each)) > MOST_FIELDS:
+            raise TooLarge(f"an object of this JSON has more than {MOST_FIELDS:,} fields: send fewer")
+        if isinstance(each, dict | list):
+            held = cast(dict[str, object] | list[object], each)
+            values = held.values() if isinstance(held, dict) else held
+            inside += [value for value in values if isinstance(value, dict | list)]
 
 
 def _read_closely(text: bytes, field: str) -> object:

@@ -6,9 +6,12 @@ from urllib.parse import quote
 import pytest
 from fastapi.exceptions import RequestValidationError
 from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retriever.documents import chunk_id
 from service.access.principal import Role
+from service.api import guards
 from service.api.guards import parse
 from service.errors import TooLarge
 from tests.service.api.conftest import Clients
@@ -106,10 +109,47 @@ def test_json_means_what_python_reads_in_it(text: str, encoding: str) -> None:
         assert repr(parse(text.encode(encoding))) == repr(wanted)
 
 
-def test_json_of_very_many_lists_is_refused_before_it_is_read() -> None:
-    with pytest.raises(TooLarge, match=r"100,002 brackets.*send less at once"):
-        parse(b'[{"a": "' + b"[" * 100_000 + b'"}]')
-    assert parse(b'["' + b"[" * 90_000 + b'"]') == ["[" * 90_000]
+def parts(found: object) -> tuple[int, int, int]:
+    """The lists and objects, the texts with the names of fields, and the commas of what a JSON text says."""
+    lists = texts = commas = 0
+    inside = [found]
+    while inside:
+        each = inside.pop()
+        texts += isinstance(each, str) + (len(each) if isinstance(each, dict) else 0)
+        if isinstance(each, dict | list):
+            lists, commas = lists + 1, commas + max(0, len(each) - 1)
+            inside += each.values() if isinstance(each, dict) else each
+    return lists, texts, commas
+
+
+LETTERS = st.text('[]{},:"\\a', max_size=9)
+JSON = st.recursive(
+    st.integers() | LETTERS, lambda held: st.lists(held, max_size=4) | st.dictionaries(LETTERS, held, max_size=4)
+)
+
+
+@given(JSON)
+def test_json_of_very_many_parts_is_refused_and_what_texts_hold_is_none(found: object) -> None:
+    text = json.dumps(found).encode()
+    for number, name in enumerate(("MOST_LISTS", "MOST_TEXTS", "MOST_ITEMS")):
+        count = parts(found)[number]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(guards, name, count)
+            assert parse(text) == found
+            patch.setattr(guards, name, count - 1)
+            with pytest.raises(TooLarge, match=f"JSON with {count} .*send less at once"):
+                parse(text)
+
+
+def test_every_endpoint_refuses_a_body_of_very_many_fields(operator: TestClient) -> None:
+    many = {f"k{number}": number for number in range(10_001)}
+    for path, body in {
+        "query": {"question": "Who?", **many},
+        "search": {"query": "Who?", "filter": many},
+        "documents": {"text": "x", "metadata": many},
+        "chat/completions": {"model": "m", "messages": [], "logit_bias": many},
+    }.items():
+        assert operator.post(f"/v1/{path}", json=body).status_code == 413
 
 
 def test_several_documents_and_the_same_again(operator: TestClient) -> None:
