@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from blend.fuse.policy import SELECTIVE
 from service.app.operating_point import FULL
@@ -41,19 +42,14 @@ def worth(rows: Sequence[TimingRow], policy: str, *, bytes_per_token: float, tie
         remedy = UNSURE if any(row.against_full.is_sooner for row in own) else _why_not(slow, needed=needed)
         sentence = f"{_loses(own, full[-1])} {_instead(rows, own[-1]) or remedy}"
     else:
-        sentence = _pays(own[-1], full[-1], shortest=own[0].prompt_tokens, pays_from=pays_from) + _but(
-            slow, needed=needed
-        )
+        gain = _pays(own[-1], full[-1], shortest=own[0].prompt_tokens, pays_from=pays_from)
+        sentence = gain + _but(slow, needed=needed)
     return Worth(policy, prefill, bytes_per_token, needed, pays_from, sentence)
 
 
 def _pays_from(own: Sequence[TimingRow]) -> int | None:
-    found: int | None = None
-    for row in reversed(own):
-        if not row.against_full.is_sooner:
-            break
-        found = row.prompt_tokens
-    return found
+    gaining = [*takewhile(lambda row: row.against_full.is_sooner, reversed(own))]
+    return gaining[-1].prompt_tokens if gaining else None
 
 
 def _named(row: TimingRow) -> str:
