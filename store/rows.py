@@ -1,13 +1,14 @@
 """Where in memory the keys and values of stored records lie, by rows of numbers, and what the bytes there stand for.
 
-What a layer has of one frame, a part, is one row. Letters: `L` layers, `N` parts, `S` spans of tokens that share the
-keys' steps, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a channel's codes. A number in codes is
-`(code - (2**bits - 1) / 2) * step + middle`, computed in float32 and rounded once to the dtype. The product is exact,
-as every step is exact in bfloat16, so that a fused multiplication makes the same bits. Knows no medium and no codec.
+What a layer has of one frame, a part, is one row, whose form says what reads it (`READERS`). Letters: `L` layers, `N`
+parts, `S` spans of tokens that share the keys' steps, `H` kv heads, `T` tokens, `D` head dim, `P` packed bytes of a
+channel's codes. A number in codes is `(code - (2**bits - 1) / 2) * step + middle`, computed in float32 and rounded once
+to the dtype. The product is exact, as every step is exact in bfloat16, so that a fused multiplication makes the same
+bits. Knows no medium and no codec.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,31 +22,36 @@ Unsigned = NDArray[np.uint16 | np.uint32]
 ADDRESS, NBYTES, START, IS_PINNED, LAYOUT_AT = range(5)  # in a row, whose layout is behind
 
 
+PLAIN, IN_CODES = range(2)  # forms of a part
+
+
 class FrameLayout(NamedTuple):
     """Where in a part's bytes what lies that `store.codec.frame` tells of; the keys' steps come first.
 
     `step` tokens share the keys' steps, and what is left at the end. `is_turned`: codes lie as (H, P, D). Codes of a
-    trellis tell levels by those before them, from each span's first token on. Without bits there are plain numbers, of
-    `width` bits each: in planes of bytes, or, where they are turned, as (H, T, D).
+    trellis tell levels by those before them, from each span's first token on. Plain numbers are of `width` bits each:
+    in planes of bytes, or, where they are turned, as (H, T, D). Another form may use these fields as it likes.
     """
 
+    form: int
     tokens: int
     step: int
-    key_bits: int
-    key_width: int  # bits that a code takes in a byte
-    value_bits: int
-    value_width: int
-    is_turned: int  # as all of these are
-    middles: int
-    key_codes: int
-    value_steps: int
-    value_codes: int
-    key_trellis: int  # whether the codes are of one
-    value_trellis: int
+    key_bits: int = 0
+    key_width: int = 0  # bits that a code takes in a byte
+    value_bits: int = 0
+    value_width: int = 0
+    is_turned: int = 0  # as all of these are
+    middles: int = 0
+    key_codes: int = 0
+    value_steps: int = 0
+    value_codes: int = 0
+    key_trellis: int = 0  # whether the codes are of one
+    value_trellis: int = 0
 
 
-ROW = LAYOUT_AT + len(FrameLayout._fields)  # numbers of a part's
-TOKENS, KEY_BITS = (LAYOUT_AT + FrameLayout._fields.index(name) for name in ("tokens", "key_bits"))
+LAYOUT = len(FrameLayout._fields)
+ROW = LAYOUT_AT + LAYOUT  # numbers of a part's
+FORM, TOKENS, STEP = (LAYOUT_AT + FrameLayout._fields.index(name) for name in ("form", "tokens", "step"))
 
 
 class StoredRows(NamedTuple):
@@ -95,7 +101,9 @@ def joined(records: Sequence[StoredRows]) -> StoredRows:
 def plain_layout(tokens: int, itemsize: int, *, key_bytes: int) -> FrameLayout:
     """The layout of plain numbers, in planes."""
     width = 8 * itemsize
-    return FrameLayout(tokens, tokens, 0, width, 0, width, 0, 0, 0, key_bytes, key_bytes, 0, 0)
+    return FrameLayout(
+        PLAIN, tokens, tokens, key_width=width, value_width=width, value_steps=key_bytes, value_codes=key_bytes
+    )
 
 
 def address_of(data: Codes) -> int:
@@ -136,17 +144,23 @@ def numbers_of(row: NDArray[np.int64], shape: Shape, *, sizes: Scales, dtype: Dt
     """Keys (H, T, D) and values of a part, which has these heads and dims: what every placement makes of it, bit for
     bit. Plain numbers that are turned are views of its memory.
     """
+    return READERS[int(row[FORM])](row, shape, sizes=sizes, dtype=dtype)
+
+
+def _plain(row: NDArray[np.int64], shape: Shape, *, sizes: Scales, dtype: Dtype) -> LayerKV:
     data, layout = data_of(row), FrameLayout(*row[LAYOUT_AT:].tolist())
     keys, values = (shape[0], layout.tokens, shape[1]), (shape[2], layout.tokens, shape[3])
-    if not layout.key_bits:
-        itemsize = STORAGE[dtype].itemsize
-        assert layout.key_width == 8 * itemsize, f"numbers of {layout.key_width} bits for a model of {dtype}"
-        key_data, value_data = data[: layout.value_codes], data[layout.value_codes :]
-        turned = layout.is_turned > 0
-        return LayerKV(
-            plain_numbers(key_data, keys, dtype=dtype, is_turned=turned),
-            plain_numbers(value_data, values, dtype=dtype, is_turned=turned),
-        )
+    itemsize, turned = STORAGE[dtype].itemsize, layout.is_turned > 0
+    assert layout.key_width == 8 * itemsize, f"numbers of {layout.key_width} bits for a model of {dtype}"
+    return LayerKV(
+        plain_numbers(data[: layout.value_codes], keys, dtype=dtype, is_turned=turned),
+        plain_numbers(data[layout.value_codes :], values, dtype=dtype, is_turned=turned),
+    )
+
+
+def _of_codes(row: NDArray[np.int64], shape: Shape, *, sizes: Scales, dtype: Dtype) -> LayerKV:
+    data, layout = data_of(row), FrameLayout(*row[LAYOUT_AT:].tolist())
+    keys, values = (shape[0], layout.tokens, shape[1]), (shape[2], layout.tokens, shape[3])
     out = LayerKV(np.empty(keys, STORAGE[dtype]), np.empty(values, STORAGE[dtype]))
     every = -(-layout.tokens // layout.step), shape[0], 1, shape[1]
     steps = sizes.take(_unsigned(data, np.dtype("<u2"), shape=every), mode="clip")
@@ -172,6 +186,9 @@ def numbers_of(row: NDArray[np.int64], shape: Shape, *, sizes: Scales, dtype: Dt
             own = value_steps[:, first:stop].reshape(block[1], block[0], -1, 1).swapaxes(0, 1)
             _write(out.values[:, first:stop], numbers, scale=(layout.value_bits, own, None), dtype=dtype)
     return out
+
+
+READERS: dict[int, Callable[..., LayerKV]] = {PLAIN: _plain, IN_CODES: _of_codes}  # by form, each a `numbers_of`
 
 
 def plain_numbers(data: Codes, shape: tuple[int, int, int], *, dtype: Dtype, is_turned: bool) -> Array:

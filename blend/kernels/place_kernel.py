@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from blend.kernels.compiled import Word, bytes_at, cast, compiled_apart, words_at
 from blend.kernels.unpack_head import ROWS, Floats, UnpackScratch, read_middles, read_steps, unpack_head, unpack_scratch
 from store.record import Codes, Scales
-from store.rows import LAYOUT_AT, START, FrameLayout
+from store.rows import LAYOUT, LAYOUT_AT, START, STEP, FrameLayout
 
 Words = NDArray[np.uint16 | np.uint32]
 Numbers = NDArray[np.int64]
@@ -153,13 +153,13 @@ def _place(  # numba knows no keywords
     (rows, slots), (places, key_shape, value_shape, like) = parts, out
     longest = 0
     for row in rows.reshape(-1, rows.shape[2]):
-        longest = max(longest, row[LAYOUT_AT + 1])
+        longest = max(longest, row[STEP])
     scratch = unpack_scratch(longest, max(key_shape[2], value_shape[2]))
     for layer in range(len(rows)):
         keys, values = words_at(places[layer, 0], key_shape, like), words_at(places[layer, 1], value_shape, like)
         record = -1
         for row in rows[layer]:
-            start, layout = row[START], FrameLayout(*to_fixed_tuple(row[LAYOUT_AT:], 13))
+            start, layout = row[START], FrameLayout(*to_fixed_tuple(row[LAYOUT_AT:], LAYOUT))
             record += start == 0
             slot = slots[record, 0] + start
             cut = min(layout.tokens, slots[record, 1] - slot), slot, limit

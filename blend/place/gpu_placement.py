@@ -16,19 +16,16 @@ from torch import Tensor
 
 from blend.kernels.kernels import gathered, place_spans
 from blend.kernels.span_side import BOTH_SIDES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, SpanSide
-from blend.place.placement import LayerPlaces, Numbers, Placement, RowTurn
+from blend.place.placement import LayerPlaces, Numbers, RowTurn
 from store.record import Codes, Scales
-from store.rows import ADDRESS, IS_PINNED, LAYOUT_AT, NBYTES, ROW, TOKENS, FrameLayout, records_of
+from store.rows import ADDRESS, IN_CODES, IS_PINNED, LAYOUT_AT, NBYTES, ROW, STEP, TOKENS, FrameLayout, records_of
 
-_STEP, _KEY_TRELLIS, _VALUE_TRELLIS = (
-    LAYOUT_AT + FrameLayout._fields.index(name) for name in ("step", "key_trellis", "value_trellis")
-)
+_KEY_TRELLIS, _VALUE_TRELLIS = (LAYOUT_AT + FrameLayout._fields.index(f"{each}_trellis") for each in ("key", "value"))
 _TOGETHER = 8  # tokens at a time
 _FEWEST, _MOST = 16, 64  # pairs of channels that a program has: each number of them is compiled for itself
 _WORD = 8  # bytes of a number in the table
 _BRINGING, _WORDS, _WARPS = 2, 1024, 8  # programs that bring a part, numbers at a time, and what takes 46 GB/s of 52
 _KEPT_SIZES, _PLACES = 4, 1 << 16
-_NO_ROWS = np.zeros((0, ROW), np.int64)
 
 
 class _Form(NamedTuple):
@@ -50,12 +47,11 @@ class _Given(NamedTuple):
 
 
 class GpuPlacement:
-    """See `Placement`. Serves one dtype and device, each thread on any stream; what is new to it is compiled first.
-    `plain` places rows that are not in codes.
-    """
+    """See `KernelPlacement`. Serves one dtype and device, each thread on any stream; what is new is compiled first."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, *, plain: Placement) -> None:
-        self._plain = plain
+    takes = IN_CODES
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
         self._limit = torch.finfo(dtype).max
@@ -66,10 +62,7 @@ class GpuPlacement:
             gathered(np.zeros((0, 2), np.int64), np.zeros(0, np.uint8))  # compiles it
 
     def place(self, layers: LayerPlaces) -> None:
-        in_codes, plain = layers.split()
-        if plain:
-            self._plain.place(plain)
-        rows, told = _rows(in_codes) if in_codes else (_NO_ROWS, _NO_ROWS)
+        rows, told = _rows(layers)
         if not len(rows):
             return
         keys, values = layers.out[0]
@@ -181,7 +174,7 @@ def _pieces(near: Numbers) -> Numbers:
 
 def _spans(told: Numbers, *, first: int) -> Numbers:
     """Where in the table the row of each span's part begins, and the span's number in it."""
-    counts = -(-told[:, KEPT] // told[:, _STEP])
+    counts = -(-told[:, KEPT] // told[:, STEP])
     firsts = counts.cumsum() - counts
     of_part = np.arange(len(told)).repeat(counts)
     return np.stack([first + ROW * of_part, np.arange(len(of_part)) - firsts[of_part]], axis=1)

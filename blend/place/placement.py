@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.place.rotation import Angles, Rotation
-from store.rows import KEY_BITS, LAYOUT_AT, TOKENS, StoredRows
+from store.rows import FORM, LAYOUT_AT, TOKENS, StoredRows
 
 _NO_ANGLES = Angles(torch.empty(0, 0), torch.empty(0, 0))
 _NO_ARRAY = np.zeros((0, 0), np.float32)
@@ -52,21 +52,6 @@ class LayerPlaces(NamedTuple):
     slots: Numbers
     turns: Sequence[tuple[RowTurn, RowTurn]]
 
-    def split(self) -> "tuple[LayerPlaces | None, LayerPlaces | None]":
-        """The parts in codes, and those in plain numbers; None where there are none."""
-        rows = self.stored.rows
-        has_codes, has_tokens = rows[:, :, KEY_BITS] > 0, rows[:, :, TOKENS] > 0
-        if has_codes.all():
-            return self, None
-        some = has_codes.any(), (has_tokens & ~has_codes).any()
-        return self._only(has_codes) if some[0] else None, self._only(~has_codes) if some[1] else None
-
-    def _only(self, wanted: NDArray[np.bool_]) -> "LayerPlaces":
-        """The same without tokens of the other parts."""
-        rows = self.stored.rows.copy()
-        rows[~wanted, LAYOUT_AT:] = 0
-        return self._replace(stored=self.stored._replace(rows=rows))
-
 
 Item = TypeVar("Item")
 
@@ -94,3 +79,26 @@ class Placement(Protocol):
     def place(self, layers: LayerPlaces) -> None:
         """Write what is stored, whose memory the caller holds until then: on a GPU until its stream is done."""
         ...
+
+
+class KernelPlacement(Placement, Protocol):
+    """A placement that is given parts of one form alone."""
+
+    takes: int  # the form, of those in `store.rows`
+
+
+class SplitPlacement:
+    """See `Placement`. Gives a kernel the parts that it takes, and all others to `plain`, which takes any."""
+
+    def __init__(self, kernel: KernelPlacement, *, plain: Placement) -> None:
+        self.kernel = kernel
+        self._plain = plain
+
+    def place(self, layers: LayerPlaces) -> None:
+        rows = layers.stored.rows
+        is_taken, has_tokens = rows[:, :, FORM] == self.kernel.takes, rows[:, :, TOKENS] > 0
+        for placement, wanted in ((self._plain, ~is_taken), (self.kernel, is_taken)):
+            if (has_tokens & wanted).any():
+                own = rows.copy()
+                own[~wanted, LAYOUT_AT:] = 0  # no tokens of the other parts
+                placement.place(layers._replace(stored=layers.stored._replace(rows=own)))

@@ -8,7 +8,7 @@ import torch
 from blend.kernels.kernels import place_kernel, place_spans
 from blend.place.cpu_placement import WORDS, CpuPlacement
 from blend.place.gpu_placement import GpuPlacement
-from blend.place.placement import Placement
+from blend.place.placement import Placement, SplitPlacement
 from blend.place.torch_placement import TorchPlacement
 
 log = logging.getLogger(__name__)
@@ -20,10 +20,10 @@ def placement(dtype: torch.dtype, device: torch.device) -> Placement:
     by_torch = TorchPlacement(dtype, device)
     if device.type == "cuda":
         if place_spans is not None:
-            return GpuPlacement(dtype, device, plain=by_torch)
+            return SplitPlacement(GpuPlacement(dtype, device), plain=by_torch)
         log.warning("stored chunks are unpacked by torch, several times slower: pip install triton mends it")
     elif device.type == "cpu" and dtype in WORDS:
         if place_kernel is not None:
-            return CpuPlacement(dtype, plain=by_torch)
+            return SplitPlacement(CpuPlacement(dtype, place_kernel), plain=by_torch)
         log.warning("stored chunks are unpacked by torch, several times slower: pip install 'kvweave[cpu]' mends it")
     return by_torch

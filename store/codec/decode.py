@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from store.blob import PLAIN_FORMAT, Buffer, Frame, Head, StoredShape
-from store.codec.frame import MAX_FRAME_BYTES, FrameForm, Levels, layout_bytes, written_form
+from store.codec.frame import MAX_FRAME_BYTES, FrameForm, Levels, written_form
 from store.codec.quantize import STEP_SIZES
 from store.codec.spec import KVBits, Spec
 from store.codec.version_one import VersionOne
@@ -161,9 +161,8 @@ def _rows_of(lying: _Lying) -> tuple[Rows, NDArray[np.int64]]:
         for each in range(layer - begin, layer - begin + layers):
             form = _form(lying, each)
             if form is not None:
-                layout = form.layout(tokens)
-                nbytes = layout_bytes(layout, form.shape)
-                rows[each, places[number]] = at, nbytes, start, 0, *layout
+                nbytes = form.current_nbytes(tokens)
+                rows[each, places[number]] = at, nbytes, start, 0, *form.layout(tokens)
                 at += nbytes
             frame_of[each, places[number]] = number
     return rows, frame_of

@@ -20,7 +20,7 @@ from store.blob import StoredShape
 from store.codec.quantize import KEYS, VALUES, Quantized, quantize
 from store.codec.spec import KVBits, code_bits, is_between
 from store.record import STORAGE, Array, Codes, Dtype, LayerKV, codes_per_byte, widen
-from store.rows import FrameLayout, plain_layout
+from store.rows import IN_CODES, FrameLayout, plain_layout
 
 MAX_FRAME_BYTES = 32 << 20  # no frame of ours unpacks to more; a head that says so was not written here
 GROUP_TOKENS = 64  # tokens that share a key's step: fewer cost more step bytes, more make the step coarser
@@ -33,11 +33,6 @@ class FrameForm(Protocol):
     """How the keys and values of a layer are written in a frame. Equal forms write layers together."""
 
     @property
-    def shape(self) -> StoredShape:
-        """Heads and dims of the keys and of the values."""
-        ...
-
-    @property
     def shortest(self) -> int:
         """Fewest tokens that are worth a tile of their own."""
         ...
@@ -47,12 +42,17 @@ class FrameForm(Protocol):
         ...
 
     def layout(self, tokens: int) -> FrameLayout:
-        """Where in the bytes that `current` returns what lies."""
+        """Where in the bytes that `current` returns what lies, and in which form."""
         ...
 
     def current(self, data: Codes, tokens: int) -> Codes:
         """The bytes as they are written today."""
-        ...
+        del tokens
+        return data
+
+    def current_nbytes(self, tokens: int) -> int:
+        """How many these are."""
+        return self.nbytes(tokens)
 
     def write(self, layers: Sequence[LayerKV]) -> Iterator[bytes]:
         """Yields the pieces of neighbouring layers, layer by layer, of the tokens that one frame holds."""
@@ -60,7 +60,7 @@ class FrameForm(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Lossless:
+class Lossless(FrameForm):
     """Plain numbers of this shape and dtype."""
 
     shape: StoredShape
@@ -71,15 +71,11 @@ class Lossless:
         return 16
 
     def nbytes(self, tokens: int) -> int:
-        return layout_bytes(self.layout(tokens), self.shape)
+        return _layout_bytes(self.layout(tokens), self.shape)
 
     def layout(self, tokens: int) -> FrameLayout:
         itemsize = STORAGE[self.dtype].itemsize
         return plain_layout(tokens, itemsize, key_bytes=_numbers(self.shape)[0] * tokens * itemsize)
-
-    def current(self, data: Codes, tokens: int) -> Codes:
-        del tokens
-        return data
 
     def write(self, layers: Sequence[LayerKV]) -> Iterator[bytes]:
         for layer in layers:
@@ -88,7 +84,7 @@ class Lossless:
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class Levels(FrameForm):
     """Codes that stand for levels each by itself, of these bits, for numbers of this shape and dtype."""
 
     bits: KVBits
@@ -100,37 +96,19 @@ class Levels:
         return GROUP_TOKENS
 
     def nbytes(self, tokens: int) -> int:
-        return layout_bytes(self.layout(tokens), self.shape)
+        return _layout_bytes(self.layout(tokens), self.shape)
 
     def layout(self, tokens: int) -> FrameLayout:
         spans, step = span_count(tokens)
         key_bits, value_bits = code_bits(self.bits.keys), code_bits(self.bits.values)
+        widths = 8 // codes_per_byte(key_bits), 8 // codes_per_byte(value_bits)
         keys = _numbers(self.shape)[0]
         middles = _STEP_PLANES * spans * keys
         codes_at = middles + _MIDDLE_PLANES * spans * keys
-        unplaced = FrameLayout(
-            tokens=tokens,
-            step=min(step, tokens),
-            key_bits=key_bits,
-            key_width=8 // codes_per_byte(key_bits),
-            value_bits=value_bits,
-            value_width=8 // codes_per_byte(value_bits),
-            is_turned=0,
-            middles=middles,
-            key_codes=codes_at,
-            value_steps=0,
-            value_codes=0,
-            key_trellis=0,
-            value_trellis=0,
-        )
-        steps_at = codes_at + _code_bytes(unplaced, unplaced.key_width) * keys
-        return unplaced._replace(
-            value_steps=steps_at, value_codes=steps_at + _STEP_PLANES * self.shape.value_heads * tokens
-        )
-
-    def current(self, data: Codes, tokens: int) -> Codes:
-        del tokens
-        return data
+        bare = FrameLayout(IN_CODES, tokens, min(step, tokens), key_bits, widths[0], value_bits, widths[1])
+        steps_at = codes_at + _code_bytes(bare, widths[0]) * keys
+        values_at = steps_at + _STEP_PLANES * self.shape.value_heads * tokens
+        return bare._replace(middles=middles, key_codes=codes_at, value_steps=steps_at, value_codes=values_at)
 
     def write(self, layers: Sequence[LayerKV]) -> Iterator[bytes]:
         keys = _write_quantized([layer.keys for layer in layers], self.bits.keys, dtype=self.dtype, axis=KEYS)
@@ -154,7 +132,7 @@ def written_form(bits: KVBits | None, shape: StoredShape, *, dtype: Dtype) -> Fr
     return Lossless(shape, dtype) if bits is None else Trellis(bits, shape, dtype)
 
 
-def layout_bytes(layout: FrameLayout, shape: StoredShape) -> int:
+def _layout_bytes(layout: FrameLayout, shape: StoredShape) -> int:
     """Bytes of a layer that lies so."""
     return layout.value_codes + _code_bytes(layout, layout.value_width) * _numbers(shape)[1]
 

@@ -14,9 +14,11 @@ from store.reader import read
 from store.record import STORAGE, Codes, Dtype, Shape
 from store.rows import (
     ADDRESS,
+    IN_CODES,
     IS_PINNED,
     LAYOUT_AT,
     NBYTES,
+    PLAIN,
     TOKENS,
     FrameLayout,
     StoredRows,
@@ -84,12 +86,12 @@ def unpacked(blob: Blob, allocate: Allocate = allocate) -> UnpackedBlob:
 def _turn(row: NDArray[np.int64], shape: Shape, *, dtype: Dtype, out: Codes) -> None:
     """Writes a part's bytes, its codes or plain numbers turned as they are read."""
     data, layout = data_of(row), FrameLayout(*row[LAYOUT_AT:].tolist())
-    if not layout.key_bits:
+    if layout.form == PLAIN:
         numbers, both = numbers_of(row, shape, sizes=np.zeros(0, np.float32), dtype=dtype), out.view(STORAGE[dtype])
         both[: numbers.keys.size] = numbers.keys.reshape(-1)
         both[numbers.keys.size :] = numbers.values.reshape(-1)
         return
     out[:] = data
-    for _, at, block in code_blocks(layout, shape):
+    for _, at, block in code_blocks(layout, shape) if layout.form == IN_CODES else ():
         codes = packed_codes(data[at:], block, is_turned=False)
         out[at : at + codes.size].reshape(codes.shape)[...] = codes

@@ -26,6 +26,9 @@ class VersionOne(Levels):
         spans, step = span_count(tokens)
         return (spans - 1) * sum(self._tensors(step)) + sum(self._tensors(tokens - (spans - 1) * step))
 
+    def current_nbytes(self, tokens: int) -> int:
+        return Levels.nbytes(self, tokens)
+
     def current(self, data: Codes, tokens: int) -> Codes:
         layout, spans, place = self.layout(tokens), spans_of(tokens), 0
         keys, values = list[tuple[NDArray[np.uint16], Codes]](), list[tuple[NDArray[np.uint16], Codes]]()

@@ -22,8 +22,9 @@ from store.codec.encode import encode
 from store.codec.unpacked import Memory, allocate, unpacked
 from store.reader import BlobReader, read
 from store.record import Array, Dtype, LayerKV, Record, narrow, widen
-from store.rows import StoredRows, joined, plain_rows
+from store.rows import FORM, IN_CODES, StoredRows, joined, plain_rows
 from tests.store import samples
+from tests.store.block_form import BLOCKS, blocks_written
 from tests.store.test_codec import DATA, LOSSY, tensor
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
@@ -244,6 +245,18 @@ class Contract:
         record = plain("normal", (2, 70, DIM), (1, 70, 10), dtype=dtype)
         assert record.layers[0] is not None
         self.check([(plain_rows(record.layers), record.layers[0], (2, 60))], (ROTATIONS[1], None))
+
+    @pytest.mark.parametrize("is_near", [0, 1])
+    def test_a_form_that_no_kernel_takes_is_placed_as_its_reader_reads_it(
+        self, is_near: int, dtype: Dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = stored(plain("normal", (2, 70, DIM), (1, 70, 10), dtype=dtype), "q4")
+        records = [(both_forms(known)[is_near], decoded(known), (1, 60))]
+        with blocks_written(monkeypatch):
+            reader = stored(plain("normal", (2, 131, DIM), (1, 131, 10), dtype=dtype), "q4")
+            records.append((both_forms(reader)[is_near], decoded(reader), (61, 192)))
+            assert {*records[0][0].rows[..., FORM].flat, *records[1][0].rows[..., FORM].flat} == {IN_CODES, BLOCKS}
+            self.check(records, (ROTATIONS[1], None))
 
     def test_layers_are_placed_together_each_by_its_own_turns(self) -> None:
         """Some parts are in memory that a device reads itself, some are not, some are plain, some bring no tokens."""

@@ -16,7 +16,7 @@ from blend.kernels.kernels import place_spans
 from blend.place import gpu_placement, placements
 from blend.place.cpu_placement import CpuPlacement
 from blend.place.gpu_placement import GpuPlacement
-from blend.place.placement import LayerPlaces, Placement, RowTurn
+from blend.place.placement import LayerPlaces, Placement, RowTurn, SplitPlacement
 from blend.place.placements import placement
 from blend.place.rotation import Pairing, Rotation
 from blend.place.torch_placement import DTYPES, TorchPlacement
@@ -68,14 +68,14 @@ class TestCpuPlacement(Contract):
     @staticmethod
     def placement(dtype: torch.dtype, device: torch.device) -> Placement:
         found = placement(dtype, device)
-        assert isinstance(found, CpuPlacement)
+        assert isinstance(found, SplitPlacement) and isinstance(found.kernel, CpuPlacement)
         return found
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def nothing_left_to_learn(cls) -> Iterator[None]:
         """A kernel that is made knows the types of all that comes: numba may learn them wrongly if two threads call."""
-        kernels = [placement(DTYPES[dtype], CPU)._kernel for dtype in cls.dtypes]  # type: ignore[attr-defined]
+        kernels = [placement(DTYPES[dtype], CPU).kernel._kernel for dtype in cls.dtypes]  # type: ignore[attr-defined]
         asked = Mock(side_effect=AssertionError("numba looks for what fits these types"))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(kernels[0]), "_search_new_conversions", asked)
@@ -147,7 +147,7 @@ class TestGpuPlacement(OfAnyStrides):
 
     @staticmethod
     def placement(dtype: torch.dtype, device: torch.device) -> Placement:
-        return GpuPlacement(dtype, device, plain=TorchPlacement(dtype, device))
+        return SplitPlacement(GpuPlacement(dtype, device), plain=TorchPlacement(dtype, device))
 
     @pytest.fixture(autouse=True)
     def rounding_as_cards_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
