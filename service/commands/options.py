@@ -51,8 +51,10 @@ def a_policy() -> list[str]:
 
 
 def a_codec() -> list[str]:
-    """The names of all codecs."""
-    return ["lossless", *(f"q{bits}" for bits in range(2, 9))]
+    """The names of all codecs that are one for keys, values and layers."""
+    from store.codec.spec import BITS, LOSSLESS
+
+    return [LOSSLESS, *(f"q{bits}" for bits in BITS)]
 
 
 def a_role() -> list[str]:

@@ -13,7 +13,8 @@ from store.errors import SpecError
 
 LOSSLESS = "lossless"
 
-_BITS = r"([2-8]|1\.[5-9]|2\.[1-9])"
+BITS = (*(f"{tenths / 10:g}" for tenths in range(15, 30)), *"345678")
+_BITS = f"({'|'.join(map(re.escape, BITS))})"
 _PART = re.compile(f"{LOSSLESS}|q{_BITS}|k{_BITS}v{_BITS}")
 _LAYER = re.compile(r"[1-9][0-9]{0,4}")
 _BETWEEN_CODE_BITS = 4  # of the levels that a trellis has

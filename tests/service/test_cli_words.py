@@ -350,6 +350,7 @@ def _read(descriptor: int) -> Iterator[bytes]:
         yield piece
 
 
+WIDTHS = (1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8, 2.9, 3, 5, 6, 7, 8)
 HEAVY = ("torch", "transformers", "faiss", "numpy", "pydantic_settings", "httpx", "fastapi", "lmdb", "obstore")
 LOADED = f"""
 import atexit, sys
@@ -384,7 +385,7 @@ def test_help_and_completion_are_quick() -> None:
     [
         ("kvweave s", ["serve", "search", "stats"]),
         ("kvweave ask x --policy re", ["reuse"]),
-        ("kvweave eval --codecs q4,q", [f"q4,q{bits}" for bits in (2, 3, 5, 6, 7, 8)]),
+        ("kvweave eval --codecs q4,q", [f"q4,q{bits}" for bits in WIDTHS]),
         ("kvweave keys create --role w", ["write"]),
         ("kvweave precompute . --executor r", ["ray"]),
     ],
