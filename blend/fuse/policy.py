@@ -1,4 +1,5 @@
-"""Which cached tokens are recomputed. A policy is a function of the layout; to add one, write it and list it below.
+"""Which cached tokens are recomputed. A policy is a function of the layout; to add one, write it and list it below,
+then in `service/console/policies.js` and in `kvweave_client/options.py`, which cannot read the list.
 
 The budget is `ceil(ratio * blended tokens)`, for `ask` a few tokens at least. Tokens that stand where they were
 captured are exact and never chosen.
@@ -7,6 +8,7 @@ captured are exact and never chosen.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice, zip_longest
 
 from blend.errors import PromptError
 from blend.fuse.prompt import ChunkSpan, PromptLayout
@@ -184,18 +186,9 @@ def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
     return Selection(layout, (), (DeviationFilter(keeping[min(rule.check, deepest)], budget.tokens),), probe)
 
 
-POLICIES: dict[str, Policy] = {
-    "full": _full,
-    "prefix": _prefix,
-    "reuse": _reuse,
-    "heads": _heads,
-    "deviation": _deviation,
-    "hybrid": _hybrid,
-    "ask": _ask,
-}
-
-
-SELECTIVE = ("heads", "deviation", "hybrid", "ask")  # those that depend on the ratio
+FIXED: dict[str, Policy] = {"full": _full, "prefix": _prefix, "reuse": _reuse}  # they know no ratio
+SELECTIVE: dict[str, Policy] = {"heads": _heads, "deviation": _deviation, "hybrid": _hybrid, "ask": _ask}
+POLICIES = FIXED | SELECTIVE
 
 
 def policy_name(policy: str) -> str:
@@ -235,17 +228,8 @@ def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence
 
 def _first_tokens(spans: Sequence[ChunkSpan], budget: int) -> tuple[int, ...]:
     """The same number of each chunk's first tokens, as many as the budget allows, the rest from the first chunks."""
-    if not spans:
-        return ()
-    lengths = [span.stop - span.start for span in spans]
-    head = max(each for each in range(max(lengths) + 1) if sum(min(each, length) for length in lengths) <= budget)
-    left = budget - sum(min(head, length) for length in lengths)
-    slots: list[int] = []
-    for span, length in zip(spans, lengths, strict=True):
-        extra = int(left > 0 and length > head)
-        left -= extra
-        slots += range(span.start, span.start + min(head, length) + extra)
-    return tuple(slots)
+    rounds = zip_longest(*(range(span.start, span.stop) for span in spans))
+    return tuple(sorted(islice((slot for slot in chain.from_iterable(rounds) if slot is not None), budget)))
 
 
 def _narrowing(budget: RecomputeBudget, *, check: int) -> tuple[DeviationFilter, ...]:

@@ -1,27 +1,27 @@
 """A question in JSON, alone or as a chat, and what the pipeline is asked by it."""
 
 import secrets
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import Header
-from pydantic import Field
+from pydantic import Field, StringConstraints
 from pydantic.json_schema import SkipJsonSchema
 
 from blend.engine.sampling import Sampling
+from blend.fuse.fuse import BlendOrder
+from blend.fuse.policy import POLICIES, with_rule
 from retriever.documents import Json
 from service.answers.answer_request import AnswerRequest, Lookup, RequestDocument, Turn
 from service.api.caller import Caller
+from service.api.fields import WHOLE, ChunkId, CollectionName, Filter, Name, OneOf, Strict, Text, Title, Whole
 from service.errors import Invalid
 
 if TYPE_CHECKING:
     from service.settings import Settings
-from typing import Literal
 
-from pydantic import StringConstraints
-
-from blend.fuse.fuse import BlendOrder
-from blend.fuse.policy import with_rule
-from service.api.fields import WHOLE, ChunkId, CollectionName, Filter, Name, OneOf, Strict, Text, Title, Whole
+    PolicyName = str
+else:
+    PolicyName = Literal[tuple(POLICIES)]
 
 SecondsGiven = Annotated[
     Annotated[float, Field(gt=0, allow_inf_nan=False)] | SkipJsonSchema[None],
@@ -55,7 +55,7 @@ class LooseIn(Strict):
 class BlendIn(Strict):
     """How caches are reused; what is left out is as in the settings."""
 
-    policy: Literal["full", "prefix", "reuse", "heads", "deviation", "hybrid", "ask"] | None = None
+    policy: PolicyName | None = None
     ratio: float | None = Field(None, ge=0, le=1, description="The share of cached tokens that are recomputed")
 
     def over(self, default: BlendOrder) -> BlendOrder:

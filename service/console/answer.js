@@ -133,7 +133,7 @@ export class Answer {
 }
 
 export const policyOf = ({ policy, ratio, reason }) =>
-  policy === "full" ? `Full prefill${reason ? `, ${reason}` : ""}` : ["heads", "deviation", "hybrid", "ask"].includes(policy.split("/")[0]) ? `${policy}, ratio ${ratio}` : policy;
+  policy === "full" ? `Full prefill${reason ? `, ${reason}` : ""}` : isFixed(policy) ? policy : `${policy}, ratio ${ratio}`;
 
 // The prompt in parts. What was reused beside the chunks is its head, kept from an earlier request, and titles stored with their chunks.
 function partsOf(usage, chunks) {

@@ -4,18 +4,9 @@ import { Answer, policyOf } from "./answer.js";
 import { events, Problem, problemIn } from "./api.js";
 import { collections } from "./collections.js";
 import { at, count, duration, make } from "./dom.js";
+import { isFixed, POLICIES } from "./policies.js";
 import { COLLECTION, NEIGHBORS, QUESTIONS } from "./samples.js";
 
-const POLICIES = {
-  "": "As the service is set.",
-  ask: "Of what the question looks at, the tokens that differ most are recomputed.",
-  hybrid: "The first tokens of each chunk, and those that differ most, are recomputed.",
-  deviation: "The tokens that differ most are recomputed.",
-  heads: "The first tokens of each chunk are recomputed.",
-  reuse: "Caches are used as they are stored.",
-  prefix: "Only what stands at the very beginning is reused.",
-  full: "Nothing is reused: the whole prompt is computed.",
-};
 const FULL = { policy: "full" };
 
 let running = null; // what can be aborted
@@ -34,6 +25,7 @@ export function startAsking() {
   });
   at("ask-stop").addEventListener("click", () => running?.abort());
   at("ask-compare").addEventListener("click", () => form.reportValidity() && compare());
+  at("policy").append(...Object.entries(POLICIES).map(([value, { label }]) => make("option", { value }, label ?? value)));
   at("policy").addEventListener("change", showPolicy);
   document.addEventListener("collections", showSamples);
   showPolicy();
@@ -41,8 +33,8 @@ export function startAsking() {
 
 function showPolicy() {
   const { value } = at("policy");
-  at("policy-hint").textContent = POLICIES[value];
-  at("ratio").disabled = ["full", "prefix", "reuse"].includes(value);
+  at("policy-hint").textContent = POLICIES[value]?.hint ?? "As the service is set.";
+  at("ratio").disabled = isFixed(value);
 }
 
 function showSamples() {

@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 import pytest
 from fastapi.testclient import TestClient
 
-from blend.fuse.policy import POLICIES
+from blend.fuse.policy import POLICIES, SELECTIVE
 from service.api.console import FOLDER
 from service.application import application
 from service.settings import Settings
@@ -174,13 +174,12 @@ def requests_of(script: str) -> Iterator[tuple[str, str]]:
         yield method or "GET", path.partition("?")[0]
 
 
-def test_the_policies_to_choose_from_are_those_that_there_are(page: Page) -> None:
+def test_the_policies_to_choose_from_are_those_that_there_are() -> None:
     offered = re.search(r'<select id="policy".*?</select>', PAGE, re.DOTALL)
     assert offered
-    assert {*re.findall(r'value="(\w*)"', offered[0])} == {"", *POLICIES}
-    described = re.search(r"const POLICIES = \{(.*?)\n\};", SCRIPTS["ask.js"], re.DOTALL)
-    assert described
-    assert {*re.findall(r"^  (\w+):", described[1], re.MULTILINE)} == {*POLICIES}
+    assert re.findall(r'value="(\w*)"', offered[0]) == [""]
+    added = re.findall(r'^  (\w+): \{ takesRatio: (true|false), hint: ".+"', SCRIPTS["policies.js"], re.MULTILINE)
+    assert {name: taken == "true" for name, taken in added} == {name: name in SELECTIVE for name in POLICIES}
 
 
 def test_the_sample_is_what_the_built_in_model_knows() -> None:

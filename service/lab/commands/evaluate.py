@@ -65,7 +65,7 @@ Tokens = Annotated[
     ),
 ]
 Policies = Annotated[
-    str,
+    str | None,
     grid_option(
         metavar="LIST",
         help="Policies, with commas; by default all but prefix.",
@@ -126,7 +126,7 @@ def evaluate(
     forms: Forms = "",
     passages: Passages = "",
     tokens: Tokens = "",
-    policies: Policies = "full,reuse,heads,deviation,hybrid,ask",
+    policies: Policies = None,
     ratios: Ratios = "0.05,0.15,0.3",
     codecs: Codecs = "lossless,q4",
     answer_tokens: AnswerTokens = 16,
@@ -151,7 +151,7 @@ def evaluate(
     from service.lab.eval.policy_choice import PolicyBounds, check_evidence, choose
 
     check_folders(html, save_to)
-    points = grid(listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
+    points = grid(policies and listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
     settings, drawn = settings_with(model), _Drawn(seed, n, difficulty, forms, passages, tokens)
     asked = _cases(suite, corpus, drawn=drawn, top_k=max(1, settings.top_k))
     to_fit, cases = _halves(asked) if fit else ([], asked)

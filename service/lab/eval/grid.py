@@ -6,7 +6,7 @@ from itertools import product
 
 from blend.adopt.load import LoadedModel
 from blend.errors import PromptError
-from blend.fuse.policy import POLICIES, SELECTIVE, check_policy
+from blend.fuse.policy import FIXED, POLICIES, check_policy
 from service.app.operating_point import FULL, OperatingPoint
 from service.lab.eval.case_probe import CaseMeasurement, CaseProbe
 from service.lab.eval.result_row import ResultRow, SuiteFindings, YardstickRow
@@ -15,8 +15,6 @@ from service.lab.questions.contexts import swap_for
 from service.lab.questions.variants import Variants
 from store.codec.spec import Spec
 from store.errors import SpecError
-
-FIXED = tuple(policy for policy in POLICIES if policy not in SELECTIVE)  # they know no ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,9 @@ class GridResult:
     dropped: int
 
 
-def grid(policies: Sequence[str], ratios: Sequence[float], *, codecs: Sequence[str]) -> list[OperatingPoint]:
-    """The points of every combination, in order. Raises SuiteError for what does not exist."""
+def grid(policies: Sequence[str] | None, ratios: Sequence[float], *, codecs: Sequence[str]) -> list[OperatingPoint]:
+    """Every combination, in order; None means all policies but `prefix`. Raises SuiteError for what does not exist."""
+    policies = [each for each in POLICIES if each != "prefix"] if policies is None else policies
     for policy in policies:
         try:
             check_policy(policy)

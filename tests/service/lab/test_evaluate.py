@@ -183,6 +183,11 @@ def test_a_point_that_does_not_exist_is_named(
         grid(policies, ratios, codecs=codecs)
 
 
+def test_without_names_all_policies_but_prefix_are_compared() -> None:
+    named = ["full", "reuse", "heads", "deviation", "hybrid", "ask"]
+    assert [point.policy for point in grid(None, [0.1], codecs=["q4"])] == named
+
+
 def test_too_few_questions_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="got 6"):
         asked("--n", "6", "--model", "nowhere", "--save", str(tmp_path / "k.toml"))
