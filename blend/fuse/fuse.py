@@ -1,13 +1,13 @@
 """Fuses a prompt: cached rows from records, chosen rows computed anew, exact attention for each. No queue, no store.
 
 A fuse is a row of stages. Each runs some rows from one layer to the keys and values of another, in pieces of bounded
-size; where a stage ends, deviation from the cache decides which rows the next one still runs. All rows end at the last
-layer with keys of its own, except the last token's, which goes on to the logits.
+size; where a stage ends, `choice` decides which rows the next one still runs. All rows end at the last layer with keys
+of its own, except the last token's, which goes on to the logits.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from blend.errors import NotFinite
+from blend.fuse.choice import AttentionChoice, DeviationChoice
 from blend.fuse.policy import DeviationFilter, QuestionProbe, Selection, select
-from blend.fuse.prompt import ChunkSpan, PromptLayout
+from blend.fuse.prompt import PromptLayout
 from blend.fuse.record_loader import DamagedRecord, Readers, RecordLoader
 from blend.run.context import Context, Slots, numbers, scattered
 from blend.run.decoder import Decoder
@@ -178,52 +179,42 @@ class _Fuse:
             return self._finish(rows, start=start, hidden=hidden)
 
     def _probed(self, probe: QuestionProbe) -> Tensor:
-        """Flags the cached slots that the question attends to most."""
-        chosen = torch.zeros_like(self._cached)
-        attention = torch.zeros(len(chosen), device=self._decoder.device)
-
-        def add(weights: Tensor) -> None:
-            attention[: len(weights)] += weights
-
+        """Runs what is fresh over the caches up to the probe's last layer; flags the cached slots that it chooses."""
+        choice = AttentionChoice(len(self._cached), device=self._decoder.device)
         for slots, _ in self._pieces(~self._exact & ~self._cached, None):
-            probed = min(len(slots), slots.last + 1 - (len(chosen) - probe.rows))
+            probed = min(len(slots), slots.last + 1 - (len(self._cached) - probe.rows))
             if probed > 0:
-                self._pass(slots, LayerRange(), hooks=LayerHooks(self._before, None, probe.layers, add, probed))
+                self._pass(slots, LayerRange(), hooks=LayerHooks(self._before, None, probe.layers, choice.add, probed))
             else:
                 self._pass(slots, LayerRange(stop=probe.layers[-1]))
-        blended = self._selection.layout.blended
-        scores = _with_stretches(attention.cpu(), blended, tokens=probe.stretch).masked_fill_(~self._cached, -1.0)
-        chosen[_highest(scores, min(probe.keep, int(self._cached.sum())))] = True
-        return chosen
+        return choice.chosen(self._cached, probe, spans=self._selection.layout.blended)
 
     def _filter(
         self, to: DeviationFilter, rows: Tensor, *, start: int, hidden: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Runs rows to the filter's layer; returns those that stay, and their hidden states (1, T, E) on entry."""
         keep = self._decoder.model_layers.resume(to.layer)
-        deviation = Deviation(len(rows), device=self._decoder.device)
+        choice = DeviationChoice(len(rows), device=self._decoder.device)
         pieces: list[tuple[Tensor, Tensor]] = []
         for slots, entering in self._pieces(rows, hidden):
-            compare = self._comparison(deviation, to.layer, slots=slots)
+            compare = self._comparison(choice, to.layer, slots=slots)
             layer_range = LayerRange(start, entering, keep=keep, stop=to.layer)
             _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._finishing(slots, keep), compare))
             assert kept is not None
             pieces.append((slots.index, kept))
         self.finish_layers(keep)
         free = rows & self._cached & ~self._forced
-        scores = deviation.scores().masked_fill_(~free, -1.0)
-        staying = rows & ~free
-        staying[_highest(scores, min(to.keep, int(free.sum())))] = True
+        staying = rows & ~free | choice.chosen(free, keep=to.keep)
         chosen = staying.to(self._decoder.device)
         return staying, torch.cat([kept[:, chosen[index]] for index, kept in pieces], dim=1)
 
-    def _comparison(self, deviation: "Deviation", layer: int, *, slots: Slots) -> Callable[[Tensor, Tensor], None]:
+    def _comparison(self, choice: DeviationChoice, layer: int, *, slots: Slots) -> Callable[[Tensor, Tensor], None]:
         cached = self._cached.to(self._decoder.device)[slots.index]
         places = slots.index[cached]
 
         def compare(keys: Tensor, values: Tensor) -> None:
             old = (self._context.keys(layer)[:, places], self._context.values(layer)[:, places])
-            deviation.add(places, fresh=(keys[:, cached], values[:, cached]), old=old)
+            choice.add(places, fresh=(keys[:, cached], values[:, cached]), old=old)
 
         return compare
 
@@ -280,7 +271,6 @@ class _Fuse:
         stages = tuple(tuple(_numbers(rows & self._cached)) for rows in self._stages)
         again = len(stages[-1])
         reused = int((self._exact | self._cached).sum()) - again
-        seconds = dict(self._clock.seconds)
         return FuseReport(
             order=BlendOrder(self._order.policy, self._order.ratio),
             reused=reused,
@@ -289,49 +279,9 @@ class _Fuse:
             stages=stages,
             misses=layout.misses,
             bytes=moved,
-            seconds=seconds,
+            seconds=dict(self._clock.seconds),
         )
 
 
 def _numbers(chosen: Tensor) -> list[int]:
     return cast("list[int]", chosen.nonzero()[:, 0].tolist())  # pyright: ignore[reportUnknownMemberType]
-
-
-def _with_stretches(scores: Tensor, spans: Sequence[ChunkSpan], *, tokens: int) -> Tensor:
-    """Adds to each score the mean of its stretch: `tokens` of a chunk in a row, fewer at its end."""
-    number = torch.zeros(len(scores), dtype=torch.long)
-    count = 1  # all that is in no chunk
-    for span in spans:
-        number[span.start : span.stop] = count + torch.arange(span.stop - span.start) // tokens
-        count += -(-(span.stop - span.start) // tokens)
-    means = torch.zeros(count).index_add_(0, number, scores) / number.bincount(minlength=count).clamp(min=1)
-    return scores + means[number]
-
-
-def _highest(scores: Tensor, count: int) -> Tensor:
-    """The indices of the highest scores; of equal ones the first, on any device."""
-    scores = scores.nan_to_num()
-    least = scores.topk(count).values[-1] if count else torch.inf
-    above = (scores > least).nonzero()[:, 0]
-    return torch.cat((above, (scores == least).nonzero()[: count - len(above), 0]))
-
-
-class Deviation:
-    """How far fresh keys and values are from the cached ones, in float32, each relative to the layer's scale."""
-
-    def __init__(self, slots: int, *, device: torch.device) -> None:
-        self._off = [torch.zeros(slots, device=device) for _ in range(2)]
-        self._scale = [torch.zeros((), device=device) for _ in range(2)]
-
-    def add(self, places: Tensor, *, fresh: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
-        """Add the keys and values (H, T, D) of some slots."""
-        for part in range(2):
-            was = old[part].float()
-            self._off[part][places] = (fresh[part].float() - was).square().sum((0, 2))
-            self._scale[part] += was.square().sum()
-
-    def scores(self) -> Tensor:
-        """One number for each slot; 0 where nothing was cached. The only place that waits for an accelerator."""
-        tiny = torch.finfo(torch.float32).tiny
-        relative = [off / scale.clamp(min=tiny) for off, scale in zip(self._off, self._scale, strict=True)]
-        return (relative[0] + relative[1]).cpu()
