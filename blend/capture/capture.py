@@ -16,9 +16,8 @@ import torch
 
 from blend.capture.captured_pass import CapturedPass, ChunkRows, Layers, joined, ordinary
 from blend.errors import PromptError
-from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import check_ids
-from blend.run.context import Context, PrefixedContext, Segment, numbers, span
+from blend.run.context import Context, PrefixedContext, Prefixes, Segment, numbers, span
 from blend.run.decoder import Decoder
 from blend.run.rows_cache import LayerHooks, LayerRange
 from store.fingerprint import digest_ids

@@ -7,8 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from blend.engine.engine import Done, EngineRequest, Event, Finish, PlacedPrompt, Token
-from blend.engine.pending_request import PendingRequest
+from blend.engine.engine import Done, EngineRequest, Event, Finish, PendingRequest, PlacedPrompt, Token
 from blend.engine.sampling import Picked, Sampler, Sampling
 from blend.engine.stops import StopStrings
 from blend.errors import SamplingError

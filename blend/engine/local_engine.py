@@ -23,9 +23,9 @@ from blend.engine.fair_queue import FairQueue, StepShares
 from blend.engine.kv_budget import KvBudget
 from blend.errors import Busy, Late, PromptError
 from blend.fuse.fuse import fuse
-from blend.fuse.prefixes import Prefixes
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
+from blend.run.context import Prefixes
 from blend.run.decoder import Decoder
 from blend.text.tokenizer import Tokenizer
 from store.fingerprint import Fingerprint

@@ -4,7 +4,7 @@ Letters: `H` kv heads, `C` capacity in tokens, `T` tokens, `D` head dim.
 """
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -296,3 +296,30 @@ class PrefixedContext(LayerBuffers):
         """See `LayerBuffers`."""
         shared, own = self._prefix.seen(layer, self._tokens), super().seen(layer, tokens - self._tokens)
         return torch.cat((shared[0], own[0]), dim=1), torch.cat((shared[1], own[1]), dim=1)
+
+
+class Prefixes:
+    """Keeps the exact keys and values of the prefixes that were used last, within a number of bytes; of blended ones
+    never. Used by one thread.
+    """
+
+    def __init__(self, bytes_at_most: int) -> None:
+        self._room = bytes_at_most
+        self._kept: OrderedDict[tuple[str, tuple[int, ...]], Context] = OrderedDict()
+
+    def restore(self, prefix: tuple[int, ...], context: Context, *, owner: str = "") -> None:
+        """Copy the prefix into the context's first slots, if it is kept for this owner."""
+        kept = self._kept.get((owner, prefix))
+        if kept is None:
+            return
+        self._kept.move_to_end((owner, prefix))
+        context.copy_first(len(prefix), kept)
+        context.exact = len(prefix)
+
+    def keep(self, prefix: tuple[int, ...], context: Context, *, owner: str = "") -> None:
+        """Keep the prefix as the context holds it, computed in place."""
+        if not prefix or (owner, prefix) in self._kept or len(prefix) * context.token_bytes > self._room:
+            return
+        self._kept[owner, prefix] = context.first(len(prefix))
+        while sum(each.capacity * each.token_bytes for each in self._kept.values()) > self._room:
+            self._kept.popitem(last=False)

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import cast
 
 from blend.engine.answer_builder import AnswerText
-from blend.engine.engine import ChoiceEnded, Done, EngineRequest, Event, Finish, MessagePiece
-from blend.engine.pending_request import PendingRequest
+from blend.engine.engine import ChoiceEnded, Done, EngineRequest, Event, Finish, MessagePiece, PendingRequest
 from blend.text.tokenizer import Tokenizer
 from service.vllm.vllm_client import ChatPiece, GeneratedPiece, GeneratorAway
 

@@ -2,8 +2,7 @@
 
 import torch
 
-from blend.fuse.prefixes import Prefixes
-from blend.run.context import Context, LayerShape
+from blend.run.context import Context, LayerShape, Prefixes
 
 SHAPES = (LayerShape(2, 4, 1, 6), None, LayerShape(1, 3, 1, 3))
 ONE, TWO, THREE = (1, 2, 3), (4, 5, 6), (7, 8, 9)
