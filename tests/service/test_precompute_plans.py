@@ -1,5 +1,6 @@
 """`kvweave precompute` within a budget, and by the questions of a log. The command runs in this process."""
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,6 @@ from service.app import composition
 from service.commands import shown_progress
 from service.documents import chunk_capture
 from service.model.served_model import Ids
-from service.settings import Settings
 from store.blob import Blob, Head
 from store.blob_store import Put
 from store.lmdb.lmdb_store import LmdbStore
@@ -34,8 +34,7 @@ LOG = ["Where does the lynx sleep?", "What does the lynx eat?", "Who saw the gan
 CHECKED = 1  # chunks that each start computes again, to compare them with what is stored
 SMALL, MIDDLE = 320_000, 580_000  # bytes, of about 1,450,000 that the letters take
 
-_models: dict[str, LoadedModel] = {}
-_compose_model = composition.compose_model
+_load = functools.cache(composition.load)
 
 
 class Killed(BaseException):
@@ -84,7 +83,7 @@ class Near(Place):
             for name, value in self.settings.items():
                 patch.setenv(name, value)
             patch.setattr("sys.argv", list(argv))
-            patch.setattr(composition, "compose_model", model_of)
+            patch.setattr(composition, "load", loaded_once)
             patch.setattr(LocalEngine, "capture", noted)
             yield
 
@@ -113,16 +112,14 @@ class Near(Place):
         """A service on what is there."""
         named = {name.removeprefix("KVWEAVE_").lower(): value for name, value in self.settings.items()}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(composition, "compose_model", model_of)
+            patch.setattr(composition, "load", loaded_once)
             with in_process(settings_in(self.folder, **named)) as inside:
                 yield inside
 
 
-def model_of(settings: Settings) -> LoadedModel:
-    """The model that the settings name, loaded once."""
-    if settings.model not in _models:
-        _models[settings.model] = _compose_model(settings)
-    return _models[settings.model]
+def loaded_once(name: str, *, device: str, dtype: str, digests: Path | None) -> LoadedModel:
+    """The model, which no test changes: who loads it again has the same one. Digests of its files are not kept."""
+    return _load(name, device=device, dtype=dtype)
 
 
 def letters(folder: Path, *, count: int = len(ANIMALS)) -> Path:
