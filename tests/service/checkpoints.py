@@ -1,6 +1,9 @@
 """A tiny random model as a local checkpoint, with whatever tokenizer and chat template a test needs."""
 
+import atexit
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from transformers import LlamaConfig
 
@@ -16,3 +19,11 @@ def checkpoint(folder: Path, kind: str = "bytes", **more: object) -> str:
     build(LlamaConfig(**{**BASE, **ends})).save_pretrained(folder)
     fresh(kind, **more).save_pretrained(folder)
     return str(folder)
+
+
+@cache
+def small() -> str:
+    """One for all tests of this process that ask what is stored, and not what a model knows: a quarter of the work."""
+    folder = TemporaryDirectory(prefix="checkpoint")
+    atexit.register(folder.cleanup)
+    return checkpoint(Path(folder.name), "unigram")

@@ -29,7 +29,7 @@ from tests.training.tokenizer import make_tokenizer
 from tests.training.train import SEED
 
 MOST_BYTES = 16_000_000
-QUESTIONS = 64
+QUESTIONS = pytest.mark.parametrize("questions", [24, pytest.param(64, marks=pytest.mark.long)])
 SERVED = operating_point(load_settings(), "of any weights")
 
 
@@ -39,17 +39,17 @@ def builtin() -> LoadedModel:
 
 
 @cache
-def suite() -> list[ResultRow]:
+def suite(questions: int) -> list[ResultRow]:
     """On questions that no figure was taken from, without the yardstick."""
     served = [replace(SERVED, codec=codec) for codec in (LOSSLESS, SERVED.codec)]
     points = [FULL, *served, *(OperatingPoint("reuse", 0.0, codec) for codec in (LOSSLESS, SERVED.codec, "q2"))]
-    cases = multihop(seed=977, size=QUESTIONS)
+    cases = multihop(seed=977, size=questions)
     findings = SuiteFindings("", cases, measured(cases, points))
     return [findings.row(point, work=point, yardstick=findings.yardstick()) for point in points]
 
 
-def row(policy: str, codec: str) -> ResultRow:
-    return next(each for each in suite() if (each.policy, each.codec) == (policy, codec))
+def row(questions: int, policy: str, codec: str) -> ResultRow:
+    return next(each for each in suite(questions) if (each.policy, each.codec) == (policy, codec))
 
 
 def answered(cases: Sequence[Case], *points: OperatingPoint) -> dict[OperatingPoint, list[str | None]]:
@@ -80,30 +80,35 @@ def reaches(share: float | None, figure: float, questions: int) -> bool:
     return known(share) >= figure - 3 * (max(figure * (1 - figure), 0.01) / questions) ** 0.5
 
 
-def test_it_answers_the_suite() -> None:
-    assert reaches(row("full", "lossless").exact_match, 0.95, QUESTIONS)
+@QUESTIONS
+def test_it_answers_the_suite(questions: int) -> None:
+    assert reaches(row(questions, "full", "lossless").exact_match, 0.95, questions)
 
 
-def test_plain_reuse_loses_what_needs_two_chunks_and_nothing_else() -> None:
-    full, reuse = row("full", "lossless"), row("reuse", "lossless")
+@QUESTIONS
+def test_plain_reuse_loses_what_needs_two_chunks_and_nothing_else(questions: int) -> None:
+    full, reuse = row(questions, "full", "lossless"), row(questions, "reuse", "lossless")
     assert known(full.exact_match_two_chunk) - known(reuse.exact_match_two_chunk) > 0.15
     assert known(full.exact_match_one_chunk) - known(reuse.exact_match_one_chunk) < 0.03
 
 
-def test_what_is_served_keeps_what_full_prefill_knows() -> None:
-    full, served = row("full", "lossless"), row(SERVED.policy, SERVED.codec)
-    assert reaches(served.exact_match_two_chunk, 0.98 * known(full.exact_match_two_chunk), QUESTIONS // 2)
+@QUESTIONS
+def test_what_is_served_keeps_what_full_prefill_knows(questions: int) -> None:
+    full, served = row(questions, "full", "lossless"), row(questions, SERVED.policy, SERVED.codec)
+    assert reaches(served.exact_match_two_chunk, 0.98 * known(full.exact_match_two_chunk), questions // 2)
 
 
+@QUESTIONS
 @pytest.mark.parametrize("form", UNANSWERED)
-def test_it_says_unknown_where_no_passage_tells(form: str) -> None:
-    asked = multihop(seed=978, size=QUESTIONS // 2, drawn=Draw(form=form))
+def test_it_says_unknown_where_no_passage_tells(form: str, questions: int) -> None:
+    asked = multihop(seed=978, size=questions // 2, drawn=Draw(form=form))
     for answers in answered(asked, FULL, SERVED).values():
         assert reaches(right(asked, answers), 0.95, len(asked))
 
 
-def test_it_hardly_says_unknown_where_a_passage_tells() -> None:
-    told = multihop(seed=978, size=QUESTIONS // 2)
+@QUESTIONS
+def test_it_hardly_says_unknown_where_a_passage_tells(questions: int) -> None:
+    told = multihop(seed=978, size=questions // 2)
     answers = answered(told, FULL)[FULL]
     assert answers.count(UNKNOWN) <= 0.01 * len(told) + 3
 
@@ -114,11 +119,12 @@ def test_every_form_is_read(form: str) -> None:
     assert reaches(right(cases, answered(cases, FULL)[FULL]), 0.95, len(cases))
 
 
-def test_four_bits_cost_next_to_nothing_and_two_bits_do() -> None:
+@QUESTIONS
+def test_four_bits_cost_next_to_nothing_and_two_bits_do(questions: int) -> None:
     """As it is served; under `reuse`, where nothing is computed again, the coarse codec shows best."""
-    served = row(SERVED.policy, SERVED.codec)
+    served = row(questions, SERVED.policy, SERVED.codec)
     assert known(served.kl_codec) < 0.01 and known(served.top1_codec) > 0.97
-    assert known(row("reuse", "q2").kl_codec) > 3 * known(row("reuse", "q4").kl_codec)
+    assert known(row(questions, "reuse", "q2").kl_codec) > 3 * known(row(questions, "reuse", "q4").kl_codec)
 
 
 def test_the_checkpoint_is_small_and_a_plain_one() -> None:

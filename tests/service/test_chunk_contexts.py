@@ -19,6 +19,7 @@ from store.blob_store import Put
 from store.codec.decode import decode
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
+from tests.service.checkpoints import small
 from tests.service.serving import Inside, Json, good, in_process, put_in, settings_in, wait_for
 
 TENANT = "default"
@@ -66,7 +67,7 @@ def filler(tenant: Tenant, domain: str = "") -> list[tuple[str, str]]:
 
 @pytest.fixture
 def inside(tmp_path: Path) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path, codec="lossless")) as inside:
+    with in_process(settings_in(tmp_path, codec="lossless", model=small())) as inside:
         yield inside
 
 
@@ -103,7 +104,10 @@ def test_the_same_corpus_has_the_same_filler_and_keys_one_by_one_and_together(in
         for number in range(6):
             put_in(client, [book(number)])
     one_by_one = settled(inside)
-    with in_process(settings_in(tmp_path / "other", codec="lossless")) as other, other.client() as client:
+    with (
+        in_process(settings_in(tmp_path / "other", codec="lossless", model=small())) as other,
+        other.client() as client,
+    ):
         put_in(client, [book(number) for number in range(6)])
         together = settled(other)
         assert filler(together) == filler(one_by_one)

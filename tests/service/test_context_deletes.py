@@ -24,6 +24,7 @@ from store.blob_store import Put
 from store.errors import StoreUnavailable
 from store.key import CacheKey, Scope
 from store.reader import BlobReader
+from tests.service.checkpoints import small
 from tests.service.serving import Inside, Json, ask, good, in_process, put_in, settings_in, wait_for
 from tests.service.test_chunk_contexts import TENANT, filler, settled, stored, wanted
 from tests.service.test_deletes import IN_FILLS, IN_JOBS, passed
@@ -162,7 +163,7 @@ def play(inside: Inside, steps: Sequence[Mapping[int, tuple[list[tuple[int, str]
 @pytest.fixture(scope="module", params=[False, True], ids=["one domain", "domains"])
 def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """A service without filters, and one whose documents are divided by one."""
-    with in_process(settings_in(tmp_path_factory.mktemp("contexts"))) as inside:
+    with in_process(settings_in(tmp_path_factory.mktemp("contexts"), model=small())) as inside:
         if request.param:
             inside.core.control.create_key(TENANT, Role.READ, bound={"team": "a"})
         yield inside
@@ -216,7 +217,7 @@ def marked_book(number: int, *, chunks: int = 3) -> Json:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with in_process(settings_in(tmp_path_factory.mktemp("deletes"))) as inside:
+    with in_process(settings_in(tmp_path_factory.mktemp("deletes"), model=small())) as inside:
         yield inside
 
 
@@ -366,7 +367,11 @@ def test_a_restart_after_filler_and_neighbour_are_gone_serves_and_keeps_nothing_
     """It was killed between the deletes and what they do to the store."""
     shared = {"text": text(9999)}
     twice = [{**marked_book(n), "chunks": [*marked_book(n)["chunks"], shared]} for n in (6, 7)]
-    with in_process(settings_in(tmp_path)) as inside, computing(inside) as computed, inside.client() as client:
+    with (
+        in_process(settings_in(tmp_path, model=small())) as inside,
+        computing(inside) as computed,
+        inside.client() as client,
+    ):
         put_in(client, [*(marked_book(number) for number in range(6)), *twice])
         tenant = settled(inside)
         gone = [filler(tenant)[0][0], "book-6"]
@@ -376,7 +381,7 @@ def test_a_restart_after_filler_and_neighbour_are_gone_serves_and_keeps_nothing_
                 assert not good(client.delete(f"/v1/documents/{name}"))["done"]
             assert strange(tenant, [*stored(tenant)], computed=computed)
             inside.core.ingest._closing = True  # it goes on with nothing
-    with in_process(settings_in(tmp_path)) as inside, computing(inside) as again:
+    with in_process(settings_in(tmp_path, model=small())) as inside, computing(inside) as again:
         tenant = inside.core.tenants.open(TENANT)
         again.marks |= computed.marks
         assert not strange(tenant, served(tenant), computed=again)

@@ -19,6 +19,7 @@ from store.blob_store import BlobStore
 from store.key import Scope
 from tests.retriever.fakes import WordEmbedder
 from tests.servers.s3 import S3Server
+from tests.service.checkpoints import small
 from tests.service.serving import WAIT_S, Inside, Json, ask, finished, good, in_process, put_in, settings_in, wait_for
 
 SECRET = "Quaxilor"
@@ -97,7 +98,7 @@ def running(
     store = f"tiered:mem://|lmdb://{folder}/store"
     if request.param == "s3":
         store += f"|{server.url(f'deletes-{folder.name}')}"
-    with in_process(settings_in(folder, store=store)) as inside:
+    with in_process(settings_in(folder, store=store, model=small())) as inside:
         yield inside
 
 
@@ -154,7 +155,7 @@ def check_gone(client: httpx.Client, core: Core, chunks: Sequence[str]) -> None:
     if chunks:
         assert good(client.post("/v1/cache/lookup", json={"chunk_ids": chunks}))["unknown"] == list(chunks)
         assert client.post("/v1/query", json={"question": QUESTION, "chunk_ids": chunks}).status_code == 404
-    pasted = {"model": "builtin", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 1}
+    pasted = {"model": "default", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 1}
     assert good(client.post("/v1/chat/completions", json=pasted))["kvweave"]["report"]["chunks"] == []
     assert "no documents" in client.post("/v1/query", json={"question": QUESTION}).json()["detail"]
 
@@ -270,7 +271,11 @@ def test_no_byte_of_a_deleted_document_is_left_in_any_file(tmp_path: Path, monke
     monkeypatch.setattr(composition, "compose_embedder", lambda settings: embedder)
     monkeypatch.setattr(ingest, "IDLE_S", 0.05)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with logged(tmp_path / "service.log"), in_process(settings_in(tmp_path)) as inside, inside.client() as client:
+    with (
+        logged(tmp_path / "service.log"),
+        in_process(settings_in(tmp_path, model=small())) as inside,
+        inside.client() as client,
+    ):
         put_in(client, [draft("kept", *OTHERS[:1]), HARMLESS])
         put_in(client, [{**draft("a", TEXT), "title": "Zorbulax", "metadata": {"by": "Pimwick"}}])
         [halves] = embedder.passages([TEXT]).astype("<f2")
@@ -284,7 +289,7 @@ def test_no_byte_of_a_deleted_document_is_left_in_any_file(tmp_path: Path, monke
             finished(client, good(client.post("/v1/documents", files={"files": (name, content)}))["job_id"])
         marks += [b"Oxbrille", b"oxbrille", b"Wimbolt", b"wimbolt"]
         ask(client, "Who keeps Oxbrille?", stream=False)
-        pasted = {"model": "builtin", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 1}
+        pasted = {"model": "default", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 1}
         good(client.post("/v1/chat/completions", json=pasted))
         [*listed] = (each["id"] for each in good(client.get("/v1/documents"))["documents"])
         deleted(client, *(each for each in listed if each not in ("kept", "harmless")))

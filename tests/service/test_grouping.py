@@ -24,6 +24,7 @@ from service.model.served_model import Ids, ServedModel
 from store.errors import StoreUnavailable
 from store.key import Scope
 from tests.retriever.fakes import WordEmbedder
+from tests.service.checkpoints import small
 from tests.service.demo_served import NEW, demo
 from tests.service.serving import Inside, Json, finished, good, in_process, put_in, settings_in, wait_for
 from tests.service.test_deletes import IN_JOBS, Place, passed
@@ -73,7 +74,7 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
         faulty(patch)
         patch.setattr(chunk_capture, "BATCH_CHUNKS", 3)
         patch.setattr(ingest, "PAUSE_S", 0.02)
-        with in_process(settings_in(tmp_path_factory.mktemp("together"))) as inside:
+        with in_process(settings_in(tmp_path_factory.mktemp("together"), model=small())) as inside:
             yield inside
 
 

@@ -19,6 +19,7 @@ from service.documents import ingest
 from store.key import Scope
 from tests.retriever.fakes import WordEmbedder
 from tests.retriever.test_filter_condition import filters, metadata
+from tests.service.checkpoints import small
 from tests.service.serving import Inside, good, in_process, put_in, settings_in, wait_for
 
 SEEDS = (1, 2, 3)
@@ -63,7 +64,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     embedder, computed = WordEmbedder(), list[int]()
     monkeypatch.setattr(composition, "compose_embedder", lambda settings: embedder)  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr(ingest, "IDLE_S", 0.05)
-    with in_process(settings_in(tmp_path, store="mem://")) as inside:
+    with in_process(settings_in(tmp_path, store="mem://", model=small())) as inside:
         engine = inside.core.model.engine
         capture = engine.capture
 
