@@ -23,7 +23,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6161, "retriever": 7634, "blend": 7652, "service": 24561, "clients": 7236}
+BUDGET = {"store": 6161, "retriever": 7634, "blend": 7651, "service": 24561, "clients": 7236}
 
 RECORDS = (
     "store.blob",
@@ -138,8 +138,8 @@ EXCUSED: dict[str, dict[str, str]] = {
         "blend/run/recorded_cache.py:RecordedCache.update": "transformers decides",
         "blend/run/rows_cache.py:RowsCache.update": "transformers decides",
         "blend/kernels/compiled.py:cast": "numba knows no keywords",
-        "blend/kernels/cpu_rows_kernel.py:_write": "numba knows no keywords",
-        "blend/kernels/place_kernel.py:_place": "numba knows no keywords",
+        "blend/kernels/cpu_rows_kernels.py:_write": "numba knows no keywords",
+        "blend/kernels/cpu_place_kernel.py:_place": "numba knows no keywords",
         "service/commands/ask.py:ask": "typer makes an option of every parameter",
         "service/commands/ask.py:search": "typer makes an option of every parameter",
         "service/lab/commands/bench.py:bench": "typer makes an option of every parameter",

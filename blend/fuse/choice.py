@@ -25,9 +25,7 @@ class AttentionChoice:
 
 
 class DeviationChoice:
-    """Chooses the slots whose fresh keys and values are farthest from the cached ones, in float32, each relative to the
-    layer's scale.
-    """
+    """Chooses the slots whose fresh keys and values are farthest from cached ones, in float32, by the layer's scale."""
 
     def __init__(self, slots: int, *, device: torch.device) -> None:
         self._off = [torch.zeros(slots, device=device) for _ in range(2)]

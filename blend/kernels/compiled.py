@@ -4,8 +4,8 @@
 # pyright: reportAttributeAccessIssue=false
 """What numba lacks: functions whose arrays never overlap, casts chosen by types, and memory by address.
 
-Numba caches `place_kernel.py` and `cpu_rows_kernel.py` until these files change: touch both after changing this one
-alone.
+Numba caches `cpu_place_kernel.py` and `cpu_rows_kernels.py` until these files change: touch both after changing this
+one alone.
 """
 
 from collections.abc import Callable, Sequence

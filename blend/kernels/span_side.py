@@ -1,4 +1,4 @@
-"""The columns of the table that `place_spans` is told by: what fills it needs no compiler to know them."""
+"""The columns of the table that `gpu_place_kernel` is told by: what fills it needs no compiler to know them."""
 
 from typing import NamedTuple
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blend.kernels.kernels import gathered, place_spans
+from blend.kernels.kernels import gathered, gpu_place_kernel
 from blend.kernels.span_side import BOTH_SIDES, FIRST_SIDE, KEPT, ROW_AT, SIDES, SLOT, SpanSide
 from blend.place.placement import LayerPlaces, Numbers, RowTurn
 from store.record import Codes, Scales
@@ -88,13 +88,13 @@ class GpuPlacement:
             self._run(grid, given, form=form)
 
     def _run(self, grid: tuple[int, int, int], given: _Given, *, form: _Form) -> None:
-        assert place_spans is not None
+        assert gpu_place_kernel is not None
         if form.is_brought:
-            place_spans.bring[given.pieces, _BRINGING](given.table, given.brought, WORDS=_WORDS, num_warps=_WARPS)
-        place_spans.place_spans[grid](
+            gpu_place_kernel.bring[given.pieces, _BRINGING](given.table, given.brought, WORDS=_WORDS, num_warps=_WARPS)
+        gpu_place_kernel.gpu_place_kernel[grid](
             given.table,
             given.sizes,
-            DTYPE=place_spans.DTYPES[self._dtype],
+            DTYPE=gpu_place_kernel.DTYPES[self._dtype],
             LIMIT=self._limit,
             TOKENS=_TOGETHER,
             CHANNELS=form.channels,

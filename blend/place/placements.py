@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from blend.kernels.kernels import place_kernel, place_spans
+from blend.kernels.kernels import cpu_place_kernel, gpu_place_kernel
 from blend.place.cpu_placement import WORDS, CpuPlacement
 from blend.place.gpu_placement import GpuPlacement
 from blend.place.placement import Placement, SplitPlacement
@@ -19,11 +19,11 @@ def placement(dtype: torch.dtype, device: torch.device) -> Placement:
     """What places on this device, compiled the first time that it is asked for."""
     by_torch = TorchPlacement(dtype, device)
     if device.type == "cuda":
-        if place_spans is not None:
+        if gpu_place_kernel is not None:
             return SplitPlacement(GpuPlacement(dtype, device), plain=by_torch)
         log.warning("stored chunks are unpacked by torch, several times slower: pip install triton mends it")
     elif device.type == "cpu" and dtype in WORDS:
-        if place_kernel is not None:
-            return SplitPlacement(CpuPlacement(dtype, place_kernel), plain=by_torch)
+        if cpu_place_kernel is not None:
+            return SplitPlacement(CpuPlacement(dtype, cpu_place_kernel), plain=by_torch)
         log.warning("stored chunks are unpacked by torch, several times slower: pip install 'kvweave[cpu]' mends it")
     return by_torch

@@ -91,7 +91,7 @@ def rotate_into(out: Tensor, x: Tensor, *, rotation: Rotation | None, angles: An
     a, b = (part.float() for part in _pairs(x, rotation))
     first, second = _pairs(out, rotation)
     cos, sin = angles.cos, rotation.sign * angles.sin
-    first.copy_((a * cos).sub_(b * sin))  # each product rounded, as `place_kernel` and others do it: the same bits
+    first.copy_((a * cos).sub_(b * sin))  # each product rounded, as `cpu_place_kernel` and others do it: the same bits
     second.copy_((b * cos).add_(a * sin))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blend.kernels.kernels import attend_rows
+from blend.kernels.kernels import gpu_rows_kernels
 from blend.run.context import Context, LayerShape, Segment
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def gpu_row_tables(
     shapes: Sequence[LayerShape | None], *, heads: object, device: torch.device
 ) -> "GpuRowTables | None":
     """What makes tables for a model with so many query heads; None where torch goes context by context."""
-    if attend_rows is None or not isinstance(heads, int):
+    if gpu_rows_kernels is None or not isinstance(heads, int):
         return None
     tables = GpuRowTables(shapes, heads=heads, device=device)
     return tables if tables.compiles() else None
@@ -52,10 +52,10 @@ class GpuRowTables:
 
     def empty(self, rows: int, *, segments: int) -> "GpuRows":
         """A table with room for so many rows, all of which are nobody's yet, in so many segments."""
-        assert attend_rows is not None
-        block = attend_rows.block_for(rows, self._group)
+        assert gpu_rows_kernels is not None
+        block = gpu_rows_kernels.block_for(rows, self._group)
         blocks = -(-rows // block) + segments - 1
-        splits = attend_rows.splits_for(-(-rows // block) * self._heads)
+        splits = gpu_rows_kernels.splits_for(-(-rows // block) * self._heads)
         parts = rows, 2 * blocks, segments * len(self.shapes) * COLUMNS
         numbers = torch.zeros(sum(parts), dtype=torch.int64, device=self._device)
         slots = torch.full((rows,), -1, device=self._device)
@@ -63,13 +63,13 @@ class GpuRowTables:
 
     def compiles(self) -> bool:
         """Whether the device takes the kernels: a row that is nobody's is written."""
-        assert attend_rows is not None
+        assert gpu_rows_kernels is not None
         layer, shape = next((layer, shape) for layer, shape in enumerate(self.shapes) if shape)
         keys = torch.zeros(shape.key_heads, 1, shape.key_dim, device=self._device)
         values = torch.zeros(shape.value_heads, 1, shape.value_dim, device=self._device)
         try:
             self.empty(1, segments=1).write(layer, keys, values=values)
-        except attend_rows.DeviceRefuses as error:
+        except gpu_rows_kernels.DeviceRefuses as error:
             log.info("rows are computed context by context: %s", error)
             return False
         return True
@@ -119,24 +119,25 @@ class GpuRows:
 
     def write(self, layer: int, keys: Tensor, *, values: Tensor) -> None:
         """See `RowTable`."""
-        assert attend_rows is not None
+        assert gpu_rows_kernels is not None
         fresh = [each if each.stride(2) == 1 else each.contiguous() for each in (keys, values)]
-        attend_rows.write_rows(fresh[0], fresh[1], tables=attend_rows.RowTables(*self._fields(layer)))
+        gpu_rows_kernels.write_rows(fresh[0], fresh[1], tables=gpu_rows_kernels.GpuTables(*self._fields(layer)))
 
     def attend(self, layer: int, query: Tensor, *, window: int, scale: float) -> Tensor | None:
         """See `RowTable`."""
         shape, (block, splits) = self.by.shapes[layer], self.form
-        if shape is None or attend_rows is None or not self.by.takes(shape, heads=query.shape[1]):
+        if shape is None or gpu_rows_kernels is None or not self.by.takes(shape, heads=query.shape[1]):
             return None
-        form = attend_rows.Attention(shape.key_heads, shape.value_dim, scale, block, splits, window)
+        form = gpu_rows_kernels.Attention(shape.key_heads, shape.value_dim, scale, block, splits, window)
         queries = query[0] if query.stride(3) == 1 else query[0].contiguous()
+        tables = gpu_rows_kernels.GpuTables(*self._fields(layer))
         try:
-            return attend_rows.attend_rows(queries, form, tables=attend_rows.RowTables(*self._fields(layer)))[None]
-        except attend_rows.DeviceRefuses as error:
+            return gpu_rows_kernels.attend_rows(queries, form, tables=tables)[None]
+        except gpu_rows_kernels.DeviceRefuses as error:
             self.by.without(shape, error)
             return None
 
     def _fields(self, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-        """The fields of the kernels' `RowTables`, for one layer."""
+        """The fields of the kernels' `GpuTables`, for one layer."""
         owners, blocks, contexts = self.numbers.split_with_sizes(self.parts)
         return self.slots, owners, blocks.view(-1, 2), contexts[COLUMNS * layer :], COLUMNS * len(self.by.shapes)

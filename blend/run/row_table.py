@@ -1,4 +1,4 @@
-"""The rows of a pass, told by a table: where keys and values of each go, and where those lie that it sees.
+"""The seam of tables that tell the rows of a pass: where keys and values of each go, and where those lie that it sees.
 
 What writes and attends them by one call is a kernel of numba's (`cpu_rows.py`) or of Triton's (`gpu_rows.py`). Where
 neither suits, torch writes context by context, and `attention.py` attends so.

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blend.kernels.kernels import place_spans
+from blend.kernels.kernels import gpu_place_kernel
 from blend.place.placement import LayerPlaces, Placement, RowTurn
 from blend.place.rotation import Angles, Pairing, Rotation, rotate_into
 from blend.place.torch_placement import DTYPES
@@ -56,7 +56,9 @@ FAINT = {"partly_faint": 2.0**-118, "partly_fainter": 2.0**-126, "partly_empty":
 try:  # Triton's interpreter of 3.6 takes the kernel's masks, that of 3.9 does not
     from triton.runtime import interpreter
 
-    IS_INTERPRETED = place_spans is not None and isinstance(place_spans.place_spans, interpreter.InterpretedFunction)
+    IS_INTERPRETED = gpu_place_kernel is not None and isinstance(
+        gpu_place_kernel.gpu_place_kernel, interpreter.InterpretedFunction
+    )
 except ImportError:
     interpreter, IS_INTERPRETED = None, False
 

@@ -8,7 +8,7 @@ import torch
 from numba import cfunc, int64, void  # pyright: ignore[reportMissingTypeStubs]
 
 from blend.adopt.load import adopt
-from blend.kernels import cpu_rows_kernel
+from blend.kernels import cpu_rows_kernels
 from blend.run import cpu_rows
 from blend.run.context import Context, LayerShape, Segment, span
 from blend.run.cpu_rows import CpuRows, CpuRowTables, cpu_row_tables
@@ -50,9 +50,9 @@ def drawn(shape: LayerShape, dtype: torch.dtype, lengths: list[int]) -> list[Seg
 
 def test_nothing_is_divided_for_each_key() -> None:
     """In the code that is kept, which is not inlined as where it is compiled: a division took most of its time."""
-    told = cfunc(void(int64))(cpu_rows_kernel._attend_long).inspect_llvm()  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
+    told = cfunc(void(int64))(cpu_rows_kernels._attend_long).inspect_llvm()  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
     found = re.findall(
-        r'^define [^@]*@"?[^"(]*cpu_rows_kernel\d+(_\w+?)B[^\n]*\n(.*?)^}', told, re.MULTILINE | re.DOTALL
+        r'^define [^@]*@"?[^"(]*cpu_rows_kernels\d+(_\w+?)B[^\n]*\n(.*?)^}', told, re.MULTILINE | re.DOTALL
     )
     bodies = {name: body for name, body in found if name in {"_score", "_to_weights", "_add", "_largest"}}
     assert {"_score", "_to_weights", "_add"} <= {*bodies}

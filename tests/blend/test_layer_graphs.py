@@ -24,8 +24,8 @@ triton = pytest.importorskip("triton")
 if not (torch.cuda.is_available() or triton.knobs.runtime.interpret):
     pytest.skip("neither a GPU nor Triton's interpreter", allow_module_level=True)
 
-from blend.kernels import attend_rows as attend_module  # noqa: E402
-from blend.kernels.attend_rows import Attention, DeviceRefuses, RowTables, attend_rows, write_rows  # noqa: E402
+from blend.kernels import gpu_rows_kernels as attend_module  # noqa: E402
+from blend.kernels.gpu_rows_kernels import Attention, DeviceRefuses, GpuTables, attend_rows, write_rows  # noqa: E402
 
 BLOCK = 4
 NEAR = 1e-4 if DEVICE.type == "cpu" else 2e-3
@@ -47,7 +47,7 @@ def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[r
         monkeypatch.setattr(recordings, "TOGETHER", 4)
 
 
-def tables(contexts: Sequence[Context], rows: Sequence[tuple[int, int]], *, room: int) -> RowTables:
+def tables(contexts: Sequence[Context], rows: Sequence[tuple[int, int]], *, room: int) -> GpuTables:
     """Of rows (context, slot), those of each context together, and of some that are nobody's."""
     blocks: list[tuple[int, int]] = []
     for row, (owner, _) in enumerate(rows):
@@ -57,7 +57,7 @@ def tables(contexts: Sequence[Context], rows: Sequence[tuple[int, int]], *, room
             blocks.append((row, 1))
     padded = [*rows, *[(0, -1)] * (room - len(rows))]
     addresses = torch.from_numpy(torch.stack([torch.from_numpy(each.addresses) for each in contexts]).numpy())
-    return RowTables(
+    return GpuTables(
         torch.tensor([slot for _, slot in padded], device=DEVICE),
         torch.tensor([owner for owner, _ in padded], device=DEVICE),
         torch.tensor([*blocks, (0, 0)], device=DEVICE),
@@ -256,7 +256,7 @@ def test_passes_by_a_table_that_nothing_records_compute_the_same(
     decoder, calls, attend = model.decoder, list[int](), attend_module.attend_rows
     wanted = passes(decoder)
 
-    def noted(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
+    def noted(query: Tensor, form: Attention, *, tables: GpuTables) -> Tensor:
         calls.append(query.shape[1])
         if device == "refuses":
             raise DeviceRefuses("out of resources")

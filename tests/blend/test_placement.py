@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blend.kernels.kernels import place_spans
+from blend.kernels.kernels import gpu_place_kernel
 from blend.place import gpu_placement, placements
 from blend.place.cpu_placement import CpuPlacement
 from blend.place.gpu_placement import GpuPlacement
@@ -134,7 +134,7 @@ class TestCpuPlacement(Contract):
 
 
 @pytest.mark.skipif(
-    not IS_INTERPRETED and (place_spans is None or not torch.cuda.is_available()),
+    not IS_INTERPRETED and (gpu_place_kernel is None or not torch.cuda.is_available()),
     reason="neither a CUDA device, nor TRITON_INTERPRET with the interpreter of Triton 3.6",
 )
 class TestGpuPlacement(OfAnyStrides):
@@ -200,9 +200,9 @@ class TestGpuPlacement(OfAnyStrides):
 
 def test_what_no_kernel_places_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(placement(torch.float16, CPU), TorchPlacement)
-    monkeypatch.setattr(placements, "place_spans", None)
+    monkeypatch.setattr(placements, "gpu_place_kernel", None)
     assert isinstance(placement.__wrapped__(torch.bfloat16, CARD), TorchPlacement)
-    monkeypatch.setattr(placements, "place_kernel", None)
+    monkeypatch.setattr(placements, "cpu_place_kernel", None)
     assert isinstance(placement.__wrapped__(torch.bfloat16, CPU), TorchPlacement)
 
 

@@ -169,7 +169,7 @@ def _place(  # numba knows no keywords
                 _place_values(data, sizes, layout, cut, turning[1], values, scratch)
 
 
-def place_kernel(*, is_short: bool) -> Callable[..., None]:
+def cpu_place_kernel(*, is_short: bool) -> Callable[..., None]:
     """`_place` for contexts in bfloat16 or float32. Its input may be read-only memory, as a blob's bytes are."""
 
     def read(kind: types.Type, ndim: int) -> types.Type:

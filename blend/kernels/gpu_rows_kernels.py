@@ -164,7 +164,7 @@ class DeviceRefuses(RuntimeError):
     """A kernel does not run on this device, such as one with little shared memory."""
 
 
-class RowTables(NamedTuple):
+class GpuTables(NamedTuple):
     """Where rows stand and whose they are, in a device's memory; all int64."""
 
     slots: Tensor  # (B,), below zero for padding rows
@@ -174,7 +174,7 @@ class RowTables(NamedTuple):
     apart: int  # the stride from one context to the next
 
 
-def write_rows(keys: Tensor, values: Tensor, *, tables: RowTables) -> None:
+def write_rows(keys: Tensor, values: Tensor, *, tables: GpuTables) -> None:
     """Put fresh keys (H, B, D) and values at their slots. Raises DeviceRefuses."""
     heads, dims = (max(one, other) for one, other in zip(keys.shape[::2], values.shape[::2], strict=True))
     try:
@@ -201,7 +201,7 @@ class Attention(NamedTuple):
     window: int
 
 
-def attend_rows(query: Tensor, form: Attention, *, tables: RowTables) -> Tensor:
+def attend_rows(query: Tensor, form: Attention, *, tables: GpuTables) -> Tensor:
     """Query (Hq, B, D) to (B, Hq, D): each row sees its context up to its own slot. Raises DeviceRefuses."""
     (heads, rows, dim), (kv_heads, value_dim, scale, block, splits, window) = query.shape, form
     room = power(heads // kv_heads)

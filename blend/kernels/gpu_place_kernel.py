@@ -137,7 +137,7 @@ def _turned(x, y, side, at, inside):
 
 
 @triton.jit
-def place_spans(
+def gpu_place_kernel(
     table, sizes,
     DTYPE: tl.constexpr, LIMIT: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, HAS_TRELLIS: tl.constexpr,
 ) -> None:  # fmt: skip
