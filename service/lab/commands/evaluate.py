@@ -1,9 +1,9 @@
-"""The command `kvweave eval`: options in, a table, JSON or a page out. Measures and chooses nothing itself."""
+"""The command `kvweave eval`: options in, a table, JSON or a page out. `evaluation.py` does the rest."""
 
 import json
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,15 +18,12 @@ from service.lab.commands.shown_grid import show_grid
 
 if TYPE_CHECKING:
     from blend.adopt.load import LoadedModel
-    from service.app.operating_point import OperatingPoint
+    from service.lab.eval.fitted_rule import FittedRule
     from service.lab.eval.grid import GridResult
     from service.lab.eval.policy_choice import PolicyChoice
-    from service.lab.questions.cases import Case
     from service.settings import Settings
 
 MULTIHOP = "multihop"  # the built-in suite
-AUTO = Path("auto")
-ALL = "all"
 LINES = 20  # of progress, where there is no terminal
 
 questions_option = partial(typer.Option, rich_help_panel="Questions")
@@ -83,8 +80,7 @@ Named = Annotated[
     grid_option("--model", metavar="NAME", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False),
 ]
 Fit = Annotated[
-    bool,
-    grid_option("--fit", help="Fit the policy `ask` to the model on half of the questions; the others compare."),
+    bool, grid_option("--fit", help="Fit the policy `ask` to the model on half of the questions; the others compare.")
 ]
 Bound = Annotated[
     float,
@@ -147,24 +143,23 @@ def evaluate(
       kvweave eval --corpus ./docs --suite questions.txt
       kvweave eval --suite questions.jsonl --fit --save auto
     """
-    from service.lab.eval.grid import grid, run
-    from service.lab.eval.policy_choice import PolicyBounds, check_evidence, choose
+    from service.lab.eval.evaluation import Evaluation, Questions, keep
+    from service.lab.eval.grid import grid
+    from service.lab.eval.policy_choice import PolicyBounds
 
     check_folders(html, save_to)
     points = grid(policies and listed(policies), [_number(each) for each in listed(ratios)], codecs=listed(codecs))
-    settings, drawn = settings_with(model), _Drawn(seed, n, difficulty, forms, passages, tokens)
-    asked = _cases(suite, corpus, drawn=drawn, top_k=max(1, settings.top_k))
-    to_fit, cases = _halves(asked) if fit else ([], asked)
-    if save_to:
-        check_evidence(len(cases), bound)
+    options = (("--difficulty", difficulty), ("--passages", passages), ("--tokens", tokens))
+    settings, lists = settings_with(model), (listed(forms), *(whole_numbers(*each) for each in options))
+    asked, skipped, problems = Questions(suite, corpus, seed, n, *lists).read(top_k=max(1, settings.top_k))
+    tell_unread(skipped, problems)
+    evaluation = Evaluation(asked, points, PolicyBounds(bound, yardsticks), answer_tokens, fit)
+    evaluation.check(is_kept=save_to is not None)
     loaded = _loaded(settings)
-    rule = _fitted(loaded, to_fit, answer_tokens=answer_tokens) if fit else _in_force(settings, loaded)
-    with _progress(len(cases)) as progress:
-        result = run(loaded, cases, points=_by_rule(rule, points), answer_tokens=answer_tokens, progress=progress)
-    choice = choose(result.rows, result.yardsticks[0], bounds=PolicyBounds(bound, yardsticks))
+    result, choice = evaluation.measure(loaded, settings, progress=_progress, on_fit=_tell_fit)
     facts = _facts(settings, suite=suite, seed=seed, result=result, choice=choice)
     if save_to:
-        _save(choice, save_to, settings=settings, weights=loaded.fingerprint.weights)
+        _tell_saved(*keep(choice, save_to, settings=settings, weights=loaded.fingerprint.weights))
     _report(result, choice, facts=facts, html=html, as_json=as_json)
 
 
@@ -175,46 +170,16 @@ def _loaded(settings: "Settings") -> "LoadedModel":
         return compose_model(settings)
 
 
-def _halves(cases: "list[Case]") -> "tuple[list[Case], list[Case]]":
-    from service.lab.eval.fitted_rule import halves
-
-    return halves(cases)
-
-
-def _by_rule(policy: str, points: "list[OperatingPoint]") -> "list[OperatingPoint]":
-    """The points, those that name this policy without a rule by its own."""
-    from blend.fuse.policy import with_rule
-
-    return [replace(point, policy=with_rule(point.policy, default=policy)) for point in points]
-
-
-def _in_force(settings: "Settings", loaded: "LoadedModel") -> str:
-    """The policy that is served; that of the settings where the file with the model's is broken: it can be replaced."""
-    from service.app.operating_point import operating_point
-    from service.settings import SettingsError
-
-    try:
-        return operating_point(settings, loaded.fingerprint.weights).policy
-    except SettingsError:
-        return settings.policy
-
-
-def _fitted(loaded: "LoadedModel", cases: "list[Case]", *, answer_tokens: int) -> str:
-    """The policy `ask` with its rule for the model. Says it, and what the rule where none is fitted would do."""
-    from service.lab.eval.fitted_rule import Fitting
-
-    unlabelled = [replace(case, answers=()) for case in cases]
-    with (
-        closing(Fitting(loaded, unlabelled, answer_tokens=answer_tokens)) as fitting,
-        _progress(fitting.rounds) as progress,
-    ):
-        found = fitting.run(progress)
+def _tell_fit(found: "FittedRule", cases: int) -> None:
     tell(
-        f"Fitted {found.rule} on {many(len(cases), 'question')}: KL {found.kl:.4f} at {found.ratio:.0%}, "
+        f"Fitted {found.rule} on {many(cases, 'question')}: KL {found.kl:.4f} at {found.ratio:.0%}, "
         f"{found.unfitted_kl:.4f} by the rule that is taken where none is fitted.",
         err=True,
     )
-    return str(found.rule)
+
+
+def _tell_saved(file: Path, wrote: "dict[str, str | float]") -> None:
+    tell(f"Saved {', '.join(f'{name} = {value}' for name, value in wrote.items())} in {file}.", err=True)
 
 
 def _report(
@@ -229,78 +194,6 @@ def _report(
         typer.echo(json.dumps({**facts, **asdict(result), "choice": asdict(choice)}, indent=2, allow_nan=False))
     else:
         show_grid(result, choice.sentence)
-
-
-def _save(choice: "PolicyChoice", file: Path, *, settings: "Settings", weights: str) -> None:
-    from service.app.compose_truth import compose_truth
-    from service.app.operating_point import OperatingPoint, operating_point, point_file
-    from service.lab.eval.policy_choice import save
-
-    if file == AUTO:  # what stands there is not in force where it is broken, and can be replaced
-        file, current = point_file(settings, weights), OperatingPoint(settings.policy, settings.ratio, settings.codec)
-        file.parent.mkdir(parents=True, exist_ok=True)
-    else:
-        current = operating_point(settings, weights)
-    is_chosen = file == point_file(settings, weights)
-    wrote = save(choice, file, current=current)
-    if is_chosen:
-        with closing(compose_truth(settings)) as truth:
-            truth.keep_point(file)
-    tell(f"Saved {', '.join(f'{name} = {value}' for name, value in wrote.items())} in {file}.", err=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """What the options say of the questions; lists are texts with commas."""
-
-    seed: int
-    size: int
-    levels: str
-    forms: str
-    passages: str
-    tokens: str
-
-    def cases(self) -> "list[Case]":
-        from service.lab.questions.forms import FORMS
-        from service.lab.questions.suites import CONTENTS, suites, variants
-
-        forms = [*FORMS, *CONTENTS] if self.forms == ALL else listed(self.forms)
-        levels = whole_numbers("--difficulty", self.levels)
-        passages, tokens = whole_numbers("--passages", self.passages), whole_numbers("--tokens", self.tokens)
-        drawn = variants(levels, forms=forms, passages=passages, tokens=tokens)
-        return suites(drawn, seed=self.seed, size=self.size)
-
-
-def _cases(suite: str, corpus: Path | None, *, drawn: _Drawn, top_k: int) -> "list[Case]":
-    from retriever.readers.reading import ReadingProblem
-    from service.errors import Invalid
-    from service.lab.questions.cases import read_cases
-    from service.lab.questions.contexts import in_contexts
-    from service.lab.questions.corpus_cases import corpus_cases, read_corpus
-    from service.lab.questions.drawn_cases import SUITES, CutDocument, DrawnCases
-    from service.lab.questions.forms import FORMS
-    from service.lab.questions.suites import in_forms
-
-    if suite == MULTIHOP and corpus is None:
-        return in_contexts(drawn.cases())
-    if drawn.passages or drawn.tokens:
-        raise Invalid("--passages and --tokens are of the built-in suite: a file's questions have their own passages")
-    skipped, problems, most = list[Path](), list[ReadingProblem](), drawn.size or None
-    names = [*SUITES] if suite == MULTIHOP else listed(suite)
-    if corpus is None:
-        cases = read_cases(Path(suite))
-    elif set(names) <= SUITES.keys():
-        if most is None:
-            raise Invalid(f"--n 0 is for files: say how many questions are drawn of {', '.join(names)}")
-        documents, problems = read_corpus(corpus, on_skipped=skipped.append)
-        drawing, most = DrawnCases([CutDocument.of(each) for each in documents], seed=drawn.seed), None
-        cases = [drawing.draw(name, number) for name in names for number in range(drawn.size)]
-    else:
-        cases, problems = corpus_cases(corpus, Path(suite), top_k=top_k, on_skipped=skipped.append)
-    tell_unread(skipped, problems)
-    cases = in_contexts(cases)[:most]
-    forms = [*FORMS] if drawn.forms == ALL else listed(drawn.forms)
-    return in_forms(cases, forms) if forms else cases
 
 
 def _number(text: str) -> float:
