@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from store.blob import PLAIN_FORMAT, Buffer, Frame, Head, StoredShape
-from store.codec.frame import MAX_FRAME_BYTES, FrameForm, Levels, written_form
+from store.codec.frame import MAX_FRAME_BYTES, FrameForm, Levels, Trellis, written_form
 from store.codec.quantize import STEP_SIZES
 from store.codec.spec import KVBits, Spec
 from store.codec.version_one import VersionOne
@@ -171,13 +171,12 @@ def _rows_of(lying: _Lying) -> tuple[Rows, NDArray[np.int64]]:
 def _form(lying: _Lying, at: int) -> FrameForm | None:
     """How a layer is written, of the shape at this place; None for one without a cache."""
     shape, bits = lying.shapes[at], _spec(lying.codec).bits(lying.frames[0][0] + at)
-    if shape is None:
-        return None
-    if bits is None or lying.version > PLAIN_FORMAT:
-        return written_form(bits, shape, dtype=lying.dtype)
+    form = shape and written_form(bits, shape, dtype=lying.dtype)
+    if not isinstance(form, Trellis) or lying.version > PLAIN_FORMAT:
+        return form
     if lying.version > 1:
-        return Levels(bits, shape, lying.dtype)
-    return VersionOne(KVBits(bits.keys, bits.keys), shape, lying.dtype)
+        return Levels(form.bits, form.shape, lying.dtype)
+    return VersionOne(KVBits(form.bits.keys, form.bits.keys), form.shape, lying.dtype)
 
 
 def _unzipped(wanted: Sequence[_Wanted], *, threads: int) -> tuple[object, NDArray[np.int64]]:
