@@ -90,7 +90,7 @@ class PatientConnection(H11Protocol):
             self._rest()
         super().data_received(data)
         self._watch()
-        if self._is_last:
+        if self._is_last or self._has_two_lengths:
             self._tell_last()
 
     def on_response_complete(self) -> None:
@@ -126,6 +126,12 @@ class PatientConnection(H11Protocol):
         """Whether there is no request to answer."""
         cycle = cast("RequestResponseCycle | None", self.cycle)
         return cycle is None or cycle.response_complete
+
+    @property
+    def _has_two_lengths(self) -> bool:
+        """Whether the request says its length in both ways: a proxy may believe the other, and see another next one."""
+        headers = cast("list[tuple[bytes, bytes]] | None", self.headers) or []
+        return {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}
 
     def _watch(self) -> None:
         """Begin to count where the client's turn begins, and end where it ends. A part of a head is no end."""

@@ -116,6 +116,24 @@ def serving(folder: Path, *, patience: Patience | None = None, pace: Pace | None
             thread.join(WAIT_S)
 
 
+def test_a_request_of_two_lengths_is_the_last_on_its_connection(tmp_path: Path) -> None:
+    """What follows it may be a request of somebody else's, as a proxy before the service sees it."""
+    with serving(tmp_path) as served:
+        for extra, is_last in (("", False), ("Transfer-Encoding: chunked\r\n", True)):
+            body = "0\r\n\r\n"
+            head = f"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
+            client = served.sent("GET /healthz")
+            assert answer(client).read()
+            client.sendall((head + body).encode())
+            first = answer(client)
+            assert first.read() and first.status == 401 and (first.headers["Connection"] == "close") is is_last
+            if is_last:
+                assert is_cut(client)
+            else:
+                client.sendall(written("GET /healthz"))
+                assert answer(client).status == 200
+
+
 class TestBodies:
     def test_unfinished_ones_of_a_key_take_its_share_alone(self, tmp_path: Path) -> None:
         with serving(tmp_path) as served:
