@@ -18,7 +18,7 @@ SELECT DISTINCT p.document, (SELECT max(document) FROM uploads u WHERE u.version
 FROM passages p WHERE p.document NOT IN (SELECT row FROM documents)
 """
 _HELD: Final = "SELECT label FROM documents UNION ALL SELECT label FROM passages WHERE own IS NOT NULL"
-_VECTOR: Final = "(SELECT 2 * dim FROM embedders e WHERE e.row = v.embedder)"
+_VECTOR: Final = "coalesce((SELECT 2 * dim FROM embedders e WHERE e.row = v.embedder), -1)"
 
 # What is told of rows where a statement finds one.
 _WRONG: Final = (
@@ -40,7 +40,7 @@ _WRONG: Final = (
     ("filters", "SELECT 1 FROM facets WHERE label NOT IN (SELECT row FROM labels)"),
     (
         "vectors",
-        f"SELECT 1 FROM vectors v WHERE length(vector) IS NOT {_VECTOR} OR chunk NOT IN (SELECT row FROM chunks)",
+        f"SELECT 1 FROM vectors v WHERE length(vector) <> {_VECTOR} OR chunk NOT IN (SELECT row FROM chunks)",
     ),
 )
 

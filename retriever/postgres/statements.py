@@ -23,8 +23,6 @@ _REPLACED: Final = (
     ("typeof(facets.value) = 'text'", f"get_byte(facets.value, 0) = {TEXT[0]}"),
     ("typeof(facets.value) IN ('integer', 'real')", f"get_byte(facets.value, 0) = {NUMBER[0]}"),
     (" CROSS JOIN ", " JOIN "),
-    ("IS NOT (SELECT", "IS DISTINCT FROM (SELECT"),
-    ("hex(randomblob(8))", "CAST(random() * 9e18 AS BIGINT)"),
 )
 _INDEX = re.compile(r" (?:NOT INDEXED|INDEXED BY \w+)")
 _LISTED = re.compile(r"\b(NOT )?IN \(SELECT value FROM json_each\(\?\)\)")
