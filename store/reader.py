@@ -31,13 +31,8 @@ class BlobReader:
         """The layers that are read together: those of one frame, or each by itself where they are unpacked."""
         if self.unpacked:
             return tuple([range(layer, layer + 1) for layer in range(len(self.head.shapes))])
-        firsts = [self.head.frames[each.start] for each in self.numbers]
+        firsts = [self.head.frames[each.start] for each in self.head.groups]
         return tuple([range(each.layer, each.layer + each.layers) for each in firsts])
-
-    @cached_property
-    def numbers(self) -> tuple[range, ...]:
-        """The numbers of each group's frames."""
-        return self.head.groups
 
     def begin(self) -> None:
         """Begin to fetch the frames, where they are remote and there is memory for them. Best effort."""

@@ -86,7 +86,7 @@ class BlobSource:
         self.tail = Tail(head.tail_tokens, head.tail_digest)
         self.tier = _TIERS.get(reader.source, reader.source)
         self.nbytes = len(reader.raw_head) + head.body_bytes
-        self.parts = len(reader.numbers)  # that arrive one after the other, each with some layers
+        self.parts = 1 if self.is_near else len(self.groups)  # that arrive one after the other
         self.read = len(reader.raw_head)
         self.read_s = 0.0
         self.failure: MissReason | None = None
