@@ -50,7 +50,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "retriever": ("retriever", "service", "tests"),
     "retriever.embedders.encoder": ("service.app.composition", "tests"),
     "blend": ("blend", "service", "tests"),
-    "store": 6155("store", "service.app.composition", "tests"),
+    "store": ("store", "service.app.composition", "tests"),
     "store.url": ("store", "service.app.composition", "service.commands", "tests"),
     **dict.fromkeys(RECORDS, ("store", "blend", "service", "tests")),
     **dict.fromkeys(CONTRACTS, ("store", "service", "tests")),
