@@ -67,7 +67,7 @@ def _content(given: object) -> object:
     for part in cast(list[object], given) if isinstance(given, list) else []:
         kind = cast(dict[str, object], part).get("type") if isinstance(part, dict) else part
         if kind != "text":
-            raise ValueError(f"kvweave reads text only, got a part of the type {str(kind)[:40]!r}")
+            raise ValueError(f"kvweave reads text only, got a part of the type {str(kind)[:40]!r}: leave it out")
     return cast(object, given)
 
 

@@ -173,7 +173,14 @@ CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "has a tool_call_id"),
         ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0]", "the assistant's"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'system', 'developer'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "text only"),
+        *(
+            (
+                {"messages": [{"role": "user", "content": [{"type": kind}]}]},
+                "messages[0].content",
+                f"{kind!r}: leave it out",
+            )
+            for kind in ("image_url", "input_audio", "video_url", "file")
+        ),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0]", "is a string"),
         ({"messages": [{"role": "user"}]}, "messages[0]", "is required"),
         ({"messages": []}, "messages", "at least 1"),
