@@ -17,12 +17,13 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 from blend.adopt.digests import architecture_digest, rope_digest, stored_digest, weights_digest
 from blend.adopt.in_float32 import in_float32
@@ -71,20 +72,7 @@ def load(
     if dtype not in ("auto", *DTYPES):
         raise UnsupportedModel(f"dtype {dtype!r} is none of auto, {', '.join(DTYPES)}")
     try:
-        # Without the switch, transformers asks at the terminal whether to run the code that a checkpoint brings along;
-        # weights that are no safetensors are pickles, which run code as they load.
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-        kind = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
-        # Quantizers place their own weights, by way of accelerate; others need no such package.
-        placed = {"device_map": target} if getattr(config, "quantization_config", None) else {}
-        model = kind.from_pretrained(
-            name,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=False,
-            use_safetensors=True,
-            **placed,
-        )
+        model = _model(name, dtype=dtype, device=target)
     except (OSError, ValueError, ImportError) as error:
         raise UnsupportedModel(
             f"{name!r} is neither a checkpoint's folder nor a hub name that loads: {error}"
@@ -95,7 +83,7 @@ def load(
         raise TokenizerError(f"the tokenizer of {name!r} does not load: {error}") from error
     if tokenizer.vocab_size <= len(tokenizer.added_tokens_decoder):
         raise TokenizerError(f"{name!r} holds no tokenizer: save the model's tokenizer.json beside its weights")
-    if not placed:
+    if not _is_quantized(model.config):
         cast(torch.nn.Module, model).to(target)
         if dtype == "auto" and target.type == "cpu" and model.dtype == torch.bfloat16 and not multiplies_bfloat16():
             log.warning(
@@ -103,6 +91,32 @@ def load(
             )
             model.float()
     return adopt(model, tokenizer, weights=stored_digest(_folder(name), cache=digests))
+
+
+def _model(name: str, *, dtype: str, device: torch.device) -> PreTrainedModel:
+    """All of a checkpoint; of a model that speaks, too, the part that reads.
+
+    A weight that is missing is NaN, which shows where text runs through it: transformers draws it by chance.
+    """
+    # Without the switch, transformers asks at the terminal whether to run the code that a checkpoint brings along;
+    # weights that are no safetensors are pickles, which run code as they load.
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    parts = cast(list[PreTrainedConfig], [getattr(config, part, None) for part in config.sub_configs])
+    config = next((part for part in parts if type(part) in MODEL_FOR_MULTIMODAL_LM_MAPPING), config)
+    kind = AutoModelForMultimodalLM if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING else AutoModelForCausalLM
+    # Quantizers place their own weights, by way of accelerate; others need no such package.
+    placed = {"device_map": device} if _is_quantized(config) else {}
+    options = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True, **placed}
+    loaded = kind.from_pretrained(name, config=config, dtype=dtype, **options)
+    model, found = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
+    weights = model.state_dict()
+    for missing in (weights[key] for key in found["missing_keys"] if weights[key].is_floating_point()):
+        missing.fill_(torch.nan)
+    return model
+
+
+def _is_quantized(config: PreTrainedConfig) -> bool:
+    return bool(getattr(config, "quantization_config", None))
 
 
 def device_named(name: str) -> torch.device:
@@ -162,11 +176,11 @@ def _decoder(model: PreTrainedModel) -> Decoder:
     """The decoder, its structure checked in float32 and then compared in the model's own dtype."""
     name, vocabulary = type(model).__name__, text_config(model).vocab_size
     ids = [(3 + (7 * place) % 89) % vocabulary for place in range(TOKENS)]
-    with _explained(lambda error: f"{name} fails in its own forward pass: {error}"):
+    with _explained(lambda error: f"{name} fails in its own forward pass over text alone: {error}"):
         layers = find_layers(model)
         install(layers)
     with in_float32(model, layers):
-        with _explained(lambda error: f"{name} fails in its own forward pass: {error}"):
+        with _explained(lambda error: f"{name} fails in its own forward pass over text alone: {error}"):
             plain = _plain_logits(model, ids)
             refuse_other_sight(lambda other: _plain_logits(model, other), ids)
         with _explained(
@@ -240,7 +254,7 @@ def _plain_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([list(ids)], device=model.device), use_cache=False).logits[0]
     if not bool(torch.isfinite(logits).all()):
-        raise UnsupportedModel("the model's own logits are not finite: its weights are damaged")
+        raise UnsupportedModel("the model's own logits are not finite: its weights are damaged, or some are missing")
     return logits
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from blend.capture.capture import capture
 from blend.errors import UnsupportedModel
@@ -37,21 +38,27 @@ def refuse_structure(model: PreTrainedModel) -> None:
         raise UnsupportedModel(f"{name} states no number of layers (num_hidden_layers): it is no one stack of them")
     if getattr(model, "_is_stateful", False) and not getattr(text, "layer_types", None):
         raise UnsupportedModel(f"{name} keeps a recurrent state, not keys and values for each token")
-    kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=text).layers if _is_state(layer)})
-    if kinds:
-        raise UnsupportedModel(f"{name} has linear-attention, convolution or state layers ({', '.join(kinds)})")
+    layers = {type(layer) for layer in DynamicCache(config=text).layers}
+    states = sorted(kind.__name__ for kind in layers if any("LinearAttention" in of.__name__ for of in kind.__mro__))
+    if states:
+        raise UnsupportedModel(
+            f"{name} has linear-attention, convolution or state layers ({', '.join(states)}): "
+            "they keep one state of all tokens, from which no chunk can be taken"
+        )
+    others = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
+    if others:
+        raise UnsupportedModel(
+            f"{name} keeps more than keys and values, or by a rule of its own ({', '.join(others)}), "
+            "and chooses by it what a token sees (sparse attention)"
+        )
     if getattr(model, "_tp_size", None) or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise UnsupportedModel(f"{name} is spread over several devices: load it on one (device='cuda:0')")
     if getattr(model, "_hf_peft_config_loaded", False):
         raise UnsupportedModel(f"{name} carries an adapter: merge it into the weights first")
-    if _mentions(getattr(text, "rope_parameters", None), "mrope_section"):
-        raise UnsupportedModel(f"{name} has positions of several axes (multi-axis RoPE)")
     if _adds_alibi(model):
         raise UnsupportedModel(
             f"{name} adds a slope to scores instead of turning keys (ALiBi): nothing moves such a chunk"
         )
-    if any("Indexer" in type(module).__name__ for module in model.modules()):
-        raise UnsupportedModel(f"{name} chooses the keys that a row sees by an indexer (sparse attention)")
     if not getattr(text, "max_position_embeddings", None):
         raise UnsupportedModel(f"{name} states no window (max_position_embeddings)")
 
@@ -77,14 +84,6 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     before, after = one.float(), other.float()
     changes, sizes = ((each * each).sum(-1) for each in (after - before, before))
     return bool((changes > SEES.get(one.dtype, SEES_HALF) ** 2 * sizes).any())
-
-
-def _is_state(layer: object) -> bool:
-    return any("LinearAttention" in kind.__name__ for kind in type(layer).__mro__)
-
-
-def _mentions(value: object, word: str) -> bool:
-    return isinstance(value, dict) and (word in value or any(_mentions(each, word) for each in value.values()))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def refuse_moving_angles(model: PreTrainedModel, decoder: Decoder) -> None:

@@ -145,7 +145,7 @@ def run(model: PreTrainedModel, cache: RowsCache, *, ids: Tensor, wanted: Tensor
         except PassHalted:
             return None
     logits: Tensor = out.logits[0]
-    return logits
+    return logits if len(logits) == len(rows) else logits[rows]  # some models make those of all rows, whoever asks
 
 
 def angles(model: PreTrainedModel, positions: Tensor, *, tables: list[int], last: int) -> dict[int, Angles]:
@@ -156,7 +156,7 @@ def angles(model: PreTrainedModel, positions: Tensor, *, tables: list[int], last
     for table, given in probe.given.items():
         read = read_angles(given)
         if read is None:
-            raise UnsupportedModel(f"layer {table} turns its keys by a position of several axes, or by an unknown rule")
+            raise UnsupportedModel(f"layer {table} turns its keys by an unknown rule")
         found[table] = read
     return found
 
@@ -200,9 +200,7 @@ def _rule(near: LayerProbeCache, far: LayerProbeCache, *, layer: int) -> LayerRu
     else:
         here, there = read_angles(given), read_angles(far.given[layer])
         if here is None or there is None:
-            raise UnsupportedModel(
-                f"layer {layer} turns its keys by a position of several axes (multi-axis RoPE), or by an unknown rule"
-            )
+            raise UnsupportedModel(f"layer {layer} turns its keys by an unknown rule")
         pair = (here, there)
     found = [
         _rotation(near.stored[layer][part][0], far.stored[layer][part][0], pair=pair, name=f"layer {layer}: {name}")

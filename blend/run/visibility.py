@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +25,12 @@ Rule = Callable[[int, int, int, int], bool]  # of batch, head, row and key; so t
 
 @dataclass(slots=True)
 class Visibility:
-    """The rule of one layer type, and the additive masks that were made from it in this pass."""
+    """The rule of one layer type, and the additive masks that were made from it in this pass.
 
+    To transformers it is a mask that is made already: a model around another may hand it on.
+    """
+
+    ndim: ClassVar = 4
     rule: Rule
     by_vmap: bool
     masks: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
@@ -93,11 +98,15 @@ def see(  # noqa: PLR0917  # as transformers calls it
     q_offset: int = 0,
     kv_offset: int = 0,
     mask_function: Rule = causal_mask_function,
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | Visibility | None = None,
     use_vmap: bool = False,  # noqa: FBT001, FBT002
     **kwargs: object,
 ) -> Visibility:
     """The mask function that transformers calls: returns the rule itself, to be asked block by block."""
-    if ACTIVE.get() is None or attention_mask is not None:
-        raise UnsupportedModel(f"the attention {NAME!r} runs inside a step and takes no attention mask of its own")
+    if ACTIVE.get() is None:
+        raise UnsupportedModel(f"the attention {NAME!r} runs inside a step, with the masks that it made")
+    if isinstance(attention_mask, Visibility):
+        return attention_mask
+    if attention_mask is not None:
+        raise UnsupportedModel("the model makes a mask of its own of what a row sees, which knows no rows out of order")
     return Visibility(mask_function, use_vmap)

@@ -3,6 +3,7 @@
 Nothing of blend is used here. Keys at a place come from a native prefill at that place, so nothing is ever rotated.
 """
 
+import inspect
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class Placed(DynamicCache):
 
 def masks(model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Tensor | dict[str, Tensor]:
     """Additive masks for rows that see columns, by their positions, as the configuration describes each layer type."""
-    config = model.config
+    config = model.config.get_text_config(decoder=True)
     ahead = columns[None, :] > rows[:, None]
     window = getattr(config, "sliding_window", None) or 10**9
     chunk = getattr(config, "attention_chunk_size", None) or 10**9
@@ -64,8 +65,10 @@ def masks(model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Tensor | dic
 
 
 def takes_dict(model: PreTrainedModel) -> bool:
-    """Models that could mix layer types take a mask for each."""
-    return model.config.model_type in ("qwen2", "qwen3", "smollm3")
+    """Models that could mix layer types take a mask for each: told by the source of what runs the layers."""
+    text = model.config.get_text_config(decoder=True)
+    parts = {type(each) for each in model.modules() if isinstance(each, PreTrainedModel) and each.config is text}
+    return any(":= attention_mask, dict)" in inspect.getsource(part.forward) for part in parts)
 
 
 def prefill(model: PreTrainedModel, ids: Ids) -> Tensor:

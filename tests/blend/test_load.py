@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from blend.adopt import load as module
 from blend.adopt.load import LoadedModel, adopt, load
@@ -16,6 +16,7 @@ from blend.errors import TokenizerError, UnsupportedModel
 from blend.run.attention import NAME
 from blend.run.context import span
 from tests.blend.dense import prefill
+from tests.blend.every_decoder import save_checkpoint, whole_model
 from tests.blend.families import BASE, build, draw, words
 from tests.blend.fusing import close
 
@@ -23,9 +24,7 @@ IDS = draw(20, 60)[0]
 
 
 def save(folder: Path, model: hf.PreTrainedModel) -> str:
-    model.save_pretrained(folder)
-    words().save_pretrained(folder)
-    return str(folder)
+    return str(save_checkpoint(model, folder))
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +81,29 @@ def test_the_text_side_of_a_multimodal_checkpoint_is_served(tmp_path: Path) -> N
 
     assert close(logits(model), prefill(whole, IDS)[-1])
     assert len(model.decoder.model_layers.shapes) == 4
+
+
+def test_a_model_that_makes_logits_of_all_rows_gives_those_that_are_wanted(tmp_path: Path) -> None:
+    native = whole_model("video_llama_3")
+    assert close(
+        logits(load(str(save_checkpoint(native, tmp_path)), device="cpu", dtype="float32")), prefill(native, IDS)[-1]
+    )
+
+
+def without(checkpoint: Path, weight: str) -> str:
+    """The folder of the checkpoint, once it lacks this weight."""
+    kept = load_file(checkpoint / "model.safetensors")
+    del kept[next(name for name in kept if name.endswith(weight))]
+    save_file(kept, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    return str(checkpoint)
+
+
+def test_a_weight_that_is_missing_is_no_random_one_where_text_runs_through_it(tmp_path: Path) -> None:
+    native = whole_model("qwen2_vl")
+    blind = without(save_checkpoint(native, tmp_path), "visual.blocks.0.attn.proj.weight")
+    assert close(logits(load(blind, device="cpu", dtype="float32")), prefill(native, IDS)[-1])
+    with pytest.raises(UnsupportedModel, match="some are missing"):
+        load(without(tmp_path, "lm_head.weight"), device="cpu")
 
 
 def test_a_fingerprint_says_which_field_differs(checkpoint: str, tmp_path: Path) -> None:
