@@ -26,8 +26,9 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 from blend.adopt.digests import architecture_digest, rope_digest, stored_digest, weights_digest
+from blend.adopt.disagreement import disagreement
 from blend.adopt.in_float32 import in_float32
-from blend.adopt.refusals import TOKENS, disagreement, refuse_moving_angles, refuse_other_sight, refuse_structure
+from blend.adopt.refusals import TOKENS, refuse_moving_angles, refuse_other_sight, refuse_structure
 from blend.capture.capture import VERSION
 from blend.errors import TokenizerError, UnsupportedModel
 from blend.place.torch_placement import DTYPES

@@ -7,25 +7,14 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from blend.capture.capture import capture
 from blend.errors import UnsupportedModel
-from blend.fuse.fuse import BlendOrder, fuse
-from blend.fuse.prompt import ChunkSegment, Prompt, lay_out
-from blend.fuse.record_loader import Readers
-from blend.run.context import Segment, scattered, span
 from blend.run.decoder import Decoder
 from blend.run.layer_gate import text_config
 from blend.run.model_layers import angles
-from store.fingerprint import Fingerprint
-from store.record_source import HeldRecord
 
 TOKENS = 48
-PARTS = (12, 24, 12)  # prefix, chunk, question
-AGAIN = (2, 3, 17, 30, 31, 47)  # rows computed a second time, each in its own slot
-AGREES = {torch.float32: 1e-3}  # of the largest logit; half precision is compared as a whole
 SEES = {torch.float32: 1e-3}  # of a row's logits: what other tokens in the same pass may change by their rounding
 SEES_HALF = 0.02
-AGREES_HALF = 0.2  # experts chosen otherwise by a last bit are a tenth: for what is sound in float32, and quantizers
 
 
 def refuse_structure(model: PreTrainedModel) -> None:
@@ -97,54 +86,3 @@ def refuse_moving_angles(model: PreTrainedModel, decoder: Decoder) -> None:
     for table in tables:
         if not torch.equal(alone[table].cos, longer[table].cos[:8]):
             raise UnsupportedModel("the RoPE frequencies depend on the prompt's length (dynamic NTK, longrope)")
-
-
-def disagreement(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> str | None:
-    """Where our passes over 48 tokens differ from the model's own logits (T, V), computed densely; None if nowhere."""
-    context = decoder.context(TOKENS + 1)
-    tokens = torch.tensor(ids, device=decoder.device)
-    everything = span(0, TOKENS, device=decoder.device)
-    whole = decoder.advance([Segment(context, everything, 0)], tokens)
-    again = scattered(AGAIN, device=decoder.device)
-    rows = decoder.advance([Segment(context, again, 0)], tokens[again.index])
-    pairs = (TOKENS - 4, TOKENS - 3), (TOKENS - 2, TOKENS - 1)  # records of either must fit both
-    steps = torch.stack([each for pair in pairs for each in decoder.decode([(context, at, ids[at]) for at in pair])])
-    assert whole is not None and rows is not None
-    found = {
-        "a prefill": _agree(whole, plain),
-        "scattered rows": _agree(rows, plain[again.index]),
-        "decoding": _agree(steps, plain[-4:]),
-        "a chunk behind its prefix": _agree(_exact_hit(decoder, ids)[None], plain[-1:]),
-    }
-    return next((name for name, agrees in found.items() if not agrees), None)
-
-
-def _agree(ours: Tensor, theirs: Tensor) -> bool:
-    a, b = ours.float(), theirs.float()
-    if not bool(torch.isfinite(a).all()):
-        return False
-    limit = AGREES.get(ours.dtype)
-    if limit is not None:
-        return bool((a - b).abs().max() <= limit * b.abs().max())
-    return bool(_size(a - b) <= AGREES_HALF * _size(b))
-
-
-def _size(x: Tensor) -> Tensor:
-    return x.square().sum().sqrt()
-
-
-def _exact_hit(decoder: Decoder, ids: Sequence[int]) -> Tensor:
-    prefix, chunk, question = (tuple(part) for part in _cut(ids))
-    print_ = Fingerprint("", "", "", "", "", "", "")
-    [record] = capture(decoder, prefix, chunks=[chunk])
-    source = HeldRecord(record, print_)
-    prompt = Prompt(prefix, (ChunkSegment(chunk, source),), question)
-    layout = lay_out(prompt, fingerprint=print_, window=decoder.window, vocabulary=decoder.vocabulary)
-    with Readers(1) as readers:
-        context = decoder.context(len(layout.ids))
-        return fuse(decoder, layout, context=context, order=BlendOrder("reuse"), readers=readers).logits
-
-
-def _cut(ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    first, second = PARTS[0], PARTS[0] + PARTS[1]
-    return ids[:first], ids[first:second], ids[second:]
