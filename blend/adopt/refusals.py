@@ -34,8 +34,8 @@ def refuse_structure(model: PreTrainedModel) -> None:
             f"{name} has linear-attention, convolution or state layers ({', '.join(states)}): "
             "they keep one state of all tokens, from which no chunk can be taken"
         )
-    others = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
-    if others:
+    own = layers - {DynamicLayer, DynamicSlidingWindowLayer}
+    if others := sorted(kind.__name__ for kind in own if issubclass(kind, DynamicLayer)):
         raise UnsupportedModel(
             f"{name} keeps more than keys and values, or by a rule of its own ({', '.join(others)}), "
             "and chooses by it what a token sees (sparse attention)"
