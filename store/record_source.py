@@ -53,8 +53,7 @@ class HeldRecord:
     is_near = False  # for copies are made
 
     def __init__(self, record: Record, fingerprint: Fingerprint) -> None:
-        self._record = record
-        self.fingerprint = fingerprint
+        self._record, self.fingerprint = record, fingerprint
         self.tokens, self.ids_digest, self.tail = record.tokens - record.tail.tokens, record.ids_digest, record.tail
         self.shapes = tuple(
             each and (each.keys.shape[0], each.keys.shape[2], each.values.shape[0], each.values.shape[2])

@@ -23,7 +23,6 @@ from store.rows import ADDRESS, TOKENS, Rows, StoredRows, address_of, no_rows, n
 
 MAX_PARTS = 1 << 16  # of all layers, each counted with as many as any has: memory is taken for their rows
 
-_spec = lru_cache(64)(Spec.parse)
 _UNPACKS_SEVERAL = "multi_decompress_to_buffer" in zstandard.backend_features  # in a call; some builds do not
 _local = threading.local()  # zstd's contexts belong to one thread each
 
@@ -170,7 +169,7 @@ def _rows_of(lying: _Lying) -> tuple[Rows, NDArray[np.int64]]:
 
 def _form(lying: _Lying, at: int) -> FrameForm | None:
     """How a layer is written, of the shape at this place; None for one without a cache."""
-    shape, bits = lying.shapes[at], _spec(lying.codec).bits(lying.frames[0][0] + at)
+    shape, bits = lying.shapes[at], Spec.parse(lying.codec).bits(lying.frames[0][0] + at)
     form = shape and written_form(bits, shape, dtype=lying.dtype)
     if not isinstance(form, Trellis) or lying.version > PLAIN_FORMAT:
         return form

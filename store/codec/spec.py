@@ -7,6 +7,7 @@ which each state of a trellis has every other one.
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from store.errors import SpecError
@@ -40,6 +41,7 @@ class Spec:
     parts: tuple[tuple[int, KVBits | None], ...]
 
     @classmethod
+    @lru_cache(64)  # each blob that is opened names one of few
     def parse(cls, text: str) -> Self:
         """Read a spec string; refuse what names no codec."""
         *fronts, last = text.split("-")
