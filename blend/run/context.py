@@ -299,9 +299,7 @@ class PrefixedContext(LayerBuffers):
 
 
 class Prefixes:
-    """Keeps the exact keys and values of the prefixes that were used last, within a number of bytes; of blended ones
-    never. Used by one thread.
-    """
+    """Keeps the prefixes that were used last, exact ones alone, within a number of bytes. Used by one thread."""
 
     def __init__(self, bytes_at_most: int) -> None:
         self._room = bytes_at_most

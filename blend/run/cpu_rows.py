@@ -60,7 +60,8 @@ class CpuRowTables:
         """Do what the call says, by the threads that torch computes with."""
         threads, team = torch.get_num_threads(), _team()
         if threads == 1 or team is None:
-            self._in_one_thread(np.array(call, np.int64).ctypes.data)
+            numbers = np.array(call, np.int64)  # an address alone does not hold it
+            self._in_one_thread(numbers.ctypes.data)
         else:
             numbers = np.array(call._replace(number=team.number, threads=team.threads), np.int64)
             team.run(self.kernels.attend, numbers.ctypes.data, threads, 0)

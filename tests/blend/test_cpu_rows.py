@@ -1,14 +1,17 @@
 """Decoding steps on a CPU whose rows are written and attended by one call."""
 
+import ctypes
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from numba import cfunc, int64, void  # pyright: ignore[reportMissingTypeStubs]
 
 from blend.adopt.load import adopt
 from blend.kernels import cpu_rows_kernels
+from blend.kernels.attend_call import AttendCall
 from blend.run import cpu_rows
 from blend.run.context import Context, LayerShape, Segment, span
 from blend.run.cpu_rows import CpuRows, CpuRowTables, cpu_row_tables
@@ -46,6 +49,21 @@ def drawn(shape: LayerShape, dtype: torch.dtype, lengths: list[int]) -> list[Seg
             each[:, length + 1 :] = torch.nan
         segments.append(Segment(context, span(length, length + 1, device=CPU), row))
     return segments
+
+
+def test_what_a_call_says_stays_as_it_is_while_one_thread_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other threads make meanwhile would take its memory, were it free again."""
+    torch.set_num_threads(1)
+    tables, call, told = attention(torch.float32), AttendCall(*range(1, 1 + len(AttendCall._fields))), list[int]()
+
+    def read(address: int) -> None:
+        others = [np.zeros(len(call), np.int64) for _ in range(8)]
+        told.extend((ctypes.c_int64 * len(call)).from_address(address))
+        assert not any(map(np.any, others))
+
+    monkeypatch.setattr(tables, "_in_one_thread", read)
+    tables.attend(call)
+    assert told == [*call]
 
 
 def test_nothing_is_divided_for_each_key() -> None:
