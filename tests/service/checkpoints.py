@@ -1,4 +1,4 @@
-"""A tiny random model as a local checkpoint, with whatever tokenizer and chat template a test needs."""
+"""Tiny random models as local checkpoints, with whatever tokenizer and template a test needs, and models kept."""
 
 import atexit
 from functools import cache
@@ -7,8 +7,11 @@ from tempfile import TemporaryDirectory
 
 from transformers import LlamaConfig
 
+from blend.adopt.load import LoadedModel, load
 from tests.blend.families import BASE, build
 from tests.blend.tokenizers_made import TEMPLATE, fresh, made
+
+_loaded: dict[tuple[str, str, str], LoadedModel] = {}
 
 DATED = "{{ '<|im_start|>system\nToday is ' + strftime_now('%d %B %Y') + '.<|im_end|>\n' }}" + TEMPLATE
 
@@ -27,3 +30,11 @@ def small() -> str:
     folder = TemporaryDirectory(prefix="checkpoint")
     atexit.register(folder.cleanup)
     return checkpoint(Path(folder.name), "unigram")
+
+
+def loaded_once(name: str, *, device: str, dtype: str, digests: Path | None) -> LoadedModel:
+    """In the place of `load`, where no test changes the model: who loads it again has the same one."""
+    key = name, device, dtype
+    if key not in _loaded:
+        _loaded[key] = load(name, device=device, dtype=dtype, digests=digests)
+    return _loaded[key]

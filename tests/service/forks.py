@@ -4,11 +4,12 @@ import os
 import sys
 
 from service import application, cli
-from service.app.composition import compose_model
+from service.app import composition
 from service.documents import ingest
 from service.settings import Settings
 from tests.jumping_clock import let_clock_jump
 from tests.nursery import serve
+from tests.service.checkpoints import loaded_once
 
 JUMPING = "TEST_CLOCK_JUMPS"  # in the environment of a command whose clock jumps, and which tidies up whenever it can
 
@@ -24,5 +25,7 @@ def main(*arguments: str) -> None:
 
 if __name__ == "__main__":
     assert application  # and what a model needs is loaded when it is needed
-    compose_model(Settings.model_validate({"device": "cpu", "dtype": "float32", "store": "mem://"}))
+    composition.load = loaded_once
+    for chosen in ({}, {"device": "cpu", "dtype": "float32"}):
+        composition.compose_model(Settings.model_validate({**chosen, "store": "mem://"}))
     serve(main)

@@ -92,7 +92,7 @@ def test_a_stream_tells_what_the_whole_answer_tells(client: httpx.Client) -> Non
 def test_the_old_version_answers_until_the_new_one_is_ready(client: httpx.Client) -> None:
     put_in(client, [letter("badger")])
     [old] = chunks_of(client, "letter")
-    new = letter("heron") | {"chunks": [{"text": letter("heron")["text"]}, *filler(200)]}
+    new = letter("heron") | {"chunks": [{"text": letter("heron")["text"]}, *filler(100)]}
     accepted = good(client.put("/v1/documents/letter", json={"chunks": new["chunks"]}))
     seen = [animal(client)]
     while good(client.get(f"/v1/jobs/{accepted['job_id']}"))["status"] == "running":
@@ -102,7 +102,7 @@ def test_the_old_version_answers_until_the_new_one_is_ready(client: httpx.Client
     turn = seen.index("heron") if "heron" in seen else len(seen)
     assert set(seen[:turn]) == {"badger"} and set(seen[turn:]) <= {"heron"}
     assert good(client.post("/v1/cache/lookup", json={"chunk_ids": [old]}))["unknown"] == [old]
-    assert good(client.get("/v1/documents/letter"))["chunks"] == 201
+    assert good(client.get("/v1/documents/letter"))["chunks"] == 101
 
 
 def test_a_patch_changes_what_filters_see_and_computes_nothing(client: httpx.Client) -> None:
@@ -250,12 +250,12 @@ def test_what_was_accepted_goes_on_after_a_restart_and_what_is_stored_is_found_a
     service: Service, client: httpx.Client
 ) -> None:
     put_in(client, [*REGISTER, LEDGER])
-    body = {"documents": [{"id": f"d{n}", **parts(60, n)} for n in range(8)]}
+    body = {"documents": [{"id": f"d{n}", **parts(16, n)} for n in range(8)]}
     job = good(client.post("/v1/documents", json=body))["job_id"]
     assert service.terminate() in (0, -SIGTERM)
     service.start()
     done = finished(client, job)
-    assert (done["status"], done["stored"]) == ("done", 480)
+    assert (done["status"], done["stored"]) == ("done", 128)
     answer = ask(client, QUESTIONS[0])
     assert answer["answer"] == "badger" and "computed" not in sources(answer)
     assert "another fingerprint" not in service.text()

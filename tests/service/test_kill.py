@@ -308,7 +308,7 @@ def hear(client: httpx.Client, body: Json, begun: threading.Event) -> Heard:
 
 def test_a_service_that_is_told_to_stop_finishes_what_runs_and_goes_on_later(service: Killed) -> None:
     service.start()
-    sampling = {"max_tokens": 400, "response_format": {"type": "json_schema", "json_schema": {"schema": LONG}}}
+    sampling = {"max_tokens": 160, "response_format": {"type": "json_schema", "json_schema": {"schema": LONG}}}
     with service.client() as client, ThreadPoolExecutor() as pool:
         put_in(client, FIXED)
         body = {"question": QUESTIONS[0], "blend": BLENDED, "sampling": sampling}
@@ -316,7 +316,7 @@ def test_a_service_that_is_told_to_stop_finishes_what_runs_and_goes_on_later(ser
         begun = [threading.Event() for _ in range(3)]
         heard = [pool.submit(hear, client, body, each) for each in begun]
         assert all(each.wait(WAIT_S) for each in begun)
-        chunks = [{"text": f"Number {at}. Kelo lives in C{at}."} for at in range(150)]
+        chunks = [{"text": f"Number {at}. Kelo lives in C{at}."} for at in range(60)]
         job = good(client.post("/v1/documents", json={"documents": [{"id": "long", "chunks": chunks}]}))["job_id"]
         os.kill(service.pid, signal.SIGTERM)
         wait_for(lambda: is_refused(service), "new connections are refused", log=service.log)

@@ -1,6 +1,5 @@
 """`kvweave precompute` within a budget, and by the questions of a log. The command runs in this process."""
 
-import functools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,6 @@ from urllib.parse import quote
 
 import pytest
 
-from blend.adopt.load import LoadedModel
 from blend.engine.local_engine import LocalEngine
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.filter_condition import EVERYTHING
@@ -26,6 +24,7 @@ from store.blob_store import Put
 from store.lmdb.lmdb_store import LmdbStore
 from store.reader import BlobReader
 from store.url import open_store
+from tests.service.checkpoints import loaded_once
 from tests.service.serving import Inside, Json, ask, good, in_process, settings_in
 from tests.service.test_precompute import Place
 
@@ -33,8 +32,6 @@ ANIMALS = ("otter", "heron", "badger", "lynx", "marten", "osprey", "tortoise", "
 LOG = ["Where does the lynx sleep?", "What does the lynx eat?", "Who saw the gannet?", "Who saw an ibex or a heron?"]
 CHECKED = 1  # chunks that each start computes again, to compare them with what is stored
 SMALL, MIDDLE = 320_000, 580_000  # bytes, of about 1,450,000 that the letters take
-
-_load = functools.cache(composition.load)
 
 
 class Killed(BaseException):
@@ -115,11 +112,6 @@ class Near(Place):
             patch.setattr(composition, "load", loaded_once)
             with in_process(settings_in(self.folder, **named)) as inside:
                 yield inside
-
-
-def loaded_once(name: str, *, device: str, dtype: str, digests: Path | None) -> LoadedModel:
-    """The model, which no test changes: who loads it again has the same one. Digests of its files are not kept."""
-    return _load(name, device=device, dtype=dtype)
 
 
 def letters(folder: Path, *, count: int = len(ANIMALS)) -> Path:

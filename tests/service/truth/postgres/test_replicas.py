@@ -25,7 +25,7 @@ from tests.service.serving import Json, Service, ask, client_of, finished, good,
 
 COUNT = 3
 TEXT = "The cedar lamps of {0} burn until the tide has turned {1} times."
-WRITES = int(os.environ.get("REPLICA_WRITES", "40"))
+WRITES = int(os.environ.get("REPLICA_WRITES", "12"))
 
 
 class Replicas:
@@ -100,13 +100,13 @@ def test_what_one_has_written_another_reads(replicas: Replicas) -> None:
 
 def test_what_is_deleted_on_one_is_gone_from_all(replicas: Replicas) -> None:
     clients = [replicas.client(number) for number in range(COUNT)]
-    for number in range(4):
+    for number in range(COUNT):
         name = f"gone-{number}"
         put_in(clients[0], [document(name)])
         wanted = {"policy": "reuse"}
         for each in clients:  # so that each has it in its memory
             ask(each, f"Which lamps of {name} burn?", blend=wanted, sampling={"max_tokens": 2})
-        deleted = good(clients[number % COUNT].delete(f"/v1/documents/{name}"))
+        deleted = good(clients[number].delete(f"/v1/documents/{name}"))
         assert deleted["done"] is True
         for each in clients:
             assert name not in found(each, f"lamps of {name}")
@@ -118,7 +118,7 @@ def test_what_a_killed_one_had_begun_the_others_end_once(replicas: Replicas) -> 
     chance = Random(11)
     clients = [replicas.client(number) for number in range(COUNT)]
     jobs: list[str] = []
-    names = [f"job-{number}" for number in range(60)]
+    names = [f"job-{number}" for number in range(30)]
     for name in names:
         body = {"documents": [{"id": name, "chunks": [{"text": TEXT.format(name, each)} for each in range(8)]}]}
         jobs.append(good(clients[chance.randrange(COUNT)].post("/v1/documents", json=body))["job_id"])
@@ -212,7 +212,7 @@ def test_writers_everywhere_lose_nothing(replicas: Replicas) -> None:
     def write(number: int) -> None:
         chance, client = Random(number), client_of(replicas.services[number % COUNT].base_url, replicas.key)
         with client:
-            for each in range(8):
+            for each in range(4):
                 name = f"w{number}-{each}"
                 put_in(client, [document(name)])
                 kept[name] = True
