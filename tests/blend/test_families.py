@@ -76,12 +76,19 @@ def test_hits_and_misses_equal_dense_attention_with_an_explicit_mask(name: str, 
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("policy", ["hybrid", *ASKING])
-def test_row_pieces_of_any_size_equal_one_piece(name: str, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "sizes"),
+    [
+        ("hybrid", (1, 7, 32)),
+        *((rule, (7,)) for rule in ASKING),
+        *(pytest.param(rule, (1, 32), marks=pytest.mark.long) for rule in ASKING),
+    ],
+)
+def test_row_pieces_of_any_size_equal_one_piece(name: str, policy: str, sizes: tuple[int, ...]) -> None:
     prompt = MIXED.prompt(ours(name))
     whole = fused(ours(name), prompt, policy=policy, ratio=0.3)
 
-    for size in (1, 7, 32):
+    for size in sizes:
         pieces = fused(ours(name), prompt, policy=policy, ratio=0.3, piece_rows=size)
         assert pieces.report.stages[-1] == whole.report.stages[-1]
         assert close(pieces.logits, whole.logits)

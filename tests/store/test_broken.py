@@ -90,9 +90,10 @@ def flip(folder: Path, start: int, *, seed: int) -> None:
         file.write(chance.randbytes(chance.choice([1, 2, 8])))
 
 
-def test_a_few_wrong_bytes_in_any_tree_cost_no_process(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.long)])
+def test_a_few_wrong_bytes_in_any_tree_cost_no_process(times: int, folder: Path, tmp_path: Path) -> None:
     spoilt = tmp_path / "spoilt"
-    for seed, start in enumerate([0, PAGE, *tree_pages(folder)] * 4):
+    for seed, start in enumerate([0, PAGE, *tree_pages(folder)] * times):
         copied = spoilt / f"{seed:04}"
         shutil.copytree(folder, copied)
         flip(copied, start, seed=seed)
