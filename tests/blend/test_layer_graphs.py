@@ -4,7 +4,7 @@ The kernels run on a GPU, or in Triton's interpreter (`make test-as-gpu`).
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -119,10 +119,12 @@ def passes(decoder: Decoder) -> list[Tensor]:
 
 
 @pytest.fixture
-def model(request: pytest.FixtureRequest) -> LoadedModel:
+def model(request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
+    """Other tests have the same one, and do not record."""
     loaded = ours(request.param)
     loaded.decoder.record_layers(None)
-    return loaded
+    yield loaded
+    loaded.decoder.record_layers(None)
 
 
 @pytest.mark.parametrize(
