@@ -69,7 +69,7 @@ ROUTES = (
     Route("GET", JOB, jobs.get_job, Writes, (404,)),
     Route("DELETE", JOB, jobs.cancel_job, Writes, (404,)),
     Route("GET", f"{JOB}/events", jobs.job_events, Writes, (404,), answers=PROGRESS),
-    Route("POST", "/v1/search", search.search, Reads),
+    Route("POST", "/v1/search", search.search, Reads, (404,)),
     Route("POST", "/v1/rerank", search.rerank, Reads, (404,)),
     Route("POST", "/v1/query", query.query, Reads, (404,), answers=ANSWER),
     Route("POST", "/v1/fuse", handoffs.fuse, Reads, (404,), answers=FUSED),
