@@ -99,16 +99,16 @@ def _model(name: str, *, dtype: str, device: torch.device) -> PreTrainedModel:
 
     A weight that is missing is NaN, which shows where text runs through it: transformers draws it by chance.
     """
-    # Without the switch, transformers asks at the terminal whether to run the code that a checkpoint brings along;
-    # weights that are no safetensors are pickles, which run code as they load.
+    # Code that a checkpoint brings along is neither run nor asked about, and pickles, which run code, are not loaded.
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     parts = cast(list[PreTrainedConfig], [getattr(config, part, None) for part in config.sub_configs])
     config = next((part for part in parts if type(part) in MODEL_FOR_MULTIMODAL_LM_MAPPING), config)
     kind = AutoModelForMultimodalLM if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING else AutoModelForCausalLM
     # Quantizers place their own weights, by way of accelerate; others need no such package.
-    placed = {"device_map": device} if _is_quantized(config) else {}
-    options = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True, **placed}
-    loaded = kind.from_pretrained(name, config=config, dtype=dtype, **options)
+    options = {"output_loading_info": True, **({"device_map": device} if _is_quantized(config) else {})}
+    loaded = kind.from_pretrained(
+        name, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True, **options
+    )
     model, found = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
     weights = model.state_dict()
     for missing in (weights[key] for key in found["missing_keys"] if weights[key].is_floating_point()):
