@@ -85,6 +85,7 @@ def test_deletions_reach_what_is_not_computed_yet_and_what_another_process_put_i
     other([node("x", SELARK, source="else"), node("y", NORWORKS, source="else")])
     first.delete("doc")
     other.delete_nodes(["x", "unknown"])
+    other.flush(60)  # the first waits for others once alone, before it writes
     assert first.registered() == other.registered() == {"y"}
     sinks().delete(["else", "doc"])
     assert kept(client, other) == {}

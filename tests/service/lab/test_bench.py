@@ -14,7 +14,6 @@ from blend.engine import engine
 from blend.engine.answer_builder import QueuedRequest
 from blend.engine.engine import EngineRequest, Ready
 from blend.engine.local_engine import LocalEngine
-from blend.errors import UnsupportedModel
 from blend.fuse.fuse import FuseReport
 from service import cli
 from service.errors import Invalid, ServiceError, Unavailable
@@ -24,7 +23,7 @@ from service.lab.bench.first_token import TimingRow
 from service.lab.bench.scratch_store import TENANT, ScratchStore, TierSpeed
 from service.lab.bench.worth import worth
 from service.lab.time_ratio import TimeRatio
-from service.settings import Settings
+from service.settings import Settings, SettingsError
 from store.blob import Blob
 from store.blob_store import Put
 from store.objects.object_store import ObjectBlobStore
@@ -301,7 +300,7 @@ def test_an_error_names_value_and_remedy(options: list[str], said: str, model: s
 
 
 def test_a_model_that_is_none_is_an_error(settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel):
+    with pytest.raises(SettingsError, match=r"holds no config\.json"):
         run(settings.model_copy(update={"model": str(tmp_path)}))
 
 

@@ -19,7 +19,7 @@ from langchain_core.structured_query import (
 
 from clients.tests.canned import PASSAGES
 from clients.tests.readme import Service
-from kvweave_client import BadRequest, Client
+from kvweave_client import BadRequest, Client, NotFound
 from kvweave_client.options import NewChunk, NewDocument
 from langchain_kvweave import KVWeaveRetriever, KVWeaveTranslator
 
@@ -92,7 +92,8 @@ def test_options_of_a_call_go_before_those_of_the_retriever(everything: KVWeaveR
     assert len(years(english, k=1)) == len(years(english, top_k=1)) == 1
     assert years(english, filter={"lang": "de"}) == [2020]
     assert years(english, filter=None) == [0, 2019, 2020, 2021]
-    assert years(english, collection="no such collection") == []
+    with pytest.raises(NotFound, match="there is no collection 'no such collection'"):
+        years(english, collection="no such collection")
     assert years(english, mode="lexical") == [2019, 2021]
 
 
