@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blend.place.rotation import Angles, Rotation
-from store.rows import FORM, LAYOUT_AT, TOKENS, StoredRows
+from store.rows import FORM, LAYOUT_AT, ROW, TOKENS, StoredRows
 
 _NO_ANGLES = Angles(torch.empty(0, 0), torch.empty(0, 0))
 _NO_ARRAY = np.zeros((0, 0), np.float32)
+_PLACE = np.arange(ROW) < LAYOUT_AT  # what a row says of its place: what it says of its layout is behind
 
 Arrays = tuple[bool, int, NDArray[np.float32], NDArray[np.float32]]
 Numbers = NDArray[np.int64]
@@ -99,6 +100,5 @@ class SplitPlacement:
         is_taken, has_tokens = rows[:, :, FORM] == self.kernel.takes, rows[:, :, TOKENS] > 0
         for placement, wanted in ((self._plain, ~is_taken), (self.kernel, is_taken)):
             if (has_tokens & wanted).any():
-                own = rows.copy()
-                own[~wanted, LAYOUT_AT:] = 0  # no tokens of the other parts
+                own = rows if wanted.all() else np.where(wanted[:, :, None] | _PLACE, rows, 0)  # none of the others
                 placement.place(layers._replace(stored=layers.stored._replace(rows=own)))

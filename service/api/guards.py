@@ -176,13 +176,14 @@ async def one_by_one(read: Callable[[bytes], T], body: bytes) -> T:
 
 def parse(text: bytes, *, field: str = "body") -> object:
     """What a JSON text says. Raises RequestValidationError for what cannot be read, and TooLarge for too many parts."""
-    if any(count > most for count, most, _ in _parts(text, texts=text.count(b'"') // 2)):
+    texts = text.count(b'"') // 2
+    if any(count > most for count, most, _ in _parts(text, texts=texts)):
         _refuse_many(text)
     try:
         found = cast(object, from_json(text, allow_inf_nan=False, cache_strings="keys"))
     except ValueError:  # or what it is too strict for
         found = _read_closely(text, field)
-    if text.count(b'"') > 2 * MOST_FIELDS:
+    if texts > MOST_FIELDS:
         _check_fields(found)
     return found
 

@@ -19,7 +19,7 @@ from rich.table import Column
 
 from service.commands.console import console, many, plain_table, size, status, tell
 from service.commands.errors import expected, sentence
-from service.commands.options import AsJson, settings_with
+from service.commands.options import AsJson, ModelName, settings_with
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -79,10 +79,7 @@ def _shown(settings: "Settings") -> dict[str, object]:
 
 def doctor(
     *,
-    model: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False),
-    ] = "",
+    model: ModelName = "",
     quick: Annotated[bool, typer.Option("--quick", help="Leave model and embedder unloaded.")] = False,
     as_json: AsJson = False,
 ) -> None:

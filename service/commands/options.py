@@ -78,6 +78,10 @@ def _longer(typed: str, names: list[str]) -> list[str]:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+ModelName = Annotated[
+    str,
+    typer.Option("--model", metavar="NAME", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False),
+]
 StoreUrl = Annotated[
     str,
     typer.Option("--store", metavar="URL", help="The store; KVWEAVE_STORE by default.", show_default=False),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.commands.console import LOOPBACK, address, console
-from service.commands.options import StoreUrl
+from service.commands.options import ModelName, StoreUrl
 
 if TYPE_CHECKING:
     import uvicorn
@@ -34,17 +34,13 @@ Port = Annotated[
     int | None,
     typer.Option(metavar="N", help="Port to bind; KVWEAVE_PORT by default.", min=0, max=65535, show_default=False),
 ]
-Model = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="Hub name or folder; KVWEAVE_MODEL by default.", show_default=False),
-]
 Data = Annotated[
     str,
     typer.Option(metavar="PLACE", help="Folder, or PostgreSQL's URL; KVWEAVE_DATA by default.", show_default=False),
 ]
 
 
-def serve(host: Host = "", *, port: Port = None, model: Model = "", data: Data = "", store: StoreUrl = "") -> None:
+def serve(host: Host = "", *, port: Port = None, model: ModelName = "", data: Data = "", store: StoreUrl = "") -> None:
     """Run the service: REST, OpenAI's chat endpoint and a console page over your documents.
 
     The first start leaves an admin key in the data folder, in the file admin.key. Ctrl-C stops it: what runs is
