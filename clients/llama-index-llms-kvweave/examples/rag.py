@@ -16,6 +16,7 @@ from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.chat_engine.types import ChatMode
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.vector_stores import SimpleVectorStore
@@ -87,6 +88,7 @@ for question in QUESTIONS[:2]:
 sink = KVWeaveSink(collection=f"{collection}-beside", base_url=given.url, api_key=given.key)
 index = VectorStoreIndex.from_documents(
     [Document(id_=title, text=text, metadata={"title": title}) for title, text in LETTERS.items()],
+    transformations=[SentenceSplitter(id_func=lambda number, document: f"{document.id_}/{number}")],  # stable ids
     storage_context=StorageContext.from_defaults(vector_store=sink.beside(SimpleVectorStore())),
     embed_model=MockEmbedding(embed_dim=64),  # take a real embedding here
 )

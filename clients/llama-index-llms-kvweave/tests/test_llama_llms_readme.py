@@ -46,10 +46,7 @@ def test_the_example_runs_and_prints_what_was_reused(service: Service) -> None:
     assert [len(found) for found in told.values()] == [3, 2, 3, 3, 1]
     reused = {name: [int(re.findall(r"\d+", line)[0]) for line in found] for name, found in told.items()}
     assert all(count > 60 for name, found in reused.items() for count in found if name != "no") and reused["no"][0] < 10
-    answers = {name: [line.rpartition(" ")[2] for line in told[name]] for name in ("by", "foreign")}
-    assert answers["by"] == ["badger", "Belford", "Rosen"]
-    assert answers["foreign"][::2] == ["badger", "Rosen"]
-    # Its embedding finds all passages alike, so their order is drawn: by half of the orders full prefill does not know.
-    assert answers["foreign"][1] in {"Belford", "unknown"}
+    for name in ("by", "foreign"):
+        assert [line.rpartition(" ")[2] for line in told[name]] == ["badger", "Belford", "Rosen"]
     with Client(service.base_url, service.key) as client:
         assert not any(each.name.startswith("example-") for each in client.collections())
