@@ -194,7 +194,9 @@ class Pipeline:
         left_s = None if ask.within_s is None else ask.within_s - submitted / 1000
         request = partial(self._request, ask, plan, grammar=grammar, left_s=left_s)
         await self._in_thread(lambda: flight.begin(self._model.engine, request(), listen=listen))
-        async with aclosing(self._answered(queue, _RequestProgress(ask, plan, timings, submitted))) as events:
+        async with aclosing(
+            self._answered(queue, _RequestProgress(ask, plan, timings, submitted, others=self._flying - 1))
+        ) as events:
             async for event in events:
                 yield event
 
@@ -303,10 +305,11 @@ class Pipeline:
             self._ingest.fill(tenant, damaged, damaged=True)
 
     def _learn(self, progress: "_RequestProgress", report: FuseReport) -> None:
-        """Corrects the expected costs by a prompt that was computed alone."""
+        """Corrects the expected costs by a prompt beside which hardly anything else was computed."""
         plan, took_s = progress.plan, progress.took_s
         if self._costs and plan.cost and report.seconds.get("others", 0.0) < ALONE * took_s:
-            self._costs.learn(plan.cost, report, took_s=took_s, sources=[*plan.sources.values()])
+            alone = progress.others == self._flying - 1 == 0
+            self._costs.learn(plan.cost, report, took_s=took_s, sources=[*plan.sources.values()], alone=alone)
 
     def _delta(self, token: Token, *, wanted: bool) -> Delta:
         if not wanted:
@@ -343,6 +346,7 @@ class _RequestProgress:
     plan: EnginePlan
     timings: _Timings
     submitted: float
+    others: int = 0  # requests under way when this one was submitted
     fused: FuseReport | None = None
     ready_at: float = 0.0
 

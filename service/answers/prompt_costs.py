@@ -116,8 +116,13 @@ class PromptCosts:
         rounded = (round(each, 6) for each in expected.values())
         return PromptCost(Expected(*rounded), Expected(*seconds.values()), frozenset(unused), size, tier)
 
-    def learn(self, cost: PromptCost, report: FuseReport, *, took_s: float, sources: Sequence[BlobSource]) -> None:
-        """Learns from a prompt that was computed in `took_s`, other requests' time excluded."""
+    def learn(
+        self, cost: PromptCost, report: FuseReport, *, took_s: float, sources: Sequence[BlobSource], alone: bool = True
+    ) -> None:
+        """Learns from a prompt that was computed in `took_s`, other requests' time excluded.
+
+        Beside others, not `alone`, computing takes longer whichever way it is done: only how records came is news then.
+        """
         policy = report.order.policy
         taken = policy if policy in EXACT else "blend"
         expected_s = cost.plain.by_way[taken]
@@ -125,9 +130,10 @@ class PromptCosts:
         busy_s, wall_s = sum(each.read_s for each in sources), report.seconds.get("read", 0.0)
         at_once = max(1.0, busy_s / wall_s) if wall_s else 1.0  # threads that read side by side
         with self._lock:
-            drift = self._drift(taken, cost.size, tier=cost.tier)
-            found = min(FURTHEST * drift, max(drift / FURTHEST, found))
-            self._drifts[_kept(taken, cost.size, tier=cost.tier)] = drift + (found - drift) * NEWS
+            if alone:
+                drift = self._drift(taken, cost.size, tier=cost.tier)
+                found = min(FURTHEST * drift, max(drift / FURTHEST, found))
+                self._drifts[_kept(taken, cost.size, tier=cost.tier)] = drift + (found - drift) * NEWS
             for tier in {each.tier for each in sources}:
                 read = [each for each in sources if each.tier == tier and each.read_s]
                 byte_s = sum(each.read_s for each in read) / at_once / max(1, sum(each.read for each in read))

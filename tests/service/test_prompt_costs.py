@@ -183,6 +183,19 @@ def test_expectations_that_are_off_by_more_than_a_third_correct_themselves(facto
     assert found.expected.full_s == found.plain.full_s
 
 
+def test_what_took_longer_beside_other_requests_says_nothing_of_the_way_it_was_computed() -> None:
+    """Reading would have taken longer as well, and was not measured: blending looked dear by that alone."""
+    costs, prompt = PromptCosts(SPEEDS), prompt_of(300, 300)
+    opened = {0: FakeSource(300, tier="s3", read_s=0.1), 1: FakeSource(300)}
+    cost = costs.cost(prompt, opened)
+    for _ in range(8):
+        took_s = 3 * cost.plain.blend_s
+        costs.learn(cost, report_of("reuse"), took_s=took_s, sources=[*opened.values()], alone=False)
+    near = {at: FakeSource(300) for at in range(2)}
+    assert costs.cost(prompt, near).expected.by_way == pytest.approx(costs.cost(prompt, near).plain.by_way)
+    assert costs.cost(prompt, opened).expected.blend_s > cost.expected.blend_s  # but that records came late is known
+
+
 @pytest.mark.parametrize(("blends", "reads"), [(1.2, 1.0), (1.6, 1.0), (4.2, 3.0)])
 def test_a_service_that_measured_wrongly_learns_that_blending_is_sooner(blends: float, reads: float) -> None:
     """It takes half of reading, and was thought to take so many times as long as reading takes, as was reading."""
