@@ -1,4 +1,4 @@
-"""Search in a catalog: by words, by vectors, or both fused by rank; then reranked on request. Keeps no state.
+"""Search in a catalog: by words, by vectors, or by both; then reranked on request. Keeps no state.
 
 Filters hold before anything is ranked or cut. One search sees one committed state of the catalog.
 """
@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from retriever.catalog.view import CatalogView
-from retriever.embedders.embedding import Embedder, Reranker
+from retriever.embedders.embedding import Embedder, Reranker, Vector
+from retriever.embedders.nearness import nearness
 from retriever.errors import SearchError
 from retriever.filter_condition import EVERYTHING, FilterCondition
 from retriever.types import Passage, WordMatch
 from retriever.vectors import VectorIndex
 
-WINDOW = 10  # hits of each kind that are fused at least; else as many as are asked for
-RANK = 60  # added to a rank before its reciprocal is taken, as in the paper on reciprocal rank fusion
-NEAR = 1.1  # what a rank by vectors counts more than the same by words
+WINDOW = 30  # hits of each kind that are fused at least; else as many as are asked for
+BY_WORDS = 11  # what all words of a question count beside its vector, times the spread of unrelated cosines
+RARE = 3  # the power of their share: a passage with half of them counts an eighth, which is what chance brings
 MOST = 1000  # hits of one search
 
 Mode = Literal["lexical", "vector", "hybrid"]
@@ -41,7 +42,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """`score` orders the hits of one search: BM25, cosine, fused ranks, or what the reranker says."""
+    """`score` orders the hits of one search: BM25, cosine, cosine and words together, or what the reranker says."""
 
     passage: Passage
     score: float
@@ -79,24 +80,51 @@ class Searcher:
 
     def _found(self, view: CatalogView, query: Query) -> list[Hit]:
         mode = self._mode(query)
-        deep = max(WINDOW, query.limit) if mode == "hybrid" else query.limit
-        words = [] if mode == "vector" else view.lexical(query.text, query.allowed, limit=deep, within=query.bound)
         if mode == "lexical":
-            return [Hit(each.passage, each.score) for each in words]
-        near = self._near(view, query, limit=deep)
-        return fused(near, words)[: query.limit] if mode == "hybrid" else near
+            return [Hit(each.passage, each.score) for each in _by_words(view, query, limit=query.limit)]
+        assert self.vectors is not None
+        asked = self.vectors[1].query(query.text)
+        if mode == "hybrid":
+            return self._fused(view, query, asked=asked)
+        return self._near(view, query, asked=asked, limit=query.limit)
 
-    def _near(self, view: CatalogView, query: Query, *, limit: int) -> list[Hit]:
+    def _fused(self, view: CatalogView, query: Query, *, asked: Vector) -> list[Hit]:
+        """The best by vectors and by words, each scored by both.
+
+        The cosine orders what shares but common words with the question, as chance has it; the share of the words
+        orders what has its rare ones.
+        """
+        assert self.vectors is not None
+        _, embedder = self.vectors
+        deep = max(WINDOW, query.limit)
+        words, near = _by_words(view, query, limit=deep), self._near(view, query, asked=asked, limit=deep)
+        cosines = {hit.passage.chunk: hit.score for hit in near}
+        found = {each.passage.chunk: each.passage for each in words} | {hit.passage.chunk: hit.passage for hit in near}
+        shares = {each.passage.chunk: each.share for each in words}
+        others = [passage for chunk, passage in found.items() if chunk not in shares]
+        shares |= view.shares(query.text, others, within=query.bound)
+        vectors = view.vectors(
+            [each.id for each in found.values() if each.chunk not in cosines], embedder=embedder.name
+        )
+        level = nearness(embedder)
+        for chunk, passage in found.items():
+            if chunk not in cosines:  # white space has no vector
+                cosines[chunk] = float(vectors[passage.id] @ asked) if passage.id in vectors else level.apart
+        scores = {chunk: cosines[chunk] + BY_WORDS * level.spread * shares[chunk] ** RARE for chunk in found}
+        ordered = sorted(found, key=lambda chunk: (-scores[chunk], chunk))
+        return [Hit(found[chunk], scores[chunk]) for chunk in ordered[: query.limit]]
+
+    def _near(self, view: CatalogView, query: Query, *, asked: Vector, limit: int) -> list[Hit]:
         """The nearest hits. Chunks whose documents do not serve yet have vectors too: then more are asked for."""
         assert self.vectors is not None
-        index, embedder = self.vectors
-        vector, asked = embedder.query(query.text), limit
+        index, _ = self.vectors
+        wanted = limit
         while True:
-            near = dict(index.search(view, vector, allowed=query.allowed, limit=asked))
+            near = dict(index.search(view, asked, allowed=query.allowed, limit=wanted))
             shown = view.holding(list(near), query.allowed)
-            if len(shown) >= limit or len(near) < asked:
+            if len(shown) >= limit or len(near) < wanted:
                 return [Hit(passage, near[passage.chunk]) for passage in shown[:limit]]
-            asked *= 2
+            wanted *= 2
 
     def _reranked(self, query: Query, hits: Sequence[Hit]) -> list[Hit]:
         """The hits in their new order; what is not reranked stays behind, in its order."""
@@ -107,21 +135,8 @@ class Searcher:
         return [*sorted(again, key=lambda hit: -hit.score), *others]
 
 
-def fused(near: Sequence[Hit], words: Sequence[WordMatch]) -> list[Hit]:
-    """Reciprocal rank fusion: what stands high in both lists comes first.
-
-    A rank by words counts as far as the words of the query stand there: the best of passages that share two common
-    words with a question is no find, the one that has its rare name is.
-    """
-    scores: dict[int, float] = {}
-    passages = {each.passage.chunk: each.passage for each in (*words, *near)}
-    for rank, hit in enumerate(near, start=1):
-        scores[hit.passage.chunk] = NEAR / (RANK + rank)
-    for rank, found in enumerate(words, start=1):
-        chunk = found.passage.chunk
-        scores[chunk] = scores.get(chunk, 0.0) + found.share / (RANK + rank)
-    ordered = sorted(scores, key=lambda chunk: (-scores[chunk], chunk))
-    return [Hit(passages[chunk], scores[chunk]) for chunk in ordered]
+def _by_words(view: CatalogView, query: Query, *, limit: int) -> list[WordMatch]:
+    return view.lexical(query.text, query.allowed, limit=limit, within=query.bound)
 
 
 def in_prompt_order(hits: Sequence[Hit]) -> list[Hit]:

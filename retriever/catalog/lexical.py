@@ -20,7 +20,7 @@ from retriever.catalog.postings import Places, Postings, weighed
 from retriever.catalog.query_terms import query_terms, terms
 from retriever.catalog.rows import passages
 from retriever.filter_condition import EVERYTHING, LISTED, FilterCondition, listed
-from retriever.types import WordMatch
+from retriever.types import Passage, WordMatch
 
 K1, B = 1.2, 0.75
 ROWS = 250_000  # that the words which choose candidates may have together
@@ -96,6 +96,12 @@ class LexicalSearch:
         worded = [WordMatch(each, *scores[each.row]) for each in shown]
         return sorted(worded, key=lambda each: (-each.score, each.passage.row))
 
+    def shares(self, query: str, found: Sequence[Passage]) -> dict[int, float]:
+        """How much of what the query's words tell each of these passages has, up to 1, by chunk."""
+        wanted = self._words(query)
+        with _scoring:
+            return {each.chunk: self._score(body(each.title, each.text), wanted)[1] for each in found}
+
     def _words(self, query: str) -> list[_Word]:
         """The words of a query: those that stand nowhere, then the rarest first."""
         count, highest, changes = self.totals.passages, self.totals.highest, self.totals.changes
@@ -161,7 +167,7 @@ class LexicalSearch:
             if times := word.times(counted):
                 score += word.weight * times * (K1 + 1) / (times + length)
                 told += word.weight
-        return score, told / sum(word.weight for word in wanted)
+        return score, told / sum(word.weight for word in wanted) if told else 0.0
 
     @property
     def _mean(self) -> float:

@@ -129,12 +129,17 @@ class CatalogView(ContextsView):
 
         How rare a word is, and how long a passage, is counted `within`: no score tells of what else there is.
         """
+        return self._words(within).search(query, allowed, limit=limit)
+
+    def shares(self, query: str, found: Sequence[Passage], *, within: FilterCondition = EVERYTHING) -> dict[int, float]:
+        """How much of what the query's words tell each of these passages has, up to 1, by chunk. Counted `within`."""
+        return self._words(within).shares(query, found)
+
+    def _words(self, within: FilterCondition) -> LexicalSearch:
         count, words, changes = (fact(self._connection, name) for name in ("passages", "words", "changes"))
         highest = self._connection.execute("SELECT max(row) FROM passages").fetchone()[0] or 0
         totals = PassageTotals(count, words, changes, highest)
-        return (
-            LexicalSearch(self._connection, self._postings, totals).within(within).search(query, allowed, limit=limit)
-        )
+        return LexicalSearch(self._connection, self._postings, totals).within(within)
 
     def chunks_of(self, allowed: FilterCondition) -> Rows:
         """The chunks of the passages that fit, ascending."""

@@ -8,11 +8,13 @@ import pytest
 
 from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart
+from retriever.embedders.embedding import Vector
+from retriever.embedders.nearness import nearness
 from retriever.errors import SearchError
 from retriever.filter_condition import EVERYTHING, condition, in_collection, scope
 from retriever.library import Library
 from retriever.recognition.recogniser import Recogniser
-from retriever.search import NEAR, RANK, Mode, Query, in_prompt_order, with_neighbors
+from retriever.search import BY_WORDS, RARE, Mode, Query, in_prompt_order, with_neighbors
 from tests.retriever.fakes import DIM, WordEmbedder
 from tests.retriever.libraries import MODES, WORDS, Made, document, found, some, texts
 
@@ -79,20 +81,35 @@ def test_each_chunk_is_found_once_and_shown_where_the_filter_allows_it(make: Mad
     assert (seen.start, seen.end, seen.passage.document) == (5, 24, "green")
 
 
-def test_hybrid_fuses_the_ranks_of_both(make: Made) -> None:
-    library = make(WordEmbedder())
+def test_hybrid_scores_what_either_finds_by_both(make: Made) -> None:
+    embedder = WordEmbedder()
+    library = make(embedder)
     library.put(some(25), collection="c")
-    question = "heron pearl north"
-    near, words = (library.search(Query(question, 10, mode)) for mode in ("vector", "lexical"))
-    scores = {hit.passage.id: NEAR / (RANK + rank) for rank, hit in enumerate(near, start=1)}
+    question = "heron pearl amber"
     with library.catalog.view() as view:
-        shares = {each.passage.id: each.share for each in view.lexical(question, EVERYTHING, limit=10)}
-    for rank, hit in enumerate(words, start=1):
-        scores[hit.passage.id] = scores.get(hit.passage.id, 0.0) + shares[hit.passage.id] / (RANK + rank)
-    hits = library.search(Query(question, 10))
-    assert [hit.score for hit in hits] == pytest.approx(sorted(scores.values(), reverse=True)[:10])
-    assert all(hit.score == pytest.approx(scores[hit.passage.id]) for hit in hits)
+        shares = {each.passage.id: each.share for each in view.lexical(question, EVERYTHING, limit=1000)}
+    hits = library.search(Query(question, 75))
+    assert len(hits) == 75 and [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    for hit in hits:
+        cosine = float(embedder.passages([hit.passage.text])[0] @ embedder.query(question))
+        words = BY_WORDS * nearness(embedder).spread * shares.get(hit.passage.id, 0.0) ** RARE
+        assert hit.score == pytest.approx(cosine + words, abs=2e-3), "vectors are kept as halves"
     assert texts(hits[:4]) == texts(library.search(Query(question, 4)))
+
+
+class Meaning(WordEmbedder):
+    """Takes a question for one about herons, whatever its words are."""
+
+    def query(self, text: str) -> Vector:
+        return super().query("heron pearl")
+
+
+def test_hybrid_is_led_by_rare_words_and_not_by_common_ones(make: Made) -> None:
+    library = make(Meaning())
+    said = [f"how is it that the {word} is in the {number}" for number in range(9) for word in WORDS]
+    library.put([document("d", "heron pearl", "the error EX_NOPERM", *said)], collection="c")
+    assert texts(library.search(Query("how is it that the bird is in", 1))) == ["heron pearl"]
+    assert texts(library.search(Query("EX_NOPERM", 1))) == ["the error EX_NOPERM"]
 
 
 def test_a_reranker_orders_the_best_again_and_leaves_the_others_behind_them(make: Made) -> None:
