@@ -8,6 +8,7 @@ from blake3 import blake3
 
 from retriever.catalog.query_terms import terms
 from retriever.embedders.embedding import EmbeddingError, Vector, Vectors, checked
+from retriever.embedders.nearness import ANSWERS
 
 DIM = 16
 
@@ -15,8 +16,8 @@ DIM = 16
 class WordEmbedder:
     """The sum of one direction for each word and a little of one for the whole text: texts that share words are near.
 
-    `seen`: the texts that it was asked for. `refused`: a text with this word is an error. `meanwhile` is called before
-    passages are embedded, once.
+    `seen`: the texts that it was asked for, but for those by which its nearness is measured. `refused`: a text with
+    this word is an error. `meanwhile` is called before passages are embedded, once.
     """
 
     def __init__(self, name: str = "words", *, dim: int = DIM, refused: str = "") -> None:
@@ -31,7 +32,7 @@ class WordEmbedder:
         if meanwhile:
             meanwhile()
         rows = [self._vector(text) for text in checked(texts)]
-        self.seen += texts
+        self.seen += [text for text in texts if text not in ANSWERS]
         return np.stack(rows) if rows else np.zeros((0, self.dim), np.float32)
 
     def query(self, text: str) -> Vector:
