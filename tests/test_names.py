@@ -8,11 +8,14 @@ from tests.architecture import ROOT, broken, load
 from tests.names import misnamed_files, prepositions_first, shared_class_names
 from tests.test_architecture import written
 
+PARSED = ("csv", "docx", "eml", "epub", "html", "ipynb", "pdf", "pptx", "rst", "xlsx")
 EXCUSED = {
     "service/api/cache.py": "named after the resource, as its routes are",
     "service/commands/stores.py": "named after what its commands look after",
-    "retriever/readers/parse_html.py": "a parser's function is `parse`, whatever it parses",
-    "retriever/readers/parse_pdf.py": "a parser's function is `parse`, whatever it parses",
+    **dict.fromkeys(
+        [f"retriever/readers/parse_{each}.py" for each in PARSED],
+        "a parser's function is `parse`, whatever it parses",
+    ),
 }
 
 RULES = {rule.__name__: rule for rule in (misnamed_files, prepositions_first)}

@@ -2,6 +2,7 @@
 
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path, PurePath
 
 from retriever.documents import Draft
@@ -9,8 +10,10 @@ from retriever.readers.decode import decode
 from retriever.readers.html import read_html
 from retriever.readers.jsonl import read_json, read_jsonl
 from retriever.readers.markdown import read_markdown
-from retriever.readers.pdf import read_pdf
+from retriever.readers.mdx import read_mdx
+from retriever.readers.parsed import read_pages, read_parsed, read_text
 from retriever.readers.reading import MAX_BYTES, Reading, ReadingProblem, UnreadableFile, megabytes, require_text
+from retriever.readers.source import LANGUAGES, read_source
 
 
 def _read_plain(name: str, content: bytes) -> Reading:
@@ -21,12 +24,23 @@ def _read_plain(name: str, content: bytes) -> Reading:
 _READERS: dict[str, Callable[[str, bytes], Reading]] = {
     **dict.fromkeys([".txt", ".text", ".log"], _read_plain),
     **dict.fromkeys([".md", ".markdown"], read_markdown),
+    ".mdx": read_mdx,
+    ".rst": partial(read_text, parser="parse_rst"),
     **dict.fromkeys([".html", ".htm"], read_html),
+    ".pdf": partial(read_pages, parser="parse_pdf"),
+    ".docx": partial(read_parsed, parser="parse_docx"),
+    ".pptx": partial(read_pages, parser="parse_pptx"),
+    ".xlsx": partial(read_parsed, parser="parse_xlsx"),
+    **dict.fromkeys([".csv", ".tsv"], partial(read_text, parser="parse_csv")),
+    ".ipynb": partial(read_parsed, parser="parse_ipynb"),
+    ".eml": partial(read_parsed, parser="parse_eml"),
+    ".epub": partial(read_parsed, parser="parse_epub"),
     **dict.fromkeys([".jsonl", ".ndjson"], read_jsonl),
     ".json": read_json,
-    ".pdf": read_pdf,
+    **dict.fromkeys(LANGUAGES, read_source),
 }
 SUFFIXES = tuple(_READERS)
+_MADE = {"__pycache__", "_static", "node_modules", "searchindex.js"}  # what tools put beside documents
 
 
 def read(name: str, content: bytes) -> Reading:
@@ -71,7 +85,7 @@ def read_all(
 def walk(
     paths: Iterable[Path], on_skipped: Callable[[Path], None] = lambda path: None
 ) -> Iterator[tuple[Path, Reading | None]]:
-    """Yields every file, and those of a known format in and below folders, in order, but no hidden ones in folders.
+    """Yields every file, and those of a known format in and below folders, in order, but for what `why_skipped` tells.
 
     Links are followed, but no folder is walked twice. One that cannot be read comes with what is wrong.
     """
@@ -95,15 +109,20 @@ def _walk_below(
                 walked.add((found.st_dev, found.st_ino))
                 wanted: list[Path] = []
                 for each in sorted(path.iterdir()):
-                    wanted.append(each) if _is_wanted(each) else on_skipped(each)
+                    on_skipped(each) if why_skipped(each) else wanted.append(each)
                 waiting.extend(reversed(wanted))
         except OSError as error:
             reason = f"the folder cannot be read ({error.strerror or error}): check that it is allowed"
             yield path, _refused(str(path), reason)
 
 
-def _is_wanted(path: Path) -> bool:
-    return not path.name.startswith(".") and (path.suffix.lower() in SUFFIXES or path.is_dir())
+def why_skipped(path: Path) -> str:
+    """Why a file or folder is left out of the folder that it is in; nothing where it is not."""
+    if path.name.startswith("."):
+        return "hidden"
+    if path.name in _MADE or path.name.endswith(".min.js"):
+        return "written by a program"
+    return "" if path.suffix.lower() in SUFFIXES or path.is_dir() else f"the suffix {path.suffix!r} is unknown"
 
 
 def _too_large(size: int) -> str:

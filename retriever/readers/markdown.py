@@ -17,6 +17,7 @@ _MAX_TITLE = 300
 _FRONT = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _ENTRY = re.compile(r"([A-Za-z_][\w.-]*)[ \t]*:[ \t]+(\S.*)")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_TICKS = re.compile(r"`{3,}")
 _ATX = re.compile(r" {0,3}#(?:[ \t]+(\S.*))?$")
 _CLOSING = re.compile(r"(?:^|[ \t])#+$")
 _UNDERLINE = re.compile(r" {0,3}=+[ \t]*$")
@@ -59,6 +60,12 @@ def find_title(text: str) -> str:
         else:
             before = "" if line.lstrip().startswith(("#", ">")) else line.strip()
     return ""
+
+
+def fenced(text: str, language: str) -> str:
+    """The text as a block of code, behind a fence that is longer than any in it."""
+    ticks = "`" * max([3, *(len(each) + 1 for each in _TICKS.findall(text))])
+    return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
 
 
 def _lines(text: str) -> Iterator[str]:

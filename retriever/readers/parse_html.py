@@ -2,7 +2,7 @@
 
 from html_to_markdown import ConversionOptions, PreprocessingOptions, convert
 
-from retriever.readers.serve import Findings, clean
+from retriever.readers.serve import Findings, clean, one_line
 
 _HEAD_WITHIN = 1 << 18  # characters
 _NOISE = ["head", "nav", "script", "style", "template", "noscript", "svg"]
@@ -27,11 +27,16 @@ _HEAD = ConversionOptions(exclude_selectors=["body"], extract_metadata=True, pre
 def parse(content: bytes) -> Findings:
     """The page as Markdown, and what its <title> says. `content` is UTF-8."""
     page = content.decode("utf-8")
-    converted = convert(page, _TEXT)
+    text, problems = markdown_of(page)
     document = convert(page[:_HEAD_WITHIN], _HEAD).metadata.document
     title = (document.title if document else None) or ""
-    problems = list(dict.fromkeys(_sentence(each.message) for each in converted.warnings))
-    return Findings((clean(converted.content or ""),), problems, title=" ".join(clean(title).split()))
+    return Findings((text,), problems, title=one_line(title))
+
+
+def markdown_of(page: str) -> tuple[str, list[str]]:
+    """The text of a page, and what of it was not read."""
+    converted = convert(page, _TEXT)
+    return clean(converted.content or ""), list(dict.fromkeys(_sentence(each.message) for each in converted.warnings))
 
 
 def _sentence(warning: str) -> str:

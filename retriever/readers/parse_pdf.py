@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pypdf import PasswordType, PdfReader
 from pypdf.errors import DependencyError, DeprecationError, PyPdfError
 
-from retriever.readers.serve import Findings, clean
+from retriever.readers.serve import Findings, clean, one_line
 
 # What a mangled file makes pypdf raise: its own errors are documented not to be all. MemoryError ends the parser.
 _BROKEN = (
@@ -84,6 +84,6 @@ def _named(error: Exception) -> str:
 def _entry(reader: PdfReader, key: str) -> str:
     try:
         known = reader.metadata
-        return " ".join(clean(str(known[key])).split()) if known is not None and key in known else ""
+        return one_line(str(known[key])) if known is not None and key in known else ""
     except _BROKEN:
         return ""

@@ -84,7 +84,7 @@ class Upload(Strict):
 
 
 class FileUpload(Strict):
-    """Files to put in: text, Markdown, HTML, PDF, JSON or JSON lines, as the suffix of a name says."""
+    """Files to put in. The suffix of a name says what it is: text, a page, a PDF, an office file, a table, code."""
 
     files: list[bytes] = Field(min_length=1, max_length=1000, description="Each with its name")
     collection: CollectionName = DEFAULT_COLLECTION

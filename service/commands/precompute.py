@@ -111,7 +111,7 @@ def precompute(
     """Turn a corpus of files into a ready store: read, cut, index, compute, store. Exits with 1 if files failed.
 
     Run again, it does what is missing or changed; stopped at any moment, it goes on where it was. A service may run
-    meanwhile. Reads text, Markdown, JSON and JSONL; with the extra `readers` also HTML and PDF.
+    meanwhile. Reads text, code and JSON; with the extra `readers` HTML, PDF, office files, tables, mails and books.
 
     Examples:
       kvweave precompute ./docs 'notes/*.md' --prune

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from retriever.readers.files import SUFFIXES, why_skipped
 from retriever.readers.reading import ReadingProblem
 from service.commands.console import console, many, size, tell
 
@@ -67,11 +68,12 @@ def tell_skipped(skipped: Iterable[Path]) -> None:
     """Names what is left out of folders, by the reason."""
     reasons: dict[str, list[str]] = {}
     for path in skipped:
-        reason = "hidden" if path.name.startswith(".") else f"the suffix {path.suffix!r} is unknown"
-        reasons.setdefault(reason, []).append(str(path))
+        reasons.setdefault(why_skipped(path), []).append(str(path))
     for reason, paths in reasons.items():
         more = f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else ""
         tell(f"skipped, {reason}: {', '.join(paths[:NAMED])}{more}", err=True)
+    if any("suffix" in reason for reason in reasons):
+        tell(f"read are the suffixes {', '.join(SUFFIXES)}", err=True)
 
 
 def tell_unread(skipped: Iterable[Path], problems: Iterable[ReadingProblem]) -> None:

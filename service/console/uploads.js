@@ -83,7 +83,9 @@ async function follow(name, sent) {
   at("no-jobs").hidden = true;
   let job = "";
   try {
-    job = (await (await call("POST", "v1/documents", sent)).json()).job_id;
+    const taken = await (await call("POST", "v1/documents", sent)).json();
+    job = taken.job_id;
+    more.append(...taken.refused.map((reason) => make("p", { class: "problem" }, `not taken: ${reason}`)));
     cancel.addEventListener("click", () => cancelled(job, more));
     cancel.hidden = false;
     watched(job, { state, bar, cancel, more });
@@ -128,10 +130,10 @@ function doneOf({ status, uploads, chunks, stored, over_budget: over, unsupporte
 }
 
 async function failures(job, latest, more) {
-  if (latest?.status !== "failed") return;
+  if (!["done", "failed"].includes(latest?.status)) return;
   const { items } = await get(`v1/jobs/${job}?limit=1000`);
-  const failed = items.filter(({ state }) => state === "failed");
-  more.replaceChildren(...failed.map(({ file, document, detail }) => make("p", { class: "problem" }, named(file || document, detail))));
+  const told = items.filter(({ state, file, detail }) => state === "failed" || (file && detail)); // or read in part
+  more.append(...told.map(({ file, document, detail }) => make("p", { class: "problem" }, named(file || document, detail))));
 }
 
 const named = (name, detail) => (detail.startsWith(name) ? detail : `${name}: ${detail}`);

@@ -318,8 +318,8 @@ def test_a_file_holds_a_limited_number_of_chunks(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_unknown_suffix_lists_the_known_ones() -> None:
-    reason = refused("a.docx", b"x")
-    assert "'.docx'" in reason and all(suffix in reason for suffix in SUFFIXES)
+    reason = refused("a.png", b"x")
+    assert "'.png'" in reason and all(suffix in reason for suffix in SUFFIXES)
     assert refused("README", b"x")
 
 

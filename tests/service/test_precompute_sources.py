@@ -58,6 +58,20 @@ def test_what_is_skipped_in_a_folder_is_named(tmp_path: Path, docs: Path) -> Non
     assert f"skipped, the suffix '.png' is unknown: {skipped[2]}, {skipped[3]}, {skipped[4]} and 1 more\n" in said
 
 
+def test_a_file_that_is_none_of_its_format_is_named_and_hinders_no_other(tmp_path: Path, docs: Path) -> None:
+    written(docs / "staff.csv", "Name,Born\nAda,1815\n")
+    written(docs / "broken.docx", "no zip")
+    written(docs / "node_modules/x/readme.md", "A tool's.")
+    place = Near(tmp_path)
+    told, _ = place.command("precompute", str(docs), "--json", status=1)
+    done = json.loads(told.splitlines()[-1])
+    assert [(each["place"], "save it anew" in each["reason"]) for each in done["problems"]] == [
+        (str(docs / "broken.docx"), True)
+    ]
+    assert texts(place)["docs/staff.csv"] == "- Name: Ada; Born: 1815"
+    assert len(texts(place)) == 4
+
+
 def test_a_folder_without_files_is_emptied_on_demand_alone(tmp_path: Path, docs: Path) -> None:
     place, notes = Near(tmp_path), written(tmp_path / "notes/d.md", "A note.").parent
     place.run(str(docs), str(notes))

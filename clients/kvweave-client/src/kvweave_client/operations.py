@@ -137,7 +137,7 @@ def upload_files(
     metadata: Json | None = None,
     progress: Progress | None = None,
 ) -> Operation[Accepted]:
-    """Put files in: text, Markdown, HTML, PDF, JSON or JSON lines, as the suffix of a name says.
+    """Put files in: text, pages, PDF, office files, tables, code and more, as the suffix of a name says.
 
     `progress` is told the bytes that have gone out, and those in all.
     """
