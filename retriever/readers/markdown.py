@@ -1,4 +1,4 @@
-"""Markdown: verbatim but for simple front matter, which becomes metadata. Renders nothing and knows little of YAML."""
+"""Markdown: verbatim but for what leads elsewhere, and front matter, which becomes metadata. Knows little of YAML."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ import msgspec
 
 from retriever.documents import Draft
 from retriever.readers.decode import decode
+from retriever.readers.link_lists import is_licence, without_link_lists
 from retriever.readers.reading import Reading, require_text
 
 _TITLE_WITHIN = 1 << 18  # characters
@@ -21,6 +22,14 @@ _TICKS = re.compile(r"`{3,}")
 _ATX = re.compile(r" {0,3}#(?:[ \t]+(\S.*))?$")
 _CLOSING = re.compile(r"(?:^|[ \t])#+$")
 _UNDERLINE = re.compile(r" {0,3}=+[ \t]*$")
+
+_TARGET = r"(?:\([^()\s]*(?:\s+\"[^\"\n]*\")?\)|\[[^\[\]]*\])"
+_LINK = re.compile(
+    rf"\[(?:!\[([^\[\]]*)\]{_TARGET}|([^\[\]]*))\]{_TARGET}|!\[([^\[\]]*)\]{_TARGET}"
+    r"|(<?https?://[^\s<>|]+>?)"
+)
+_DEFINED = re.compile(r"^ {0,3}(\[[^\]\n]+\]):[ \t]*\S.*$", re.MULTILINE)  # where links of the text lead
+_COMMENT = re.compile(r"\s*<!--((?:[^-]|-(?!->))*+)-->\s*")
 
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})\.[0-9]{1,17}(?:[eE][-+]?[0-9]{1,2})?")
@@ -36,6 +45,10 @@ class _NotSimple(ValueError):
 def read_markdown(name: str, content: bytes) -> Reading:
     """One draft. Its title: the first heading of level 1, else the front matter's, else the file's name."""
     text, metadata = _split_front(decode(content))
+    comment = _COMMENT.match(text)
+    text = text[comment.end() :] if comment and is_licence(comment[1]) else text
+    kept = without_link_lists(without_link_lists(text, _DEFINED), _LINK)
+    text = text if kept == text or not kept.strip() else kept.lstrip("\r\n")
     named = metadata.get("title")
     title = find_title(text) or (named if isinstance(named, str) else "") or PurePath(name).stem
     return Reading((Draft(require_text(text), title=title, metadata=metadata),))

@@ -1,12 +1,27 @@
 """HTML to Markdown inside a child process. Knows no file."""
 
+import re
+
 from html_to_markdown import ConversionOptions, PreprocessingOptions, convert
 
+from retriever.readers.link_lists import without_link_lists
 from retriever.readers.serve import Findings, clean, one_line
 
 _HEAD_WITHIN = 1 << 18  # characters
-_NOISE = ["head", "nav", "script", "style", "template", "noscript", "svg"]
+_NOISE = [
+    *("head", "nav", "script", "style", "template", "noscript", "svg"),
+    *("[role=navigation]", "[role=contentinfo]", "[role=search]", ".sphinxsidebar", "div.related", ".headerlink"),
+]
 _BARE = ["a", "b", "strong", "i", "em", "u", "ins", "del", "s", "font", "abbr"]  # their text stays, their marks go
+_MAIN, _MAIN_END = re.compile(r"<main[\s>]", re.IGNORECASE), re.compile(r"</main\s*>", re.IGNORECASE)
+_LEAST_MAIN = 0.5  # of the page's letters: a smaller one is not all that it is about
+_OPENED, _CLOSED = "\ue000", "\ue001"  # around a link's text, until it is known what stands among links alone
+_OPENING = re.compile(r"<a\s[^<>]{0,2000}?\bhref\b[^<>]{0,4000}>", re.IGNORECASE)
+_CLOSING = re.compile(r"</a\s*>", re.IGNORECASE)
+_LINK = re.compile(f"{_OPENED}([^{_OPENED}{_CLOSED}]*){_CLOSED}")
+_SIGN = re.compile(f"{_OPENED}[\\s§¶#🔗↑↩︎^]*{_CLOSED}")  # of links to the heading itself, and back from a note
+_MARKS = str.maketrans("", "", _OPENED + _CLOSED)
+
 _PLAIN = PreprocessingOptions(enabled=False)  # it would also drop a page's header with its first heading
 
 _TEXT = ConversionOptions(
@@ -34,7 +49,19 @@ def parse(content: bytes) -> Findings:
 
 
 def markdown_of(page: str) -> tuple[str, list[str]]:
-    """The text of a page, and what of it was not read."""
+    """The text of a page, and what of it was not read. What leads to other pages is left out where anything else is."""
+    marked = _CLOSING.sub(_CLOSED, _OPENING.sub(_OPENED, page.translate(_MARKS)))
+    text, problems = _converted(marked)
+    if (main := _MAIN.search(marked)) and (ends := [each.end() for each in _MAIN_END.finditer(marked)]):
+        within, said = _converted(marked[main.start() : ends[-1]])
+        if len(within) >= _LEAST_MAIN * len(text):
+            text, problems = within, said
+    text = _SIGN.sub("", text)
+    kept = without_link_lists(text, _LINK)
+    return (text if kept.isspace() or not kept else kept).translate(_MARKS), problems
+
+
+def _converted(page: str) -> tuple[str, list[str]]:
     converted = convert(page, _TEXT)
     return clean(converted.content or ""), list(dict.fromkeys(_sentence(each.message) for each in converted.warnings))
 

@@ -12,6 +12,7 @@ from pathlib import PurePath
 
 from retriever.documents import Draft
 from retriever.readers.decode import decode
+from retriever.readers.link_lists import is_licence
 from retriever.readers.markdown import fenced
 from retriever.readers.reading import Reading, UnreadableFile, require_text
 
@@ -24,6 +25,7 @@ LANGUAGES = {f".{ending}": row.split()[0] for row in _ENDINGS.split("|") for end
 _BRACED = {"c", "cpp", "csharp", "dart", "java", "javascript", "jsx", "php", "sh", "typescript", "tsx"}
 _LONG_LINE = 20_000  # characters: nobody writes one
 _LOOKED_AT = 300  # characters of a line
+_HEAD_ROWS = 200  # in which a licence stands
 
 _BEFORE = (
     r"(?:(?:abstract|async|data|declare|default|export|extern|final|inline|internal|local|open|override|partial|private"
@@ -69,6 +71,7 @@ def read_source(name: str, content: bytes) -> Reading:
     longest = max(map(len, rows))
     if longest > _LONG_LINE:
         raise UnreadableFile(f"a line of it has {longest:,} characters, so a program wrote it: leave it out")
+    rows = rows[_licence_rows(rows) :]
     language = LANGUAGES[PurePath(name).suffix.lower()]
     return Reading((Draft("\n\n".join(_sections(rows, language)), title=PurePath(name).name),))
 
@@ -81,6 +84,16 @@ def _sections(rows: Sequence[str], language: str) -> Iterator[str]:
             yield f"{'#' * (each.depth + 2)} {each.name}"
         if code.strip():
             yield fenced(code, language)
+
+
+def _licence_rows(rows: Sequence[str]) -> int:
+    """How many rows the comment at the head takes that tells the licence; none where it tells something else."""
+    end = 0
+    while end < min(len(rows), _HEAD_ROWS) and (_BELONGS.match(rows[end]) or (end and not rows[end].strip())):
+        end += 1
+        if end < len(rows) and not rows[end].strip() and is_licence("\n".join(rows[:end])):
+            return end
+    return 0
 
 
 def definitions(rows: Sequence[str], language: str) -> Iterator[Definition]:

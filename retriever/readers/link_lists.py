@@ -1,0 +1,68 @@
+"""Finds what of a Markdown text leads elsewhere and says nothing itself: runs of blocks that are links alone.
+
+Prose is never among them: whatever holds a word outside of links stays, and so do few links and long ones.
+"""
+
+import re
+from collections.abc import Iterator
+
+_LEAST = 3  # links in a row; fewer may be what a sentence before them speaks of
+_WORDS = 10  # of a link at most, on the average; longer ones tell something
+_LICENCE = re.compile(r"copyright|licen[cs]e|SPDX-|all rights reserved", re.IGNORECASE)
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_LETTER = re.compile(r"[^\W\d_]")
+_TEXT = re.compile(r" {0,3}(?:#{1,6}\s|`{3}|~{3})")  # whatever is in a heading or a fence
+
+
+def without_link_lists(text: str, link: re.Pattern[str]) -> str:
+    """The text without runs of links. `link`: what one is, its words being its first group that matched."""
+    kept: list[str] = []
+    run: list[str] = []
+    words: list[int] = []
+    for block in _blocks(text):
+        found = _links(block, link)
+        if found:
+            run.append(block)
+            words += found
+            continue
+        kept += [] if _leads_elsewhere(words) else run
+        run, words = [], []
+        kept.append(block)
+    kept += [] if _leads_elsewhere(words) else run
+    return "".join(kept)
+
+
+def is_licence(comment: str) -> bool:
+    """Does the comment at a file's head tell under what terms it is given?"""
+    return _LICENCE.search(comment) is not None
+
+
+def _leads_elsewhere(words: list[int]) -> bool:
+    return len(words) >= _LEAST and sum(words) <= _WORDS * len(words)
+
+
+def _links(block: str, link: re.Pattern[str]) -> list[int]:
+    """The words of each link of a block that is nothing but links; none for any other."""
+    found = [len((each[each.lastindex or 0] or "").split()) for each in link.finditer(block)]
+    return [] if not found or _TEXT.match(block) or _LETTER.search(link.sub("", block)) else found
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """What blank lines part, with these behind it; a fence is one block."""
+    block: list[str] = []
+    fence = ""
+    is_behind_blank = False
+    for line in text.splitlines(keepends=True):
+        if is_behind_blank and not fence and not line.isspace():
+            yield "".join(block)
+            block = []
+        mark = _FENCE.match(line)
+        if fence:
+            closes = mark is not None and mark[1].startswith(fence) and not line[mark.end() :].strip()
+            fence = "" if closes else fence
+        elif mark:
+            fence = mark[1]
+        is_behind_blank = line.isspace()
+        block.append(line)
+    if block:
+        yield "".join(block)
