@@ -9,36 +9,32 @@ from collections.abc import Iterator
 _LEAST = 3  # links in a row; fewer may be what a sentence before them speaks of
 _WORDS = 10  # of a link at most, on the average; longer ones tell something
 _LICENCE = re.compile(r"copyright|licen[cs]e|SPDX-|all rights reserved", re.IGNORECASE)
+_LINE = re.compile(r"[^\n]*+\n|[^\n]++")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _LETTER = re.compile(r"[^\W\d_]")
 _TEXT = re.compile(r" {0,3}(?:#{1,6}\s|`{3}|~{3})")  # whatever is in a heading or a fence
 
 
 def without_link_lists(text: str, link: re.Pattern[str]) -> str:
-    """The text without runs of links. `link`: what one is, its words being its first group that matched."""
+    """The text without runs of links. `link`: what one is, its words being its last group that matched."""
     kept: list[str] = []
-    run: list[str] = []
-    words: list[int] = []
-    for block in _blocks(text):
-        found = _links(block, link)
-        if found:
-            run.append(block)
-            words += found
-            continue
-        kept += [] if _leads_elsewhere(words) else run
-        run, words = [], []
-        kept.append(block)
-    kept += [] if _leads_elsewhere(words) else run
-    return "".join(kept)
+    at = 0  # behind the last run that went
+    start, links, words = 0, 0, 0  # of the run at hand
+    for first, last in _blocks(text) if link.search(text) else ():
+        found = _links(text[first:last], link)
+        end = last if found else first
+        start, links, words = (start if links else first), links + len(found), words + sum(found)
+        if not found or last == len(text):
+            if links >= _LEAST and words <= _WORDS * links:
+                kept.append(text[at:start])
+                at = end
+            links = words = 0
+    return "".join([*kept, text[at:]]) if kept else text
 
 
 def is_licence(comment: str) -> bool:
     """Does the comment at a file's head tell under what terms it is given?"""
     return _LICENCE.search(comment) is not None
-
-
-def _leads_elsewhere(words: list[int]) -> bool:
-    return len(words) >= _LEAST and sum(words) <= _WORDS * len(words)
 
 
 def _links(block: str, link: re.Pattern[str]) -> list[int]:
@@ -47,15 +43,14 @@ def _links(block: str, link: re.Pattern[str]) -> list[int]:
     return [] if not found or _TEXT.match(block) or _LETTER.search(link.sub("", block)) else found
 
 
-def _blocks(text: str) -> Iterator[str]:
-    """What blank lines part, with these behind it; a fence is one block."""
-    block: list[str] = []
-    fence = ""
-    is_behind_blank = False
-    for line in text.splitlines(keepends=True):
+def _blocks(text: str) -> Iterator[tuple[int, int]]:
+    """Where each begins and ends that blank lines part, with these behind it; a fence is one block."""
+    start, fence, is_behind_blank = 0, "", False
+    for found in _LINE.finditer(text):
+        line = found[0]
         if is_behind_blank and not fence and not line.isspace():
-            yield "".join(block)
-            block = []
+            yield start, found.start()
+            start = found.start()
         mark = _FENCE.match(line)
         if fence:
             closes = mark is not None and mark[1].startswith(fence) and not line[mark.end() :].strip()
@@ -63,6 +58,4 @@ def _blocks(text: str) -> Iterator[str]:
         elif mark:
             fence = mark[1]
         is_behind_blank = line.isspace()
-        block.append(line)
-    if block:
-        yield "".join(block)
+    yield start, len(text)
