@@ -17,7 +17,7 @@ from retriever.embedders.embedding import Embedder, Reranker
 from retriever.errors import SearchError
 from retriever.filter_condition import EVERYTHING, FilterCondition
 from retriever.recognition.recogniser import Recognised, Recogniser
-from retriever.search import Hit, Query, Searcher
+from retriever.search import Found, Hit, Query, Searcher
 from retriever.types import EmbedderEntry, Removal, Vectors
 from retriever.vectors import Overtaken, VectorIndex
 
@@ -87,6 +87,10 @@ class Library:
 
     def search(self, query: Query) -> list[Hit]:
         """The hits, best first, each chunk once and before its neighbors."""
+        return self.look_for(query).hits
+
+    def look_for(self, query: Query) -> Found:
+        """The same, with how much they have to do with the query."""
         return self._seeing(lambda view: self._searcher(view).search(view, query))
 
     def recognise(self, text: str, *, allowed: FilterCondition = EVERYTHING) -> list[Recognised]:

@@ -3,6 +3,7 @@
 Filters hold before anything is ranked or cut. One search sees one committed state of the catalog.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,6 +19,7 @@ from retriever.vectors import VectorIndex
 WINDOW = 30  # hits of each kind that are fused at least; else as many as are asked for
 BY_WORDS = 11  # what all words of a question count beside its vector, times the spread of unrelated cosines
 RARE = 3  # the power of their share: a passage with half of them counts an eighth, which is what chance brings
+TOLD, OF_MANY = 0.4, 10_000  # the share of what a query's words tell that a find by words alone has, among so many
 MOST = 1000  # hits of one search
 
 Mode = Literal["lexical", "vector", "hybrid"]
@@ -29,6 +31,7 @@ class Query:
 
     `reranked`: so many of the best are ordered again by the reranker; 0 for none. `bound`: what the asker may know of
     at all; scores tell of nothing else. `neighbors`: so many chunks before and behind each hit come along.
+    `floor`: that of the relevance, in the place of the fitted one.
     """
 
     text: str
@@ -38,6 +41,7 @@ class Query:
     reranked: int = 0
     bound: FilterCondition = EVERYTHING
     neighbors: int = 0
+    floor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +53,47 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
+class Relevance:
+    """How much the best hit has to do with the query, and what chance brings: what is not above it is no find.
+
+    By vectors it is a cosine, with the words on top where these are searched too, and the floor is fitted for the
+    embedder; by words alone it is the share of what the query's words tell.
+    """
+
+    best: float
+    floor: float
+
+    @property
+    def is_found(self) -> bool:
+        return self.best >= self.floor
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found, best first. No `relevance` where nothing was looked for."""
+
+    hits: list[Hit]
+    relevance: Relevance | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Searcher:
     """`vectors`: the index and the embedder whose vectors it holds; None where nothing is embedded."""
 
     vectors: tuple[VectorIndex, Embedder] | None = None
     reranker: Reranker | None = None
 
-    def search(self, view: CatalogView, query: Query) -> list[Hit]:
+    def search(self, view: CatalogView, query: Query) -> Found:
         """The hits, best first, each chunk once and before its neighbors. Raises SearchError, and Overtaken."""
         self._check(query)
         if not query.text.strip() or query.limit == 0:
-            return []
-        hits = self._found(view, replace(query, limit=max(query.limit, query.reranked)))
-        hits = (self._reranked(query, hits) if query.reranked else hits)[: query.limit]
-        if not query.neighbors:
-            return hits
-        around = with_neighbors(view, hits, before=query.neighbors, after=query.neighbors, allowed=query.allowed)
-        return sorted(around, key=lambda hit: -hit.score)
+            return Found([])
+        found = self._found(view, replace(query, limit=max(query.limit, query.reranked)))
+        hits = (self._reranked(query, found.hits) if query.reranked else found.hits)[: query.limit]
+        if query.neighbors:
+            around = with_neighbors(view, hits, before=query.neighbors, after=query.neighbors, allowed=query.allowed)
+            hits = sorted(around, key=lambda hit: -hit.score)
+        return Found(hits, found.relevance)
 
     def _check(self, query: Query) -> None:
         if not 0 <= query.limit <= MOST or not 0 <= query.reranked <= MOST:
@@ -78,15 +106,23 @@ class Searcher:
     def _mode(self, query: Query) -> Mode:
         return query.mode or ("hybrid" if self.vectors else "lexical")
 
-    def _found(self, view: CatalogView, query: Query) -> list[Hit]:
+    def _found(self, view: CatalogView, query: Query) -> Found:
         mode = self._mode(query)
         if mode == "lexical":
-            return [Hit(each.passage, each.score) for each in _by_words(view, query, limit=query.limit)]
+            words = _by_words(view, query, limit=query.limit)
+            best = max((each.share for each in words), default=0.0)
+            many = math.log(max(view.passages_within(query.bound), 1)) / math.log(OF_MANY)
+            hits = [Hit(each.passage, each.score) for each in words]
+            return Found(hits, _relevance(best, query, floor=TOLD * min(1.0, many)))
         assert self.vectors is not None
-        asked = self.vectors[1].query(query.text)
+        index, embedder = self.vectors
+        asked = embedder.query(query.text)
         if mode == "hybrid":
-            return self._fused(view, query, asked=asked)
-        return self._near(view, query, asked=asked, limit=query.limit)
+            hits = self._fused(view, query, asked=asked)
+        else:
+            hits = self._near(view, query, asked=asked, limit=query.limit)
+        floor = nearness(embedder).chance(index.count(view, query.allowed))
+        return Found(hits, _relevance(hits[0].score if hits else 0.0, query, floor=floor))
 
     def _fused(self, view: CatalogView, query: Query, *, asked: Vector) -> list[Hit]:
         """The best by vectors and by words, each scored by both.
@@ -133,6 +169,10 @@ class Searcher:
         scores: Sequence[float] = self.reranker.scores(query.text, [hit.passage.text for hit in first]) if first else ()
         again = [Hit(hit.passage, float(score)) for hit, score in zip(first, scores, strict=True)]
         return [*sorted(again, key=lambda hit: -hit.score), *others]
+
+
+def _relevance(best: float, query: Query, *, floor: float) -> Relevance:
+    return Relevance(best, floor if query.floor is None else query.floor)
 
 
 def _by_words(view: CatalogView, query: Query, *, limit: int) -> list[WordMatch]:

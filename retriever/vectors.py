@@ -62,6 +62,13 @@ class VectorIndex:
             rows = None if allowed == EVERYTHING else self._rows(view, allowed, changes=state.changes)
             return self._nearest.search(query, limit=limit, allowed=rows)
 
+    def count(self, view: CatalogView, allowed: FilterCondition) -> int:
+        """How many chunks a search looks at."""
+        with self._guard:
+            if allowed == EVERYTHING:
+                return len(self._nearest)
+            return self._rows(view, allowed, changes=view.state().changes).count
+
     def maintain(self, catalog: Catalog) -> None:
         """Rebuild the index if it was outgrown, and save it to its file. Searches go on meanwhile.
 

@@ -45,12 +45,21 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class RelevanceReport:
+    """How much the best passage has to do with the question, and what it takes: below it nothing was found."""
+
+    found: bool
+    best: Annotated[float, Field(examples=[0.71])]
+    floor: Annotated[float, Field(examples=[0.42])]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """How the answer came about. `dropped`: chunks that the model's window had no room for.
 
     `expected_ms` of each way, where one was chosen for its time: the stages `unpack` and `fuse` of `timings_ms` tell
     what it took. `reason`: why no chunk was blended, where a policy would have.
-    `notes`: sentences that whoever reads the answer should know.
+    `notes`: sentences that whoever reads the answer should know. No `relevance` where nothing was searched.
     """
 
     policy: str
@@ -65,3 +74,4 @@ class Report:
     )
     reason: InWords = None
     notes: tuple[str, ...] = ()
+    relevance: RelevanceReport | None = None

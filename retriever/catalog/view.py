@@ -135,6 +135,10 @@ class CatalogView(ContextsView):
         """How much of what the query's words tell each of these passages has, up to 1, by chunk. Counted `within`."""
         return self._words(within).shares(query, found)
 
+    def passages_within(self, within: FilterCondition) -> int:
+        """The number of passages that words are counted in."""
+        return self._words(within).totals.passages
+
     def _words(self, within: FilterCondition) -> LexicalSearch:
         count, words, changes = (fact(self._connection, name) for name in ("passages", "words", "changes"))
         highest = self._connection.execute("SELECT max(row) FROM passages").fetchone()[0] or 0

@@ -3,12 +3,15 @@
 Cosines of one embedder say nothing beside another's: unrelated texts have 0.0 by one, 0.7 by the other.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from retriever.embedders.embedding import Embedder
+
+FAR = 1.2  # times as far as the nearest of so many normal numbers: tails are longer than theirs
 
 QUESTIONS = (
     "How long do eggs have to boil?",
@@ -46,6 +49,10 @@ class Nearness:
 
     apart: float
     spread: float
+
+    def chance(self, chunks: int) -> float:
+        """How near the nearest of so many chunks is that have nothing to do with a question: the more, the nearer."""
+        return self.apart + FAR * self.spread * math.sqrt(2 * math.log(max(chunks, 2)))
 
 
 @lru_cache(maxsize=8)

@@ -7,14 +7,15 @@ from itertools import accumulate
 
 from retriever.documents import Json
 from retriever.filter_condition import FilterCondition, scope
-from retriever.search import MOST, Hit, Query, in_prompt_order
+from retriever.search import MOST, Found, Query, in_prompt_order
 from retriever.types import Passage
 from service.answers.answer_request import AnswerRequest, Lookup, Turn
 from service.answers.events import Source
-from service.documents.collection_rules import check_collection, sees_collection
+from service.documents.collection_rules import REFUSE, check_collection, rules_of, sees_collection
 from service.documents.tenants import Tenant
 from service.errors import Invalid, NotFound
 from service.model.prompt_builder import ASK, SYSTEM, PromptPassage, TurnPart, TurnParts, passage_parts
+from service.reports import RelevanceReport
 
 RERANKED = 4  # times as many as are wanted are reranked
 _BETWEEN = "\0"  # joins texts that are searched together: hardly any chunk holds it
@@ -53,6 +54,12 @@ class Gathered:
     passages: tuple[GatheredPassage, ...]
     inside: tuple[tuple[TextPlace, GatheredPassage], ...] = ()
     loose: tuple[tuple[TextPlace, GatheredPassage], ...] = ()
+    relevance: RelevanceReport | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader should know of what was found."""
+        return () if self.relevance is None or self.relevance.found else (nothing_found(self.relevance),)
 
     @property
     def all(self) -> tuple[GatheredPassage, ...]:
@@ -144,14 +151,40 @@ def gather(tenant: Tenant, ask: AnswerRequest) -> Gathered:
     """
     named = [GatheredPassage(passage, 0.0, found=False) for passage in _named(tenant, ask)]
     known = {each.passage.id for each in named}
-    hits = in_prompt_order(look_up(tenant, ask.lookup, bound=ask.principal.bound)) if ask.lookup else []
+    looked = look_up(tenant, ask.lookup, bound=ask.principal.bound) if ask.lookup else Found([])
+    relevance = relevance_report(looked)
+    hits = in_prompt_order(looked.hits)
     found = [GatheredPassage(hit.passage, hit.score, found=True) for hit in hits if hit.passage.id not in known]
     passages = (*named, *found)
     inside = _recognised(tenant, ask, texts=[turn.text for turn in ask.turns]) if ask.inline else ()
     loose = _recognised(tenant, ask, texts=[each.text.strip() for each in ask.documents])
     if ask.asks and ask.lookup and ask.lookup.top_k and not passages and not ask.documents:
         _refuse_nothing(tenant, ask)
-    return Gathered(ask, _system(tenant, ask, passages=passages), passages, tuple(inside), tuple(loose))
+    if ask.lookup and relevance and not relevance.found and not named and not ask.documents:
+        _refuse_unfound(tenant, ask.lookup, looked=looked, relevance=relevance)
+    return Gathered(ask, _system(tenant, ask, passages=passages), passages, tuple(inside), tuple(loose), relevance)
+
+
+def _refuse_unfound(tenant: Tenant, lookup: Lookup, *, looked: Found, relevance: RelevanceReport) -> None:
+    """Raises NotFound where the collection has no answer without a find."""
+    name = lookup.collection or (looked.hits[0].passage.collection if looked.hits else "")
+    with tenant.catalog.view() as view:
+        if rules_of(view, name).on_empty == REFUSE:
+            raise NotFound(f"{nothing_found(relevance)}, and the collection {name!r} refuses to answer without")
+
+
+def nothing_found(relevance: RelevanceReport) -> str:
+    """A sentence for whoever asked."""
+    return (
+        f"nothing was found that answers this: the nearest passage comes to {relevance.best:.2f}, "
+        f"a find to {relevance.floor:.2f} at least"
+    )
+
+
+def relevance_report(found: Found) -> RelevanceReport | None:
+    """What is told of a search."""
+    each = found.relevance
+    return each and RelevanceReport(each.is_found, round(each.best, 4), round(each.floor, 4))
 
 
 def _refuse_nothing(tenant: Tenant, ask: AnswerRequest) -> None:
@@ -165,7 +198,7 @@ def _refuse_nothing(tenant: Tenant, ask: AnswerRequest) -> None:
     )
 
 
-def look_up(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> list[Hit]:
+def look_up(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> Found:
     """The hits, best first, each before its neighbors.
 
     Raises NotFound for a collection that is not there, and Invalid for one that is kept without search.
@@ -173,7 +206,10 @@ def look_up(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> list[Hit]:
     allowed = _searched(tenant, lookup, bound=bound)
     reranked = min(RERANKED * lookup.top_k, MOST) if lookup.rerank else 0
     asked = (lookup.query, lookup.top_k, lookup.mode, allowed, reranked)
-    return tenant.library.search(Query(*asked, bound=scope(bound=bound), neighbors=lookup.neighbors))
+    with tenant.catalog.view() as view:
+        floor = rules_of(view, lookup.collection).floor
+    query = Query(*asked, bound=scope(bound=bound), neighbors=lookup.neighbors, floor=floor)
+    return tenant.library.look_for(query)
 
 
 def _searched(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> FilterCondition:

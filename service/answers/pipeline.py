@@ -31,7 +31,7 @@ from blend.engine.engine import (
 from blend.engine.engine import Event as EngineEvent
 from blend.engine.sampling import LogitsProcessor
 from blend.fuse.fuse import FuseReport
-from retriever.search import Hit
+from retriever.search import Found
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup
 from service.answers.blend_decision import BlendInputs, decide, tries
@@ -138,7 +138,7 @@ class Pipeline:
         self._fetches.shutdown(cancel_futures=True)
         self._compilations.close()
 
-    async def search(self, who: Principal, lookup: Lookup) -> list[Hit]:
+    async def search(self, who: Principal, lookup: Lookup) -> Found:
         """Retrieval alone, best first."""
         return await self._in_thread(lambda: look_up(self._tenants.open(who.tenant), lookup, bound=who.bound))
 
@@ -219,7 +219,7 @@ class Pipeline:
     def _begun(self, gathered: Gathered, inputs: BlendInputs) -> tuple[EnginePlan, BegunBlobs | None]:
         """The plan, and the blobs that it may use; None for none."""
         notes = () if self.foreign_documents is None else self.foreign_documents.notes(gathered.texts)
-        notes = (*notes, NOTE) if gathered.ask.tools else notes
+        notes = (*gathered.notes, *notes, NOTE) if gathered.ask.tools else (*gathered.notes, *notes)
         plan = fit(gathered, inputs, prompt_builder=self._model.prompt_builder, window=self._model.window)
         plan = replace(plan, notes=notes)
         passages = [each.passage for each in gathered.all]

@@ -98,12 +98,13 @@ class EnginePlan:
         """The report on how the answer came about; None for one that was cancelled before its turn."""
         order, reason = self.decision.order, self.decision.reason
         expected_ms = self.cost.expected.ms if self.cost else {}
-        why = Miss(reason) if reason else None
+        why, relevance = Miss(reason) if reason else None, self.gathered.relevance
         if fused is None:
-            return Report(order.policy, order.ratio, (), (), {}, expected_ms, why, self.notes)
+            return Report(order.policy, order.ratio, (), (), {}, expected_ms, why, self.notes, relevance)
         dropped = tuple(self.gathered.passages[number].passage.id for number in sorted(self.dropped))
         ms = {stage: round(value, 3) for stage, value in timings_ms.items()}
-        return Report(order.policy, order.ratio, self._chunks(fused), dropped, ms, expected_ms, why, self.notes)
+        chunks = self._chunks(fused)
+        return Report(order.policy, order.ratio, chunks, dropped, ms, expected_ms, why, self.notes, relevance)
 
     def _chunks(self, report: FuseReport) -> tuple[ChunkReport, ...]:
         """The report of each chunk after the fuse."""

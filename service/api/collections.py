@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from fastapi import Response
 from pydantic import BaseModel, Field
@@ -34,6 +35,16 @@ class Rules(Strict):
         description="Whether its chunks are captured behind passages of the collection, and what is before them "
         "in their document: nearer to full prefill, and a deleted document takes the caches of others with it",
     )
+    floor: float | None = Field(
+        None,
+        ge=-1,
+        le=10,
+        description="What a find has to do with a question at least, as `relevance` of an answer tells it; null for "
+        "what is fitted for the embedder, or for words",
+    )
+    on_empty: Literal["answer", "refuse"] = Field(
+        "answer", description="Whether a question for which nothing is found is answered all the same, or refused"
+    )
     filler: list[ChunkId] | None = Field(
         None,
         max_length=8,
@@ -59,6 +70,8 @@ class CollectionOut(BaseModel):
     embedder: str
     search: bool
     in_context: bool
+    floor: float | None
+    on_empty: str
     documents: int
     filler: list[FillerOut]
 
@@ -107,7 +120,7 @@ def put_collection(by: By, name: CollectionName, *, rules: Rules, response: Resp
     tenant = by.tenant
     with tenant.catalog.view() as view:
         is_new = view.collection(name) is None
-    kept = CollectionRules(rules.chunk_tokens, rules.system, rules.embedder, rules.search, rules.in_context)
+    kept = CollectionRules(**rules.model_dump(exclude={"filler"}))
     by.core.ingest.put_collection(tenant, name, rules=kept)
     if rules.filler is not None:
         _fill_with(by, name, chunks=rules.filler)
@@ -169,6 +182,8 @@ def _body(
         embedder=rules.embedder,
         search=rules.search,
         in_context=rules.in_context,
+        floor=rules.floor,
+        on_empty=rules.on_empty,
         documents=documents,
         filler=[FillerOut(document_id=each.document, chunk_id=each.chunk, title=each.title) for each in passages],
     )

@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from service.answers.answer_request import Lookup
+from service.answers.gather import nothing_found, relevance_report
 from service.api.caller import By, Caller, unknown
 from service.api.fields import WHOLE, ChunkId, CollectionName, Filter, OneOf, Strict, Text, Whole
 from service.api.questions import check_length
 from service.api.rendering import SourceOut, rendered_passage
+from service.reports import RelevanceReport
 
 
 class SearchRequest(Strict):
@@ -28,9 +30,11 @@ class SearchRequest(Strict):
 
 
 class SearchAnswer(BaseModel):
-    """The hits, best first."""
+    """The hits, best first. No `relevance` where nothing was looked for."""
 
     hits: list[SourceOut]
+    relevance: RelevanceReport | None = None
+    note: str = Field("", description="A sentence where nothing was found that answers")
 
 
 class RerankRequest(OneOf):
@@ -71,9 +75,12 @@ async def search(by: By, wanted: SearchRequest) -> SearchAnswer:
         mode=wanted.mode,
         rerank=wanted.rerank,
     )
-    hits = await by.core.pipeline.search(by.who, lookup)
-    shown = [replace(hit.passage, document=by.who.shown_id(hit.passage.document)) for hit in hits]
-    return SearchAnswer(hits=[rendered_passage(each, hit.score) for each, hit in zip(shown, hits, strict=True)])
+    found = await by.core.pipeline.search(by.who, lookup)
+    shown = [replace(hit.passage, document=by.who.shown_id(hit.passage.document)) for hit in found.hits]
+    hits = [rendered_passage(each, hit.score) for each, hit in zip(shown, found.hits, strict=True)]
+    relevance = relevance_report(found)
+    note = nothing_found(relevance) if relevance and hits and not relevance.found else ""
+    return SearchAnswer(hits=hits, relevance=relevance, note=note)
 
 
 def rerank(by: By, wanted: RerankRequest) -> RerankAnswer:

@@ -116,6 +116,8 @@ def search(
         typer.echo(json.dumps(found, indent=2))
         return
     _sources(cast("list[Json]", found["hits"]))
+    if note := found.get("note"):
+        tell(f"\n{note}", err=True, style="yellow")
 
 
 def _narrowed(collection: str, where: str, *, top_k: int | None) -> Json:

@@ -10,6 +10,7 @@ from retriever.filter_condition import scope
 from retriever.types import Collection
 from service.errors import NotFound
 
+ANSWER, REFUSE = "answer", "refuse"
 DEFAULT_COLLECTION = "default"  # of requests that name none: it need not be there
 
 
@@ -20,6 +21,8 @@ class CollectionRules:
     Chunks are captured behind the first one that the collection ever had: another one later misses no chunk.
     `in_context`: whether chunks are captured behind passages of their kind, and what is before them in their document.
     `search`: whether they are embedded and found; their caches serve in any case.
+    `floor`: what a find has to do with the question at least; None for what is fitted. `on_empty`: what becomes of a
+    question for which nothing is found.
     """
 
     chunk_tokens: int = 256
@@ -27,6 +30,8 @@ class CollectionRules:
     embedder: str = ""
     search: bool = True
     in_context: bool = True
+    floor: float | None = None
+    on_empty: str = ANSWER
 
     def to_json(self) -> Json:
         """The JSON that `from_json` reads."""
@@ -48,6 +53,12 @@ def kept_rules(catalog: Catalog, collection: str, *, fresh: CollectionRules) -> 
     with catalog.change() as change:
         change.put_collection(Collection(collection, fresh.to_json()))
     return fresh
+
+
+def rules_of(view: CatalogView, name: str) -> CollectionRules:
+    """The rules of a collection; those of a new one where it is not there."""
+    found = view.collection(name) if name else None
+    return CollectionRules.from_json(found.rules) if found else CollectionRules()
 
 
 def check_collection(view: CatalogView, name: str, *, bound: Json | None) -> None:

@@ -1,4 +1,5 @@
-"""Measures what search finds in Python's documentation: first and in five, by words, by vectors and by both.
+"""Measures what search finds in Python's documentation, first and in five, by words, by vectors and by both; and of how
+many questions it says that nothing was found.
 
 `python -m tests.bench.documentation FOLDER` prints one JSON object. FOLDER holds the documentation in HTML, such as
 /usr/share/doc/python3.11/html of Debian's python3.11-doc, which `make real` fetches. The questions are those of
@@ -62,13 +63,15 @@ def answers(hit: Hit, answer: str) -> bool:
 
 def answered(library: Library, asked: Sequence[tuple[str, str]], *, mode: Mode) -> dict[str, float]:
     """How many of these questions have their answer first, and in five; and what a search takes."""
-    places, times = list[int](), list[float]()
+    places, times, unfound = list[int](), list[float](), 0
     for question, answer in asked:
         start = time.perf_counter()
-        hits = library.search(Query(question, 5, mode=mode))
+        found = library.look_for(Query(question, 5, mode=mode))
         times.append(1000 * (time.perf_counter() - start))
-        places += [place for place, hit in enumerate(hits) if answers(hit, answer)][:1]
-    return {"first": places.count(0), "in five": len(places), "of": len(asked), "p50 ms": round(median(times), 1)}
+        unfound += not (found.relevance and found.relevance.is_found)
+        places += [place for place, hit in enumerate(found.hits) if answers(hit, answer)][:1]
+    counts = {"first": places.count(0), "in five": len(places), "said to find nothing": unfound, "of": len(asked)}
+    return {**counts, "p50 ms": round(median(times), 1)}
 
 
 def main() -> None:
@@ -88,6 +91,7 @@ def main() -> None:
         if not is_filled:
             fill(library, options.folder, most=options.chunks)
         found = {group: getattr(python_questions, group) for group in GROUPS}
+        found["UNANSWERED"] = [(question, "no such words") for question in python_questions.UNANSWERED]
         answered(library, found["PARAPHRASED"], mode="hybrid")  # indexes are read
         results = {
             group: {mode: answered(library, asked, mode=mode) for mode in MODES} for group, asked in found.items()

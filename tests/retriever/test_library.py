@@ -97,6 +97,21 @@ def test_hybrid_scores_what_either_finds_by_both(make: Made) -> None:
     assert texts(hits[:4]) == texts(library.search(Query(question, 4)))
 
 
+def test_what_is_no_nearer_than_chance_is_no_find(make: Made) -> None:
+    library = make(WordEmbedder())
+    library.put(some(25), collection="c")
+    for mode in ("vector", "hybrid"):
+        near, far = (library.look_for(Query(text, 3, mode)).relevance for text in ("amber heron birch", "zx qw"))
+        assert near and far and near.floor == far.floor and near.best > far.best
+        own = library.look_for(Query("zx qw", 3, mode, floor=-1.0)).relevance
+        assert own and own.is_found and own.best == far.best
+        behind = library.look_for(Query("zx qw", 3, mode, in_collection("none"))).relevance
+        assert behind and behind.floor < far.floor, "among fewer chunks chance brings less"
+    assert library.look_for(Query(" ", 3)).relevance is None
+    words = library.look_for(Query("heron unheard unseen unknown", 3, "lexical")).relevance
+    assert words and not words.is_found and words.best < words.floor
+
+
 class Meaning(WordEmbedder):
     """Takes a question for one about herons, whatever its words are."""
 

@@ -10,7 +10,7 @@ from retriever.catalog.sqlite import SqliteCatalog
 from retriever.documents import Document, DocumentPart, Json
 from retriever.filter_condition import scope
 from retriever.library import Library
-from retriever.search import Hit, Query
+from retriever.search import Found, Query
 from retriever.types import Collection, Passage
 from retriever.upload_types import NewUpload, UploadState
 from service.access.domains import DomainChunk
@@ -155,18 +155,18 @@ class FakePipeline:
         self.late = False
         self.closed = 0
 
-    async def search(self, principal: Principal, lookup: Lookup) -> list[Hit]:
+    async def search(self, principal: Principal, lookup: Lookup) -> Found:
         allowed = scope(collection=lookup.collection, where=lookup.where, bound=principal.bound)
         reranked = lookup.top_k if lookup.rerank else 0
         query = Query(lookup.query, lookup.top_k, lookup.mode, allowed, reranked)
-        return self._core.opened(principal.tenant).library.search(query)
+        return self._core.opened(principal.tenant).library.look_for(query)
 
     async def answer(self, ask: AnswerRequest) -> AsyncGenerator[Event]:
         self.asks.append(ask)
         try:
             if self.fault and not self.late:
                 raise self.fault
-            hits = await self.search(ask.principal, ask.lookup) if ask.lookup else []
+            hits = (await self.search(ask.principal, ask.lookup)).hits if ask.lookup else []
             yield Retrieved(
                 tuple(
                     Source(hit.passage.id, hit.passage.document, "", hit.passage.text, hit.score, hit.passage)

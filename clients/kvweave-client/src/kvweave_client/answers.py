@@ -49,12 +49,20 @@ class ChunkReport(msgspec.Struct, frozen=True):
     miss_reason: str | None = None
 
 
+class Relevance(msgspec.Struct, frozen=True):
+    """How much the best passage has to do with the question, and what it takes to be found."""
+
+    found: bool
+    best: float
+    floor: float
+
+
 class Report(msgspec.Struct, frozen=True):
     """How an answer came about. `dropped`: chunks that the model's window had no room for.
 
     `expected_ms` of each way (full, prefix, blend), where one was chosen for its time; `reason`: why no chunk was
     blended, where a policy would have.
-    `notes`: sentences that whoever reads the answer should know.
+    `notes`: sentences that whoever reads the answer should know. No `relevance` where nothing was searched.
     """
 
     policy: str
@@ -65,6 +73,7 @@ class Report(msgspec.Struct, frozen=True):
     expected_ms: dict[str, float] = {}
     reason: str | None = None
     notes: tuple[str, ...] = ()
+    relevance: Relevance | None = None
 
 
 class _Printed(msgspec.Struct, frozen=True):
@@ -277,6 +286,8 @@ class Collection(msgspec.Struct, frozen=True):
     system: str | None = None
     search: bool = True
     in_context: bool = True
+    floor: float | None = None
+    on_empty: str = "answer"
     filler: tuple[Filler, ...] = ()
 
 

@@ -69,13 +69,18 @@ class DocumentFields(TypedDict, total=False):
 
 
 class Rules(TypedDict, total=False):
-    """How a collection's documents are cut and captured. `search`: off, where another index finds its chunks."""
+    """How a collection's documents are cut and captured. `search`: off, where another index finds its chunks.
+
+    `floor`: what a find has to do with a question at least; `on_empty`: what becomes of one for which nothing is found.
+    """
 
     chunk_tokens: int
     system: str | None
     embedder: str
     search: bool
     in_context: bool
+    floor: float | None
+    on_empty: Literal["answer", "refuse"]
     filler: list[str] | None
 
 
