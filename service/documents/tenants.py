@@ -12,7 +12,7 @@ from retriever.catalog.change import CatalogChange
 from retriever.library import Library
 from retriever.types import Passage, Removal
 from service.documents.chunk_caches import ChunkCaches
-from service.documents.chunk_capture import ChunkCapture, Purpose
+from service.documents.chunk_capture import CaptureItem, ChunkCapture, Purpose
 from service.documents.chunk_captures import ChunkCaptures
 from service.documents.fillers import divide, settle
 from service.model.served_model import ServedModel
@@ -28,7 +28,8 @@ from store.upkeep import StoredBlob
 log = logging.getLogger(__name__)
 
 SWEEP_S = 10.0  # how long a delete waits for the caches to go; the rest goes behind its back
-_SWEPT = 256  # chunks between two marks of how far it came
+_SWEPT = 2048  # chunks between two marks of how far it came
+_PIECE_S = 0.1  # in which a store deletes what goes together
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Tenant:
             with self.catalog.view() as view:
                 removed = view.state().removed
                 rows = view.unswept(_SWEPT)
-            if not self._forget(rows, until=end):
+            if not self._forget([chunk for _, chunk in rows], until=end):
                 return False
             with self.catalog.change() as change:
                 change.swept(rows[-1][0] if rows else removed)
@@ -135,8 +136,8 @@ class Tenant:
                 stale, uses = self.caches.moved([*{chunk for _, chunk in rows}])
                 with self.catalog.change() as change:  # before they go: who is killed meanwhile would not know it later
                     change.lack_contexts(uses)
-                for scope in stale:
-                    self.store.delete(scope)
+                if not self._delete(stale, until=end):
+                    return False
             except StoreError as error:
                 log.warning("caches of old contexts could not be removed yet", extra=fields(reason=str(error)))
                 return False
@@ -181,8 +182,13 @@ class Tenant:
         if not rows:
             return False
         items = self.caches.lacking([*dict.fromkeys(chunk for _, chunk in rows)])
-        left = {item.key for item in items}  # of what moves meanwhile, nothing comes out
-        capturing = ChunkCapture(self.model, self.store, purpose=Purpose.JOB, wanted=self.caches.wanted)
+        left = {item.key for item in items}  # of what moves, or an upload brings meanwhile, nothing comes out
+
+        def wanted(batch: Sequence[CaptureItem]) -> Sequence[CaptureItem]:
+            lacking = {each.key for each in self.caches.lacking([item.key.chunk for item in batch])}
+            return [item for item in batch if item.key in lacking]
+
+        capturing = ChunkCapture(self.model, self.store, purpose=Purpose.JOB, wanted=wanted)
         with self.caches.computing(items):
             for outcome in capturing.run(items):
                 left.discard(outcome.item.key)
@@ -204,19 +210,24 @@ class Tenant:
             return False
         return True
 
-    def _forget(self, rows: Sequence[tuple[int, str]], *, until: float) -> bool:
+    def _forget(self, chunks: Sequence[str], *, until: float) -> bool:
         """Deletes the blobs of these chunks. Returns whether all went. A kill in between costs that some go twice."""
-        if rows:
+        if chunks:
             self._void()
-        for _, chunk in rows:
-            if time.monotonic() > until:
-                return False
-            try:
-                self.store.delete(Scope(self.name, chunk))
-            except StoreError as error:
-                log.warning("caches of deleted chunks could not be removed yet", extra=fields(reason=str(error)))
-                return False
-        return True
+        try:
+            return self._delete([Scope(self.name, chunk) for chunk in chunks], until=until)
+        except StoreError as error:
+            log.warning("caches of deleted chunks could not be removed yet", extra=fields(reason=str(error)))
+            return False
+
+    def _delete(self, scopes: Sequence[Scope], *, until: float) -> bool:
+        """Deletes these scopes, as many together as take no time. Returns whether all went. Raises StoreError."""
+        left, count = scopes, 1
+        while left and (began := time.monotonic()) < until:
+            self.store.delete_all(left[:count])
+            left = left[count:]
+            count = 2 * count if time.monotonic() - began < _PIECE_S else 1
+        return not left
 
     def _void(self) -> None:
         """Lets go of prompts that wait to be fetched: what is gone may be in them."""

@@ -279,38 +279,49 @@ class LmdbStore(BlobStore):
             return self._rows.deletions(txn, tenant, after=after)
 
     def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
-        def log(txn: lmdb.Transaction) -> Deletion:
-            deletion = Deletion(epoch or self._rows.epoch(txn, scope.tenant) + 1, scope)
-            self._rows.log_deletion(txn, deletion, now=time.time())
+        [number] = self.delete_all([scope], epochs=() if epoch is None else [epoch])
+        return number
+
+    def delete_all(self, scopes: Sequence[Scope], *, epochs: Sequence[int] = ()) -> list[int]:
+        def log(txn: lmdb.Transaction) -> list[Deletion]:
+            first = self._rows.epoch(txn, scopes[0].tenant) + 1
+            numbers = epochs or range(first, first + len(scopes))
+            deletions = [Deletion(number, scope) for number, scope in zip(numbers, scopes, strict=True)]
+            for deletion in deletions:
+                self._rows.log_deletion(txn, deletion, now=time.time())
+                self._rows.forget_quarantined(txn, deletion.scope.text.encode(), before=math.inf)
             self._ledger.passed(txn)
-            self._rows.forget_quarantined(txn, scope.text.encode(), before=math.inf)
-            return deletion
+            return deletions
 
-        deletion = self._change(log)
+        deletions = self._change(log)
         forget_broken(self.environment.path, before=math.inf)  # it may hold deleted blobs
-        self._bury(deletion)
-        return deletion.epoch
+        self._bury(deletions)
+        return [deletion.epoch for deletion in deletions]
 
-    def _bury(self, deletion: Deletion) -> None:
+    def _bury(self, deletions: Sequence[Deletion]) -> None:
         """Free the pages of dead blobs."""
-        while self._change(partial(self._bury_in, deletion=deletion)):
+        while self._change(partial(self._bury_in, deletions=deletions)):
             pass
 
     def finish_deletes(self) -> None:
         for tenant in self.tenants():
             for deletion in self.deletions(tenant):
-                self._bury(deletion)
+                self._bury([deletion])
 
     def compact(self) -> int:
         return self.environment.compact()
 
-    def _bury_in(self, txn: lmdb.Transaction, *, deletion: Deletion) -> bool:
+    def _bury_in(self, txn: lmdb.Transaction, *, deletions: Sequence[Deletion]) -> bool:
         """Remove some of the dead blobs; returns whether there may be more."""
-        rows = self._rows.scan(txn, deletion.scope.text.encode())
-        dead = list(islice((raw.decode() for raw, row in rows if row.epoch < deletion.epoch), _BATCH))
+        dead = list(islice(self._dead(txn, deletions), _BATCH))
         for key in dead:
             self._remove_in(txn, key=key)
         return len(dead) == _BATCH
+
+    def _dead(self, txn: lmdb.Transaction, deletions: Sequence[Deletion]) -> Iterator[str]:
+        for deletion in deletions:
+            rows = self._rows.scan(txn, deletion.scope.text.encode())
+            yield from [raw.decode() for raw, row in rows if row.epoch < deletion.epoch]
 
     def trim(self, tenant: str, before: float) -> int:
         return self._change(lambda txn: self._rows.trim_deletions(txn, tenant, before=before))

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -126,16 +126,21 @@ class MemoryStore(BlobStore):
             return [deletion for _, deletion in self._deletions.get(tenant, ()) if deletion.epoch > after]
 
     def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
-        with self._lock:
-            number = self.epoch(scope.tenant) + 1 if epoch is None else epoch
-            deletion = Deletion(number, scope)
-            known = self._deletions[scope.tenant]
-            known.append((time.time(), deletion))
-            known.sort(key=lambda row: row[1].epoch)
-            self._graves[scope.text] = max(number, self._graves.get(scope.text, 0))
-            for key in [k for k, kept in self._blobs.items() if deletion.kills(k, kept.blob.head.terms.epoch)]:
-                self._forget(key)
+        [number] = self.delete_all([scope], epochs=() if epoch is None else [epoch])
         return number
+
+    def delete_all(self, scopes: Sequence[Scope], *, epochs: Sequence[int] = ()) -> list[int]:
+        with self._lock:
+            first = self.epoch(scopes[0].tenant) + 1
+            numbers = [*epochs] or [*range(first, first + len(scopes))]
+            known = self._deletions[scopes[0].tenant]
+            for number, scope in zip(numbers, scopes, strict=True):
+                known.append((time.time(), Deletion(number, scope)))
+                self._graves[scope.text] = max(number, self._graves.get(scope.text, 0))
+            known.sort(key=lambda row: row[1].epoch)
+            for key in [key for key, kept in self._blobs.items() if self._is_dead(kept.blob)]:
+                self._forget(key)
+        return numbers
 
     def trim(self, tenant: str, before: float) -> int:
         with self._lock:

@@ -221,15 +221,20 @@ class TieredStore(BlobStore):
         return self.lowest.deletions(tenant, after)
 
     def delete(self, scope: Scope, *, epoch: int | None = None) -> int:
-        number = self.lowest.delete(scope, epoch=epoch)
-        self._bury_copies(Deletion(number, scope))
-        self._copying.wait()
+        [number] = self.delete_all([scope], epochs=() if epoch is None else [epoch])
         return number
 
-    def _bury_copies(self, deletion: Deletion) -> None:
-        with self._taking(lambda key, head: deletion.kills(key, head.terms.epoch)):
+    def delete_all(self, scopes: Sequence[Scope], *, epochs: Sequence[int] = ()) -> list[int]:
+        numbers = self.lowest.delete_all(scopes, epochs=epochs)
+        self._bury_copies([Deletion(number, scope) for number, scope in zip(numbers, scopes, strict=True)])
+        self._copying.wait()
+        return numbers
+
+    def _bury_copies(self, deletions: Sequence[Deletion]) -> None:
+        epochs = {deletion.scope.text: deletion.epoch for deletion in deletions}
+        with self._taking(lambda key, head: any(epochs.get(each, 0) > head.terms.epoch for each in key.scopes)):
             for tier in self._tiers[:-1]:
-                tier.delete(deletion.scope, epoch=deletion.epoch)
+                tier.delete_all([each.scope for each in deletions], epochs=[each.epoch for each in deletions])
 
     def _learn_deletions(self, tenant: str) -> None:
         """Reads a tenant's deletions now and then. While the lowest tier is out of reach, the caches stand."""
@@ -248,9 +253,8 @@ class TieredStore(BlobStore):
         now = time.monotonic()
         known = self._synced[tenant][1] if tenant in self._synced else self._known_deletions(tenant)
         news = self.lowest.deletions(tenant, known)
-        for deletion in news:
-            if any(tier.epoch(tenant) < deletion.epoch for tier in self._tiers[:-1]):
-                self._bury_copies(deletion)
+        if fresh := [each for each in news if any(tier.epoch(tenant) < each.epoch for tier in self._tiers[:-1])]:
+            self._bury_copies(fresh)
         self._synced[tenant] = (now, max([known, *(deletion.epoch for deletion in news)]))
 
     def _known_deletions(self, tenant: str) -> int:

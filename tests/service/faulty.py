@@ -19,7 +19,7 @@ from service.app.core import Core
 from store.blob import Blob, Buffer
 from store.blob_store import BlobStore, Put
 from store.errors import Miss, StoreUnavailable
-from store.key import CacheKey
+from store.key import CacheKey, Scope
 from store.reader import BlobReader
 from tests.service.serving import WAIT_S, wait_for
 
@@ -68,6 +68,12 @@ class FaultyStore:
     def put_all(self, blobs: Sequence[Blob]) -> list[Put]:
         """Through the faults of each put."""
         return [self.put(blob) for blob in blobs]
+
+    def delete_all(self, scopes: Sequence[Scope]) -> list[int]:
+        """Through the faults of each delete."""
+        for scope in scopes:
+            self._fault("delete", scope)
+        return self.inner.delete_all(scopes)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (any method of a store)
         found = getattr(self.inner, name)

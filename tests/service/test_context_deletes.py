@@ -309,17 +309,17 @@ def test_what_is_computed_for_a_place_that_goes_is_not_kept(inside: Inside, when
 def test_a_sweep_that_is_broken_off_forgets_no_chunk(inside: Inside) -> None:
     """What went before it broke is captured anew as well."""
     tenant = inside.core.tenants.open(TENANT)
-    deleted, deletes = list[Scope](), tenant.store.delete
+    deleted, deletes = list[Scope](), tenant.store.delete_all
 
-    def breaking(scope: Scope, **others: int) -> int:
-        deleted.append(scope)
-        if len(deleted) == 8:
+    def breaking(scopes: Sequence[Scope]) -> list[int]:
+        deleted.extend(scopes)
+        if len(deleted) >= 8:
             raise StoreUnavailable("the medium is away")
-        return deletes(scope, **others)
+        return deletes(scopes)
 
     with computing(inside) as computed, inside.client() as client:
         with inside.core.ingest.resting(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tenant.store, "delete", breaking)
+            patch.setattr(tenant.store, "delete_all", breaking)
             assert not good(client.delete(f"/v1/documents/{filler(tenant)[0][0]}"))["done"]
         inside.core.ingest.wake(TENANT)
         check_settled(inside, computed)

@@ -123,6 +123,21 @@ class BlobStoreContract:
         assert {name for name, each in blobs.items() if why(store, each.head.key)} == gone
         assert {name for name, each in blobs.items() if self.raw(store, each.head.key) is None} == gone
 
+    def test_several_deletes_are_as_one_after_the_other(self, store: BlobStore) -> None:
+        for number in range(1, 6):
+            store.put(blob(number))
+        epoch = store.epoch("acme")
+        scopes = [
+            Scope("acme", "chunk-1"),
+            Scope("acme", "chunk-2", "fp"),
+            Scope("acme", "chunk-4"),
+            Scope("acme", "no"),
+        ]
+        assert store.delete_all(scopes) == [epoch + each for each in range(1, 5)]
+        assert [each.scope for each in store.deletions("acme", after=epoch)] == scopes
+        assert {entry.key.chunk for entry in store.entries(Scope("acme"))} == {"chunk-3", "chunk-5"}
+        assert store.put(blob(4, epoch=epoch)) is Put.DELETED
+
     def test_a_put_begun_before_a_delete_is_dropped(self, store: BlobStore) -> None:
         before = store.epoch("acme")
         assert store.delete(Scope("acme", "chunk-0")) == store.epoch("acme") > before
