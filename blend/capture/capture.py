@@ -43,6 +43,12 @@ class PassPlan:
     rows: int
 
 
+def passes(chunks: Sequence[Ids], before: Sequence[Ids], *, device: torch.device) -> list[tuple[int, ...]]:
+    """The numbers of chunks whose records come out together, pass by pass: what is computed by itself costs no more."""
+    whole = [[*own, *ids] for own, ids in zip(before or [()] * len(chunks), chunks, strict=True)]
+    return [each.numbers for each in plan(whole, rows=ROWS.get(device.type, FEW_ROWS))]
+
+
 def plan(chunks: Sequence[Ids], *, rows: int, room: float = math.inf) -> Iterator[PassPlan]:
     """Yields the passes over all chunks: each over chunks of one bucket, in order, whose tokens are within `room`."""
     waiting: dict[int, list[int]] = {}

@@ -30,6 +30,11 @@ class QueuedRequest(PendingRequest):
         self.layout = layout
         self.capacity = capacity  # tokens that its context holds at most
 
+    @property
+    def payer(self) -> str:
+        """Who asked for it."""
+        return self.request.payer
+
     def begin(self, context: Context) -> BlendOrder:
         """How the prompt is to be fused into the context; whoever goes on with it hears of it from now on."""
         order, receiver = self.request.order, self.request.receiver

@@ -168,11 +168,17 @@ class Engine(Protocol):
         ...
 
     def capture(
-        self, prefix: Sequence[int], chunks: Sequence[Sequence[int]], *, before: Sequence[Sequence[int]] = ()
+        self,
+        prefix: Sequence[int],
+        chunks: Sequence[Sequence[int]],
+        *,
+        before: Sequence[Sequence[int]] = (),
+        payer: str = "",
     ) -> Future[list[Record]]:
         """Compute records of chunks, when no request wants to be served, and for a share of the time at least.
 
-        `before`: the ids between the prefix and each chunk; without it there are none.
+        `before`: the ids between the prefix and each chunk; without it there are none. Those of several payers take
+        turns, by weight as requests do.
         """
         ...
 

@@ -9,20 +9,35 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-
-from blend.engine.answer_builder import QueuedRequest
+from typing import Generic, Protocol, TypeVar
 
 PATIENCE_S = 2.0  # a request that does not fit is passed by others for so long; then what runs has to end
 FEW = 8  # who asks for so many times as much as another begins nothing while that one runs and had less
 FORGETS = 0.98  # a step's weight in the next step's view of what steps cost
 
 
-class FairQueue:
-    """Requests that wait, in order for each payer, and the time that each payer has had. Not safe for threads."""
+class Paid(Protocol):
+    """What somebody asked for."""
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
+    @property
+    def payer(self) -> str:
+        """Who asked for it."""
+        ...
+
+
+Queued = TypeVar("Queued", bound=Paid)
+
+
+class FairQueue(Generic[Queued]):
+    """Requests that wait, in order for each payer, and the time that each payer has had. Not safe for threads.
+
+    Of one payer's the next is the first, or the first of those that have the least `left`.
+    """
+
+    def __init__(self, weights: Mapping[str, float], *, left: Callable[[Queued], int] = lambda queued: 0) -> None:
         self._weights = weights
-        self._waiting: dict[str, deque[QueuedRequest]] = {}
+        self._left = left
+        self._waiting: dict[str, deque[Queued]] = {}
         self._spent: dict[str, float] = {}
         self.seconds: dict[str, float] = {}  # that each payer had, whatever its weight
         self._start_s = 0.0  # of a request, until it runs, lately
@@ -35,15 +50,19 @@ class FairQueue:
         """How many requests wait, by payer."""
         return Counter({payer: len(each) for payer, each in self._waiting.items()})
 
-    def add(self, queued: QueuedRequest, running: Collection[str]) -> None:
+    def add(self, queued: Queued, running: Collection[str]) -> None:
         """Takes a request; `running` are the payers of those that are computed now."""
-        payer = queued.request.payer
+        payer = queued.payer
         active = [self._spent.get(each, 0.0) for each in {*self._waiting, *running}]
         if not active:
             self._spent.clear()
         elif payer not in self._waiting and payer not in running:
             self._spent[payer] = max(self._spent.get(payer, 0.0), min(active))
         self._waiting.setdefault(payer, deque()).append(queued)
+
+    def put_back(self, queued: Queued) -> None:
+        """Takes one again that had its turn and is not over, before the others of its payer."""
+        self._waiting.setdefault(queued.payer, deque()).appendleft(queued)
 
     def spend(self, payer: str, seconds: float) -> None:
         """Counts time that the engine gave to a payer."""
@@ -55,20 +74,20 @@ class FairQueue:
         self._start_s += (seconds - self._start_s) / 4
         self.spend(payer, seconds)
 
-    def removed(self, wanted: Callable[[QueuedRequest], bool]) -> list[QueuedRequest]:
+    def removed(self, wanted: Callable[[Queued], bool]) -> list[Queued]:
         """Takes out what is wanted no more."""
         found = [queued for each in self._waiting.values() for queued in each if wanted(queued)]
         for queued in found:
             self._take(queued)
         return found
 
-    def next(self, fits: Callable[[QueuedRequest], bool], *, running: Mapping[str, int]) -> QueuedRequest | None:
+    def next(self, fits: Callable[[Queued], bool], *, running: Mapping[str, int]) -> Queued | None:
         """Takes the request whose turn it is and that fits. One that does not lets others by, but not for ever."""
         now = time.perf_counter()
         for payer in sorted(self._waiting, key=lambda each: self._spent.get(each, 0.0)):
             if self._yields(payer, running):
                 continue
-            first = self._waiting[payer][0]
+            first = min(self._waiting[payer], key=self._left)
             if fits(first):
                 self._take(first)
                 return first
@@ -99,8 +118,8 @@ class FairQueue:
         """How long a new request of this payer would wait for its turn."""
         return self.ahead(payer) * self._start_s
 
-    def _take(self, queued: QueuedRequest) -> None:
-        payer = queued.request.payer
+    def _take(self, queued: Queued) -> None:
+        payer = queued.payer
         waiting = self._waiting[payer]
         if waiting[0] is queued:
             self._blocked.pop(payer, None)

@@ -6,8 +6,9 @@ them pass between their layers, until captures have had too small a share of the
 """
 
 import logging
+import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -16,11 +17,12 @@ from threading import Condition, Thread
 
 import torch
 
-from blend.capture.capture import CaptureHooks, capture
+from blend.capture.capture import CaptureHooks, capture, passes
 from blend.engine.answer_builder import AnswerBuilder, QueuedRequest
 from blend.engine.engine import EngineRequest, Event, Failed, PayerLoad, Ready
 from blend.engine.fair_queue import FairQueue, StepShares
 from blend.engine.kv_budget import KvBudget
+from blend.engine.queued_capture import QueuedCapture
 from blend.errors import Busy, Late, PromptError
 from blend.fuse.fuse import fuse
 from blend.fuse.prompt import lay_out
@@ -32,6 +34,8 @@ from store.fingerprint import Fingerprint
 from store.record import Record
 
 log = logging.getLogger(__name__)
+
+TURN_S = 0.25  # of a capture: then it is the turn of the payer whose captures had the least
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,6 @@ class EngineLimits:
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-@dataclass(frozen=True, slots=True)
-class _Capture:
-    prefix: Sequence[int]
-    chunks: Sequence[Sequence[int]]
-    before: Sequence[Sequence[int]]
-    result: Future[list[Record]]
-
-
 class LocalEngine:
     """See `Engine`."""
 
@@ -75,12 +71,14 @@ class LocalEngine:
         self._capture_hooks = CaptureHooks(self._let_requests, self._hold, room, Prefixes(self.limits.prefix_bytes))
         self._readers = Readers()
         self._changed = Condition()
-        self._waiting = FairQueue(self.limits.weights)
-        self._captures: deque[_Capture] = deque()
+        self._waiting = FairQueue[QueuedRequest](self.limits.weights)
+        self._captures = FairQueue[QueuedCapture](self.limits.weights, left=lambda job: len(job.left))
         self._closing = False
         self._running: list[AnswerBuilder] = []
         self._owed_s = 0.0  # to captures; under zero they had more than their share
-        self._capturing = False
+        self._capturing: QueuedCapture | None = None
+        self._captured_s = 0.0  # by all captures together
+        self._pass_s = math.inf  # of a capture, lately
         self._slice_began = self._fuse_began = 0.0  # when the capture, or the fuse, at hand went on
         self._step_shares = StepShares(self.limits.weights)
         self._step_s = self._stepped = 0.0  # what the last step took, and when it ended
@@ -140,16 +138,22 @@ class LocalEngine:
             return self._waiting.waits_s(payer)
 
     def capture(
-        self, prefix: Sequence[int], chunks: Sequence[Sequence[int]], *, before: Sequence[Sequence[int]] = ()
+        self,
+        prefix: Sequence[int],
+        chunks: Sequence[Sequence[int]],
+        *,
+        before: Sequence[Sequence[int]] = (),
+        payer: str = "",
     ) -> Future[list[Record]]:
         """See `Engine.capture`."""
-        result: Future[list[Record]] = Future()
+        left = passes(chunks, before, device=self._decoder.device)
+        job = QueuedCapture(payer, prefix, chunks, before or [()] * len(chunks), left)
         with self._changed:
             if self._closing:
                 raise Busy("the engine is closing and takes nothing more")
-            self._captures.append(_Capture(prefix, chunks, before, result))
+            self._captures.add(job, [self._capturing.payer] if self._capturing else [])
             self._changed.notify()
-        return result
+        return job.result
 
     def identify(self, fingerprint: Fingerprint) -> None:
         """See `Engine.identify`."""
@@ -187,8 +191,8 @@ class LocalEngine:
                 self._closing = True
                 for queued in [*self._waiting.removed(lambda _: True), *(answer.queued for answer in self._running)]:
                     queued.tell(Failed(error))
-                for job in self._captures:
-                    if job.result.set_running_or_notify_cancel():
+                for job in self._captures.removed(lambda _: True):
+                    if job.may_run():
                         job.result.set_exception(error)
 
     def _loop(self) -> None:
@@ -198,8 +202,10 @@ class LocalEngine:
                 if not (self._waiting or self._running or self._captures):
                     return
             self._serve()
-            if self._captures:
-                self._run_capture(self._captures.popleft())
+            with self._changed:
+                job = self._captures.next(lambda _: True, running={})
+            if job:
+                self._run_capture(job)
 
     def _serve(self) -> None:
         """Runs until no request wants anything, or it is the turn of captures; inside a capture, too."""
@@ -325,24 +331,34 @@ class LocalEngine:
                 log.info("request failed", exc_info=error)
                 answer.queued.tell(Failed(error))
 
-    def _run_capture(self, job: _Capture) -> None:
-        if not job.result.set_running_or_notify_cancel():
+    def _run_capture(self, job: QueuedCapture) -> None:
+        """Computes so many passes of a capture as its turn has time for; what is left waits for the next one."""
+        if not job.may_run():
             return
-        self._slice_began, self._capturing = time.perf_counter(), True
+        turn = job.left[: max(1, int(TURN_S / self._pass_s))]
+        numbers, before = [number for each in turn for number in each], self._captured_s
+        self._slice_began, self._capturing = time.perf_counter(), job
         try:
-            records = capture(
-                self._decoder,
-                job.prefix,
-                chunks=job.chunks,
-                before=job.before,
-                hooks=self._capture_hooks,
-            )
-            job.result.set_result(records)
+            chunks, own = [job.chunks[each] for each in numbers], [job.before[each] for each in numbers]
+            found = capture(self._decoder, job.prefix, chunks=chunks, before=own, hooks=self._capture_hooks)
         except Exception as error:
+            job.left.clear()
             job.result.set_exception(error)
+        else:
+            del job.left[: len(turn)]
+            job.records |= zip(numbers, found, strict=True)
+            if not job.left:
+                job.result.set_result([job.records[each] for each in range(len(job.chunks))])
         finally:
             self._hold(0)
-            self._capturing = False
+            self._capturing = None
+            had = self._captured_s - before
+            if turn and job.records:
+                self._pass_s = had / len(turn)
+            with self._changed:
+                self._captures.spend(job.payer, had)
+                if job.left:
+                    self._captures.put_back(job)
 
     def _let_requests(self) -> None:
         """Serves requests between layers of a capture that had its share."""
@@ -354,6 +370,7 @@ class LocalEngine:
     def _end_slice(self) -> None:
         """Counts what captures had against their share. Time that nobody else wanted is not paid for."""
         had = time.perf_counter() - self._slice_began
+        self._captured_s += had
         self._owed_s = max(self._owed_s - had, -had)
 
     def _hold(self, tokens: int) -> None:

@@ -113,8 +113,15 @@ CREATE TABLE moved (
 ) STRICT;
 """
 
+# How much waits, and what of it is large, is told without reading it.
+_SIZES: Final = """
+ALTER TABLE uploads ADD COLUMN nbytes INTEGER NOT NULL DEFAULT 0;
+UPDATE uploads SET nbytes = coalesce((SELECT length(content) FROM contents WHERE upload = uploads.row), 0);
+CREATE INDEX live_sizes ON uploads (nbytes) WHERE state IN ('waiting', 'computing');
+"""
+
 # Each brings a catalog from its place in this list to the next version. Never changed, only followed by others.
-STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES, _LIMITS, _NO_TOMBSTONES, _BASES, _CONTEXTS)
+STEPS: Final = (_FIRST, _UPLOADS, _DELETIONS, _SOURCES, _LIMITS, _NO_TOMBSTONES, _BASES, _CONTEXTS, _SIZES)
 VERSION = len(STEPS)
 
 

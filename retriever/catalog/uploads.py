@@ -87,6 +87,12 @@ class UploadsChange(VersionsChange):
         [chunks] = self._run("SELECT count(*) FROM chunks").fetchone()
         return documents + arriving, chunks + arriving
 
+    def waiting_bytes(self) -> int:
+        """How large the contents of all live uploads are together."""
+        sizes = f"SELECT CAST(coalesce(sum(nbytes), 0) AS BIGINT) FROM uploads INDEXED BY live_sizes WHERE {LIVE}"
+        [found] = self._run(sizes).fetchone()
+        return found
+
     def forget_uploads(self, before: float) -> int:
         """Forget jobs that are over and did not change since then; returns how many. Documents stay."""
         since = f"SELECT 1 FROM uploads u WHERE u.job = j.row AND ({LIVE} OR u.updated >= ?1)"
@@ -149,9 +155,9 @@ class UploadsChange(VersionsChange):
         told = (upload.document, upload.collection, upload.name, UploadState.WAITING, now, now)
         try:
             [number] = self._run(
-                "INSERT INTO uploads (job, origin, document, collection, name, state, created, updated) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING row",
-                (job, origin or 0, *told),
+                "INSERT INTO uploads (job, origin, document, collection, name, state, created, updated, nbytes) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING row",
+                (job, origin or 0, *told, len(upload.content)),
             ).fetchone()
         except UnicodeEncodeError as error:
             name = f"{upload.collection[:80]!a} and {upload.name[:80]!a}"

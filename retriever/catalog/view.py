@@ -269,11 +269,13 @@ class CatalogView(ContextsView):
         where = "u.job = (SELECT row FROM jobs WHERE id = ?) ORDER BY u.row LIMIT ? OFFSET ?"
         return uploads(self._connection, where, values=[job, limit, first], index="uploads_of_job")
 
-    def live(self, limit: int, *, but: Sequence[int] = ()) -> list[QueuedUpload]:
-        """The first live uploads but these, in the order of their numbers."""
+    def live(self, limit: int, *, but: Sequence[int] = (), least: int = 0, most: int = 1 << 40) -> list[QueuedUpload]:
+        """The first live uploads but these, in the order of their numbers, whose contents have so many bytes."""
         others = f" AND u.row NOT IN {LISTED}" if but else ""
-        values = [*([listed(but)] if but else []), limit]
-        return uploads(self._connection, f"{LIVE}{others} ORDER BY u.row LIMIT ?", values=values, index="live_uploads")
+        where = f"{LIVE} AND u.nbytes >= ? AND u.nbytes <= ?{others} ORDER BY u.row LIMIT ?"
+        values = [least, most, *([listed(but)] if but else []), limit]
+        index = "live_sizes" if least else "live_uploads"
+        return uploads(self._connection, where, values=values, index=index)
 
     def live_of(self, numbers: Sequence[int]) -> list[QueuedUpload]:
         """Those of these uploads that are live, in the order of their numbers."""

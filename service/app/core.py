@@ -39,6 +39,7 @@ from store.key import Scope
 log = logging.getLogger(__name__)
 
 LOOKED_AT = 10_000  # blobs of a tenant, to find out whether any is of this model
+WAITING_BODIES = 4  # of the largest, which may wait of a tenant
 
 _START_ERRORS = (BlendError, RetrieverError, SettingsError, StoreError, OSError)
 
@@ -182,9 +183,15 @@ class Core:
 
     def _begin(self, tenants: Tenants) -> None:
         self._stack.callback(tenants.close)
-        ingest = Ingest(tenants, metrics=self.metrics, chunk_tokens=self.settings.chunk_tokens)
+        settings = self.settings
+        ingest = Ingest(
+            tenants,
+            metrics=self.metrics,
+            chunk_tokens=settings.chunk_tokens,
+            waiting_bytes=WAITING_BODIES * settings.max_body_bytes,
+        )
         self._stack.callback(ingest.close)
-        pipeline = Pipeline(tenants, ingest, settings=self.settings, metrics=self.metrics, tracer=self.tracer)
+        pipeline = Pipeline(tenants, ingest, settings=settings, metrics=self.metrics, tracer=self.tracer)
         self._stack.callback(pipeline.close)
         self.metrics.watch(
             "requests_in_flight", "Requests for answers that are not over.", read=lambda: pipeline.in_flight

@@ -132,7 +132,7 @@ class ChunkCapture:
             yield from self._ended(flights.popleft(), pool=pool)
 
     def _begun(self, batch: Sequence[CaptureItem], *, epoch: int) -> _Flight:
-        return _Flight(epoch, batch, self._model.captured([item.chunk for item in batch]))
+        return _Flight(epoch, batch, self._model.captured([item.chunk for item in batch], payer=batch[0].key.tenant))
 
     def _ended(self, flight: _Flight, *, pool: ThreadPoolExecutor) -> Iterator[CaptureOutcome]:
         start = time.perf_counter()

@@ -1,26 +1,30 @@
-"""The thread that works on all tenants' uploads, a document or a few small ones each in turn, and fills what queries
-found missing."""
+"""The threads that work on all tenants' uploads, and fill what queries found missing.
+
+A tenant waits for no other but where they all need the model: there the engine shares out turns by weight.
+"""
 
 import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from threading import Condition, Lock, Thread
+from threading import Lock, Thread
 
 from blend.errors import Busy, TokenizerError
 from retriever.catalog.change import CatalogChange
 from retriever.embedders.embedding import EmbeddingError
 from retriever.errors import CatalogError
+from retriever.readers.reading import megabytes
 from retriever.types import Collection, Passage
 from retriever.upload_types import NewUpload, QueuedUpload
 from service.access.domains import DomainChunk
 from service.documents.chunk_capture import ChunkCapture, Purpose
 from service.documents.collection_rules import CollectionRules
-from service.documents.ingestion import Ingestion, next_uploads
+from service.documents.ingestion import Ingestion, next_large, next_small
+from service.documents.lines import Line, Lines
 from service.documents.tenants import Tenant, Tenants
 from service.errors import Exhausted, Unavailable
 from service.telemetry.logs import fields
@@ -31,13 +35,17 @@ from store.errors import Miss, StoreError
 
 log = logging.getLogger(__name__)
 
-FILLS = 4096  # chunks that wait to be filled; more are let go, and asked for again by the next query
+THREADS = 8
+SLICE_S = 120.0  # of a large upload, where others wait for theirs; what it has cut is cut again then
+FILLS = 4096  # chunks of a tenant that wait to be filled; more are let go, and asked for again by the next query
 FILL_BATCH = 16
 PAUSE_S = 5.0  # before what failed for a reason that may pass is tried again
+RETRY_S = 10.0  # until what was too much may be sent again
 IDLE_S = 60.0  # without work before it is looked what can be tidied
 BUSY_S = 600.0  # between two such looks of a service that never rests
 RENEWED = 256  # blobs at a time, whose domains are looked at
 EMBEDDED = 64  # chunks at a time, where the embedder changed
+TIDY_S = 1.0  # for each tenant, of what may go on another time, where there is other work
 KEPT_S = 7 * 86_400.0  # how long ended jobs, deletions and damaged blobs are kept
 
 _PASSING = (StoreError, CatalogError, EmbeddingError, Unavailable)
@@ -45,55 +53,68 @@ _PASSING = (StoreError, CatalogError, EmbeddingError, Unavailable)
 
 @dataclass(frozen=True, slots=True)
 class _Fill:
-    tenant: Tenant
     passage: Passage
     damaged: bool
+
+
+class _Later(Exception):
+    """Raised where something failed that may pass; told is what."""
 
 
 class Ingest:
     """Accepts uploads and works on them until `close`; what is not done then goes on after the next start."""
 
-    def __init__(self, tenants: Tenants, *, metrics: Metrics, chunk_tokens: int) -> None:
+    def __init__(self, tenants: Tenants, *, metrics: Metrics, chunk_tokens: int, waiting_bytes: int) -> None:
+        """`waiting_bytes`: how large the contents of a tenant's uploads may be that are not done."""
         self._tenants = tenants
         self._peers = tenants.peers
         self._metrics = metrics
         self._chunk_tokens = chunk_tokens
-        self._changed = Condition()
-        self._busy: OrderedDict[str, None] = OrderedDict()
-        self._rests: dict[str, float] = {}  # when a tenant whose catalog failed is tried again
-        self._fills: OrderedDict[tuple[str, str, DomainChunk], _Fill] = OrderedDict()
-        self._tried_alone: set[tuple[str, int]] = set()  # uploads among which one went wrong
-        self._closing = False
-        self._is_held = False
-        self._turns = Lock()  # held while something is worked on
+        self._waiting_bytes = waiting_bytes
+        self._lines = Lines()
+        self._filling = Lock()
+        self._fills: dict[str, OrderedDict[tuple[str, DomainChunk], _Fill]] = {}
+        self._tried_alone: dict[str, set[int]] = {}  # small uploads of each tenant among which one went wrong
+        self._tidying = Lock()
         self._tidied = time.monotonic()
-        self._thread = Thread(target=self._work, name="kvweave-ingest", daemon=True)
+        names = (f"kvweave-ingest-{number}" for number in range(THREADS))
+        self._threads = [Thread(target=self._work, name=name, daemon=True) for name in names]
 
     def start(self) -> None:
         """Go on with what was accepted before."""
         for name in self._tenants.names():
-            self._busy[name] = None
-        self._thread.start()
+            self.wake(name)
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Stop after the batch at hand."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join()
+        """Stop after the batches at hand."""
+        self._lines.close()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
 
     def accept(self, tenant: Tenant, uploads: Sequence[NewUpload], *, owner: str = "") -> str:
-        """Keeps uploads for good, to work on them soon. Returns their job's id. Raises Exhausted beyond the quota."""
+        """Keeps uploads for good, to work on them soon. Returns their job's id. Raises Exhausted beyond the quota, and
+        where too much of the tenant's would wait."""
         job = f"job-{owner}-{secrets.token_hex(16)}" if owner else f"job-{secrets.token_hex(16)}"
         quota = self._tenants.control.quota(tenant.name)
         with tenant.catalog.change() as change:
+            self._check_waiting(change.waiting_bytes(), sum(len(each.content) for each in uploads))
             if quota == Quota():
                 change.accept(job, uploads)
             else:
                 _accept_within(quota, change, job=job, uploads=uploads, tenant=tenant.name)
         self.wake(tenant.name)
         return job
+
+    def _check_waiting(self, waiting: int, coming: int) -> None:
+        if waiting and waiting + coming > self._waiting_bytes:
+            raise Exhausted(
+                f"uploads of this tenant wait to be computed, and with the {megabytes(coming)} of this one it would be "
+                f"more than {megabytes(self._waiting_bytes)}: send it when some are done, or cancel a job",
+                retry_after_s=RETRY_S,
+            )
 
     def cancel(self, tenant: Tenant, job: str) -> bool:
         """Ends what of a job is not done. Returns whether there was such a job."""
@@ -114,12 +135,13 @@ class Ingest:
 
     def fill(self, tenant: Tenant, passages: Sequence[Passage], *, damaged: bool = False) -> None:
         """Computes the caches of passages when there is time, in the place of damaged ones too. Promises nothing."""
-        with self._changed:
+        with self._filling:
+            waiting = self._fills.setdefault(tenant.name, OrderedDict())
             for passage in passages:
-                if len(self._fills) < FILLS:
+                if len(waiting) < FILLS:
                     chunk = tenant.captures.chunk(passage.id, passage.metadata)
-                    self._fills[tenant.name, passage.collection, chunk] = _Fill(tenant, passage, damaged)
-            self._changed.notify()
+                    waiting[passage.collection, chunk] = _Fill(passage, damaged)
+        self._lines.wake(Line(tenant.name, is_large=False))
 
     def move(self, tenant: Tenant, passages: Sequence[Passage]) -> None:
         """Computes the caches of a document in the domain that it came into; those of the one that it left go."""
@@ -128,161 +150,137 @@ class Ingest:
 
     def wake(self, tenant: str) -> None:
         """Looks whether there is work for a tenant."""
-        with self._changed:
-            self._busy[tenant] = None
-            self._changed.notify()
+        self._lines.wake(Line(tenant, is_large=False))
+        self._lines.wake(Line(tenant, is_large=True))
 
-    @contextmanager
-    def resting(self) -> Generator[None]:
+    def resting(self) -> AbstractContextManager[None]:
         """Works on no upload while the block runs; what is at hand is left as it is, and begun anew."""
-        self._is_held = True
-        try:
-            with self._turns:
-                yield
-        finally:
-            self._is_held = False
+        return self._lines.resting()
 
     @property
     def waiting_fills(self) -> int:
         """How many chunks wait to be filled."""
-        return len(self._fills)
+        with self._filling:
+            return sum(len(each) for each in self._fills.values())
 
     def _work(self) -> None:
-        while not self._closing:
+        while not self._lines.closing:
+            line = self._lines.taken(failed_s=PAUSE_S, idle_s=IDLE_S)
             try:
-                self._work_or_rest()
+                if line:
+                    self._turn(line)
+                self._tidy_if_due()
             except Exception as error:
                 log.error("ingest goes on after a failure", exc_info=error)
-                self._pause("something failed that nobody foresaw", error)
 
-    def _work_or_rest(self) -> None:
-        if self._turn():
-            if time.monotonic() - self._tidied > BUSY_S:
-                self._tidy()
-            return
-        if self._is_idle() and self._recapture():
-            return
-        with self._changed:
-            if not self._is_idle():
-                return
-            woken = self._changed.wait(min(PAUSE_S, IDLE_S) if self._busy else IDLE_S)
-        if not woken and (not self._busy or time.monotonic() - self._tidied > IDLE_S):
-            self._tidy()
-
-    def _next(self) -> str | None:
-        """The next tenant with work that does not rest."""
-        now = time.monotonic()
-        return next((name for name in self._busy if self._rests.get(name, now) <= now), None)
-
-    def _is_idle(self) -> bool:
-        return not (self._next() or self._fills or self._closing)
-
-    def _turn(self) -> bool:
-        """Works on a document of the next tenant, or a few small ones, and a batch of fills; whether there was any."""
-        with self._changed:
-            name = self._next()
-            if name is not None:
-                del self._busy[name]  # before it is looked at: whoever wakes it meanwhile is not overheard
-        if name is not None:
-            with self._turns:
-                self._work_for(name)
-        return self._fill() or name is not None
-
-    def _work_for(self, name: str) -> None:
-        """Works on uploads of a tenant, which is then the last in the row, also where it failed."""
-        more = True
+    def _turn(self, line: Line) -> None:
+        """Works on what is next in a line, which has more where it failed, too."""
+        more, failed_s = True, PAUSE_S
         try:
-            more = self._work_on_next(self._tenants.open(name))
-            self._rests.pop(name, None)
-        except CatalogError as error:  # the others do not wait for it
-            what = f"the catalog of {name} does not answer"
-            log.warning("ingest waits", extra=fields(what=what, reason=type(error).__name__))
-            self._rests[name] = time.monotonic() + PAUSE_S
+            tenant = self._tenants.open(line.tenant)
+            more = self._work_on_large(tenant) if line.is_large else self._work_on_small(tenant)
+        except (_Later, CatalogError) as error:  # the others do not wait for it
+            what = str(error) if isinstance(error, _Later) else f"the catalog of {line.tenant} does not answer"
+            log.warning("ingest waits", extra=fields(what=what, reason=type(error.__cause__ or error).__name__))
+        else:
+            failed_s = 0.0
         finally:
-            if more:
-                with self._changed:
-                    self._busy[name] = None
+            self._lines.leave(line, more=more, rests_s=failed_s)
 
-    def _work_on_next(self, tenant: Tenant) -> bool:
-        """Works on a tenant's next uploads, those that fit together. Returns whether there may be more."""
-        alone = {number for name, number in self._tried_alone if name == tenant.name}
+    def _work_on_small(self, tenant: Tenant) -> bool:
+        """Works on a tenant's next small uploads, those that fit together, and on a batch of fills.
+
+        Returns whether there may be more.
+        """
+        alone = self._tried_alone.setdefault(tenant.name, set())
         elsewhere = self._peers.taken(tenant.name)  # other services work on these
         with tenant.catalog.view() as view:
-            uploads = next_uploads(view, alone=alone, but=elsewhere)
+            uploads = next_small(view, alone=alone, but=elsewhere)
         if uploads:
-            self._work_on(tenant, [upload.number for upload in uploads])
+            self._work_on(tenant, uploads)
         elif not elsewhere:
-            self._tried_alone = {each for each in self._tried_alone if each[0] != tenant.name}
-        return bool(uploads)
+            alone.clear()
+        more = self._fill(tenant) or bool(uploads)
+        if not more:  # what has moved waited for these
+            self._lines.wake(Line(tenant.name, is_large=True))
+        return more
 
-    def _work_on(self, tenant: Tenant, numbers: Sequence[int]) -> None:
+    def _work_on_large(self, tenant: Tenant) -> bool:
+        """Works on a tenant's next large upload, or on chunks that have moved. Returns whether there may be more."""
+        with tenant.catalog.view() as view:
+            uploads = next_large(view, but=self._peers.taken(tenant.name))
+        if uploads:
+            self._work_on(tenant, uploads)
+            self._lines.wake(Line(tenant.name, is_large=False))  # a file may have small documents
+            return True
+        return not self._lines.has(Line(tenant.name, is_large=False)) and self._recapture(tenant)
+
+    def _work_on(self, tenant: Tenant, found: Sequence[QueuedUpload]) -> None:
         """Works on those of these uploads that no other service is working on, or has just ended."""
-        claimed = [*self._peers.claim(tenant.name, numbers)]
+        claimed = [*self._peers.claim(tenant.name, [upload.number for upload in found])]
         try:
             with tenant.catalog.view() as view:
                 uploads = view.live_of(claimed)
             if uploads:
-                self._run(tenant, uploads)
+                with self._lines.computing():
+                    self._run(tenant, uploads)
         finally:
             self._peers.let_go(tenant.name, claimed)
 
     def _run(self, tenant: Tenant, uploads: Sequence[QueuedUpload]) -> None:
+        end = time.monotonic() + SLICE_S
         ingestion = Ingestion(
             tenant,
             uploads,
             metrics=self._metrics,
             chunk_tokens=self._chunk_tokens,
-            stops=lambda: self._closing or self._is_held,
+            stops=lambda: self._lines.is_held or (time.monotonic() > end and self._lines.is_crowded),
         )
-        names = {(tenant.name, upload.number) for upload in uploads}
+        numbers, alone = {upload.number for upload in uploads}, self._tried_alone.setdefault(tenant.name, set())
         try:
             ingestion.run()
-            self._tried_alone -= names
-        except Busy:  # the engine is closing, and so are we
-            self._pause("the engine takes nothing more", None)
+            alone -= numbers
+        except Busy as error:  # the engine is closing, and so are we
+            raise _Later("the engine takes nothing more") from error
         except EmbeddingError as error:
             if error.temporary:
                 ingestion.wait(str(error))
-                self._pause("the embedder does not answer", error)
-            elif len(uploads) > 1:
-                self._tried_alone |= names
+                raise _Later("the embedder does not answer") from error
+            if len(uploads) > 1:
+                alone |= numbers
             else:
                 ingestion.fail(str(error))
         except (StoreError, Unavailable) as error:
             ingestion.wait(str(error))
-            self._pause("the store or the control database does not answer", error)
+            raise _Later("the store or the control database does not answer") from error
         except CatalogError:
             raise
         except Exception as error:
             if len(uploads) > 1:  # nobody knows whose fault it is
                 log.warning("uploads are worked on one by one", extra=fields(reason=type(error).__name__))
-                self._tried_alone |= names
+                alone |= numbers
                 return
             log.error("an upload failed", exc_info=error, extra=fields(upload=uploads[0].number))
             ingestion.fail(f"kvweave could not work on it: {type(error).__name__}; its log says more")
 
-    def _pause(self, what: str, error: Exception | None) -> None:
-        log.warning("ingest waits", extra=fields(what=what, reason=type(error).__name__ if error else ""))
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing, PAUSE_S)
-
-    def _fill(self) -> bool:
+    def _fill(self, tenant: Tenant) -> bool:
         """Fills a batch; whether there was one. A chunk waits until its turn is over, and is not asked for twice."""
-        with self._changed:
-            fills = dict(islice(self._fills.items(), FILL_BATCH))
-        groups: dict[tuple[str, str], list[_Fill]] = {}
+        with self._filling:
+            waiting = self._fills.setdefault(tenant.name, OrderedDict())
+            fills = dict(islice(waiting.items(), FILL_BATCH))
+        groups: dict[str, list[_Fill]] = {}
         for fill in fills.values():
-            groups.setdefault((fill.tenant.name, fill.passage.collection), []).append(fill)
+            groups.setdefault(fill.passage.collection, []).append(fill)
         try:
             for group in groups.values():
                 try:
-                    self._fill_group(group[0].tenant, group)
+                    self._fill_group(tenant, group)
                 except (*_PASSING, Busy, TokenizerError) as error:
                     log.warning("missing chunks were not filled", extra=fields(reason=type(error).__name__))
         finally:
-            with self._changed:
+            with self._filling:
                 for key in fills:
-                    del self._fills[key]
+                    del waiting[key]
         return bool(fills)
 
     def _fill_group(self, tenant: Tenant, fills: Sequence[_Fill]) -> None:
@@ -300,38 +298,49 @@ class Ingest:
                 if outcome.put in (Put.STORED, Put.PRESENT):
                     caches.saw(outcome.item.key)
 
-    def _recapture(self) -> bool:
+    def _recapture(self, tenant: Tenant) -> bool:
         """Computes some chunks anew that have moved to another context; whether there were any."""
-        for tenant in list(self._tenants.opened()):
+        try:
+            with self._lines.computing():
+                return not self._lines.closing and tenant.recapture(FILL_BATCH)
+        except (*_PASSING, Busy, TokenizerError) as error:
+            raise _Later("what has moved is not computed") from error
+
+    def _tidy_if_due(self) -> None:
+        """Does what needs doing now and then, where nobody else is at it."""
+        if self._tidying.acquire(blocking=False):
             try:
-                with self._turns:
-                    if tenant.recapture(FILL_BATCH):
-                        return True
-            except (*_PASSING, Busy, TokenizerError) as error:
-                log.warning("chunks that have moved wait", extra=fields(reason=type(error).__name__))
-                self._pause("what has moved is not computed", error)
-        return False
+                now = time.monotonic()
+                is_at_rest = self._lines.is_idle and now - max(self._tidied, self._lines.worked) > IDLE_S
+                if is_at_rest or now - self._tidied > BUSY_S:
+                    self._tidy()
+            finally:
+                self._tidying.release()
 
     def _tidy(self) -> None:
-        """Does what needs doing now and then."""
         self._tidied, old = time.monotonic(), time.time() - KEPT_S
         for tenant in list(self._tenants.opened()):
+            end = time.monotonic() + TIDY_S
             try:
                 tenant.sweep(1.0)
                 self._tenants.store.trim(tenant.name, old)
                 with tenant.catalog.change() as change:
                     change.forget_uploads(old)
-                while self._is_idle() and tenant.library.advance(EMBEDDED):
+                while self._goes_on(end) and tenant.library.advance(EMBEDDED):
                     pass
-                while self._is_idle() and (lacking := tenant.renew(RENEWED)) is not None:
+                while self._goes_on(end) and (lacking := tenant.renew(RENEWED)) is not None:
                     self.fill(tenant, lacking)
                 tenant.library.maintain()
             except _PASSING as error:
                 log.warning("tidying waits", extra=fields(tenant=tenant.name, reason=type(error).__name__))
+            self._lines.wake(Line(tenant.name, is_large=True))  # for what has moved
         try:
             self._tenants.store.forget_quarantined(old)
         except StoreError as error:
             log.warning("tidying waits", extra=fields(reason=str(error)))
+
+    def _goes_on(self, end: float) -> bool:
+        return self._lines.is_idle or (time.monotonic() < end and not self._lines.closing)
 
 
 def _accept_within(quota: Quota, change: CatalogChange, *, job: str, uploads: Sequence[NewUpload], tenant: str) -> None:

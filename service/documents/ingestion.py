@@ -26,17 +26,22 @@ from store.reader import BlobReader
 
 PROGRESS_S = 0.5  # until it is kept again how far uploads came
 TOGETHER = 64  # uploads at most: as many chunks go through the model at once
-TOGETHER_BYTES = 32 << 10  # of their contents at most: whoever waits, waits as for one document of middling length
+TOGETHER_BYTES = 32 << 10  # of their contents at most; one that has more is large, and holds up no small one
 
 log = logging.getLogger(__name__)
 
 
-def next_uploads(view: CatalogView, *, alone: Container[int] = (), but: Sequence[int] = ()) -> list[QueuedUpload]:
-    """The uploads that are worked on next: the oldest live one but these, and small ones of its collection.
+def next_large(view: CatalogView, *, but: Sequence[int] = ()) -> list[QueuedUpload]:
+    """The oldest large upload that is live but these, if there is one."""
+    return view.live(1, but=but, least=TOGETHER_BYTES + 1)
+
+
+def next_small(view: CatalogView, *, alone: Container[int] = (), but: Sequence[int] = ()) -> list[QueuedUpload]:
+    """The small uploads that are worked on next: the oldest live one but these, and others of its collection.
 
     A batch and four transactions for each small one would be too much. Files, and those in `alone`, go alone.
     """
-    live = view.live(TOGETHER, but=but)
+    live = view.live(TOGETHER, but=but, most=TOGETHER_BYTES)
     if not live or live[0].name or live[0].number in alone:
         return live[:1]
     same = [each for each in live if each.collection == live[0].collection and not each.name]

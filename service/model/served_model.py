@@ -56,12 +56,12 @@ class ServedModel:
             return None
         return self.prompt_builder.ids(stripped)
 
-    def captured(self, chunks: Sequence[ChunkIds]) -> Future[list[Record]]:
+    def captured(self, chunks: Sequence[ChunkIds], *, payer: str = "") -> Future[list[Record]]:
         """Begins to compute the records of chunks, all of them behind the same ids that they share."""
         ids, before = ([each.all for each in chunks], [each.before for each in chunks])
         if not any(before):
-            return self.engine.capture(chunks[0].shared, ids)
-        return self.engine.capture(chunks[0].shared, ids, before=before)
+            return self.engine.capture(chunks[0].shared, ids, payer=payer)
+        return self.engine.capture(chunks[0].shared, ids, before=before, payer=payer)
 
     def titled(self, text: str, title: str, *, prefix: Ids, context: CaptureContext = ALONE) -> ChunkIds | None:
         """The ids to capture for a chunk, with the context that the window holds; None as for `ids`."""

@@ -110,10 +110,15 @@ class VllmEngine:
         return self._local.waits_s(payer)
 
     def capture(
-        self, prefix: Sequence[int], chunks: Sequence[Sequence[int]], *, before: Sequence[Sequence[int]] = ()
+        self,
+        prefix: Sequence[int],
+        chunks: Sequence[Sequence[int]],
+        *,
+        before: Sequence[Sequence[int]] = (),
+        payer: str = "",
     ) -> Future[list[Record]]:
         """See `Engine.capture`."""
-        return self._local.capture(prefix, chunks, before=before)
+        return self._local.capture(prefix, chunks, before=before, payer=payer)
 
     def identify(self, fingerprint: Fingerprint) -> None:
         """See `Engine.identify`."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blend.engine import local_engine
 from blend.engine.answer_builder import QueuedRequest
 from blend.engine.engine import Done, EngineRequest, Failed, Ready
 from blend.engine.fair_queue import FairQueue, StepShares, dealt
@@ -203,7 +204,9 @@ def test_one_payer_leaves_room_where_another_was_here() -> None:
 @pytest.mark.parametrize(("owed_s", "turns"), [(100.0, 0), (0.0, 1)])
 def test_a_capture_goes_on_until_it_had_its_share(owed_s: float, turns: int) -> None:
     served: list[None] = []
-    at = SimpleNamespace(_owed_s=owed_s, _slice_began=time.perf_counter(), _serve=lambda: served.append(None))
+    at = SimpleNamespace(
+        _owed_s=owed_s, _captured_s=0.0, _slice_began=time.perf_counter(), _serve=lambda: served.append(None)
+    )
     at._end_slice = lambda: LocalEngine._end_slice(cast(LocalEngine, at))
     LocalEngine._let_requests(cast(LocalEngine, at))
     assert len(served) == turns
@@ -227,6 +230,24 @@ def test_a_capture_ends_where_requests_never_do() -> None:
             assert len(to.capture(PREFIX, draw(17, *[200] * 20)).result(60)) == 20
         finally:
             stopped.set()
+
+
+def test_captures_of_several_take_turns_and_short_ones_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_engine, "TURN_S", 0.0)  # a pass each
+    order = list[str]()
+    with engine(ours("llama"), EngineLimits(weights={"heavy": 8.0})) as to:
+        with to._changed:  # pyright: ignore[reportPrivateUsage] (nothing begins before all are there)
+            for name, payer, count in [
+                ("large", "many", 60), ("next", "many", 60), ("small", "many", 1), ("other", "one", 1),
+                ("half", "light", 30), ("whole", "heavy", 60),
+            ]:  # fmt: skip
+                job = to.capture(PREFIX, draw(17, *[200] * count), payer=payer)
+                job.add_done_callback(lambda _, name=name: order.append(name))
+        assert len(to.capture(PREFIX, [A], payer="many").result(60)) == 1
+        assert {*order} <= {"small", "other"}
+    assert {*order[:2]} == {"small", "other"}
+    assert order.index("whole") < order.index("half")  # twice the chunks, and eight times the weight
+    assert order[-2:] == ["large", "next"]
 
 
 def test_what_cannot_be_in_time_is_refused_before_it_waits() -> None:

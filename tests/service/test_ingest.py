@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from retriever.catalog.view import CatalogView
-from retriever.documents import Draft
+from retriever.documents import Draft, chunk_id
 from retriever.errors import CatalogError
 from retriever.library import Library
 from retriever.upload_types import QueuedUpload
-from service.documents import chunk_capture
+from service.access.principal import Role
+from service.documents import chunk_capture, ingest, lines
 from service.documents.drafts import upload_of
 from service.truth.control import Quota
+from store.blob import Blob
+from store.key import CacheKey
 from tests.service import serving
 from tests.service.demo_served import DOCUMENTS, NEW, Demo, demo
 from tests.service.faulty import Gate
@@ -91,14 +98,86 @@ def test_a_tenant_without_a_catalog_holds_up_no_other(running: Demo, monkeypatch
     running.forget("new")
 
 
+LARGE = "".join(f"Kelo {number} lives in house {number} of Sunel, and keeps a heron. " for number in range(1500))
+
+
+@pytest.mark.parametrize("tenant", ["default", "other"])
+def test_a_small_upload_is_done_while_a_large_one_has_chunks_left(running: Demo, tenant: str) -> None:
+    """Of the same tenant and of another, while the large one does not come on, and while it does."""
+    held, core, others = Gate(), running.core, {chunk_id(NEW), *running.chunks}
+
+    def fault(name: str, what: object) -> None:
+        if name == "put" and cast(Blob, what).head.key.chunk not in others:
+            held.pass_through()
+
+    with client_of(running.inside.base_url, core.control.create_key(tenant, Role.ADMIN)[1]) as client:
+        with running.store.failing(fault):
+            large = running.upload("large", LARGE)
+            wait_for(lambda: good(running.client.get(f"/v1/jobs/{large}"))["chunks"] > 100, "it is cut")
+            assert held.reached.wait(serving.WAIT_S)
+            put_in(client, [{"id": "new", "text": NEW}])
+            held.opened.set()
+        put_in(client, [{"id": "newer", "text": f"{NEW} It is late."}])
+        left = good(running.client.get(f"/v1/jobs/{large}"))
+        assert left["status"] == "running" and left["stored"] < left["chunks"]
+        assert not running.client.get("/v1/documents/large").is_success
+        running.forget("large")
+        for name in ("new", "newer"):
+            assert good(client.delete(f"/v1/documents/{name}"))["done"]
+
+
+def test_of_more_large_uploads_than_threads_all_go_on(running: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LARGE", 1)
+    monkeypatch.setattr(ingest, "SLICE_S", 0.0)
+    seen, jobs = list[CacheKey](), list[tuple[httpx.Client, str]]()
+
+    def note(name: str, what: object) -> None:
+        if name == "put":
+            seen.append(cast(Blob, what).head.key)
+
+    with running.store.failing(note), ExitStack() as stack:
+        for tenant in ("one", "two"):
+            key = running.core.control.create_key(tenant, Role.WRITE)[1]
+            client = stack.enter_context(client_of(running.inside.base_url, key))
+            body = {"documents": [{"id": "large", "text": LARGE}]}
+            jobs.append((client, good(client.post("/v1/documents", json=body))["job_id"]))
+        wait_for(lambda: len(list(groupby(key.tenant for key in seen))) > 4, "they take turns")
+        for client, job in jobs:
+            assert good(client.get(f"/v1/jobs/{job}"))["status"] == "running"
+            assert good(client.delete("/v1/documents/large"))["done"]
+    assert len(seen) == len({*seen}), "a chunk was computed twice"
+
+
+def test_what_waits_of_a_tenant_is_bounded(tmp_path: Path) -> None:
+    held = Gate()
+
+    def fault(name: str, what: object) -> None:
+        if name == "epoch":
+            held.pass_through()
+
+    with demo(tmp_path, max_body_bytes=4096) as running, ExitStack() as stack:
+        stack.callback(held.opened.set)
+        stack.enter_context(running.store.failing(fault))
+        post = partial(running.client.post, "/v1/documents")
+        bodies = [{"documents": [{"id": f"n{at}", "text": f"{NEW} {at} " * 60}]} for at in range(6)]
+        jobs = [good(post(json=body))["job_id"] for body in bodies[:4]]
+        refused = post(json=bodies[4])
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "10")
+        assert "more than 0 MiB" in refused.json()["detail"] and "or cancel a job" in refused.json()["detail"]
+        held.opened.set()
+        for job in jobs:
+            assert finished(running.client, job)["status"] == "done"
+        put_in(running.client, bodies[4]["documents"])
+
+
 def test_an_upload_that_comes_while_it_finds_nothing_to_do_is_not_overheard(
     running: Demo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: list[str] = []
     live = CatalogView.live
 
-    def live_and_late(view: CatalogView, limit: int, *, but: Sequence[int] = ()) -> list[QueuedUpload]:
-        found = live(view, limit, but=but)
+    def live_and_late(view: CatalogView, limit: int, **which: Any) -> list[QueuedUpload]:  # noqa: ANN401
+        found = live(view, limit, **which)
         if not found and not jobs:
             late = upload_of(Draft(NEW, id="late"), "default")
             jobs.append(running.core.ingest.accept(running.core.tenants.open("default"), [late]))
@@ -129,7 +208,7 @@ def test_it_leaves_a_long_document_to_the_next_start(tmp_path: Path, monkeypatch
             assert held.reached.wait(serving.WAIT_S)
             ends = threading.Thread(target=running.core.ingest.close)
             ends.start()
-            wait_for(lambda: running.core.ingest._closing, "it is told to stop")
+            wait_for(lambda: running.core.ingest._lines.closing, "it is told to stop")
             held.opened.set()
             ends.join(serving.WAIT_S)
         assert (len(computed), good(running.client.get(f"/v1/jobs/{job}"))["status"]) == (1, "running")
