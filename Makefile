@@ -18,7 +18,7 @@ TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 TRITON := $(shell sed -n 's/^\(triton==[^ ]*\).*/\1/p' torch.lock)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas fmt lock bench walks uploads eval real real-grid model demo serve clean
+.PHONY: help install check test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas fmt lock bench walks uploads eval real real-grid model hybrid demo serve clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -54,7 +54,7 @@ check: $(INSTALLED) ## format, lint, types and architecture, without changing a 
 export PYTHONDONTWRITEBYTECODE =
 
 # Idle OpenMP threads sleep instead of spinning on cores that other processes need.
-test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas bench uploads eval real real-grid model: export OMP_WAIT_POLICY = PASSIVE
+test test-clients test-vllm test-long test-rgw test-postgres test-as-gpu test-oldest fuzz kills replicas bench uploads eval real real-grid model hybrid: export OMP_WAIT_POLICY = PASSIVE
 
 # One file's tests run in one process, which computes with one thread. It often waits, so four fill two cores.
 test: $(INSTALLED) ## the tests, but for the long ones
@@ -140,6 +140,10 @@ walks: $(INSTALLED) ## how many files and rooms an upload, a question and a stor
 # Some two and a half hours on two cores with bfloat16 instructions, minutes on a GPU; run again, it goes on where it stopped.
 model: $(INSTALLED) ## train the built-in model again, into build/model
 	$(PY) -m tests.training.train build/model $(ARGS)
+
+# Taught by the built-in model; run again, it goes on where it stopped.
+hybrid: $(INSTALLED) ## train a twin of the built-in model, linear attention in three layers of four, into build/hybrid
+	$(PY) -m tests.training.hybrid build/hybrid $(ARGS)
 
 eval: $(INSTALLED) ## the quality figures of the built-in model, as JSON into build/eval
 	tests/bench/quality.sh $(VENV)/bin/kvweave build/eval

@@ -46,6 +46,7 @@ class Batch:
     positions: Tensor  # (B, T)
     mask: Tensor  # (B, 1, T, T), True where a token sees another
     targets: Tensor  # (B, T), what follows each token and is known from what stands before, or IGNORED
+    owners: Tensor  # (B, T), 0 for the context, then the number of the question; -1 behind a row's end
     answers: tuple[tuple[int, slice, str], ...]
     hints: Tensor  # (hints, 5): row, place, and the subject, value and relation that are known there, or IGNORED
 
@@ -101,7 +102,7 @@ class Examples:
         mask = (mine | (owners[:, None, :] == 0)).tril()
         hints = torch.tensor([(i, *hint) for i, row in enumerate(rows) for hint in row.hints]).reshape(-1, 5)
         answers = tuple((i, place, kind) for i, row in enumerate(rows) for place, kind in row.answers)
-        return Batch(ids, positions, mask[:, None], targets, answers, hints)
+        return Batch(ids, positions, mask[:, None], targets, owners, answers, hints)
 
     def row(self, random: Random, scene: Scene, *, questions: int, mixture: Mixture) -> ExampleRow:
         """One scene with at most so many questions, in a form that is drawn."""

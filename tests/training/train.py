@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -119,6 +120,8 @@ def _pair_words(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
 class Training:
     """A model, its optimizer, and where in the curriculum it is. `save` and `resume` keep all of it."""
 
+    stages, warmup = STAGES, WARMUP
+
     def __init__(self, folder: Path, device: str) -> None:
         torch.manual_seed(SEED)
         self.folder = folder
@@ -131,15 +134,20 @@ class Training:
         tokenizer = Tokenizer(self.source)
         self.examples = Examples(tokenizer)
         self.device = device
-        self.model = LlamaForCausalLM(configuration(tokenizer))
-        if device == "cpu":
-            self.model.set_attn_implementation(BLOCKS)
-        _pair_words(self.model, tokenizer)
+        self.model = self._begun(tokenizer)
         torch.nn.Module.to(self.model, device)
         self.hints = torch.nn.Linear(width := self.model.config.hidden_size, 2 * width + NAMED + 1).to(device)
         self.optimizers = self._optimizers()
         self.stage, self.step, self.total, self.tokens, self.seconds = 0, 0, 0, 0, 0.0
         self.grown = 0  # the total when the model last grew
+
+    def _begun(self, tokenizer: Tokenizer) -> LlamaForCausalLM:
+        """The model before the first step."""
+        model = LlamaForCausalLM(configuration(tokenizer))
+        if self.device == "cpu":
+            model.set_attn_implementation(BLOCKS)
+        _pair_words(model, tokenizer)
+        return model
 
     def _optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
@@ -190,7 +198,7 @@ class Training:
 
     @property
     def _hint_layer(self) -> int:
-        return STAGES[min(self.stage, len(STAGES) - 1)].hint_layer
+        return self.stages[min(self.stage, len(self.stages) - 1)].hint_layer
 
     def _predicted(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         counted = targets != IGNORED
@@ -199,8 +207,8 @@ class Training:
 
     def run(self) -> None:
         saved = time.monotonic()
-        while self.stage < len(STAGES):
-            stage = STAGES[self.stage]
+        while self.stage < len(self.stages):
+            stage = self.stages[self.stage]
             start = time.monotonic()
             loss = self.learn(stage)
             self.seconds += time.monotonic() - start
@@ -225,13 +233,13 @@ class Training:
         self.save()
 
     def _grow(self) -> None:
-        if self.stage < len(STAGES):
-            self.deepen(STAGES[self.stage].layers)
+        if self.stage < len(self.stages):
+            self.deepen(self.stages[self.stage].layers)
 
     def learn(self, stage: Stage) -> float:
         """Takes one step and returns its loss."""
         random = Random(f"{SEED}/{self.stage}/{self.step}")
-        earlier = STAGES[: self.stage]
+        earlier = self.stages[: self.stage]
         of = random.choice(earlier) if earlier and random.random() < 0.1 else stage
         batch = self._drawn(random, random.choice(of.shapes), stage=stage)
         for optimizer in self.optimizers:
@@ -264,22 +272,15 @@ class Training:
     def _rate(self, stage: Stage) -> float:
         if stage.rests:
             return stage.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * self.step / stage.steps)))
-        return stage.rate * min(1.0, (self.total - self.grown + 1) / WARMUP)
+        return stage.rate * min(1.0, (self.total - self.grown + 1) / self.warmup)
 
     @torch.no_grad()
     def score(self, stage: Stage) -> dict[str, float]:
         """The share of whole answers that are right, by kind, on scenes never trained on."""
         random = Random(f"{SEED}/score")
-        asked, right = Counter[str](), Counter[str]()
-        for number in range(SCORED):
-            batch = self._drawn(random, stage.shapes[number % len(stage.shapes)], stage=stage)
-            _, predicted = self.loss(batch)
-            guesses = torch.full(batch.targets.shape, IGNORED)
-            guesses[batch.targets != IGNORED] = predicted.cpu()
-            for row, place, kind in batch.answers:
-                asked[kind] += 1
-                right[kind] += bool((guesses[row, place] == batch.targets[row, place]).all())
-        return {kind: right[kind] / asked[kind] for kind in sorted(asked)}
+        shapes = [stage.shapes[number % len(stage.shapes)] for number in range(SCORED)]
+        batches = (self._drawn(random, shape, stage=stage) for shape in shapes)
+        return shares((batch, self.loss(batch)[1]) for batch in batches)
 
     def _tell(self, *, loss: float, every: float, right: dict[str, float]) -> None:
         rows = " ".join(f"{kind} {share:.3f}" for kind, share in right.items())
@@ -319,16 +320,28 @@ class Training:
             self.grown = state["at"]["grown"]
 
 
-def main() -> None:
+def shares(answered: Iterable[tuple[Batch, Tensor]]) -> dict[str, float]:
+    """The share of whole answers that are right, by kind. Beside each batch: what was predicted for its targets."""
+    asked, right = Counter[str](), Counter[str]()
+    for batch, predicted in answered:
+        guesses = torch.full(batch.targets.shape, IGNORED)
+        guesses[batch.targets != IGNORED] = predicted.cpu()
+        for row, place, kind in batch.answers:
+            asked[kind] += 1
+            right[kind] += bool((guesses[row, place] == batch.targets[row, place]).all())
+    return {kind: right[kind] / asked[kind] for kind in sorted(asked)}
+
+
+def main(kind: type[Training] = Training) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=kind.__doc__)
     parser.add_argument("folder", type=Path, help="where the checkpoint is kept")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU; all by default")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    training = Training(options.folder, options.device)
+    training = kind(options.folder, options.device)
     training.resume()
     training.run()
 
