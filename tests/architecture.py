@@ -23,7 +23,7 @@ PARAMETERS, POSITIONAL_PARAMETERS = 5, 2
 
 # Lines of each package's Python; of clients without their tests. A budget falls with its package. A raise is a commit
 # of its own that says what was bought.
-BUDGET = {"store": 6181, "retriever": 8653, "blend": 7747, "service": 24852, "clients": 7256}
+BUDGET = {"store": 6181, "retriever": 8474, "blend": 7747, "service": 24852, "clients": 7256}
 
 RECORDS = (
     "store.blob",
@@ -58,6 +58,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "faiss": ("retriever", "tests"),
     "torch": ("blend", "retriever.embedders.encoder", "service", "clients.vllm-kvweave", "tests"),  # vLLM brings it
     "transformers": ("blend", "retriever.embedders.encoder", "service", "tests"),
+    "sentence_transformers": ("retriever.embedders.encoder", "tests"),
     "vllm": ("clients.vllm-kvweave",),
     **dict.fromkeys(["lmdb", "obstore"], ("store", "tests")),
     **dict.fromkeys(["llvmlite", "numba", "triton"], ("blend.kernels", "tests")),
