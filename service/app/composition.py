@@ -178,7 +178,7 @@ def compose_embedder(settings: Settings) -> Embedder | None:
     try:
         from retriever.embedders.encoder import Encoder
     except ImportError as error:
-        raise EmbeddingError(f"the encoder {name!r} cannot be loaded: {error}") from error
+        raise EmbeddingError(f"the encoder {name!r} needs the extra `kvweave[embedder]`: {error}") from error
     return cached(Encoder(hub_checkpoint(name, setting="embedder"), device=settings.device))
 
 
