@@ -151,7 +151,7 @@ class Library:
 
     def _searcher(self, view: CatalogView) -> Searcher:
         serving = self._serving(view)
-        return Searcher((self._index(serving), serving) if serving else None, self._reranker)
+        return Searcher((self._index(serving), serving) if serving else None, self._reranker, bool(self._embedders))
 
     def _index(self, embedder: Embedder) -> VectorIndex:
         if embedder.name not in self._indexes:

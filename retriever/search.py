@@ -78,14 +78,17 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Searcher:
-    """`vectors`: the index and the embedder whose vectors it holds; None where nothing is embedded."""
+    """`vectors`: the index and the embedder whose vectors it holds; None where nothing is embedded, or not all yet, and
+    then `is_waiting`.
+    """
 
     vectors: tuple[VectorIndex, Embedder] | None = None
     reranker: Reranker | None = None
+    is_waiting: bool = False
 
     def search(self, view: CatalogView, query: Query) -> Found:
         """The hits, best first, each chunk once and before its neighbors. Raises SearchError, and Overtaken."""
-        self._check(query)
+        self._check(view, query)
         if not query.text.strip() or query.limit == 0:
             return Found([])
         found = self._found(view, replace(query, limit=max(query.limit, query.reranked)))
@@ -95,9 +98,19 @@ class Searcher:
             hits = sorted(around, key=lambda hit: -hit.score)
         return Found(hits, found.relevance)
 
-    def _check(self, query: Query) -> None:
+    def _check(self, view: CatalogView, query: Query) -> None:
         if not 0 <= query.limit <= MOST or not 0 <= query.reranked <= MOST:
             raise SearchError(f"0 to {MOST} hits can be asked for, got {max(query.limit, query.reranked)}")
+        if query.mode in ("vector", "hybrid") and self.is_waiting and not self.vectors:
+            made = max((view.embedded(each.name) for each in view.embedders() if not each.serving), default=0)
+            told = (
+                f"{made:,} of {view.counts().chunks:,} chunks have one"
+                if query.bound == EVERYTHING
+                else "not all are made"
+            )
+            raise SearchError(
+                f"{query.mode} search waits for vectors: {told}; search by words meanwhile, or ask again later"
+            )
         if query.mode in ("vector", "hybrid") and not self.vectors:
             raise SearchError(f"{query.mode} search needs an embedder: name one in the settings, or search by words")
         if query.reranked and not self.reranker:

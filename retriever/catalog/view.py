@@ -204,6 +204,13 @@ class CatalogView(ContextsView):
         )
         return {chunk: _vectors([vector])[0] for chunk, vector in found}
 
+    def embedded(self, embedder: str) -> int:
+        """How many chunks have a vector of this embedder."""
+        [found] = self._connection.execute(
+            "SELECT count(*) FROM vectors WHERE embedder = (SELECT row FROM embedders WHERE name = ?)", (embedder,)
+        ).fetchone()
+        return found
+
     def without_vector(self, after: int, *, embedder: str, limit: int) -> list[tuple[int, str, str]]:
         """Chunks (row, id, text) that lack one, in the order of their rows; not those that no search may find."""
         hidden = self.unsearched()

@@ -213,7 +213,9 @@ class Ingest:
             self._work_on(tenant, uploads)
             self._lines.wake(Line(tenant.name, is_large=False))  # a file may have small documents
             return True
-        return not self._lines.has(Line(tenant.name, is_large=False)) and self._recapture(tenant)
+        if self._lines.has(Line(tenant.name, is_large=False)):
+            return False
+        return self._recapture(tenant) or self._embed(tenant)
 
     def _work_on(self, tenant: Tenant, found: Sequence[QueuedUpload]) -> None:
         """Works on those of these uploads that no other service is working on, or has just ended."""
@@ -305,6 +307,16 @@ class Ingest:
                 return not self._lines.closing and tenant.recapture(FILL_BATCH)
         except (*_PASSING, Busy, TokenizerError) as error:
             raise _Later("what has moved is not computed") from error
+
+    def _embed(self, tenant: Tenant) -> bool:
+        """Makes some of the vectors that are missing, as where the embedder is new; whether there were any."""
+        try:
+            with self._lines.computing():
+                return not self._lines.closing and tenant.library.advance(EMBEDDED) > 0
+        except EmbeddingError as error:
+            if not error.temporary:  # said when it is tidied
+                return False
+            raise _Later("the embedder does not answer") from error
 
     def _tidy_if_due(self) -> None:
         """Does what needs doing now and then, where nobody else is at it."""
