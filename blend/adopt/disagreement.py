@@ -7,7 +7,7 @@ from torch import Tensor
 
 from blend.adopt.refusals import TOKENS
 from blend.capture.capture import capture
-from blend.fuse.fuse import BlendOrder, fuse
+from blend.fuse.fuse import BlendOrder, FusedPrompt, fuse
 from blend.fuse.prompt import ChunkSegment, Prompt, lay_out
 from blend.fuse.record_loader import Readers
 from blend.run.context import Segment, scattered, span
@@ -23,6 +23,11 @@ AGREES_HALF = 0.2  # experts chosen otherwise by a last bit are a tenth: for wha
 
 def disagreement(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> str | None:
     """Where our passes over 48 tokens differ from the model's own logits (T, V), computed densely; None if nowhere."""
+    found = (_with_states if decoder.model_layers.states else _by_rows)(decoder, plain, ids=ids)
+    return next((name for name, agrees in found.items() if not agrees), None)
+
+
+def _by_rows(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> dict[str, bool]:
     context = decoder.context(TOKENS + 1)
     tokens = torch.tensor(ids, device=decoder.device)
     whole = decoder.advance([Segment(context, span(0, TOKENS, device=decoder.device), 0)], tokens)
@@ -31,13 +36,44 @@ def disagreement(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> str 
     pairs = (TOKENS - 4, TOKENS - 3), (TOKENS - 2, TOKENS - 1)  # records of either must fit both
     steps = torch.stack([each for pair in pairs for each in decoder.decode([(context, at, ids[at]) for at in pair])])
     assert whole is not None and rows is not None
-    found = {
+    return {
         "a prefill": _agree(whole, plain),
         "scattered rows": _agree(rows, plain[again.index]),
         "decoding": _agree(steps, plain[-4:]),
-        "a chunk behind its prefix": _agree(_exact_hit(decoder, ids)[None], plain[-1:]),
+        "a chunk behind its prefix": _agree(_reused(decoder, ids).logits[None], plain[-1:]),
     }
-    return next((name for name, agrees in found.items() if not agrees), None)
+
+
+def _with_states(decoder: Decoder, plain: Tensor, *, ids: Sequence[int]) -> dict[str, bool]:
+    """Two requests side by side. Rows that come twice begin behind a mark: no state is known in between."""
+    contexts = [decoder.context(TOKENS + 1) for _ in range(2)]
+    tokens = torch.tensor(ids, device=decoder.device)
+    for each in contexts:
+        each.states.mark = CHUNK.start
+
+    def rows(start: int, stop: int) -> Tensor:
+        slots = span(start, stop, device=decoder.device)
+        segments = [Segment(each, slots, row * (stop - start)) for row, each in enumerate(contexts)]
+        logits = decoder.advance(segments, tokens[start:stop].repeat(len(contexts)))
+        assert logits is not None
+        return logits.view(len(contexts), stop - start, -1)
+
+    prefill = torch.cat([rows(0, CHUNK.start), rows(CHUNK.start, TOKENS - 4)], dim=1)
+    steps = torch.stack(
+        [torch.stack(decoder.decode([(each, at, ids[at]) for each in contexts])) for at in range(TOKENS - 4, TOKENS)], 1
+    )
+    again = rows(CHUNK.start, TOKENS)
+    reused, both = _reused(decoder, ids).context, plain.expand(len(contexts), -1, -1)
+    chunks = [
+        torch.cat([part.flatten() for layer in each.layers for part in each.part(layer, CHUNK)])[None]
+        for each in (reused, contexts[0])
+    ]
+    return {
+        "a prefill in two parts": _agree(prefill, both[:, :-4]),
+        "decoding": _agree(steps, both[:, -4:]),
+        "rows behind a state": _agree(again, both[:, CHUNK.start :]),
+        "a chunk behind its prefix": _agree(chunks[0], chunks[1]),
+    }
 
 
 def _agree(ours: Tensor, theirs: Tensor) -> bool:
@@ -50,7 +86,7 @@ def _agree(ours: Tensor, theirs: Tensor) -> bool:
     return bool((a - b).square().sum() <= AGREES_HALF**2 * b.square().sum())
 
 
-def _exact_hit(decoder: Decoder, ids: Sequence[int]) -> Tensor:
+def _reused(decoder: Decoder, ids: Sequence[int]) -> FusedPrompt:
     prefix, chunk, question = tuple(ids[: CHUNK.start]), tuple(ids[CHUNK]), tuple(ids[CHUNK.stop :])
     print_ = Fingerprint("", "", "", "", "", "", "")
     [record] = capture(decoder, prefix, chunks=[chunk])
@@ -58,4 +94,4 @@ def _exact_hit(decoder: Decoder, ids: Sequence[int]) -> Tensor:
     layout = lay_out(prompt, fingerprint=print_, window=decoder.window, vocabulary=decoder.vocabulary)
     with Readers(1) as readers:
         context, order = decoder.context(len(layout.ids)), BlendOrder("reuse")
-        return fuse(decoder, layout, context=context, order=order, readers=readers).logits
+        return fuse(decoder, layout, context=context, order=order, readers=readers)

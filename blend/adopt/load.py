@@ -37,6 +37,7 @@ from blend.run.decoder import Decoder
 from blend.run.layer_gate import find_layers, install, text_config
 from blend.run.model_layers import examine
 from blend.run.recordings import CudaRecorder
+from blend.run.state_gate import install_state_gates
 from blend.text.tokenizer import Tokenizer
 from store.fingerprint import Fingerprint
 
@@ -180,6 +181,7 @@ def _decoder(model: PreTrainedModel) -> Decoder:
     with _explained(lambda error: f"{name} fails in its own forward pass over text alone: {error}"):
         layers = find_layers(model)
         install(layers)
+        states = install_state_gates(model, layers)
     with in_float32(model, layers):
         with _explained(lambda error: f"{name} fails in its own forward pass over text alone: {error}"):
             plain = _plain_logits(model, ids)
@@ -187,20 +189,20 @@ def _decoder(model: PreTrainedModel) -> Decoder:
         with _explained(
             lambda _: f"{name} has a forward pass of its own, which takes whole prompts in order, no single rows"
         ):
-            judged = _agreeing(model, plain, ids=ids)
+            judged = _agreeing(model, plain, ids=ids, states=states)
     decoder, plain = (judged, plain) if judged.dtype == model.dtype else _narrowed(model, judged, ids=ids)
     _record(decoder, plain, ids=ids)
     return decoder
 
 
-def _agreeing(model: PreTrainedModel, plain: Tensor, *, ids: Sequence[int]) -> Decoder:
+def _agreeing(model: PreTrainedModel, plain: Tensor, *, ids: Sequence[int], states: frozenset[int]) -> Decoder:
     """The decoder with the first kernel that gives the model's own logits."""
     window: int = text_config(model).max_position_embeddings
     reasons: list[str] = []
     for kernel in kernels(model):
         _attend_by(model, kernel)
         try:
-            decoder = Decoder(model, examine(model, window=window), window=window)
+            decoder = Decoder(model, examine(model, window=window, states=states), window=window)
             refuse_moving_angles(model, decoder)
             reason = disagreement(decoder, plain, ids=ids)
         except RuntimeError as error:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFullAttentionLayer
 
 from blend.errors import UnsupportedModel
 from blend.run.decoder import Decoder
@@ -28,13 +28,9 @@ def refuse_structure(model: PreTrainedModel) -> None:
     if getattr(model, "_is_stateful", False) and not getattr(text, "layer_types", None):
         raise UnsupportedModel(f"{name} keeps a recurrent state, not keys and values for each token")
     layers = {type(layer) for layer in DynamicCache(config=text).layers}
-    states = sorted(kind.__name__ for kind in layers if any("LinearAttention" in of.__name__ for of in kind.__mro__))
-    if states:
-        raise UnsupportedModel(
-            f"{name} has linear-attention, convolution or state layers ({', '.join(states)}): "
-            "they keep one state of all tokens, from which no chunk can be taken"
-        )
-    own = layers - {DynamicLayer, DynamicSlidingWindowLayer}
+    if not any(issubclass(kind, DynamicLayer) for kind in layers):
+        raise UnsupportedModel(f"{name} keeps a recurrent state alone: there is nothing of a chunk to store")
+    own = layers - {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFullAttentionLayer}
     if others := sorted(kind.__name__ for kind in own if issubclass(kind, DynamicLayer)):
         raise UnsupportedModel(
             f"{name} keeps more than keys and values, or by a rule of its own ({', '.join(others)}), "

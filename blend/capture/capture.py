@@ -155,11 +155,14 @@ class _Capture:
         capacity = -(-len(ids) // size) * size
         self._hooks.hold(capacity)
         context = self._decoder.context(capacity)
+        context.states.mark = len(ids)
         prefixes.restore(ids, context)
         if not context.exact:
             for start in range(0, len(ids), size):
-                slots = span(start, start + size, device=self._decoder.device)
-                self._pass([Segment(context, slots, 0)], [ids[start : start + size]], size=size)
+                own = ids[start : start + size]
+                rows = len(own) if self._decoder.model_layers.states else size  # a state takes in what fills up
+                slots = span(start, start + rows, device=self._decoder.device)
+                self._pass([Segment(context, slots, 0)], [own], size=rows)
             prefixes.keep(ids, context)
         return context
 
@@ -171,7 +174,8 @@ class _Capture:
         self._hooks.hold(shared.capacity)
         self._hooks.between()
         dummies = planned.rows // size - len(own)
-        self._hooks.hold(shared.capacity + len(own) * capacity + (size if dummies else 0))
+        each = capacity + self._decoder.state_tokens
+        self._hooks.hold(shared.capacity + len(own) * each + (size if dummies else 0))
         rest, dummy = self._decoder.context(len(own) * capacity), self._decoder.context(size if dummies else 0)
         parts = [slice(start, start + capacity) for start in range(0, rest.capacity, capacity)]
         contexts = [PrefixedContext(shared, behind, own=rest, part=part) for part in parts]

@@ -12,9 +12,10 @@ LATELY_S = 300.0
 class KvBudget:
     """Counts what all contexts take, in tokens. One payer leaves room where others were here lately."""
 
-    def __init__(self, tokens: int, *, places: int) -> None:
-        """`places`: how many answers run at a time."""
+    def __init__(self, tokens: int, *, places: int, each: int = 0) -> None:
+        """`places`: how many answers run at a time. `each`: what one of them takes besides, however short it is."""
         self._tokens = tokens
+        self._each = each
         self._places = places
         self._captured = 0
         self._seen: dict[str, float] = {}  # when a payer asked last
@@ -30,7 +31,7 @@ class KvBudget:
 
     def holds(self, running: Sequence[QueuedRequest]) -> bool:
         """Whether these fit beside the capture at hand."""
-        return sum(each.capacity for each in running) <= self._tokens - self._captured
+        return self._taken(running) <= self._tokens - self._captured
 
     def can_admit(self, queued: QueuedRequest, *, running: Sequence[QueuedRequest]) -> bool:
         """Whether a request fits beside those that run."""
@@ -40,5 +41,8 @@ class KvBudget:
             return False
         if not own or len(self._seen) < 2:
             return True
-        tokens, most = sum(each.capacity for each in (*own, queued)), MOST * (self._tokens - self._captured)
-        return len(own) + 1 <= MOST * self._places and tokens <= most
+        most = MOST * (self._tokens - self._captured)
+        return len(own) + 1 <= MOST * self._places and self._taken([*own, queued]) <= most
+
+    def _taken(self, running: Sequence[QueuedRequest]) -> int:
+        return sum(each.capacity + self._each for each in running)

@@ -67,7 +67,7 @@ class LocalEngine:
         self._fingerprint = fingerprint
         self._prefixes = Prefixes(self.limits.prefix_bytes)
         room = self.limits.kv_bytes // decoder.token_bytes
-        self._budget = KvBudget(room, places=self.limits.running)
+        self._budget = KvBudget(room, places=self.limits.running, each=decoder.state_tokens)
         self._capture_hooks = CaptureHooks(self._let_requests, self._hold, room, Prefixes(self.limits.prefix_bytes))
         self._readers = Readers()
         self._changed = Condition()
@@ -97,7 +97,7 @@ class LocalEngine:
         )
         request.order.check()
         capacity = min(len(layout.ids) + request.most_tokens, self._decoder.window + 1)
-        needed = capacity * self._decoder.token_bytes
+        needed = (capacity + self._decoder.state_tokens) * self._decoder.token_bytes
         if needed > self.limits.kv_bytes:
             raise PromptError(
                 f"{len(layout.ids)} prompt tokens and up to {request.most_tokens} new ones need {needed} bytes "
@@ -254,6 +254,7 @@ class LocalEngine:
     def _fuse(self, queued: QueuedRequest) -> AnswerBuilder:
         request, prefix, queued_s = queued.request, queued.request.prompt.prefix, queued.age_s
         context = self._decoder.context(queued.capacity)
+        context.states.mark = len(prefix)
         if request.order.policy != "full":
             self._prefixes.restore(prefix, context, owner=request.owner)
         order = queued.begin(context)

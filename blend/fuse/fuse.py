@@ -6,11 +6,13 @@ of its own, except the last token's, which goes on to the logits.
 """
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -102,6 +104,8 @@ def fuse(
 ) -> FusedPrompt:
     """Compute the layout into the context, except the slots that are exact there already."""
     decoder.prepare(len(layout.ids))
+    if decoder.model_layers.states:
+        layout = layout.inexact()  # no record holds the states behind it
     clock = Clock()
     moved = 0
     while True:
@@ -164,7 +168,8 @@ class _Fuse:
             with self._clock.stage("ask"):
                 chosen = self._probed(probe)
             rows &= ~self._cached | chosen
-            if probe.layers[-1] == self._open[-1]:  # rows before the first chosen slot are computed already
+            is_done = probe.layers[-1] == self._open[-1] and not self._decoder.model_layers.states
+            if is_done:  # rows before the first chosen slot are computed already
                 rows[: _numbers(chosen)[0]] = False
         elif not filters:
             rows &= ~self._cached | self._forced
@@ -224,11 +229,21 @@ class _Fuse:
         resume = max(start, model_layers.resume(last))
         kept: Tensor | None = None
         slots: Slots | None = None
+        if any(layer >= last for layer in model_layers.states):  # all rows go through the last one that has a state
+            return self._to_the_end(rows, start=start, hidden=hidden)
         for slots, entering in self._pieces(rows, hidden):
             layer_range = LayerRange(start, entering, keep=resume, stop=last)
             _, kept = self._pass(slots, layer_range, hooks=LayerHooks(self._finishing(slots, last)))
         assert slots is not None and kept is not None
         logits, _ = self._pass(slots.part(len(slots) - 1, len(slots)), LayerRange(resume, kept[:, -1:]))
+        assert logits is not None
+        return logits
+
+    def _to_the_end(self, rows: Tensor, *, start: int, hidden: Tensor | None) -> Tensor:
+        logits: Tensor | None = None
+        for slots, entering in self._pieces(rows, hidden):
+            hooks = LayerHooks(self._finishing(slots, self._decoder.model_layers.keeping[-1]))
+            logits, _ = self._pass(slots, LayerRange(start, entering), hooks=hooks)
         assert logits is not None
         return logits
 
@@ -261,9 +276,11 @@ class _Fuse:
     def _pieces(self, rows: Tensor, hidden: Tensor | None) -> Iterator[tuple[Slots, Tensor | None]]:
         places = _numbers(rows)
         most = self._order.piece_rows or PIECE_ROWS.get(self._decoder.device.type, FEW_ROWS)
-        for start in range(0, len(places), most):
-            part = places[start : start + most]
-            entering = None if hidden is None else hidden[:, start : start + len(part)]
+        marked = bisect_left(places, self._context.states.mark) if self._decoder.model_layers.states else 0
+        starts = sorted({*range(0, len(places), most), marked} - {len(places)})
+        for start, stop in pairwise([*starts, len(places)]):
+            part = places[start:stop]
+            entering = None if hidden is None else hidden[:, start:stop]
             yield scattered(part, device=self._decoder.device), entering
 
     def report(self, layout: PromptLayout, moved: int) -> FuseReport:

@@ -79,6 +79,10 @@ class PromptLayout:
         """The layout with these records alone."""
         return replace(self, spans=tuple(spans))
 
+    def inexact(self) -> "PromptLayout":
+        """The layout with no record taken for what full prefill would compute."""
+        return replace(self, spans=tuple(replace(span, exact=False) for span in self.spans))
+
     def without(self, chunk: int, miss: Miss) -> "PromptLayout":
         """The layout with one chunk as text, for this reason."""
         spans = tuple(span for span in self.spans if span.chunk != chunk)

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blend.run.states import ContextStates
+
 Shape = tuple[int, int, int]
 
 LARGE_BYTES = 32 << 20  # what is smaller the allocator keeps by itself
@@ -146,6 +148,7 @@ class LayerBuffers:
         self, shapes: Sequence[LayerShape | None], keys: Sequence[Tensor | None], *, values: Sequence[Tensor | None]
     ) -> None:
         self.shapes = shapes
+        self.states = ContextStates()
         self._keys = keys
         self._values = values
 
@@ -199,6 +202,11 @@ class Context(LayerBuffers):
             found[layer] = keys.data_ptr(), values.data_ptr(), keys.stride(0), values.stride(0)
         return found
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its buffers, and of its states at the mark."""
+        return self.capacity * self.token_bytes + self.states.nbytes
+
     def part(self, layer: int, slots: slice) -> tuple[Tensor, Tensor]:
         """Keys and values (H, T, D) at these slots."""
         return self.keys(layer)[:, slots], self.values(layer)[:, slots]
@@ -208,6 +216,8 @@ class Context(LayerBuffers):
         for layer in self.layers:
             self.keys(layer)[:, :tokens] = source.keys(layer)[:, :tokens]
             self.values(layer)[:, :tokens] = source.values(layer)[:, :tokens]
+        if source.states.mark == tokens:
+            self.states = source.states.at_mark()
 
     def first(self, tokens: int) -> "Context":
         """A copy of the first slots, with room for no more."""
@@ -282,6 +292,7 @@ class PrefixedContext(LayerBuffers):
         keys = [shape and own.keys(layer)[:, part] for layer, shape in enumerate(own.shapes)]
         values = [shape and own.values(layer)[:, part] for layer, shape in enumerate(own.shapes)]
         super().__init__(own.shapes, keys, values=values)
+        self.states = prefix.states.at_mark()
         self._prefix, self._own = prefix, own
         self._tokens = tokens
         self._start = part.start
@@ -315,9 +326,11 @@ class Prefixes:
         context.exact = len(prefix)
 
     def keep(self, prefix: tuple[int, ...], context: Context, *, owner: str = "") -> None:
-        """Keep the prefix as the context holds it, computed in place."""
-        if not prefix or (owner, prefix) in self._kept or len(prefix) * context.token_bytes > self._room:
+        """Keep the prefix as the context holds it, computed in place, and the states behind it."""
+        assert context.states.mark == len(prefix), f"states at {context.states.mark}, a prefix of {len(prefix)} tokens"
+        nbytes = len(prefix) * context.token_bytes + context.states.nbytes
+        if not prefix or (owner, prefix) in self._kept or nbytes > self._room:
             return
         self._kept[owner, prefix] = context.first(len(prefix))
-        while sum(each.capacity * each.token_bytes for each in self._kept.values()) > self._room:
+        while sum(each.nbytes for each in self._kept.values()) > self._room:
             self._kept.popitem(last=False)

@@ -38,6 +38,8 @@ class Decoder:
         self.dtype: torch.dtype = model.dtype
         self.vocabulary: int = text_config(model).vocab_size
         self.token_bytes = token_bytes(model_layers.shapes, model.dtype)  # that one token keeps in a context
+        # What a request's states take, now and at their mark, counted in tokens.
+        self.state_tokens = -(-2 * model_layers.state_bytes // self.token_bytes)
         self._placement = placement(self.dtype, self.device)
         self._row_tables: CpuRowTables | GpuRowTables | None = cpu_row_tables(self.dtype, self.device)
         if self.device.type == "cuda":
@@ -110,11 +112,11 @@ class Decoder:
     def record_layers(self, recorder: Callable[[], Recorder] | None) -> bool:
         """Have layers recorded as they run, from the second pass of as many rows on; whether any can be. None: no more.
 
-        A model whose layers read the keys of others needs all of them to run.
+        A model whose layers read the keys of others needs all of them to run; states are not in a recording's table.
         """
         is_fused = text_config(self.model)._attn_implementation == NAME  # pyright: ignore[reportPrivateUsage]
         tables, layers = self._gpu_tables(), self.model_layers
-        if recorder is None or tables is None or not is_fused or layers.shared:
+        if recorder is None or tables is None or not is_fused or layers.shared or layers.states:
             self._graphs = None
             return False
         prompts = LayerGraphs(tables, recorder(), layers=layers.table_layers, most=self.window)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,25 +20,29 @@ class LayerGate:
     def __init__(self, inner: Callable[..., object], index: int) -> None:
         self._inner = inner
         self._index = index
-        self._returns_tuple = False
+        self._returns = 0  # how many things, in a tuple; 0: the hidden states by themselves
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         cache = ACTIVE.get()
         if cache is None:
             out = self._inner(*args, **kwargs)
-            self._returns_tuple = isinstance(out, tuple)
+            self._returns = _count(out)
             return out
         hidden = args[0] if args else kwargs["hidden_states"]
         assert isinstance(hidden, Tensor)
         entering = cache.enter(self._index, hidden, given=kwargs.get("position_embeddings"))
         if entering is None:
-            return (hidden,) if self._returns_tuple else hidden
+            return (hidden, *[None] * (self._returns - 1)) if self._returns else hidden
         more = args[1:], {name: each for name, each in kwargs.items() if name != "hidden_states"}
         if cache.replay is not None and cache.is_plain(self._index):
             replayed = cache.replay.layer(self._index, self._inner, hidden=entering, more=more)
             if replayed is not None:
                 return replayed[0]
         return self._inner(entering, *more[0], **more[1])
+
+
+def _count(out: object) -> int:
+    return len(cast("tuple[object, ...]", out)) if isinstance(out, tuple) else 0
 
 
 def text_config(model: PreTrainedModel) -> PreTrainedConfig:

@@ -41,12 +41,15 @@ class ModelLayers:
     """`shapes` and `rules` have None where a layer reads another one's keys, which then is among `shared`.
 
     `table_layers` are those whose attention takes the cached keys as they are, so that a table may tell where they lie.
+    `states`: the layers that keep a state of all tokens, with or without keys and values.
     """
 
     shapes: tuple[LayerShape | None, ...]
     rules: tuple[LayerRule | None, ...]
     table_layers: frozenset[int]
     shared: frozenset[int]
+    states: frozenset[int] = frozenset()
+    state_bytes: int = 0  # of all of them, for one request
 
     @property
     def tables(self) -> list[int]:
@@ -68,6 +71,7 @@ class LayerProbeCache(RowsCache):
 
     def __init__(self, *, first: int, device: torch.device, entered: dict[int, Tensor] | None = None) -> None:
         nothing = Context([], capacity=0, dtype=torch.float32, device=device)
+        nothing.states.mark = first + TOKENS
         super().__init__([Segment(nothing, span(first, first + TOKENS, device=device), 0)])
         self._rebased = Segment(nothing, span(0, TOKENS, device=device), 0)
         self._replayed = entered
@@ -161,8 +165,8 @@ def angles(model: PreTrainedModel, positions: Tensor, *, tables: list[int], last
     return found
 
 
-def examine(model: PreTrainedModel, *, window: int) -> ModelLayers:
-    """Run the model twice over the same tokens and compare."""
+def examine(model: PreTrainedModel, *, window: int, states: frozenset[int]) -> ModelLayers:
+    """Run the model twice over the same tokens and compare. `states`: the layers whose modules have a `StateGate`."""
     device = model.device
     ids = torch.arange(3, 3 + TOKENS, device=device) % text_config(model).vocab_size
     offset = min(OFFSET, max(TOKENS, window // 2))
@@ -176,7 +180,9 @@ def examine(model: PreTrainedModel, *, window: int) -> ModelLayers:
         )
     layers = sorted(near.entered)
     silent = [layer for layer in layers if layer not in near.stored]
-    if silent and not near.shared:
+    if not near.stored:
+        raise UnsupportedModel("no layer keeps keys and values for each token: there is nothing of a chunk to store")
+    if silent and not near.shared and not states:
         raise UnsupportedModel(f"layers {silent} keep a state of their own instead of keys and values for each token")
     rules = [_rule(near, far, layer=layer) if layer in near.stored else None for layer in layers]
     return ModelLayers(
@@ -184,6 +190,8 @@ def examine(model: PreTrainedModel, *, window: int) -> ModelLayers:
         rules=tuple(rules),
         table_layers=frozenset(near.table_layers),
         shared=frozenset(near.shared),
+        states=states,
+        state_bytes=near.segments[0].context.states.nbytes,
     )
 
 

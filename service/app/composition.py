@@ -108,6 +108,11 @@ def _equipped(settings: Settings, model: ServedModel, *, handoffs: Handoffs) -> 
     address = settings.generator
     if address is None:
         return model
+    if model.has_states:
+        raise SettingsError(
+            f"generator: {settings.model} has linear-attention layers, whose states vLLM takes from nobody: "
+            "leave the generator out, and answers are generated here"
+        )
     times = GeneratorTimes()
     client = VllmClient(address.url, address.key)
     engine = VllmEngine(Comparison(model, model.engine, handoffs, client, address, times))
@@ -147,6 +152,7 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
         order=BlendOrder(point.policy, point.ratio),
         window=model.decoder.window,
         vocabulary=model.decoder.vocabulary,
+        has_states=bool(model.decoder.model_layers.states),
     )
 
 

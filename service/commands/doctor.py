@@ -177,9 +177,16 @@ def _model(settings: "Settings") -> str:
     start = time.perf_counter()
     loaded = compose_model(settings)
     took, decoder = time.perf_counter() - start, loaded.decoder
+    layers = decoder.model_layers
+    states = (
+        f"; {len(layers.states)} of its {len(layers.shapes)} layers keep one state of all tokens "
+        f"({size(layers.state_bytes)} a request), which nothing stored replaces: a reuse saves less there"
+        if layers.states
+        else ""
+    )
     return (
         f"{settings.model}: loads and passes its checks in {took:.0f} s; a window of {decoder.window:,} tokens, "
-        f"{size(decoder.token_bytes)} a token in memory"
+        f"{size(decoder.token_bytes)} a token in memory{states}"
     )
 
 

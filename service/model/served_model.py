@@ -30,6 +30,7 @@ class ServedModel:
     """A model that is loaded, and how it is used. The fingerprint's prefix is empty.
 
     `order`: what a request gets that asks for nothing else; with `speeds`, where it is sooner than reading.
+    `has_states`: it keeps more of a prompt than keys and values, which nobody else can go on with.
     `let_go`: called with a tenant of which something was deleted, before it goes; its prompts may hold it.
     """
 
@@ -41,6 +42,7 @@ class ServedModel:
     window: int
     vocabulary: int
     speeds: ModelSpeeds | None = None
+    has_states: bool = False
     let_go: Callable[[str], None] = _hold_nothing
 
     def prefix(self, rules: Json) -> Ids:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen3_5TextConfig
 
 from blend.adopt.load import LoadedModel, adopt
 from blend.capture.capture import capture
@@ -33,7 +34,9 @@ LISTED = 97  # ids in use, far fewer than a vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a Qwen2 model; as it stands, that of Qwen2.5-0.5B."""
+    """Of a Qwen2 model; as it stands, that of Qwen2.5-0.5B. With `linear_heads` of a Qwen3.5 model, three of whose four
+    layers keep a state instead of keys and values.
+    """
 
     layers: int = 24
     hidden: int = 896
@@ -41,9 +44,15 @@ class Shape:
     heads: int = 14
     kv_heads: int = 2
     vocabulary: int = 151936
+    linear_heads: int = 0  # of values; 16 of keys
 
 
-SHAPES = {"0.5B": Shape(), "8B": Shape(32, 4096, 14336, heads=32, kv_heads=8, vocabulary=128256)}
+SHAPES = {
+    "0.5B": Shape(),
+    "8B": Shape(32, 4096, 14336, heads=32, kv_heads=8, vocabulary=128256),
+    "0.8B hybrid": Shape(24, 1024, 3584, heads=8, vocabulary=248320, linear_heads=16),
+    "4B hybrid": Shape(32, 2560, 9216, heads=16, kv_heads=4, vocabulary=248320, linear_heads=32),
+}
 
 
 def best_device() -> str:
@@ -54,18 +63,22 @@ def best_device() -> str:
 def random_model(shape: Shape, *, dtype: str, device: str = "cpu") -> PreTrainedModel:
     """As transformers makes it, with its default attention; the seed is fixed."""
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=32768,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    config = Qwen2Config(**sizes)
+    if shape.linear_heads:
+        of_states: dict[str, Any] = {"linear_num_key_heads": 16, "linear_num_value_heads": shape.linear_heads}
+        config = Qwen3_5TextConfig(**sizes, **of_states, head_dim=256)
     with torch.device(device):  # numbers of billions of weights are drawn where they are wanted
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()  # pyright: ignore[reportArgumentType]
     return model

@@ -12,8 +12,8 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
 Ids = Sequence[int]
 Layers = list[tuple[Tensor, Tensor] | None]
@@ -32,18 +32,30 @@ class Cached:
         return range(self.start, self.start + len(self.ids))
 
 
-class Placed(DynamicCache):
-    """A stock cache of full-length layers that knows where the fresh rows stand (Llama-4 asks it)."""
+def config_for_cache(model: PreTrainedModel) -> PreTrainedConfig | None:
+    """Of a model with states, whose cache has layers of its own; a cache of any other is of full-length layers."""
+    config = model.config.get_text_config(decoder=True)
+    layers = DynamicCache(config=config).layers
+    return config if any(isinstance(each, LinearAttentionCacheLayerMixin) for each in layers) else None
 
-    def __init__(self, rows: Tensor) -> None:
-        super().__init__()
+
+class Placed(DynamicCache):
+    """A stock cache of full-length layers that knows where the fresh rows stand (Llama-4 asks it).
+
+    Layers with states run the rows in order, as if there were no others.
+    """
+
+    def __init__(self, model: PreTrainedModel, rows: Tensor) -> None:
+        super().__init__(config=config_for_cache(model))
         self._offsets = rows - torch.arange(len(rows))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._offsets  # type: ignore[return-value]
 
 
-def masks(model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Tensor | dict[str, Tensor]:
+def masks(
+    model: PreTrainedModel, rows: Tensor, columns: Tensor
+) -> Tensor | dict[str, Tensor] | dict[str, Tensor | None]:
     """Additive masks for rows that see columns, by their positions, as the configuration describes each layer type."""
     config = model.config.get_text_config(decoder=True)
     ahead = columns[None, :] > rows[:, None]
@@ -59,6 +71,10 @@ def masks(model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Tensor | dic
         for kind, mask in hidden.items()
     }
     kinds = set(getattr(config, "layer_types", None) or ())
+    if config_for_cache(model) is not None:  # a mask of states would tell what fills up
+        states = dict.fromkeys({"linear_attention", *kinds} - {"full_attention", "attention"})
+        ordinary = dict.fromkeys(("full_attention", "attention"), shown["full_attention"])
+        return {**states, **ordinary} if takes_dict(model) else shown["full_attention"]
     if len(kinds) > 1 or kinds & {"chunked_attention"} or takes_dict(model):
         return shown
     return shown["sliding_attention" if config.model_type == "mistral" else (kinds or {"full_attention"}).pop()]
@@ -91,7 +107,7 @@ def greedy(model: PreTrainedModel, ids: Ids, count: int) -> tuple[list[int], lis
 def native_kv(model: PreTrainedModel, ids: Ids, *, first: int = 0) -> Layers:
     """Keys and values (H, T, D) of a native prefill whose first token stands at position `first`, masks as from 0."""
     own = torch.arange(len(ids))
-    cache = DynamicCache()
+    cache = DynamicCache(config=config_for_cache(model))
     with torch.inference_mode():
         model(
             torch.tensor([list(ids)]),
@@ -105,8 +121,8 @@ def native_kv(model: PreTrainedModel, ids: Ids, *, first: int = 0) -> Layers:
 
 def stored(cache: DynamicCache) -> Layers:
     """(H, T, D) of each layer; None where nothing was stored."""
-    layers = cast("list[DynamicLayer]", cache.layers)
-    return [(each.keys[0], each.values[0]) if each.is_initialized else None for each in layers]  # pyright: ignore[reportOptionalSubscript]
+    layers = [each if isinstance(each, DynamicLayer) and each.is_initialized else None for each in cache.layers]
+    return [each and (each.keys[0], each.values[0]) for each in layers]  # pyright: ignore[reportOptionalSubscript]
 
 
 def chunk_kv(model: PreTrainedModel, chunk: Cached) -> Layers:
@@ -133,7 +149,7 @@ def rows_through(model: PreTrainedModel, ids: Ids, rows: Sequence[int], cached: 
     """Compute some rows; every other slot holds what `cached` has. Logits of the rows, and their keys and values."""
     places = torch.tensor(rows)
     rest = torch.tensor([slot for slot in range(len(ids)) if slot not in set(rows)], dtype=torch.int64)
-    cache = Placed(places)
+    cache = Placed(model, places)
     for layer, kv in enumerate(cached):
         if kv is not None:
             cache.update(kv[0][None, :, rest], kv[1][None, :, rest], layer)
@@ -232,10 +248,11 @@ def showing(model: PreTrainedModel) -> Generator[dict[int, Tensor]]:
     """Collects the attention weights (1, H, T, S) of each layer, out of what its attention module returns."""
     found: dict[int, Tensor] = {}
 
-    def note(module: torch.nn.Module, args: object, output: tuple[object, ...]) -> None:
-        weights = output[1]
-        assert isinstance(weights, Tensor)
-        found[cast(int, module.layer_idx)] = weights
+    def note(module: torch.nn.Module, args: object, output: Tensor | tuple[object, ...]) -> None:
+        if isinstance(output, tuple):  # what keeps a state instead is called attention, too
+            weights = output[1]
+            assert isinstance(weights, Tensor)
+            found[cast(int, module.layer_idx)] = weights
 
     modules = [each for each in model.modules() if type(each).__name__.endswith("Attention") and has_index(each)]
     hooks = [each.register_forward_hook(note) for each in modules]

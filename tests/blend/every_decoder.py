@@ -64,8 +64,8 @@ SIZES: dict[str, object] = {
     r"(.*_)?key_value_heads|num_kv_heads|kv_n_heads": 2,
     r"[qk]v?_lora_rank": 16,
     r"n_routed_experts|num_(local_)?experts|moe_num_experts": 4,
-    r"num_experts_per_tok|moe_k|moe_topk|top_k_experts": 2,
-    r"n_group|topk_group": 1,
+    r"num_experts_per_tok(en)?|moe_k|moe_topk|top_k_experts": 2,
+    r"n_group|topk_group|num_expert_group": 1,
     r"max_position_embeddings|n_positions|max_seq_len|n_ctx": 4096,
     r"sliding_window": 24,
     r"pad_token_id|padding_idx": 0,
@@ -87,7 +87,8 @@ OPEN = (
     "eos_token_id",
 )
 
-HYBRID: Settings = {"mamba_n_heads": 4, "mamba_d_state": 4}
+HYBRID: Settings = {"mamba_n_heads": 4, "mamba_d_state": 4, "mamba_n_groups": 1}
+DELTA: Settings = {"layer_types": ["linear_attention", "full_attention"] * 2}
 INDEXED: Settings = {
     "indexer_n_heads": 4,
     "indexer_kv_heads": 1,
@@ -103,7 +104,8 @@ TURNS: Settings = {
     kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")
 }
 OTHER_SETTINGS: dict[str, Settings] = {
-    "bamba": HYBRID,
+    "bailing_hybrid": DELTA,
+    "bamba": {**HYBRID, "attn_layer_indices": [1, 3]},
     "chameleon": {"vocabulary_map": {"<image>": 100}},
     "cohere_compass": {"text_config": {"rope_parameters": TURNS}},
     "cohere_compass_text": {"rope_parameters": TURNS},
@@ -125,7 +127,9 @@ OTHER_SETTINGS: dict[str, Settings] = {
         "downsample_rate": "1/2",
         "vision_config": {"hidden_size": 64},
     },
-    "granitemoehybrid": HYBRID,
+    "granitemoehybrid": {**HYBRID, "layer_types": ["mamba", "attention"] * 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {**DELTA, "linear_num_heads": 4, "linear_head_dim": 8},
     "kyutai_speech_to_text": {"audio_pad_token_id": 3},
     "lfm2": CONVOLVED,
     "lfm2_moe": CONVOLVED,
@@ -146,7 +150,11 @@ OTHER_SETTINGS: dict[str, Settings] = {
     "step3p7": {"text_config": {"sliding_window": 24}},
     "unlimited_ocr": {"text_config": {"num_key_value_heads": 4}},
     "zamba": {"num_hidden_layers": 8},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 

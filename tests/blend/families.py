@@ -12,6 +12,8 @@ from tokenizers import models, pre_tokenizers
 
 from blend.adopt.load import LoadedModel, adopt
 
+Settings = dict[str, Any]
+
 VOCABULARY = 128
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WINDOW = 24  # shorter than most chunks of the tests
@@ -111,6 +113,64 @@ OTHERS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
     "stablelm": lambda: hf.StableLmConfig(**BASE),
 }
 
+LINEAR: Settings = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+MAMBA: Settings = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}
+MIXTURE: Settings = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
+
+# Families some of whose layers keep a state: by delta rules, convolutions, Mamba-2; beside attention, or in one layer.
+HYBRIDS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
+    "qwen3-next": lambda: hf.Qwen3NextConfig(
+        **BASE, **LINEAR, **MIXTURE, num_experts=4, shared_expert_intermediate_size=16
+    ),
+    "qwen3.5": lambda: hf.Qwen3_5TextConfig(**BASE, **LINEAR),
+    "olmo-hybrid": lambda: hf.OlmoHybridConfig(**BASE, **{**LINEAR, "linear_num_value_heads": 2}),
+    "kimi-linear": lambda: hf.KimiLinearConfig(
+        **{**BASE, "num_key_value_heads": 4, "linear_num_heads": 4, "linear_head_dim": 8},
+        **{**MIXTURE, "num_experts": 4},
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        layer_types=["linear_attention", "full_attention"] * 2,
+    ),
+    "lfm2": lambda: hf.Lfm2Config(**BASE, layer_types=["conv", "full_attention", "full_attention", "conv"]),
+    "bamba": lambda: hf.BambaConfig(**BASE, **MAMBA, attn_layer_indices=[1, 3], mamba_expand=2),
+    "granite-4-h": lambda: hf.GraniteMoeHybridConfig(
+        **BASE,
+        **MAMBA,
+        mamba_expand=2,
+        layer_types=["mamba", "attention"] * 2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=48,
+    ),
+    "falcon-h1": lambda: hf.FalconH1Config(**BASE, **MAMBA, mamba_d_ssm=64),
+    "nemotron-h": lambda: hf.NemotronHConfig(
+        **BASE,
+        **MIXTURE,
+        layers_block_type=["mamba", "attention", "moe", "attention"],
+        mamba_num_heads=8,
+        mamba_head_dim=8,
+        ssm_state_size=8,
+        n_groups=1,
+        chunk_size=16,
+        n_routed_experts=4,
+        moe_shared_expert_intermediate_size=16,
+    ),
+}
+
 
 def build(config: hf.PreTrainedConfig, *, seed: int = 0, spread: float = 0.3) -> hf.PreTrainedModel:
     """A float32 model whose attention is not flat: weights are wide enough that positions and chunks matter."""
@@ -127,7 +187,7 @@ def build(config: hf.PreTrainedConfig, *, seed: int = 0, spread: float = 0.3) ->
 @cache
 def native(name: str) -> hf.PreTrainedModel:
     """The model as transformers made it: the reference."""
-    model = build({**FAMILIES, **OTHERS}[name]())
+    model = build({**FAMILIES, **OTHERS, **HYBRIDS}[name]())
     model.set_attn_implementation("eager")
     return model
 

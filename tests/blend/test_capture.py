@@ -31,7 +31,7 @@ BEFORE = (0, 1, 40, 31, 96, 7, 64, 0, 33, 600)  # the last fills a whole pass, i
 
 
 @pytest.mark.parametrize("before", [NOTHING_BEFORE, BEFORE], ids=["alone", "in context"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3", "qwen3.5", "falcon-h1"])
 def test_a_record_is_what_a_native_prefill_computes_behind_the_same_ids(name: str, before: tuple[int, ...]) -> None:
     """At its own place: placing what was lifted must give the native keys back."""
     decoder, chunks = ours(name).decoder, draw(9, *LENGTHS)
@@ -60,9 +60,9 @@ def same(one: Record, other: Record) -> bool:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_bits_of_a_record_do_not_depend_on_its_companions(dtype: str, bfloat16: LoadedModel) -> None:
-    decoder = (ours("llama") if dtype == "float32" else bfloat16).decoder
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "qwen3.5", "lfm2"])
+def test_the_bits_of_a_record_do_not_depend_on_its_companions(kind: str, bfloat16: LoadedModel) -> None:
+    decoder = (bfloat16 if kind == "bfloat16" else ours("llama" if kind == "float32" else kind)).decoder
     chunks = draw(10, *LENGTHS, 60, 50, 40, 64, 33)
     before = draw(11, *((37 * number) % 97 for number in range(len(chunks))))
     together = capture(decoder, PREFIX, chunks=chunks, before=before)

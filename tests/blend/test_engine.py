@@ -18,7 +18,7 @@ from store.errors import Miss, StoreError
 from store.rows import StoredRows
 from tests.blend import dense
 from tests.blend.asking import Asked, Broken, Held, engine
-from tests.blend.families import FAMILIES, OTHERS, VOCABULARY, draw, native, ours, words
+from tests.blend.families import FAMILIES, HYBRIDS, OTHERS, VOCABULARY, draw, native, ours, words
 from tests.blend.fusing import Case, close, fused, layout, source
 
 PREFIX, A, B, C, GAP, SUFFIX, LONG = draw(5, 9, 40, 33, 21, 5, 11, 1500)
@@ -27,7 +27,7 @@ PLAIN = Prompt(PREFIX, (TextSegment(A),), SUFFIX)
 GREEDY = Sampling(max_tokens=16, ignore_eos=True)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
+@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS, *HYBRIDS])
 def test_sixteen_greedy_tokens_are_those_of_transformers(name: str) -> None:
     prompt = MIXED.prompt(ours(name))
     tokens, leads = dense.greedy(native(name), prompt.ids, 16)
@@ -43,7 +43,7 @@ def test_sixteen_greedy_tokens_are_those_of_transformers(name: str) -> None:
     assert full.done.generated == 16
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
+@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS, "qwen3.5", "lfm2", "falcon-h1"])
 def test_eight_requests_at_once_answer_as_one_after_the_other(name: str) -> None:
     cached = MIXED.prompt(ours(name))
     questions = draw(6, *range(3, 11))
@@ -279,10 +279,10 @@ def test_numbers_that_are_not_finite_end_a_request_and_not_the_engine() -> None:
         assert Asked(to, EngineRequest(PLAIN, GREEDY)).wait().done.generated == 16
 
 
-def test_a_prefix_is_computed_once_and_stays_exact() -> None:
-    model = ours("llama")
-    prompt = MIXED.prompt(model)
-    reference = dense.greedy(native("llama"), prompt.ids, 16)[0]
+@pytest.mark.parametrize("name", ["llama", *HYBRIDS])
+def test_a_prefix_is_computed_once_and_stays_exact(name: str) -> None:
+    model, prompt = ours(name), MIXED.prompt(ours(name))
+    reference = dense.greedy(native(name), prompt.ids, 16)[0]
     with engine(model) as to:
         first = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder(ratio=0.3))).wait()
         second = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder(ratio=0.3))).wait()

@@ -19,9 +19,12 @@ def context() -> Context:
 def test_the_prefixes_used_last_stay_within_the_budget() -> None:
     first, prefixes = context(), Prefixes(2 * 3 * (8 + 6 + 3 + 3) * 4)
     for prefix in (ONE, TWO):
+        first.states.mark = len(prefix)
         prefixes.keep(prefix, first)
     prefixes.restore(ONE, context())
+    first.states.mark = len(THREE)
     prefixes.keep(THREE, first)
+    first.states.mark = 7
     prefixes.keep((1, 2, 3, 4, 5, 6, 7), first)  # more than the budget by itself: costs the others nothing
 
     known = {}

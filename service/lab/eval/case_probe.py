@@ -119,7 +119,8 @@ class CaseProbe:
         self._behind = model.fingerprint.behind(self._prefix)
         self._answer_tokens = answer_tokens
         self._window = model.decoder.window
-        limits = EngineLimits(kv_bytes=(self._window + 1) * model.decoder.token_bytes, prefix_bytes=0)
+        tokens = self._window + 1 + model.decoder.state_tokens
+        limits = EngineLimits(kv_bytes=tokens * model.decoder.token_bytes, prefix_bytes=0)
         self._engine = LocalEngine(model.decoder, model.tokenizer, fingerprint=model.fingerprint, limits=limits)
 
     def close(self) -> None:
