@@ -196,8 +196,14 @@ def _run(
     gone: Set[str],
     as_json: bool,
 ) -> "RunProgress":
+    from service.documents.forecast import unit_cost
     from service.documents.precompute import Precompute
 
+    if not (wanted.budget or wanted.shard or wanted.capture) and (cost := unit_cost(target, found)):
+        words = (
+            f"1 MB of text like the first is {cost.tokens:,.0f} tokens, which take {size(cost.nbytes)} with this model"
+        )
+        typer.echo(json.dumps({"event": "cost", **asdict(cost)})) if as_json else tell(words, err=True)
     work = Precompute(target, wanted)
     with shown_progress(found, as_json=as_json) as on_progress:
         progress = work.run(found, on_progress=on_progress)

@@ -3,18 +3,23 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from retriever.readers.reading import ReadingProblem
 from service.documents.chunk_capture import CaptureItem, batches
 from service.documents.corpus_listing import CorpusFile
-from service.documents.file_group import CorpusReader, RunProgress, Target, look
+from service.documents.drafts import read_in
+from service.documents.file_group import FIRST_FILES, CorpusReader, RunProgress, Target, look, signature
 from service.model.served_model import ServedModel
-from store.blob import Terms
+from store.blob import Blob, Terms
 from store.codec.encode import encode
 from store.key import CacheKey
+from store.record import Record
 
 SAMPLED = 16  # chunks that are computed and packed, from all over the corpus
+SAMPLED_TOKENS = 64  # of the one chunk that tells what a MB costs
 TB = 1e12
+MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,34 @@ class Forecast:
     month_cost: float
     pays_from: float
     problems: tuple[ReadingProblem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCost:
+    """What a MB of text takes, by the first one that is to be read: of its tokens, the first `SAMPLED_TOKENS`."""
+
+    tokens: float
+    nbytes: float
+
+
+def unit_cost(target: Target, found: Iterable[CorpusFile | ReadingProblem]) -> UnitCost | None:
+    """Computes one chunk. None where nothing is new, or the new has no text."""
+    model = target.tenant.model
+    with target.tenant.catalog.view() as view:
+        known = view.sources(target.collection)
+    for file in islice((each for each in found if isinstance(each, CorpusFile)), FIRST_FILES):
+        if (source := known.get(file.name)) and source.signature == signature(file, target.rules):
+            continue
+        texts = (draft.text or draft.parts[0].text for draft in read_in(file).drafts)
+        text = next((each for each in texts if not each.isspace()), "")[: MB // 10]
+        chunk = model.titled(text[: 4 * SAMPLED_TOKENS], "", prefix=())
+        if chunk is not None:
+            captured = model.captured([chunk])
+            if captured.exception() is not None:  # the run says of each chunk why it has no record
+                return None
+            tokens = model.counted([text])[0] / len(text.encode()) * MB
+            return UnitCost(tokens, tokens * _packed(captured.result()[0], model).nbytes / len(chunk.all))
+    return None
 
 
 def forecast(target: Target, found: Iterable[CorpusFile | ReadingProblem], *, price_per_tb: float) -> Forecast:
@@ -77,9 +110,11 @@ def _sampled(model: ServedModel, missing: Sequence[CaptureItem]) -> tuple[float,
     start = time.perf_counter()
     captured = (model.captured([item.chunk for item in batch]) for batch in batches(sample))
     records = [record for each in captured for record in each.result()]
-    blobs = [
-        encode(record, CacheKey("forecast", str(number), "sample", model.codec), terms=Terms(0, precomputed=False))
-        for number, record in enumerate(records)
-    ]
+    blobs = [_packed(record, model) for record in records]
     seconds, tokens = time.perf_counter() - start, sum(len(item.chunk.all) for item in sample)
     return tokens / seconds, sum(blob.nbytes for blob in blobs) / tokens
+
+
+def _packed(record: Record, model: ServedModel) -> Blob:
+    key = CacheKey("forecast", "sample", "sample", model.codec)
+    return encode(record, key, terms=Terms(0, precomputed=False))

@@ -72,6 +72,16 @@ def test_a_file_that_is_none_of_its_format_is_named_and_hinders_no_other(tmp_pat
     assert len(texts(place)) == 4
 
 
+def test_a_run_says_first_what_a_megabyte_costs(tmp_path: Path, docs: Path) -> None:
+    written(docs / "a.md", "A lamp stands in the hall, and two more are kept below the stairs. " * 20)
+    place = Near(tmp_path)
+    first, *_, last = [json.loads(line) for line in place.command("precompute", str(docs), "--json")[0].splitlines()]
+    assert first["event"] == "cost" and 100_000 < first["tokens"] < 1_000_000
+    assert first["nbytes"] / first["tokens"] == pytest.approx(last["nbytes"] / last["tokens"], rel=0.5)
+    again = place.command("precompute", str(docs), "--json")[0]
+    assert '"cost"' not in again, "nothing is new"
+
+
 def test_a_folder_without_files_is_emptied_on_demand_alone(tmp_path: Path, docs: Path) -> None:
     place, notes = Near(tmp_path), written(tmp_path / "notes/d.md", "A note.").parent
     place.run(str(docs), str(notes))
