@@ -93,6 +93,12 @@ def open_store(url: str, allocate: Allocate = allocate) -> BlobStore:
     return TieredStore(opened, sync_s=0.0 if near else _SYNC_S)
 
 
+def open_folder(url: str) -> ObjectClient:
+    """What lies below an `s3://`, `gs://` or `az://` URL, to be listed and read. A wrong URL is a `UrlError`."""
+    parsed = _split(url)
+    return ObjectClient(_bucket(parsed), parsed.label)
+
+
 def place_of(url: str) -> str:
     """Where a store's lowest tier is, comparable between machines: a local path includes the machine's name."""
     lowest = _split(url.removeprefix("tiered:").split("|")[-1].strip())

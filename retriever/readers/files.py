@@ -118,11 +118,15 @@ def _walk_below(
 
 def why_skipped(path: Path) -> str:
     """Why a file or folder is left out of the folder that it is in; nothing where it is not."""
-    if path.name.startswith("."):
+    is_known = path.suffix.lower() in SUFFIXES or path.is_dir()
+    return why_aside(path.name) or ("" if is_known else f"the suffix {path.suffix!r} is unknown")
+
+
+def why_aside(name: str) -> str:
+    """Why whatever has that name is left out of folders; nothing where it is not."""
+    if name.startswith("."):
         return "hidden"
-    if path.name in _MADE or path.name.endswith(".min.js"):
-        return "written by a program"
-    return "" if path.suffix.lower() in SUFFIXES or path.is_dir() else f"the suffix {path.suffix!r} is unknown"
+    return "written by a program" if name in _MADE or name.endswith(".min.js") else ""
 
 
 def _too_large(size: int) -> str:

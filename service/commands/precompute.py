@@ -17,6 +17,7 @@ from retriever.readers.reading import ReadingProblem
 from service.access.principal import DEFAULT_TENANT
 from service.commands.console import lasting, many, size, status, tell
 from service.commands.options import settings_with
+from service.commands.remote_paths import remote_paths
 from service.commands.shown_progress import show_run, shown_progress, tell_skipped
 
 if TYPE_CHECKING:
@@ -42,7 +43,11 @@ corpus_option = partial(typer.Option, rich_help_panel="What is put in")
 cost_option = partial(typer.Option, rich_help_panel="Limits and cost")
 place_option = partial(typer.Option, rich_help_panel="Where and for what it is computed")
 
-Paths = Annotated[list[str], typer.Argument(metavar="PATH", help="Files, folders, or patterns in quotes.")]
+Paths = Annotated[
+    list[str],
+    typer.Argument(metavar="PATH", help="Files, folders, patterns in quotes, pages, sitemaps, s3://bucket/folder."),
+]
+Private = Annotated[bool, corpus_option("--allow-private", help="Let pages be at addresses that are not public.")]
 Into = Annotated[str, corpus_option(metavar="NAME", help="The collection that they go into.")]
 Whose = Annotated[str, corpus_option(metavar="NAME", help="Whose documents they are.")]
 Tokens = Annotated[
@@ -98,6 +103,7 @@ def precompute(
     model: Model = "",
     prune: Prune = False,
     empty: Empty = False,
+    allow_private: Private = False,
     budget: Most = "",
     queries: Log = None,
     shard: Part = "",
@@ -114,12 +120,10 @@ def precompute(
     meanwhile. Reads text, code and JSON; with the extra `readers` HTML, PDF, office files, tables, mails and books.
 
     Examples:
-      kvweave precompute ./docs 'notes/*.md' --prune
-      kvweave precompute ./docs --dry-run --price-per-tb 23
+      kvweave precompute ./docs 'notes/*.md' --dry-run
+      kvweave precompute https://x.example/map.xml --prune
       kvweave precompute docs --budget 9GB --queries log.jsonl
-      kvweave precompute ./docs --model Qwen/Qwen3-8B
     """
-    named = _named(paths)  # before what takes seconds to load
     from service.app.workspace import open_workspace
 
     settings = settings_with(model)
@@ -130,6 +134,7 @@ def precompute(
     start = time.perf_counter()
     opening = open_workspace(settings, tenant, collection=collection, chunk_tokens=chunk_tokens, shard=bool(shard))
     with ExitStack() as stack:
+        named = _named(paths, stack, allow_private=allow_private)  # before what takes seconds to load
         target = _entered(stack, opening, settings=settings)
         load_s = time.perf_counter() - start
         found, gone = _listed(target, named, prune=prune, empty=empty, as_json=as_json)
@@ -222,10 +227,10 @@ def _refuse_mixed(*, budget: str, queries: Path | None, shard: str, prune: bool,
         raise Invalid("--shard computes a share and changes no catalog: leave --prune and --executor ray out")
 
 
-def _named(paths: Sequence[str]) -> "list[CorpusArgument]":
+def _named(paths: Sequence[str], stack: ExitStack, *, allow_private: bool) -> "list[CorpusArgument]":
     from service.documents.corpus_listing import arguments
 
-    return arguments(paths)
+    return arguments(paths, remote_paths(stack, allow_private=allow_private))
 
 
 def _plan(budget: str, queries: Path | None, *, shard: str) -> "CapturePlan":

@@ -1,12 +1,13 @@
 """What the arguments of a run name: the files that are there, and the remembered ones that are gone. Reads none."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import has_magic
 from os.path import lexists, normpath
 from pathlib import Path
+from typing import Protocol
 
 from retriever.readers.files import walk
 from retriever.readers.reading import ReadingProblem
@@ -27,14 +28,35 @@ class CorpusFile:
     base: str
     nbytes: int
     signature: str
+    fetch: Callable[[], bytes] | None = None  # its content, where it does not lie at `path`
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """What was named elsewhere and is not there. Where it is known, it may be pruned; else it is a problem."""
+
+    name: str
+    reason: str
+
+
+class RemoteFiles(Protocol):
+    """Files that lie elsewhere. `base` is that of all of them."""
+
+    @property
+    def base(self) -> str: ...
+
+    def files(self) -> Iterator[CorpusFile | Vanished | ReadingProblem]:
+        """Lists them in order."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusArgument:
-    """A file, a folder or a pattern. `roots`: itself, or all that fits it."""
+    """A file, a folder or a pattern. `roots`: itself, or all that fits it. `remote`: what it names instead."""
 
     given: str
-    roots: tuple[Path, ...]
+    roots: tuple[Path, ...] = ()
+    remote: RemoteFiles | None = None
 
     @property
     def is_pattern(self) -> bool:
@@ -42,9 +64,12 @@ class CorpusArgument:
         return self.roots != (Path(self.given),)
 
 
-def arguments(given: Iterable[str]) -> list[CorpusArgument]:
-    """Reads them. Raises Invalid for one that names nothing."""
-    return [CorpusArgument(each, tuple(_roots(each))) for each in given]
+def arguments(
+    given: Iterable[str], remote: Callable[[str], RemoteFiles | None] = lambda _: None
+) -> list[CorpusArgument]:
+    """Reads them. Raises Invalid for one that names nothing. `remote` says which lie elsewhere."""
+    found = [(each, remote(each)) for each in given]
+    return [CorpusArgument(each, () if there else tuple(_roots(each)), there) for each, there in found]
 
 
 def files(given: Sequence[str]) -> Iterator[CorpusFile | ReadingProblem]:
@@ -57,6 +82,7 @@ class CorpusListing:
 
     def __init__(self, named: Sequence[CorpusArgument], known: Mapping[str, SourceFile]) -> None:
         self._arguments = named
+        self._known = known
         self._names = SourceNames(known)
         self._seen: dict[str, Path] = {}
         self._bases: dict[Path, Path] = {}  # of roots
@@ -71,6 +97,8 @@ class CorpusListing:
     def walk(self) -> Iterator[CorpusFile | ReadingProblem]:
         """Yields the files in order. Two of one name raise Invalid: documents would replace each other."""
         for argument in self._arguments:
+            if argument.remote is not None:
+                yield from self._remote(argument, argument.remote)
             for root in argument.roots:
                 base = self._bases[root] = self._names.base(_absolute(root), _usual_base(root))
                 for path, refusal in walk([root], self.skipped.append):
@@ -87,7 +115,7 @@ class CorpusListing:
         """
         found: dict[str, SourceFile] = {}
         for argument in self._arguments:
-            names = self._fitting if argument.is_pattern else self._inside
+            names = self._remote_names if argument.remote else self._fitting if argument.is_pattern else self._inside
             gone = {name: known[name] for name in names(argument, known) if name not in self._seen}
             if gone and not empty and not self._counts[argument.given]:
                 raise Invalid(
@@ -96,6 +124,24 @@ class CorpusListing:
                 )
             found |= gone
         return found
+
+    def _remote(self, argument: CorpusArgument, remote: RemoteFiles) -> Iterator[CorpusFile | ReadingProblem]:
+        for each in remote.files():
+            if isinstance(each, CorpusFile):
+                self._counts[argument.given] += 1
+                if each.name in self._seen:
+                    continue
+                self._seen[each.name] = each.path
+            if not isinstance(each, Vanished):
+                yield each
+            elif each.name not in self._known:
+                yield ReadingProblem(each.name, each.reason)
+
+    def _remote_names(self, argument: CorpusArgument, known: Mapping[str, SourceFile]) -> Iterator[str]:
+        """The names of what was listed there."""
+        for name, source in known.items():
+            if argument.remote is not None and source.base == argument.remote.base:
+                yield name
 
     def _file(self, path: Path, base: Path) -> Iterator[CorpusFile | ReadingProblem]:
         whole = _absolute(path)

@@ -9,10 +9,11 @@ from blake3 import blake3
 from retriever.chunking.count import Counter
 from retriever.chunking.cut import CutRules, cut
 from retriever.documents import Document, Draft
-from retriever.readers.files import read_file
-from retriever.readers.reading import Reading
+from retriever.readers.files import read, read_file
+from retriever.readers.reading import Reading, ReadingProblem
 from retriever.upload_types import NewUpload
 from service.documents.corpus_listing import CorpusFile
+from store.errors import StoreError
 
 _DIGEST = 16  # bytes
 
@@ -53,9 +54,24 @@ def named(drafts: Sequence[Draft], file: str) -> list[Draft]:
 
 def read_in(file: CorpusFile) -> Reading:
     """Reads a file. Its documents keep the ids that they bring; a lone one gets the file's name, others name#place."""
-    reading = read_file(file.path)
+    reading = _read(file)
     drafts = [
         draft if draft.id else replace(draft, id=file.name if len(reading.drafts) == 1 else f"{file.name}#{place}")
         for place, draft in enumerate(reading.drafts)
     ]
     return Reading(tuple(drafts), reading.problems)
+
+
+def _read(file: CorpusFile) -> Reading:
+    """What the file becomes; what cannot be fetched is a problem of its own, and named by where it lies."""
+    if file.fetch is not None:
+        try:
+            return read(file.name, file.fetch())
+        except (OSError, StoreError) as error:
+            return Reading(problems=(ReadingProblem(file.name, f"it cannot be fetched ({error}): try again"),))
+    reading = read_file(file.path)
+    if "://" not in file.name:
+        return reading
+    problems = tuple(ReadingProblem(file.name, each.reason) for each in reading.problems)
+    titled = tuple(replace(each, title=file.name) if each.title == file.path.stem else each for each in reading.drafts)
+    return Reading(titled, problems)

@@ -1,0 +1,72 @@
+"""The files below a place in object storage. Each is fetched when it is read, which is when it has changed."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from retriever.readers.files import SUFFIXES, why_aside
+from retriever.readers.reading import MAX_BYTES, ReadingProblem, megabytes
+from service.documents.corpus_listing import CorpusFile
+
+
+class ListedObject(Protocol):
+    """One of a listing; `modified` in seconds since 1970."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def modified(self) -> float: ...
+
+
+class ObjectContent(Protocol):
+    """What was read of an object."""
+
+    @property
+    def data(self) -> memoryview: ...
+
+
+class ObjectFolder(Protocol):
+    """What a run asks of object storage."""
+
+    label: str
+
+    def listing(self, folder: str) -> Iterable[ListedObject]:
+        """All objects, in path order."""
+        ...
+
+    def read(self, path: str, wanted: range) -> ObjectContent | None:
+        """These bytes, or as many as there are; None where there is no object."""
+        ...
+
+
+class CorpusObjects:
+    """The files of one argument, of known formats; what is left out of folders is left out here."""
+
+    def __init__(self, folder: ObjectFolder) -> None:
+        self.base = folder.label.rstrip("/")
+        self._folder = folder
+
+    def files(self) -> Iterator[CorpusFile | ReadingProblem]:
+        """Lists them; raises StoreError where the place does not answer."""
+        for each in self._folder.listing(""):
+            path = PurePosixPath(each.path)
+            if path.suffix.lower() not in SUFFIXES or any(map(why_aside, path.parts)):
+                continue
+            name = f"{self.base}/{path}"
+            if each.nbytes > MAX_BYTES:
+                yield ReadingProblem(name, f"it has {megabytes(each.nbytes)}, at most {megabytes(MAX_BYTES)}: split it")
+                continue
+            signature, fetch = f"{each.nbytes} {each.modified}", self._fetch_of(each.path)
+            yield CorpusFile(Path(each.path), name, self.base, each.nbytes, signature, fetch)
+
+    def _fetch_of(self, path: str) -> Callable[[], bytes]:
+        return partial(self._fetched, path)
+
+    def _fetched(self, path: str) -> bytes:
+        found = self._folder.read(path, range(MAX_BYTES))
+        if found is None:
+            raise OSError("it is gone meanwhile")
+        return bytes(found.data)
