@@ -72,9 +72,11 @@ class Near(Place):
     def _patched(self, argv: Sequence[str]) -> Iterator[None]:
         capture = LocalEngine.capture
 
-        def noted(engine: LocalEngine, prefix: Ids, chunks: Sequence[Ids], *, before: Sequence[Ids] = ()) -> object:
+        def noted(
+            engine: LocalEngine, prefix: Ids, chunks: Sequence[Ids], *, before: Sequence[Ids] = (), payer: str = ""
+        ) -> object:
             self.captured.extend(chunks)
-            return capture(engine, prefix, chunks, before=before)
+            return capture(engine, prefix, chunks, before=before, payer=payer)
 
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.settings.items():
