@@ -186,6 +186,8 @@ class Ingest:
             failed_s = 0.0
         finally:
             self._lines.leave(line, more=more, rests_s=failed_s)
+            if not (more or line.is_large):  # what has moved waited for these
+                self._lines.wake(Line(line.tenant, is_large=True))
 
     def _work_on_small(self, tenant: Tenant) -> bool:
         """Works on a tenant's next small uploads, those that fit together, and on a batch of fills.
@@ -200,10 +202,7 @@ class Ingest:
             self._work_on(tenant, uploads)
         elif not elsewhere:
             alone.clear()
-        more = self._fill(tenant) or bool(uploads)
-        if not more:  # what has moved waited for these
-            self._lines.wake(Line(tenant.name, is_large=True))
-        return more
+        return self._fill(tenant) or bool(uploads)
 
     def _work_on_large(self, tenant: Tenant) -> bool:
         """Works on a tenant's next large upload, or on chunks that have moved. Returns whether there may be more."""

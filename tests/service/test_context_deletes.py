@@ -16,7 +16,7 @@ from retriever.documents import chunk_id
 from retriever.filter_condition import EVERYTHING
 from retriever.types import Passage
 from service.access.principal import Role
-from service.documents import chunk_capture
+from service.documents import chunk_capture, ingest
 from service.documents.chunk_capture import CaptureItem
 from service.documents.tenants import Tenant
 from store.blob import Blob
@@ -387,3 +387,14 @@ def test_a_restart_after_filler_and_neighbour_are_gone_serves_and_keeps_nothing_
         assert not strange(tenant, served(tenant), computed=again)
         check_settled(inside, again)
         assert {key.chunk for key in stored(tenant)} >= {chunk_id(shared["text"])}
+
+
+def test_what_has_moved_is_computed_as_soon_as_small_uploads_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for no tidying."""
+    monkeypatch.setattr(ingest, "IDLE_S", 1e6)
+    with in_process(settings_in(tmp_path, model=small())) as inside, inside.client() as client:
+        put_in(client, [marked_book(number) for number in range(6)])
+        delete(inside, filler(settled(inside))[0][0])
+        assert {*stored(settled(inside))} == wanted(inside.core.tenants.open(TENANT))
