@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -68,7 +69,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         engine = inside.core.model.engine
         capture = engine.capture
 
-        def counted(prefix: Sequence[int], chunks: Sequence[Sequence[int]], **told: Sequence[Sequence[int]]) -> object:
+        def counted(prefix: Sequence[int], chunks: Sequence[Sequence[int]], **told: Any) -> object:  # noqa: ANN401
             computed.extend(map(len, chunks))
             return capture(prefix, chunks, **told)
 
