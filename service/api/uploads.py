@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from starlette.datastructures import UploadFile
 
 from retriever.documents import DocumentPart, Draft, Json
+from retriever.filter_condition import scope
 from retriever.readers.files import SUFFIXES, read
 from retriever.upload_types import NewUpload
 from service.api.caller import By, Caller
@@ -27,7 +28,7 @@ from service.api.fields import (
     check_metadata,
 )
 from service.api.guards import SMALL, one_by_one, parse
-from service.documents.collection_rules import DEFAULT_COLLECTION, CollectionRules
+from service.documents.collection_rules import DEFAULT_COLLECTION, CollectionRules, check_collection
 from service.documents.drafts import document_id, named, upload_of
 from service.errors import Invalid, TooLarge
 
@@ -257,8 +258,9 @@ def _handed_over(by: Caller, uploads: Sequence[NewUpload], *, collection: str) -
     tenant, ingest = by.tenant, by.core.ingest
     with tenant.catalog.view() as view:
         is_there = view.collection(collection) is not None
+        is_empty = is_there and view.count(scope(collection=collection)) == 0
+        if by.is_bound and not is_empty:  # it makes none, and is not told of those in which it sees nothing
+            check_collection(view, collection, bound=by.who.bound)
     if not is_there:
-        if collection != DEFAULT_COLLECTION:
-            by.check_unbound(f"make the collection {collection[:80]!r}")
         ingest.put_collection(tenant, collection, rules=CollectionRules(by.core.settings.chunk_tokens))
     return ingest.accept(tenant, uploads, owner=by.who.key_id)

@@ -126,9 +126,15 @@ def test_a_bound_key_cannot_change_what_its_filter_names_and_an_operator_can(as_
 
 def test_a_bound_key_makes_no_collection(as_key: Clients) -> None:
     body = {"documents": [{"id": "x", "text": "x"}], "collection": "new"}
-    assert as_key("bound").post("/v1/documents", json=body).status_code == 403
+    absent = as_key("bound").post("/v1/documents", json=body)
+    assert absent.status_code == 404
     assert as_key("operator").put("/v1/collections/new", json={}).status_code == 201
-    assert as_key("bound").post("/v1/documents", json=body).status_code == 202
+    theirs = {"documents": [{"id": "y", "text": "y", "metadata": {"team": "b"}}], "collection": "new"}
+    assert as_key("operator").post("/v1/documents", json=theirs).status_code == 202
+    hidden = as_key("bound").post("/v1/documents", json=body)
+    assert (hidden.status_code, hidden.json()) == (404, absent.json())
+    assert as_key("operator").delete("/v1/documents/y").status_code == 200
+    assert as_key("bound").post("/v1/documents", json=body).status_code == 202  # it was made for whoever comes
 
 
 def test_a_put_of_a_hidden_id_is_like_that_of_a_free_one_and_leaves_the_hidden_document(filled: Clients) -> None:
