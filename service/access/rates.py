@@ -1,13 +1,10 @@
-"""How often a key may ask. Knows no HTTP and no clock but the library's."""
+"""How often a key may ask. Knows no HTTP, and no clock that is set."""
 
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-
-from limits import RateLimitItemPerMinute
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
 
 from service.access.principal import Principal
 from service.errors import Exhausted
@@ -40,19 +37,16 @@ class _MemoryWindow:
     """Counts in this process's memory."""
 
     def __init__(self) -> None:
-        self._window = MovingWindowRateLimiter(MemoryStorage())
-        self._guard = threading.Lock()  # the library counts and adds in two steps when a window empties
+        self._asked: dict[tuple[str, str], deque[float]] = {}  # when each key's requests of the last minute were let by
+        self._guard = threading.Lock()
 
     def count(self, principal: Principal, most: int) -> float | None:
-        item = RateLimitItemPerMinute(most)
-        who = (principal.tenant, principal.key_id)
         with self._guard:
-            if self._window.hit(item, *who):
+            now = time.monotonic()
+            asked = self._asked.setdefault((principal.tenant, principal.key_id), deque())
+            while asked and now - asked[0] > WINDOW_S:
+                asked.popleft()
+            if len(asked) < most:
+                asked.append(now)
                 return None
-            stats = self._window.get_window_stats(item, *who)
-            wait_s = 0.0 if stats.remaining else stats.reset_time - time.time()  # at the instant that one leaves
-            if wait_s > WINDOW_S:  # the clock was set back: a key is not shut out until it is that late again
-                self._window.clear(item, *who)
-                self._window.hit(item, *who)
-                return None
-        return wait_s
+            return asked[-most] + WINDOW_S - now
