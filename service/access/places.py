@@ -51,8 +51,8 @@ class NoPlace(Exhausted):
 class Places:
     """Counts what runs. Safe for threads. Each method takes a place, or raises NoPlace, and holds it for a block.
 
-    A key has half of the places where another one asked lately, else all that its tenant may have. `clock`: seconds
-    that only grow.
+    A key has half of the places where another one asked lately, else all that its tenant may have. The last few of the
+    tenant and of all are for keys that hold none. `clock`: seconds that only grow.
     """
 
     def __init__(self, total: int, *, has_keys: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,12 +85,13 @@ class Places:
             ]
             return self._held(shares)
         operators = 0 if who.is_operator else self._total // 8  # kept for those who have to look after it
-        tenant = max(1, self._total * 3 // 4)
+        few = self._total // 16 if self._running["key", who.key_id] else 0  # kept for keys that hold no place
+        tenant = max(1, self._total * 3 // 4 - few)
         key = _part(self._total, 2) if self._is_contested(who.key_id) else tenant
         shares = [
             Share("key", who.key_id, key, f"{key} requests of this key are running already: wait until one has ended"),
             Share("tenant", who.tenant, tenant, f"{tenant} requests of this tenant are running already: try again"),
-            self._all(self._total - operators),
+            self._all(self._total - operators - few),
         ]
         return self._held(shares)
 

@@ -54,21 +54,35 @@ def contested(total: int) -> Places:
 def test_a_key_gets_half_and_a_tenant_three_quarters(held: ExitStack) -> None:
     places = contested(64)
     assert full(places, holder("a"), held=held) == (32, "key")
-    assert full(places, holder("b"), held=held) == (16, "tenant")
+    assert full(places, holder("b"), held=held) == (12, "tenant")
     assert full(places, holder("c", "other"), held=held) == (8, "all")
-    assert full(places, None, held=held) == (0, "all")
     assert full(places, OPERATOR, held=held) == (8, "all")
+    assert full(places, None, held=held) == (0, "all")
+
+
+def test_the_last_few_places_are_for_keys_that_hold_none(held: ExitStack) -> None:
+    places = Places(64, has_keys=True)
+    assert full(places, holder("loud"), held=held) == (44, "key")
+    for quiet in range(4):
+        take(held, places.request(holder(f"quiet {quiet}"), address="b"))
+    with pytest.raises(NoPlace, match="48 requests of this tenant"):
+        places.request(holder("late"), address="b")
+    assert full(places, holder("loud too", "other"), held=held) == (4, "all")
+    for quiet in range(4):
+        take(held, places.request(holder(f"other {quiet}", "other"), address="b"))
+    with pytest.raises(NoPlace):
+        places.request(holder("late", "other"), address="b")
 
 
 def test_a_key_that_is_alone_gets_what_its_tenant_may_have_until_another_asks(held: ExitStack) -> None:
     now = [0.0]
     places = Places(64, has_keys=True, clock=lambda: now[0])
     with ExitStack() as first:
-        assert full(places, holder("a"), held=first) == (48, "key")
+        assert full(places, holder("a"), held=first) == (44, "key")
         take(held, places.request(holder("b", "other"), address="b"))  # there is room for whoever comes
     assert full(places, holder("a"), held=held) == (32, "key")
     now[0] = LATELY_S + 1
-    assert full(places, holder("a"), held=held) == (48 - 32, "key")
+    assert full(places, holder("a"), held=held) == (44 - 32, "key")
 
 
 def test_who_has_no_key_gets_a_quarter_and_one_address_half_of_it(held: ExitStack) -> None:
