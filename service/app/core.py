@@ -225,8 +225,11 @@ class Core:
                 if found and not found & mine:
                     others = [known[digest] for digest in found if digest in known]
                     field = model.fingerprint.behind(()).differs(_bare(others[0])) if others else "an unknown field"
+                    held = sum(entry.nbytes for entry in self.store.entries(Scope(tenant)))
                     log.warning(
-                        "the store holds only chunks of another fingerprint", extra=fields(tenant=tenant, differs=field)
+                        "the store holds only chunks of another fingerprint: each is computed when it is asked for, "
+                        "all by kvweave precompute over the same files; kvweave gc --fingerprint ID frees the old ones",
+                        extra=fields(tenant=tenant, differs=field, fingerprints=", ".join(sorted(found)), nbytes=held),
                     )
         except StoreError as error:
             log.warning("the store could not be looked through", extra=fields(reason=str(error)))

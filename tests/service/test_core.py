@@ -4,6 +4,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,12 @@ from store.blob_store import BlobStore
 from store.codec.decode import decode
 from store.codec.encode import encode
 from store.errors import MissReason, StoreUnavailable
+from store.key import Scope
 from store.reader import BlobReader
 from store.record import LayerKV, Record
+from store.scrub import collect
 from store.tiers.memory_store import MemoryStore
+from store.url import open_store
 from tests.service.checkpoints import checkpoint
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
@@ -175,6 +179,12 @@ def test_a_store_of_another_model_is_told_and_its_chunks_say_what_differs(
         answer = ask(client, QUESTIONS[0], sampling={"max_tokens": 4})
     told = [getattr(record, FIELDS) for record in caplog.records if "another fingerprint" in record.message]
     assert [each["differs"] for each in told] == ["weights"]
+    scope, old = Scope(told[0]["tenant"]), told[0]["fingerprints"].split(", ")
+    with closing(open_store(settings_in(tmp_path).store)) as store:
+        assert told[0]["nbytes"] == sum(entry.nbytes for entry in store.entries(scope) if entry.key.origin in old) > 0
+        for each in old:
+            collect(store, each)
+        assert not {entry.key.origin for entry in store.entries(scope)}.intersection(old)
     assert {chunk["miss_reason"] for chunk in answer["report"]["chunks"]} == {"weights"}
 
 
