@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     )
     share: Annotated[float, Field(description="the share of requests that reuse; the others read all", ge=0, le=1)] = 1
     reuse: Annotated[
-        Literal["sooner", "always"], Field(description="whether prompts are read whole where that is sooner")
+        Literal["sooner", "untried", "always"], Field(description="whether prompts are read whole where that is sooner")
     ] = "sooner"
     auth: Annotated[bool, Field(description="whether requests need a key")] = True
     embedder: Annotated[str, Field(description="folder, hub name, or URL#model of the embedder")] = ""

@@ -22,6 +22,7 @@ class MissReason(StrEnum):
     UNSUPPORTED = "unsupported"  # the chunk can be served as text only
     CONTROLLER = "controller"  # blending was switched off for the request
     SOONER = "read: sooner here"  # computing it anew is expected to take less time
+    TRIAL = "read: a trial"  # though its cache is expected to take slightly less, so that the expectation stays true
     NOT_FETCHED = "not fetched"  # vLLM did not take the prompt over, and computed it
     TOKENS = "tokens"  # the record covers another number of them
     CODEC = "codec"  # what is stored is packed otherwise

@@ -8,7 +8,7 @@ from store.errors import MissReason
 
 GAIN = 0.87  # of the exact way's time; blending that takes more is not worth what it may cost in quality
 NEAR = 2.0  # times that the other way is expected to take at most, where it is tried
-TRIED = 1 / 32  # of these prompts go the other way, so that its estimates stay current
+TRIED = 1 / 32  # of these prompts go the other way by default, so that its estimates stay current
 EXACT = ("full", "prefix")
 
 
@@ -39,7 +39,8 @@ class BlendInputs:
     """All that decides. `wanted`: what the request asks for, or the operating point; `draw`: a number in [0, 1).
 
     `is_on` and `share` are the operator's: whether blending is, and for which share of the requests. `expected` is
-    None where the request names its policy, which it gets then, and where nothing was measured.
+    None where the request names its policy, which it gets then, and where nothing was measured. `tried`: the share of
+    prompts that go the other way where two are near.
     """
 
     wanted: BlendOrder
@@ -47,21 +48,22 @@ class BlendInputs:
     share: float
     draw: float
     expected: Expected | None = None
+    tried: float = TRIED
 
     def __str__(self) -> str:
         switch = "on" if self.is_on else "off"
         order = f"{self.wanted.policy} ratio={self.wanted.ratio!r}"
         expected = "" if self.expected is None else f" expected_s={self.expected}"
-        return f"{order} {switch} share={self.share!r} draw={self.draw!r}{expected}"
+        return f"{order} {switch} share={self.share!r} draw={self.draw!r} tried={self.tried!r}{expected}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """The inputs in a log line."""
         policy, ratio, switch, *rest = text.split()
-        numbers = [float(each.partition("=")[2]) for each in (ratio, *rest[:2])]
-        expected = [Expected(*map(float, each.partition("=")[2].split("/"))) for each in rest[2:]]
-        order = BlendOrder(policy, numbers[0])
-        return cls(order, switch == "on", numbers[1], numbers[2], expected[0] if expected else None)
+        told = dict(each.split("=", 1) for each in (ratio, *rest))
+        expected = Expected(*map(float, told["expected_s"].split("/"))) if "expected_s" in told else None
+        order, tried = BlendOrder(policy, float(told["ratio"])), float(told.get("tried", TRIED))
+        return cls(order, switch == "on", float(told["share"]), float(told["draw"]), expected, tried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,10 @@ def decide(inputs: BlendInputs) -> BlendDecision:
     blends = expected.blend_s < GAIN * exact_s
     is_near = NEAR * exact_s > expected.blend_s > exact_s / NEAR
     if is_near and tries(inputs):
-        blends = not blends
+        return BlendDecision(exact, MissReason.TRIAL) if blends else BlendDecision(wanted)
     return BlendDecision(wanted) if blends else BlendDecision(exact, MissReason.SOONER)
 
 
 def tries(inputs: BlendInputs) -> bool:
     """Whether the way that is expected to be slightly slower is tried."""
-    return inputs.draw < TRIED * inputs.share
+    return inputs.draw < inputs.tried * inputs.share

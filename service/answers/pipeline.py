@@ -34,7 +34,7 @@ from blend.fuse.fuse import FuseReport
 from retriever.search import Found
 from service.access.principal import Principal
 from service.answers.answer_request import AnswerRequest, Lookup
-from service.answers.blend_decision import BlendInputs, decide, tries
+from service.answers.blend_decision import TRIED, BlendInputs, decide, tries
 from service.answers.events import (
     ChoiceFinished,
     Delta,
@@ -274,7 +274,8 @@ class Pipeline:
     def _inputs(self, ask: AnswerRequest) -> BlendInputs:
         switch = self._tenants.control.switch()
         share = self._settings.share if switch.share is None else switch.share
-        return BlendInputs(ask.order or self._model.order, switch.enabled, share, random.random())
+        order, tried = ask.order or self._model.order, 0.0 if self._settings.reuse == "untried" else TRIED
+        return BlendInputs(order, switch.enabled, share, random.random(), tried=tried)
 
     async def _compiled(self, ask: AnswerRequest) -> Constraint | None:
         """The request's grammar, in its tenant's turn."""

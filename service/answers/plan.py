@@ -66,11 +66,11 @@ class EnginePlan:
     def by_time(self, cost: PromptCost) -> "EnginePlan":
         """The plan by its expected cost, without the records that would take longer than computing their text."""
         inputs = replace(self.inputs, expected=cost.expected)
-        decision, unused = decide(inputs), cost.unused
-        if decision.reason is MissReason.SOONER:
+        decision, unused, late = decide(inputs), cost.unused, Miss(MissReason.SOONER)
+        if decision.reason is not None:
+            late = Miss(decision.reason)
             first = next((number for number, _ in self.shown), None)
             unused = frozenset(self.opened) - ({first} if decision.order.policy == "prefix" else set())
-        late = Miss(MissReason.SOONER)
         opened = {at: late if at in unused and at in self.sources else each for at, each in self.opened.items()}
         return replace(self, inputs=inputs, opened=opened, cost=cost)
 

@@ -33,6 +33,7 @@ _IN_VAIN = {
     MissReason.OVER_BUDGET,
     MissReason.UNAVAILABLE,
     MissReason.SOONER,
+    MissReason.TRIAL,
 }
 
 

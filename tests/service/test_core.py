@@ -96,11 +96,12 @@ SECONDS = st.floats(1e-6, 1e3)
     share=UNIT,
     draw=UNIT,
     expected=st.none() | st.builds(Expected, SECONDS, SECONDS, SECONDS),
+    tried=UNIT,
 )
 def test_a_decision_is_made_again_out_of_its_line(
-    policy: str, ratio: float, *, is_on: bool, share: float, draw: float, expected: Expected | None
+    policy: str, ratio: float, *, is_on: bool, share: float, draw: float, expected: Expected | None, tried: float
 ) -> None:
-    inputs = BlendInputs(BlendOrder(policy, ratio), is_on, share, draw, expected)
+    inputs = BlendInputs(BlendOrder(policy, ratio), is_on, share, draw, expected, tried)
     assert BlendInputs.parse(str(inputs)) == inputs
     decision = decide(inputs)
     forced = policy != "full" and not (is_on and draw < share)
@@ -111,6 +112,9 @@ def test_a_decision_is_made_again_out_of_its_line(
         assert decision.order == inputs.wanted
     else:
         assert expected is not None and decision.order.policy in ("full", "prefix")
+        is_sooner = expected.blend_s < GAIN * min(expected.full_s, expected.prefix_s)
+        assert decision.reason is (MissReason.TRIAL if is_sooner else MissReason.SOONER)
+        assert not is_sooner or draw < tried * share
 
 
 @given(full_s=SECONDS, prefix_s=SECONDS, blend_s=SECONDS, draw=st.floats(TRIED, 1, exclude_max=True))
