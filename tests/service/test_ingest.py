@@ -110,6 +110,7 @@ def test_a_small_upload_is_done_while_a_large_one_has_chunks_left(running: Demo,
         if name == "put" and cast(Blob, what).head.key.chunk not in others:
             held.pass_through()
 
+    wait_for(lambda: core.ingest._lines.is_idle, "what was begun before is over")
     with client_of(running.inside.base_url, core.control.create_key(tenant, Role.ADMIN)[1]) as client:
         with running.store.failing(fault):
             large = running.upload("large", LARGE)
