@@ -133,7 +133,8 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
     if settings.threads:
         torch.set_num_threads(settings.threads)
     model = load(settings)
-    point = operating_point(settings, model.fingerprint.weights)
+    has_states = bool(model.decoder.model_layers.states)
+    point = operating_point(settings, model.fingerprint.weights, has_states=has_states)
     check_codec(model.decoder, point.codec)
     engine = LocalEngine(
         model.decoder,
@@ -152,7 +153,7 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
         order=BlendOrder(point.policy, point.ratio),
         window=model.decoder.window,
         vocabulary=model.decoder.vocabulary,
-        has_states=bool(model.decoder.model_layers.states),
+        has_states=has_states,
     )
 
 

@@ -173,6 +173,17 @@ def test_the_point_of_an_evaluation_is_taken_unless_the_settings_say_more(tmp_pa
         operating_point(settings, weights)
 
 
+def test_a_model_with_states_is_exact_until_a_point_was_chosen_for_it(tmp_path: Path) -> None:
+    settings, weights = settings_in(tmp_path, model="./hybrid"), "w1"
+    assert operating_point(settings, weights).policy == "ask"
+    assert operating_point(settings, weights, has_states=True).policy == "prefix"
+    assert operating_point(settings_in(tmp_path, policy="ask"), weights, has_states=True).policy == "ask"
+    file = point_file(settings, weights)
+    file.parent.mkdir(parents=True)
+    file.write_text('policy = "reuse"\nratio = 0.0\ncodec = "q4"\n')
+    assert operating_point(settings, weights, has_states=True).policy == "reuse"
+
+
 def test_a_store_of_another_model_is_told_and_its_chunks_say_what_differs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,62 @@
+"""A model some of whose layers keep a state of all tokens, served: exact where it says so, and never handed over."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import transformers as hf
+
+from service.app.composition import compose_core
+from service.commands.doctor import _model
+from tests.blend.families import BASE, LINEAR, build
+from tests.blend.tokenizers_made import fresh, made
+from tests.service.demo_served import DOCUMENTS
+from tests.service.passages import QUESTIONS
+from tests.service.serving import ask, good, in_process, put_in, settings_in
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("hybrid")
+    tokenizer = made("bytes")
+    sizes = {**BASE, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    build(hf.Qwen3_5TextConfig(**sizes, **LINEAR)).save_pretrained(folder)
+    fresh("bytes").save_pretrained(folder)
+    return str(folder)
+
+
+def test_it_is_exact_by_default_and_where_all_is_computed_and_blends_where_asked_to(
+    hybrid: str, tmp_path: Path
+) -> None:
+    with in_process(settings_in(tmp_path, model=hybrid)) as served, served.client() as client:
+        put_in(client, DOCUMENTS)
+        texts = {
+            str(blend): ask(client, QUESTIONS[0], sampling={"max_tokens": 8}, **({"blend": blend} if blend else {}))
+            for blend in (
+                None,
+                {"policy": "full"},
+                {"policy": "ask", "ratio": 1.0},
+                {"policy": "ask", "ratio": 0.2},
+                {"policy": "reuse"},
+            )
+        }
+        default, full, again, some, reused = texts.values()
+        assert default["report"]["policy"] == "prefix"
+        assert default["answer"] == full["answer"] == again["answer"]
+        assert {chunk["source"] for chunk in reused["report"]["chunks"]} == {"lmdb"}
+        assert 0 < some["usage"]["recomputed_tokens"] < reused["usage"]["reused_tokens"]
+        once_more = ask(client, QUESTIONS[0], sampling={"max_tokens": 8})
+        assert once_more["answer"] == full["answer"]
+        assert once_more["usage"]["reused_tokens"] > 0, "the system prompt is kept with its states"
+
+
+def test_it_is_handed_to_nobody(hybrid: str, tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, model=hybrid, generator="http://127.0.0.1:9/v1")
+    with closing(compose_core(settings)) as core:
+        core.wait()
+        assert "has linear-attention layers, whose states vLLM takes from nobody" in (core.not_ready() or "")
+
+
+def test_doctor_tells_what_its_states_take(hybrid: str, tmp_path: Path) -> None:
+    told = _model(settings_in(tmp_path, model=hybrid))
+    assert "2 of its 4 layers keep one state of all tokens" in told
