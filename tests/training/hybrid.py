@@ -42,9 +42,9 @@ FADES = torch.tensor([0.002, 0.01, 0.05, 0.3])  # how quickly each head of a lin
 SOME = Mixture(forms=0.3, unknown=0.1)
 STAGES = (
     Stage((LINKED, VALUED), 1.0, 200, tokens=3000, rate=6e-3, rests=True),
-    Stage((LINKED, VALUED), 0.93, 400, tokens=3000, rate=1.5e-3),
-    Stage((VALUED, VALUED, MANY), 0.96, 600, tokens=4000, rate=1.5e-3, mixture=SOME),
-    Stage((MANY, MANY, VALUED, LONG, MOST), 1.0, 500, tokens=6000, rate=1.5e-3, rests=True, mixture=SOME),
+    Stage((LINKED, VALUED), 0.95, 300, tokens=3000, rate=1.5e-3, rests=True),
+    Stage((VALUED, VALUED, MANY), 0.96, 400, tokens=4000, rate=1e-3, mixture=SOME),
+    Stage((MANY, MANY, VALUED, LONG, MOST), 1.0, 400, tokens=6000, rate=1e-3, rests=True, mixture=SOME),
 )
 COMPARED = Stage((), 1.0, 0, tokens=6000)
 SIZES = tuple(replace(MANY, passages=(size, size)) for size in (4, 8, 12))
