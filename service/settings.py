@@ -35,6 +35,7 @@ from store.errors import SpecError
 PREFIX = "KVWEAVE_"
 CONFIG = f"{PREFIX}CONFIG"
 POSTGRES = ("postgresql://", "postgres://")
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # an embedder that suits most documents, small
 BUILTIN = "builtin"  # the name of the model that comes with kvweave
 FALLBACK = {"fallback": ["own"]}  # of the generator's address
 OF_CLIENTS = (f"{PREFIX}BASE_URL", f"{PREFIX}API_KEY")  # where a service is, and the key for it: no settings of one

@@ -180,7 +180,8 @@ def _model(settings: "Settings") -> str:
     layers = decoder.model_layers
     states = (
         f"; {len(layers.states)} of its {len(layers.shapes)} layers keep one state of all tokens "
-        f"({size(layers.state_bytes)} a request), which nothing stored replaces: a reuse saves less there"
+        f"({size(layers.state_bytes)} a request), which nothing stored replaces: it reuses prefixes "
+        "alone until `kvweave eval --save auto` chose more"
         if layers.states
         else ""
     )
@@ -192,8 +193,9 @@ def _model(settings: "Settings") -> str:
 
 def _embedder(settings: "Settings") -> str:
     from service.app.composition import compose_embedder
+    from service.settings import ENCODER
 
     embedder = compose_embedder(settings)
     if embedder is None:
-        raise Noted("none, so search is by words alone: KVWEAVE_EMBEDDER names an encoder that adds meaning")
+        raise Noted(f"none, so search is by words alone: KVWEAVE_EMBEDDER={ENCODER} adds meaning")
     return f"{settings.embedder}: vectors of {len(embedder.query('a sentence'))} numbers"

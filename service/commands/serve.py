@@ -162,6 +162,7 @@ def server_over(
 
 def _greet(settings: "Settings", *, port: int) -> None:
     """Says on a terminal where to look, and with what key. A log has no use for it."""
+    from service.settings import ENCODER
     from service.truth.databases import ADMIN_KEY
 
     screen = console(stderr=True)
@@ -172,7 +173,7 @@ def _greet(settings: "Settings", *, port: int) -> None:
     typer.echo(f"  console page   {place}/", err=True)
     typer.echo(f"  API            {place}/docs", err=True)
     if not settings.embedder:
-        typer.echo("  search         by words alone; KVWEAVE_EMBEDDER names an encoder that adds meaning", err=True)
+        typer.echo(f"  search         by words alone; KVWEAVE_EMBEDDER={ENCODER} adds meaning", err=True)
     if not settings.auth:
         typer.echo("  key            none is needed (KVWEAVE_AUTH is off)\n", err=True)
     elif key.is_file():

@@ -54,7 +54,7 @@ class WebClient:
         for _ in range(_REDIRECTS + 1):
             try:
                 answer = self._once(url, most, end=end)
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise Unfetched(f"it cannot be fetched ({type(error).__name__}: {error}): try again") from None
             if isinstance(answer, Fetched):
                 return answer
@@ -66,16 +66,18 @@ class WebClient:
 
     def _once(self, url: str, most: int, *, end: float) -> Fetched | str:
         """What came, or where it is instead."""
-        parts = urlsplit(url)
-        host = parts.hostname or ""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:  # as for a port that is no number
+            raise Unfetched(f"{url[:200]!r} is no http:// or https:// address") from None
         if parts.scheme not in ("http", "https") or not host:
             raise Unfetched(f"{url[:200]!r} is no http:// or https:// address")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
         address = self._address(host, port)
         there = httpx.URL(url).copy_with(host=str(address), fragment=None, userinfo=b"")
         headers = {"Host": parts.netloc.rpartition("@")[2]}
         with self._client.stream("GET", there, headers=headers, extensions={"sni_hostname": host}) as answer:
-            if answer.is_redirect:
+            if answer.has_redirect_location:
                 return urljoin(url, answer.headers["location"])
             if not answer.is_success:
                 raise Unfetched(f"its server answers {answer.status_code}", status=answer.status_code)

@@ -127,7 +127,10 @@ def _unpacked(content: bytes, most: int = _SITEMAP_BYTES) -> bytes:
     """The sitemap's XML, which may be packed by gzip."""
     if not content.startswith(b"\x1f\x8b"):
         return content[:most]
-    return zlib.decompressobj(wbits=31).decompress(content, most)
+    try:
+        return zlib.decompressobj(wbits=31).decompress(content, most)
+    except zlib.error:
+        return b""  # no XML, which is said
 
 
 def _suffix(url: str, kind: str) -> str:

@@ -12,7 +12,7 @@ from tests.blend.families import BASE, LINEAR, build
 from tests.blend.tokenizers_made import fresh, made
 from tests.service.demo_served import DOCUMENTS
 from tests.service.passages import QUESTIONS
-from tests.service.serving import ask, good, in_process, put_in, settings_in
+from tests.service.serving import ask, in_process, put_in, settings_in
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,8 @@ def site() -> Iterator[Site]:
                     self.wfile.write(found[1])
             else:
                 self.send_response(302 if isinstance(found, str) else found)
-                self.send_header("Location", found if isinstance(found, str) else "/")
+                if found != "":
+                    self.send_header("Location", found if isinstance(found, str) else "/")
                 self.end_headers()
 
         def log_message(self, *_: object) -> None: ...
@@ -76,6 +77,28 @@ def run(place: Near, *arguments: str, status: int = 0) -> tuple[dict[str, object
     told, _ = place.command("precompute", *arguments, "--allow-private", "--json", status=status)
     done = json.loads(told.splitlines()[-1])
     return done, [each["place"] for each in done["problems"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("http://127.0.0.1:99999/", "no http:// or https:// address"),
+        ("http://[::1/", "no http:// or https:// address"),
+        ("http://127.0.0.1:1/\x7f", "cannot be fetched"),
+        ("/nowhere", "answers 302"),
+        ("/strange", "cannot be fetched"),
+    ],
+)
+def test_what_a_server_sends_wrongly_is_told(site: Site, path: str, told: str) -> None:
+    site.pages["/nowhere"], site.pages["/strange"] = "", "http://127.0.0.1:port/"
+    with pytest.raises(Unfetched, match=told):
+        WebClient(allow_private=True).get(path if "://" in path else site.url + path)
+
+
+def test_a_sitemap_that_is_packed_wrongly_is_named(tmp_path: Path, site: Site) -> None:
+    site.pages["/broken.xml.gz"] = ("application/gzip", b"\x1f\x8b and no more")
+    site.sitemap("/sitemap.xml", "/broken.xml.gz", kind="sitemapindex")
+    assert run(Near(tmp_path), f"{site.url}/sitemap.xml", status=1)[1] == [f"{site.url}/broken.xml.gz"]
 
 
 def test_a_sitemap_is_read_and_what_vanishes_is_pruned(tmp_path: Path, site: Site) -> None:
