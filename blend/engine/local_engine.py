@@ -25,6 +25,7 @@ from blend.engine.kv_budget import KvBudget
 from blend.engine.queued_capture import QueuedCapture
 from blend.errors import Busy, Late, PromptError
 from blend.fuse.fuse import fuse
+from blend.fuse.policy import check_runs
 from blend.fuse.prompt import lay_out
 from blend.fuse.record_loader import Readers
 from blend.run.context import Prefixes
@@ -96,6 +97,8 @@ class LocalEngine:
             vocabulary=self._decoder.vocabulary,
         )
         request.order.check()
+        if self._decoder.model_layers.states:
+            check_runs(request.order.policy, ratio=request.order.ratio)
         capacity = min(len(layout.ids) + request.most_tokens, self._decoder.window + 1)
         needed = (capacity + self._decoder.state_tokens) * self._decoder.token_bytes
         if needed > self.limits.kv_bytes:

@@ -189,6 +189,7 @@ def _ask(layout: PromptLayout, budget: RecomputeBudget) -> Selection:
 FIXED: dict[str, Policy] = {"full": _full, "prefix": _prefix, "reuse": _reuse}  # they know no ratio
 SELECTIVE: dict[str, Policy] = {"heads": _heads, "deviation": _deviation, "hybrid": _hybrid, "ask": _ask}
 POLICIES = FIXED | SELECTIVE
+SCATTERED = ("deviation", "hybrid", "ask")  # of these: they choose tokens that stand apart
 
 
 def policy_name(policy: str) -> str:
@@ -207,6 +208,15 @@ def check_policy(policy: str) -> AskRule:
     if name not in POLICIES or (rule and name != "ask"):
         raise PromptError(f"unknown policy {policy!r}: choose one of {', '.join(POLICIES)}")
     return AskRule.parse(rule)
+
+
+def check_runs(policy: str, *, ratio: float) -> None:
+    """Raise PromptError for a policy that is no use where layers keep a state: tokens without those before them."""
+    if policy_name(policy) in SCATTERED and 0 < ratio < 1:
+        raise PromptError(
+            f"{policy!r} computes tokens that stand apart, of which linear-attention layers make something else: "
+            "choose heads, reuse, prefix or full for this model"
+        )
 
 
 def select(layout: PromptLayout, *, policy: str, ratio: float, keeping: Sequence[int]) -> Selection:

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from blend.adopt.load import LoadedModel, device_named, load
 from blend.engine.local_engine import EngineLimits, LocalEngine
 from blend.fuse.fuse import BlendOrder
+from blend.fuse.policy import check_runs
 from retriever.embedders.embedding import Embedder, EmbeddingError, Reranker, cached
 from retriever.embedders.remote import Access, RemoteEmbedder, RemoteReranker
 from retriever.library import Library
@@ -135,6 +136,8 @@ def compose_served(settings: Settings, load: Callable[[Settings], LoadedModel] =
     model = load(settings)
     has_states = bool(model.decoder.model_layers.states)
     point = operating_point(settings, model.fingerprint.weights, has_states=has_states)
+    if has_states:
+        check_runs(point.policy, ratio=point.ratio)
     check_codec(model.decoder, point.codec)
     engine = LocalEngine(
         model.decoder,

@@ -51,7 +51,7 @@ def test_eight_requests_at_once_answer_as_one_after_the_other(name: str) -> None
         EngineRequest(
             dataclasses.replace(cached, suffix=question),
             dataclasses.replace(GREEDY, max_tokens=6 + 2 * number),
-            BlendOrder(("hybrid", "full", "reuse", "heads")[number % 4], 0.3),
+            BlendOrder(("heads" if name in HYBRIDS else "hybrid", "full", "reuse", "heads")[number % 4], 0.3),
         )
         for number, question in enumerate(questions)
     ]
@@ -284,8 +284,8 @@ def test_a_prefix_is_computed_once_and_stays_exact(name: str) -> None:
     model, prompt = ours(name), MIXED.prompt(ours(name))
     reference = dense.greedy(native(name), prompt.ids, 16)[0]
     with engine(model) as to:
-        first = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder(ratio=0.3))).wait()
-        second = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder(ratio=0.3))).wait()
+        first = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder("heads", 0.3))).wait()
+        second = Asked(to, EngineRequest(prompt, GREEDY, BlendOrder("heads", 0.3))).wait()
         assert Asked(to, EngineRequest(prompt, GREEDY, BlendOrder(ratio=1.0))).wait().ids == reference
 
     assert second.ready.report.reused == first.ready.report.reused + len(PREFIX)
