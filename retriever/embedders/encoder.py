@@ -102,9 +102,11 @@ def _folder(source: str) -> Path:
 
 def _model(folder: Path, device: torch.device) -> SentenceTransformer:
     """The model, whose tokenizer works for one thread at a time, as truncation is a part of its state."""
-    loading: dict[str, object] = {"dtype": torch.float32, "use_safetensors": True}
+    loading: dict[str, object] = {"dtype": torch.float32}
     _check_weights(next(iter(_parts(folder)), folder), loading)
-    model = SentenceTransformer(str(folder), device=str(device), model_kwargs=loading, local_files_only=True)
+    model = SentenceTransformer(
+        str(folder), device=str(device), model_kwargs={**loading, "use_safetensors": True}, local_files_only=True
+    )
     model.max_seq_length = min(model.max_seq_length or _ENDLESS, _positions(model))
     tokenizing, tokenize = threading.Lock(), model.preprocess
 
@@ -137,7 +139,9 @@ def _check_prompts(model: SentenceTransformer) -> None:
 
 def _check_weights(folder: Path, loading: dict[str, object]) -> None:
     """Raises EmbeddingError where weights are missing: they would be random numbers, different at each start."""
-    _, found = AutoModel.from_pretrained(folder, output_loading_info=True, trust_remote_code=False, **loading)
+    _, found = AutoModel.from_pretrained(
+        folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True, **loading
+    )
     missing = sorted(name for name in cast(set[str], found["missing_keys"]) if "pooler" not in name)
     if missing:
         raise EmbeddingError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]!r} among them")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_an_earlier_backup_is_a_service_again_that_computes_nothing_anew(tmp_pat
         found: dict[str, object] = {"keys": make.keys(inside)}
         for tenant in ("default", make.TENANT):
             with inside.client(inside.core.control.create_key(tenant, Role.READ)[1]) as client:
-                found[tenant] = make.told(client)
+                found[tenant] = _as_told(make.told(client), expected[tenant])
         assert found == expected
     assert all(
         stored
@@ -29,3 +30,9 @@ def test_an_earlier_backup_is_a_service_again_that_computes_nothing_anew(tmp_pat
         for each in expected[tenant]["stored"].values()
         for _, stored in each
     )
+
+
+def _as_told(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, object]:
+    """Without the rules of collections that the earlier release did not know."""
+    pairs = zip(found["collections"], earlier["collections"], strict=True)
+    return {**found, "collections": [{name: now[name] for name in then} for now, then in pairs]}

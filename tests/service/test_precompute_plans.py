@@ -53,7 +53,8 @@ class Near(Place):
     def run(self, *arguments: str, status: int = 0) -> Json:
         """As `Place.run`."""
         told, said = self.command("precompute", *arguments, "--json", status=status)
-        return json.loads(told.splitlines()[-1]) if told else {"error": said}
+        last = json.loads(told.splitlines()[-1]) if told else {}
+        return last if last and last.get("event") != "cost" else {"error": said}
 
     def command(self, *arguments: str, status: int = 0) -> tuple[str, str]:
         """What `kvweave` says, and what it says on standard error."""

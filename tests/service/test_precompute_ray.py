@@ -231,8 +231,10 @@ def negated(store: BlobStore, key: CacheKey) -> Blob:
 
 
 def own_lines(text: str) -> list[str]:
-    """Without what Ray's core says of a machine that reaches no other, and the bar of a model that loads."""
-    others = ("external connectivity", "Loading weights")
+    """Without what Ray's core says of a machine that reaches no other, the bar of a model that loads, and what a local
+    run says first of its cost.
+    """
+    others = ("external connectivity", "Loading weights", "1 MB of text")
     return [line for line in text.splitlines() if line and not any(other in line for other in others)]
 
 

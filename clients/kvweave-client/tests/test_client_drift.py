@@ -83,6 +83,8 @@ REQUESTS: dict[str, type] = {
 }
 
 LEFT_OUT: dict[str, set[str]] = {
+    # A search gives its hits alone; an answer tells of its own.
+    "SearchAnswer": {"relevance", "note"},
     # What operations take as arguments of their own, or set themselves.
     "SearchRequest": {"query"},
     "QueryRequest": {"question", "messages", "stream"},

@@ -147,7 +147,8 @@ def test_keys_and_a_corpus_are_made_beside_the_service(postgres: PostgresServer,
         return command("keys", *words)
 
     with in_process(settings) as served:
-        assert json.loads(command("precompute", str(tmp_path / "tide.txt"), "--json"))["stored"] == 1
+        told = command("precompute", str(tmp_path / "tide.txt"), "--json").splitlines()
+        assert json.loads(told[-1])["stored"] == 1
         with served.client() as client:
             wait_for(lambda: len(found(client, "another tide")) == 1, "it is found")
         key = keys("create", "--tenant", "acme", "--role", "write")
