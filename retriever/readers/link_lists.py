@@ -6,11 +6,12 @@ Prose is never among them: whatever holds a word outside of links stays, and so 
 import re
 from collections.abc import Iterator
 
+from retriever.readers.fences import Fences
+
 _LEAST = 3  # links in a row; fewer may be what a sentence before them speaks of
 _WORDS = 10  # of a link at most, on the average; longer ones tell something
 _LICENCE = re.compile(r"copyright|licen[cs]e|SPDX-|all rights reserved", re.IGNORECASE)
 _LINE = re.compile(r"[^\n]*+\n|[^\n]++")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _LETTER = re.compile(r"[^\W\d_]")
 _TEXT = re.compile(r" {0,3}(?:#{1,6}\s|`{3}|~{3})")  # whatever is in a heading or a fence
 
@@ -45,17 +46,12 @@ def _links(block: str, link: re.Pattern[str]) -> list[int]:
 
 def _blocks(text: str) -> Iterator[tuple[int, int]]:
     """Where each begins and ends that blank lines part, with these behind it; a fence is one block."""
-    start, fence, is_behind_blank = 0, "", False
+    start, fences, is_behind_blank = 0, Fences(), False
     for found in _LINE.finditer(text):
         line = found[0]
-        if is_behind_blank and not fence and not line.isspace():
+        if is_behind_blank and not fences.mark and not line.isspace():
             yield start, found.start()
             start = found.start()
-        mark = _FENCE.match(line)
-        if fence:
-            closes = mark is not None and mark[1].startswith(fence) and not line[mark.end() :].strip()
-            fence = "" if closes else fence
-        elif mark:
-            fence = mark[1]
+        fences.holds(line)
         is_behind_blank = line.isspace()
     yield start, len(text)

@@ -8,6 +8,7 @@ import msgspec
 
 from retriever.documents import Draft
 from retriever.readers.decode import decode
+from retriever.readers.fences import Fences
 from retriever.readers.link_lists import is_licence, without_link_lists
 from retriever.readers.reading import Reading, require_text
 
@@ -17,7 +18,6 @@ _MAX_TITLE = 300
 
 _FRONT = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _ENTRY = re.compile(r"([A-Za-z_][\w.-]*)[ \t]*:[ \t]+(\S.*)")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _TICKS = re.compile(r"`{3,}")
 _ATX = re.compile(r" {0,3}#(?:[ \t]+(\S.*))?$")
 _CLOSING = re.compile(r"(?:^|[ \t])#+$")
@@ -56,14 +56,10 @@ def read_markdown(name: str, content: bytes) -> Reading:
 
 def find_title(text: str) -> str:
     """The first heading of level 1 near the beginning, or nothing. What stands in fences is no heading."""
-    before = fence = ""
+    before, fences = "", Fences()
     for line in _lines(text[:_TITLE_WITHIN]):
-        mark = _FENCE.match(line)
-        if fence:
-            closes = mark is not None and mark[1].startswith(fence) and not line[mark.end() :].strip()
-            fence = "" if closes else fence
-        elif mark:
-            fence, before = mark[1], ""
+        if fences.holds(line):
+            before = ""
         elif heading := _ATX.match(line):
             title = _CLOSING.sub("", (heading[1] or "").rstrip()).strip()
             if title:

@@ -3,10 +3,10 @@
 import re
 
 from retriever.readers.decode import decode
+from retriever.readers.fences import Fences
 from retriever.readers.markdown import read_markdown
 from retriever.readers.reading import Reading
 
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _MODULE = re.compile(
     r"import\s*(?:[\"'{*]|[\w$]+\s*(?:,\s*[{*]|from\s*[\"']))"
     r"|export\s+(?:default|const|let|var|(?:async\s+)?function|class)\b|export\s*[{*]"
@@ -21,17 +21,12 @@ def read_mdx(name: str, content: bytes) -> Reading:
 
 def _prose(text: str) -> str:
     kept: list[str] = []
-    fence = ""
+    fences = Fences()
     in_module = False  # which goes on to the next blank line
     for line in _uncommented(text).split("\n"):
-        mark = _FENCE.match(line)
-        if fence:
-            closes = mark is not None and mark[1].startswith(fence) and not line[mark.end() :].strip()
-            fence = "" if closes else fence
-        elif mark and not in_module:
-            fence = mark[1]
-        in_module = not fence and bool(line.strip()) and (in_module or _MODULE.match(line) is not None)
-        if not in_module and (fence or mark or not _TAG.fullmatch(line)):
+        in_fence = not in_module and fences.holds(line)
+        in_module = not fences.mark and bool(line.strip()) and (in_module or _MODULE.match(line) is not None)
+        if not in_module and (in_fence or not _TAG.fullmatch(line)):
             kept.append(line)
     return "\n".join(kept)
 
