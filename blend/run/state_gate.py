@@ -61,9 +61,8 @@ class StateGate:
 
     def _filled(self, parts: Parts | None) -> LinearAttentionLayer:
         layer = LinearAttentionLayer(self._states)
-        for at in range(self._states if parts else 0):
-            assert parts is not None
-            conv, recurrent = parts[2 * at : 2 * at + 2]
+        pairs = zip(parts[::2], parts[1::2], strict=True) if parts else ()
+        for at, (conv, recurrent) in enumerate(pairs):
             layer.has_previous_state[at] = True
             if conv is not None:
                 layer.conv_states[at], layer.conv_kernel_size[at] = conv, conv.shape[-1]

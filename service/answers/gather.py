@@ -203,29 +203,27 @@ def look_up(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> Found:
 
     Raises NotFound for a collection that is not there, and Invalid for one that is kept without search.
     """
-    allowed = _searched(tenant, lookup, bound=bound)
+    allowed, floor = _searched(tenant, lookup, bound=bound)
     reranked = min(RERANKED * lookup.top_k, MOST) if lookup.rerank else 0
     asked = (lookup.query, lookup.top_k, lookup.mode, allowed, reranked)
-    with tenant.catalog.view() as view:
-        floor = rules_of(view, lookup.collection).floor
     query = Query(*asked, bound=scope(bound=bound), neighbors=lookup.neighbors, floor=floor)
     return tenant.library.look_for(query)
 
 
-def _searched(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> FilterCondition:
-    """The part of the catalog to search for the request, within what its key may see."""
+def _searched(tenant: Tenant, lookup: Lookup, *, bound: Json | None) -> tuple[FilterCondition, float | None]:
+    """The part of the catalog to search for the request, within what its key may see, and the floor of its finds."""
     name = lookup.collection
     with tenant.catalog.view() as view:
         if name:
             check_collection(view, name, bound=bound)
-        hidden = view.unsearched()
+        hidden, floor = view.unsearched(), rules_of(view, name).floor
         if name in hidden and sees_collection(view, name, bound=bound):
             raise Invalid(
                 f'the collection {name!r} is kept without search: put "search": true into its rules '
                 "(PUT /v1/collections/{name}), or name chunk_ids",
                 field="collection",
             )
-    return scope(collection=name, where=lookup.where, bound=bound, without=hidden)
+    return scope(collection=name, where=lookup.where, bound=bound, without=hidden), floor
 
 
 def _named(tenant: Tenant, ask: AnswerRequest) -> Sequence[Passage]:

@@ -195,7 +195,7 @@ class Pipeline:
         request = partial(self._request, ask, plan, grammar=grammar, left_s=left_s)
         await self._in_thread(lambda: flight.begin(self._model.engine, request(), listen=listen))
         async with aclosing(
-            self._answered(queue, _RequestProgress(ask, plan, timings, submitted, others=self._flying - 1))
+            self._answered(queue, _RequestProgress(ask, plan, timings, submitted, alone=self._flying == 1))
         ) as events:
             async for event in events:
                 yield event
@@ -309,7 +309,7 @@ class Pipeline:
         """Corrects the expected costs by a prompt beside which hardly anything else was computed."""
         plan, took_s = progress.plan, progress.took_s
         if self._costs and plan.cost and report.seconds.get("others", 0.0) < ALONE * took_s:
-            alone = progress.others == self._flying - 1 == 0
+            alone = progress.alone and self._flying == 1
             self._costs.learn(plan.cost, report, took_s=took_s, sources=[*plan.sources.values()], alone=alone)
 
     def _delta(self, token: Token, *, wanted: bool) -> Delta:
@@ -347,7 +347,7 @@ class _RequestProgress:
     plan: EnginePlan
     timings: _Timings
     submitted: float
-    others: int = 0  # requests under way when this one was submitted
+    alone: bool = False  # was no other request under way when this one was submitted?
     fused: FuseReport | None = None
     ready_at: float = 0.0
 

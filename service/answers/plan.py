@@ -66,9 +66,9 @@ class EnginePlan:
     def by_time(self, cost: PromptCost) -> "EnginePlan":
         """The plan by its expected cost, without the records that would take longer than computing their text."""
         inputs = replace(self.inputs, expected=cost.expected)
-        decision, unused, late = decide(inputs), cost.unused, Miss(MissReason.SOONER)
+        decision, unused = decide(inputs), cost.unused
+        late = Miss(decision.reason or MissReason.SOONER)
         if decision.reason is not None:
-            late = Miss(decision.reason)
             first = next((number for number, _ in self.shown), None)
             unused = frozenset(self.opened) - ({first} if decision.order.policy == "prefix" else set())
         opened = {at: late if at in unused and at in self.sources else each for at, each in self.opened.items()}
