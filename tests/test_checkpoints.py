@@ -22,10 +22,14 @@ def test_nothing_is_loaded_with_code_of_its_own_or_from_pickles() -> None:
                     place = f"{path.relative_to(ROOT)}:{call.lineno}"
                     assert given.get("trust_remote_code") is False, place
                     assert loader in WITHOUT_WEIGHTS or given.get("use_safetensors") is True, place
+                case ast.Call(func=ast.Name(id="SentenceTransformer")):
+                    found += 1
+                    told = ast.unparse(call)
+                    assert "'use_safetensors': True" in told and "trust_remote_code" not in told, told
                 case ast.Attribute(attr="from_pretrained", value=loader):
                     assert isinstance(loader, ast.Name), (
                         f"{path}:{call.lineno}: call it on a name, so that this sees it"
                     )
                 case _:
                     pass
-    assert found >= 5
+    assert found >= 6

@@ -41,6 +41,7 @@ def test_a_question_beside_others_finds_what_it_finds_alone(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("stage", [0, MIXER_STAGES])
 def test_training_goes_on_where_it_stopped(tmp_path: Path, stage: int) -> None:
+    """Alike but for rounding: where a tensor lies in memory decides in which order it is summed."""
     few = replace(STAGES[stage], tokens=1)  # a row in each step
     whole, part = Distillation(tmp_path / "whole", "cpu"), Distillation(tmp_path / "part", "cpu")
     for training, steps in ((whole, 3), (part, 2)):
