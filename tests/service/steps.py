@@ -4,7 +4,7 @@ Whoever sends the same twice, in worlds that differ in what the key must not see
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -203,8 +203,8 @@ def ids_of(*texts: str) -> list[str]:
     return [chunk_id(text) for text in texts]
 
 
-def live(client: httpx.Client, steps: Sequence[Step]) -> list[Told]:
-    """Send them one after the other; what was put in is waited for, and so is what is computed again."""
+def live(client: httpx.Client, steps: Sequence[Step], at_rest: Callable[[], object]) -> list[Told]:
+    """Send them one after the other; what was put in is waited for, and so is what is computed again or anew."""
     told: list[Told] = []
     job = "job-none"
     for step in steps:
@@ -214,6 +214,7 @@ def live(client: httpx.Client, steps: Sequence[Step]) -> list[Told]:
         if response.status_code == 202:
             job = response.json()["job_id"]
             finished(client, job)
+        at_rest()
         told.append(Told(step, response.status_code, body_of(response)))
         if lacking := missing_in(response):
             wait_stored(client, lacking)

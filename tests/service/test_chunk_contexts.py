@@ -36,9 +36,9 @@ def book(document: int, *, chunks: int = 3) -> Json:
     return {"id": f"book-{document}", "title": f"Book {document}", "chunks": parts}
 
 
-def settled(inside: Inside) -> Tenant:
+def settled(inside: Inside, name: str = TENANT) -> Tenant:
     """The tenant, when nothing of it waits to be computed in another context."""
-    tenant = inside.core.tenants.open(TENANT)
+    tenant = inside.core.tenants.open(name)
 
     def is_settled() -> bool:
         with tenant.catalog.view() as view:

@@ -1,6 +1,6 @@
 """What a key learns of what is not for it: nothing, at no endpoint. The service is whole, with the built-in model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import httpx
 import pytest
@@ -10,6 +10,7 @@ from service.access.principal import Role
 from tests.service import steps
 from tests.service.serving import Inside, good, in_process, put_in, settings_in
 from tests.service.steps import Foreign, Step, Told
+from tests.service.test_chunk_contexts import settled
 
 OPERATED = {"GET /v1/admin/blend", "PUT /v1/admin/blend", "GET /metrics"}
 OPEN = {"GET /healthz", "GET /readyz"}
@@ -85,6 +86,10 @@ def fill(client: httpx.Client) -> str:
     return job["id"]
 
 
+def live(service: Inside, tenant: str, client: httpx.Client, sent: Sequence[Step]) -> list[Told]:
+    return steps.live(client, sent, at_rest=lambda: settled(service, tenant))
+
+
 def check_same(found: list[Told], wanted: list[Told]) -> None:
     differing = [(one, other) for one, other in zip(found, wanted, strict=True) if one != other]
     assert not differing, f"{len(differing)} of {len(found)} differ, the first:\n{differing[0][0]}\n{differing[0][1]}"
@@ -152,18 +157,18 @@ def test_too_small_a_role_is_told_so_before_anything_is_looked_at(
 
 def test_two_tenants_share_nothing_observable(service: Inside) -> None:
     with client_in(service, "tenant-1") as first, client_in(service, "tenant-2") as second:
-        alone = steps.live(first, steps.every())
+        alone = live(service, "tenant-1", first, steps.every())
         assert is_reused(alone), "what is asked twice is not reused: this shows nothing"
         with client_in(service, "tenant-0") as others:
             job = fill(others)
             handle = good(others.post("/v1/fuse", json={"question": "Who keeps a heron?"}))["handle"]
-            before = steps.live(others, list(watching()))
+            before = live(service, "tenant-0", others, list(watching()))
             names = Foreign(job=job, handle=handle)
             foreign = [step for step in steps.asking(names) if {"job_id", "handle"} & step.names.keys()]
-            assert {told.status for told in steps.live(second, foreign)} == {404}
+            assert {told.status for told in live(service, "tenant-2", second, foreign)} == {404}
             good(others.get(f"/v1/handoffs/{handle}"))
-            check_same(steps.live(second, steps.every()), alone)
-            check_same(steps.live(others, list(watching())), before)
+            check_same(live(service, "tenant-2", second, steps.every()), alone)
+            check_same(live(service, "tenant-0", others, list(watching())), before)
 
 
 def watching() -> Iterator[Step]:
@@ -186,11 +191,11 @@ def test_a_key_with_a_filter_learns_nothing_of_what_is_outside(service: Inside) 
         client_in(service, "team-1", bound=steps.TEAM) as first,
         client_in(service, "team-2", bound=steps.TEAM) as second,
     ):
-        alone = steps.live(first, steps.every())
+        alone = live(service, "team-1", first, steps.every())
         assert is_reused(alone)
         with client_in(service, "team-2") as others:
             fill(others)
-        check_same(steps.live(second, steps.every()), alone)
+        check_same(live(service, "team-2", second, steps.every()), alone)
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
