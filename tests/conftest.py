@@ -25,6 +25,7 @@ settings.load_profile("unhurried")
 
 WITHOUT = "PostgreSQL is not installed: Debian's package is `postgresql`"
 WITHOUT_NGINX = "nginx is not installed: Debian's package is `nginx-light`"
+WITHOUT_BROWSER = "Chromium is not installed: Debian's packages are `chromium` and `chromium-driver`"
 
 
 LONGEST = (  # a minute or two each
@@ -47,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says which files' tests were left out, as nobody would look for dots that are an s."""
-    for reason in (WITHOUT, WITHOUT_NGINX):
+    for reason in (WITHOUT, WITHOUT_NGINX, WITHOUT_BROWSER):
         skipped = [each for each in terminalreporter.stats.get("skipped", []) if reason in str(each.longrepr)]
         if skipped:
             files = sorted({each.nodeid.partition("::")[0] for each in skipped})

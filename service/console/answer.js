@@ -1,6 +1,9 @@
 // One answer as it comes: its words, its sources, where their caches came from, and its times. Asks nothing.
 
 import { bar, count, duration, figures, legend, make, percent, plural, problem, size } from "./dom.js";
+import { drawMarkdown } from "./markdown.js";
+import { finder, headingOf, marked, previewOf } from "./passages.js";
+import { isFixed } from "./policies.js";
 
 const COMPUTED = "computed";
 const STAGES = ["retrieve", "fetch", "queue", "unpack", "fuse"];
@@ -8,7 +11,9 @@ const STATES = { retrieved: "reading the caches…", loaded: "fusing…", fused:
 const ENDS = { stop: "done", length: "cut: it reached the longest answer", cancelled: "cancelled" };
 
 export class Answer {
-  constructor(title) {
+  constructor(title, question) {
+    this.found = finder(question);
+    this.words = ""; // the answer as far as it came
     this.done = null; // what the event `done` told
     this.usage = null;
     this.report = null;
@@ -26,7 +31,8 @@ export class Answer {
   hear(name, told) {
     this.state.textContent = STATES[name] ?? this.state.textContent;
     if (name === "token") {
-      this.text.append(told.text);
+      this.words += told.text;
+      drawMarkdown(this.text, this.words);
       return;
     }
     if (name === "retrieved") this.sources = told.sources;
@@ -74,14 +80,13 @@ export class Answer {
   #drawFigures() {
     const { usage, report, done } = this;
     const first = report?.timings_ms.first_token;
-    const fresh = usage && usage.prompt_tokens - usage.reused_tokens - usage.recomputed_tokens;
     const share = (tokens) => (usage?.prompt_tokens ? percent(tokens / usage.prompt_tokens) : "");
     this.figures.replaceChildren(figures([
       ["first token", first === undefined ? "–" : duration(first)],
       ["prompt", usage ? count(usage.prompt_tokens) : "–", usage ? "tokens" : ""],
       ["reused", usage ? count(usage.reused_tokens) : "–", usage && share(usage.reused_tokens)],
       ["recomputed", usage ? count(usage.recomputed_tokens) : "–", usage && share(usage.recomputed_tokens)],
-      ["fresh", usage ? count(fresh) : "–", usage && share(fresh)],
+      ["fresh", usage ? count(freshOf(usage)) : "–", usage && share(freshOf(usage))],
       ["answer", done ? count(usage.completion_tokens) : "–", done ? "tokens" : ""],
     ]));
     if (!report?.policy) return;
@@ -90,13 +95,13 @@ export class Answer {
   }
 
   #drawPrompt() {
-    const parts = this.usage ? partsOf(this.usage, this.report.chunks) : [];
-    const sum = (kind) => parts.filter((part) => part.kind === kind).reduce((all, { value }) => all + value, 0);
-    const told = ["reused", "recomputed", "fresh"].map((kind) => ({ kind, name: kind, told: this.usage ? count(sum(kind)) : "–" }));
+    const { usage, report } = this;
+    const sums = usage && { reused: usage.reused_tokens, recomputed: usage.recomputed_tokens, fresh: freshOf(usage) };
+    const told = ["reused", "recomputed", "fresh"].map((kind) => ({ kind, name: kind, told: sums ? count(sums[kind]) : "–" }));
     const words = `Prompt: ${told.map(({ name, told: number }) => `${number} ${name}`).join(", ")} tokens`;
+    const how = " chunks in their order, from the foot of each what was recomputed of it; then all else";
     this.prompt.replaceChildren(
-      make("h3", {}, "The prompt", make("small", {}, " chunks in their order, then all else: instructions, titles, the question")),
-      bar(parts, words), legend(told));
+      make("h3", {}, "The prompt", make("small", {}, how)), bar(usage ? partsOf(usage, report.chunks) : [], words), legend(told));
   }
 
   #drawTimes(longest) {
@@ -120,7 +125,7 @@ export class Answer {
     const open = new Set([...this.list.querySelectorAll("details[open]")].map(placeOf));
     const focused = this.list.contains(document.activeElement) ? placeOf(document.activeElement) : undefined;
     const entries = this.sources.map((source, place) => {
-      const shown = entryOf(source, place, this.report && (chunks.get(source.chunk_id) ?? null));
+      const shown = entryOf(source, place, this.report && (chunks.get(source.chunk_id) ?? null), this.found);
       shown.open = open.has(String(place));
       return make("li", {}, shown);
     });
@@ -135,22 +140,25 @@ export class Answer {
 export const policyOf = ({ policy, ratio, reason }) =>
   policy === "full" ? `Full prefill${reason ? `, ${reason}` : ""}` : isFixed(policy) ? policy : `${policy}, ratio ${ratio}`;
 
-// The prompt in parts. What was reused beside the chunks is its head, kept from an earlier request, and titles stored with their chunks.
+const freshOf = (usage) => usage.prompt_tokens - usage.reused_tokens - usage.recomputed_tokens;
+
+// The prompt in parts. Of a chunk is told how many of its tokens were recomputed, not which: they are a share of its height.
+// What was reused beside the chunks is the prompt's head, kept from an earlier request, and titles stored with their chunks.
 function partsOf(usage, chunks) {
-  const parts = [];
-  for (const { source, tokens, recomputed } of chunks) {
-    const reused = source === COMPUTED ? 0 : tokens - recomputed;
-    parts.push({ kind: "reused", value: reused, name: `${source}: ${plural(reused, "token")} reused` });
-    parts.push({ kind: "recomputed", value: recomputed, name: `${plural(recomputed, "token")} recomputed` });
-    if (source === COMPUTED) parts.push({ kind: "fresh", value: tokens - recomputed, name: `computed: ${plural(tokens - recomputed, "token")}` });
-  }
-  const sum = (kind) => parts.filter((part) => part.kind === kind).reduce((all, { value }) => all + value, 0);
-  const head = Math.max(0, usage.reused_tokens - sum("reused"));
-  const fresh = usage.prompt_tokens - usage.reused_tokens - usage.recomputed_tokens - sum("fresh");
+  const parts = chunks.map(({ source, tokens, recomputed }) => ({
+    kind: source === COMPUTED ? "fresh" : "reused",
+    value: tokens,
+    share: tokens ? recomputed / tokens : 0,
+    name: `${source}: ${plural(tokens, "token")}, of these ${count(recomputed)} recomputed`,
+  }));
+  const rest = (kind) => chunks.reduce((all, { source, tokens, recomputed }) => {
+    return all - ((source === COMPUTED) === (kind === "fresh") ? tokens - recomputed : 0);
+  }, kind === "fresh" ? freshOf(usage) : usage.reused_tokens);
+  const [head, fresh] = [Math.max(0, rest("reused")), Math.max(0, rest("fresh"))];
   return [
     ...parts,
     { kind: "reused", value: head, name: `instructions and titles, kept: ${plural(head, "token")}` },
-    { kind: "fresh", value: Math.max(0, fresh), name: `instructions, titles, question: ${plural(Math.max(0, fresh), "token")}` },
+    { kind: "fresh", value: fresh, name: `instructions, titles, question: ${plural(fresh, "token")}` },
   ];
 }
 
@@ -167,19 +175,20 @@ function stagesOf(timings) {
 }
 
 // A source with what became of its chunk: `chunk` is null for one that had no room, undefined where it is not known yet.
-function entryOf(source, place, chunk) {
+function entryOf(source, place, chunk, found) {
   const badge = chunk ? chunk.source : chunk === null ? "left out" : "…";
   const fate = chunk?.tokens
     ? [`${plural(chunk.tokens, "token")}`, `${count(chunk.recomputed)} recomputed`, chunk.bytes ? size(chunk.bytes) : "nothing read"]
     : [chunk === null ? "no room in the model's window" : ""];
-  const page = source.page === null ? [] : [`page ${source.page}`];
+  const where = [headingOf(source.text, source.title, found), source.page === null ? "" : `page ${source.page}`].filter(Boolean);
   const reason = chunk?.miss_reason ? make("span", { class: "miss" }, `missed: ${chunk.miss_reason}`) : null;
   return make("details", { "data-place": place },
     make("summary", {},
-      make("span", { class: "name" }, source.title || source.document_id || source.chunk_id, make("small", {}, ["", ...page].join(" "))),
+      make("span", { class: "name" }, source.title || source.document_id || source.chunk_id, make("small", {}, ["", ...where].join(" · "))),
       make("span", { class: `badge ${tierOf(badge)}` }, badge),
+      make("span", { class: "preview" }, ...marked(previewOf(source.text, found), found)),
       make("span", { class: "fate" }, [...fate, `score ${source.score.toFixed(2)}`].filter(Boolean).join(" · "), reason && " · ", reason)),
-    make("p", { class: "passage" }, source.text),
+    make("p", { class: "passage" }, ...marked(source.text, found)),
     make("p", { class: "hint" },
       ...(source.document_id ? [make("a", { href: `#documents/${encodeURIComponent(source.document_id)}` }, source.document_id), " · "] : []),
       `chunk ${source.chunk_id}`));

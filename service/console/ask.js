@@ -114,7 +114,7 @@ function enable(isIdle) {
 
 // The answer, or null if it did not come to its end. It stands alone, or `beside` another.
 async function answered(wanted, signal, beside = null) {
-  const answer = new Answer(wanted.blend?.policy === "full" ? policyOf(FULL) : "Answer");
+  const answer = new Answer(wanted.blend?.policy === "full" ? policyOf(FULL) : "Answer", wanted.question);
   at("ask-empty").hidden = true;
   at("answers").replaceChildren(...(beside ? [beside.root] : []), answer.root);
   at("answers").classList.toggle("two", beside !== null);

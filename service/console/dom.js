@@ -44,12 +44,14 @@ export function when(seconds) {
   return `${day} ${two(date.getHours())}:${two(date.getMinutes())}`;
 }
 
-// A bar of parts [{name, value, kind}], as long as `share` of its place. A reader hears `words`.
+// A bar of parts [{name, value, kind, share?}], as long as `share` of its place. A reader hears `words`. Of a part, its own
+// `share` is what was recomputed, from its foot up.
 export function bar(parts, words, share = 1) {
   const filled = make("div", { class: "filled" });
-  for (const { name, value, kind } of parts.filter((part) => part.value > 0)) {
-    const part = make("span", { class: kind, title: name });
+  for (const { name, value, kind, share: inside } of parts.filter((part) => part.value > 0)) {
+    const part = make("span", { class: kind, title: name }, inside ? make("span", { class: "recomputed" }) : null);
     part.style.flexGrow = String(value);
+    if (inside) part.firstChild.style.height = `${100 * inside}%`;
     filled.append(part);
   }
   filled.style.width = `${100 * share}%`;

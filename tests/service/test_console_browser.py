@@ -1,0 +1,121 @@
+"""The console page in a real browser, on a telephone and on a desk: what a user does is done, and nothing overlaps."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import WITHOUT_BROWSER
+from tests.servers.browser import Browser, browser
+from tests.service.passages import PASSAGES, QUESTIONS
+from tests.service.serving import Inside, in_process, settings_in, wait_for
+
+WIDTHS = (390, 1600)
+# All texts and fields that can be seen, as far as no frame cuts them off; which two lie above each other, and what is
+# beside the page.
+OVERLAPS = """
+const seen = [];
+for (const element of document.body.querySelectorAll("*")) {
+  const isField = element.matches("input, select, textarea, button, progress, .track");
+  const isInside = element.parentElement.closest("select, button, .track, .spoken");
+  if (isInside || element.matches(".spoken") || !element.checkVisibility({opacityProperty: true})) continue;
+  const texts = [...element.childNodes].filter(({nodeType}) => nodeType === Node.TEXT_NODE);
+  for (const node of isField ? [element] : texts) {
+    const range = document.createRange();
+    range.selectNode(node);
+    for (let {left, top, right, bottom} of range.getClientRects()) {
+      for (let frame = element.parentElement; frame; frame = frame.parentElement) {
+        if (getComputedStyle(frame).overflow === "visible") continue;
+        const edge = frame.getBoundingClientRect();
+        [left, top] = [Math.max(left, edge.left), Math.max(top, edge.top)];
+        [right, bottom] = [Math.min(right, edge.right), Math.min(bottom, edge.bottom)];
+      }
+      const name = `${element.localName}#${element.id} ${node.textContent.trim().slice(0, 40)}`;
+      if (right - left > 1 && bottom - top > 1) seen.push({element, name, left, top, right, bottom});
+    }
+  }
+}
+const across = (one, other) => Math.min(one.right, other.right) - Math.max(one.left, other.left);
+const down = (one, other) => Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top);
+const above = seen.flatMap((one, number) => seen.slice(number + 1)
+  .filter((other) => one.element !== other.element && across(one, other) > 2 && down(one, other) > 4)
+  .map((other) => `${one.name} | ${other.name}`));
+const beside = seen.filter(({left, right}) => left < -1 || right > innerWidth + 1);
+return [seen.length, [...above, ...beside.map(({name}) => `beside the page: ${name}`)]];
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    folder = tmp_path_factory.mktemp("browsed")
+    document = {"id": "sample", "title": "Register 12", "chunks": [{"text": each.text} for each in PASSAGES]}
+    with in_process(settings_in(folder), documents=[document]) as inside:
+        yield inside
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Browser]:
+    with browser() as found:
+        if found is None:
+            pytest.skip(WITHOUT_BROWSER)
+        yield found
+
+
+@pytest.fixture
+def page(program: Browser, service: Inside) -> Browser:
+    """The console in a window, with the key."""
+    program.open(f"{service.base_url}/docs")  # of the same origin
+    program.run("sessionStorage.setItem('kvweave.key', arguments[0])", service.key)
+    program.open(f"{service.base_url}/")
+    seen(program, "#connection[data-kind=ready]")
+    return program
+
+
+def seen(page: Browser, selector: str, *, having: str = "") -> None:
+    """Waits until there is such an element, with these words."""
+    script = "return [...document.querySelectorAll(arguments[0])].some((each) => each.checkVisibility()"
+    script += " && each.textContent.includes(arguments[1]))"
+    wait_for(lambda: page.run(script, selector, having), f"the page shows {selector} with {having!r}")
+
+
+def check_boxes(page: Browser) -> None:
+    """Nothing lies above anything else, and nothing beside the page, at each width."""
+    for width in WIDTHS:
+        page.size(width)
+        count, overlapping = page.run(OVERLAPS)
+        assert count > 10, "there is something to compare"
+        assert overlapping == [], f"at {width} pixels"
+
+
+def text_of(page: Browser, selector: str) -> list[str]:
+    return page.run("return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector)
+
+
+def test_an_answer_stands_with_its_sources_and_beside_full_prefill(page: Browser) -> None:
+    page.size(1600)
+    page.type_into("#question", f"{QUESTIONS[0]}\n")
+    seen(page, ".answer .state", having="done")
+    assert text_of(page, ".answer .text") == ["badger"]
+    assert {"Halio", "keeps"} <= {*text_of(page, ".sources .preview mark")}
+    check_boxes(page)
+    page.click("#ask-compare")
+    seen(page, "#verdict", having="Both answers are equal")
+    assert text_of(page, ".answer h2")[1:] == ["Full prefill"]
+    page.run("document.querySelectorAll('.sources details').forEach((each) => { each.open = true })")
+    check_boxes(page)
+
+
+def test_markdown_of_a_model_is_drawn_and_nothing_of_it_runs(page: Browser) -> None:
+    text = (
+        "# Steps\n\n1. **one**\n2. `two`\n   - in [it](https://here.example/a) [no](javascript:alert(1))\n\n"
+        "<img src=x onerror=alert(1)>\n![x](https://there.example/x.png)\n\n|a|b|\n|-|-|\n|1|2|\n\n```\n<b>\n"
+    )
+    drawn = page.run(
+        "return import('./console/markdown.js').then(({drawMarkdown}) => { const place = document.createElement('div');"
+        " for (let end = 1; end <= arguments[0].length; end += 1) drawMarkdown(place, arguments[0].slice(0, end));"
+        " return [place.innerHTML, [...place.querySelectorAll('*')].map((each) => each.localName).join(' ')]; })",
+        text,
+    )
+    tags = "h3 ol li strong li code ul li a p a table thead tr th th tbody tr td td pre code"
+    assert drawn[1] == tags
+    assert "&lt;img src=x" in drawn[0] and 'href="https://here.example/a"' in drawn[0]
+    assert "[no](javascript:alert(1))" in drawn[0]
