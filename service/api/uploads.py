@@ -195,7 +195,7 @@ def _accept_files(by: Caller, files: Sequence[UploadedFile], *, fields: Sequence
         except Invalid as error:  # which is no fault of the others
             refused.append(error)
     if len(refused) == len(files):
-        raise refused[0]
+        raise RequestValidationError([{"type": "file", "loc": (e.field,), "msg": str(e)} for e in refused])
     reasons = [str(error) for error in refused]
     if is_read:
         job, ids = accept(by, drafts, collection=given.collection)

@@ -5,6 +5,7 @@ import { startAsking } from "./ask.js";
 import { refreshCollections } from "./collections.js";
 import { listDocuments, showDocument, startDocuments } from "./documents.js";
 import { at, count } from "./dom.js";
+import { listJobs } from "./jobs.js";
 import { showStats, startStats } from "./stats.js";
 import { startUploads } from "./uploads.js";
 
@@ -46,6 +47,7 @@ function fill(name, id) {
   if (name === "documents") {
     showDocument(id);
     if (!id) listDocuments();
+    listJobs();
   }
 }
 

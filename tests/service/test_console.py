@@ -160,7 +160,7 @@ def test_every_request_of_the_page_is_an_operation_that_there_is(description: di
         for method in methods
     }
     asked = {each for text in SCRIPTS.values() for each in requests_of(text)}
-    assert {("POST", "v1/query"), ("GET", "v1/documents/{}/chunks"), ("GET", "v1/jobs/{}/events")} <= asked
+    assert {("POST", "v1/query"), ("GET", "v1/documents/{}/chunks"), ("GET", "v1/jobs/{}")} <= asked
     assert asked - operations == set()
 
 

@@ -1,11 +1,14 @@
 """The console page in a real browser, on a telephone and on a desk: what a user does is done, and nothing overlaps."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.conftest import WITHOUT_BROWSER
 from tests.servers.browser import Browser, browser
+from tests.service.faulty import FaultyStore, Gate, around
 from tests.service.passages import PASSAGES, QUESTIONS
 from tests.service.serving import Inside, in_process, settings_in, wait_for
 
@@ -24,7 +27,9 @@ for (const element of document.body.querySelectorAll("*")) {
     range.selectNode(node);
     for (let {left, top, right, bottom} of range.getClientRects()) {
       for (let frame = element.parentElement; frame; frame = frame.parentElement) {
-        if (getComputedStyle(frame).overflow === "visible") continue;
+        const {overflow, clipPath} = getComputedStyle(frame);
+        if (clipPath !== "none") right = left; // for readers aloud
+        if (overflow === "visible") continue;
         const edge = frame.getBoundingClientRect();
         [left, top] = [Math.max(left, edge.left), Math.max(top, edge.top)];
         [right, bottom] = [Math.min(right, edge.right), Math.min(bottom, edge.bottom)];
@@ -48,7 +53,7 @@ return [seen.length, [...above, ...beside.map(({name}) => `beside the page: ${na
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     folder = tmp_path_factory.mktemp("browsed")
     document = {"id": "sample", "title": "Register 12", "chunks": [{"text": each.text} for each in PASSAGES]}
-    with in_process(settings_in(folder), documents=[document]) as inside:
+    with in_process(settings_in(folder), wrap=around, documents=[document]) as inside:
         yield inside
 
 
@@ -119,3 +124,44 @@ def test_markdown_of_a_model_is_drawn_and_nothing_of_it_runs(page: Browser) -> N
     assert drawn[1] == tags
     assert "&lt;img src=x" in drawn[0] and 'href="https://here.example/a"' in drawn[0]
     assert "[no](javascript:alert(1))" in drawn[0]
+
+
+def test_the_fate_of_each_file_is_told_by_its_name(page: Browser, service: Inside, tmp_path: Path) -> None:
+    contents = {"good.md": "# Boats\n\nThey sail.", "torn.docx": "no archive", "odd.xyz": "x", "empty.txt": ""}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    page.open(f"{service.base_url}/#documents")
+    page.type_into("#files", "\n".join(str(tmp_path / name) for name in contents))
+    seen(page, "#jobs > li:first-child .state", having="some of it failed")
+    seen(page, "#jobs > li:first-child details li", having="1 chunk in default")
+    told = " / ".join(text_of(page, "#jobs > li:first-child :is(.problem, details li)"))
+    assert "'odd.xyz' is of no known kind" in told and "'empty.txt' is empty" in told
+    assert "torn.docx refused: it is damaged" in told and "good.md 1 chunk in default" in told
+    seen(page, "#list-rows", having="good.md")
+    check_boxes(page)
+    page.type_into("#files", "\n".join(str(tmp_path / name) for name in ("odd.xyz", "empty.txt")))
+    seen(page, "#jobs > li:first-child .state", having="not taken")
+    assert [each.split()[0] for each in text_of(page, "#jobs > li:first-child .problem")] == [
+        "'odd.xyz'",
+        "'empty.txt'",
+    ]
+
+
+def test_a_running_job_is_there_after_a_reload_and_so_is_another_clients(page: Browser, service: Inside) -> None:
+    store, gate = cast(FaultyStore, service.core.store), Gate()
+    page.open(f"{service.base_url}/#documents")
+    with store.failing(lambda name, what: gate.pass_through() if name == "put" else None), service.client() as client:
+        page.run("document.querySelector('#put-in details').open = true")
+        page.type_into("#paste-id", "mine")
+        page.type_into("#paste-text", "Cranes stand by the water.")
+        page.click("#paste button")
+        seen(page, "#jobs li .name", having="mine")
+        assert client.post("/v1/documents", json={"id": "theirs", "text": "Gulls fly above it."}).status_code == 202
+        page.open(f"{service.base_url}/?again#documents")
+        for name in ("mine", "theirs"):
+            seen(page, "#jobs li:has(progress:not([hidden]), button:not([hidden])) .name", having=name)
+        check_boxes(page)
+        gate.opened.set()
+        for name in ("mine", "theirs"):
+            seen(page, "#jobs li:not(:has(button:not([hidden])))", having=name)
+            seen(page, "#list-rows", having=name)
