@@ -14,6 +14,7 @@ from itertools import islice
 from blend.errors import BlendError
 from blend.fuse.fuse import BlendOrder
 from retriever.errors import RetrieverError
+from service.access.one_time_link import OneTimeLink
 from service.access.places import Places
 from service.access.principal import Principal
 from service.answers.pipeline import Pipeline
@@ -68,6 +69,7 @@ class Core:
         self.metrics = Metrics()
         self.refusals = Refusals(self.metrics)
         self.places = Places(settings.max_requests, has_keys=settings.auth)
+        self.link = OneTimeLink()
         self.tracer = tracer
         self.model_name = settings.model
         self.created = time.time()

@@ -90,7 +90,7 @@ def _run(settings: "Settings", sockets: list[socket.socket]) -> None:
         threading.Thread(target=give_back_memory, args=[stopped], kwargs=keeping, daemon=True).start()
         signal.signal(signal.SIGTERM, lambda number, frame: _stop(server))
         port = sockets[0].getsockname()[1]
-        _greet(settings, port=port)
+        _greet(settings, port=port, issue=core.link.issue)
         search = "words and vectors" if settings.embedder else "words alone: KVWEAVE_EMBEDDER names an encoder"
         log.info("listening", extra=fields(address=address(settings.host, port), search=search))
         server.run(sockets)
@@ -160,8 +160,8 @@ def server_over(
     )
 
 
-def _greet(settings: "Settings", *, port: int) -> None:
-    """Says on a terminal where to look, and with what key. A log has no use for it."""
+def _greet(settings: "Settings", *, port: int, issue: Callable[[], str]) -> None:
+    """Says on a terminal where to look, and with what key. A log has no use for it, and is not told of the link."""
     from service.settings import ENCODER
     from service.truth.databases import ADMIN_KEY
 
@@ -170,7 +170,10 @@ def _greet(settings: "Settings", *, port: int) -> None:
         return
     place, key = address(settings.host, port), settings.data / ADMIN_KEY
     typer.echo(f"\nkvweave serves {settings.model}; Ctrl-C stops it.\n", err=True)
-    typer.echo(f"  console page   {place}/", err=True)
+    has_link = settings.auth and key.is_file() and settings.host in (*LOOPBACK, "0.0.0.0", "::")
+    typer.echo(f"  console page   {place}/{f'#once={issue()}' if has_link else ''}", err=True)
+    if has_link:
+        typer.echo("                 (the link has the key for one browser, once, within ten minutes)", err=True)
     typer.echo(f"  API            {place}/docs", err=True)
     if not settings.embedder:
         typer.echo(f"  search         by words alone; KVWEAVE_EMBEDDER={ENCODER} adds meaning", err=True)

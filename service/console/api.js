@@ -2,6 +2,8 @@
 
 const BASE = new URL("../", import.meta.url); // so that it works behind a path prefix, too
 const KEPT = "kvweave.key";
+const ASKED = "who has the key?";
+const TOLD_WITHIN_MS = 200;
 
 let held = "";
 try {
@@ -22,6 +24,20 @@ export const key = {
     }
   },
 };
+
+// Tabs of one browser tell each other the key while one of them has it: it is kept nowhere else.
+const tabs = new BroadcastChannel(`${KEPT} ${BASE.pathname}`);
+tabs.addEventListener("message", ({ data }) => {
+  if (data === ASKED && held) tabs.postMessage({ key: held });
+});
+
+export function keyOfAnotherTab() {
+  return new Promise((resolve) => {
+    tabs.addEventListener("message", ({ data }) => data.key && resolve(data.key));
+    setTimeout(() => resolve(""), TOLD_WITHIN_MS);
+    tabs.postMessage(ASKED);
+  });
+}
 
 export class Problem extends Error {
   constructor(message, { status = 0, requestId = "", fields = [] } = {}) {

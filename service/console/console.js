@@ -1,6 +1,6 @@
 // Starts the page: its parts by the address, the key, and whether the service is there. Asks no question itself.
 
-import { get, key, listeners, Problem } from "./api.js";
+import { call, get, key, keyOfAnotherTab, listeners, Problem } from "./api.js";
 import { startAsking } from "./ask.js";
 import { refreshCollections } from "./collections.js";
 import { listDocuments, showDocument, startDocuments } from "./documents.js";
@@ -12,10 +12,12 @@ import { startUploads } from "./uploads.js";
 const PARTS = ["ask", "documents", "stats"];
 const SOON_MS = 1000; // between two looks while it is not ready
 const LATER_MS = 30_000;
+const LINK = /^#once=([\w-]+)$/; // what stands behind the # goes to no server, and into no log
 
 let isOpen = false; // does the service let us in, with this key or without one?
 let waiting = 0;
 let looks = 0; // only the latest look counts
+let refusal = ""; // why a link did not let us in
 
 function part() {
   const [name, ...rest] = location.hash.slice(1).split("/");
@@ -106,7 +108,7 @@ function showKey({ isNeeded }) {
   const isKept = key.get() !== "";
   at("key-forget").disabled = !isKept;
   if (isNeeded) {
-    at("key-note").textContent = isKept ? "The service does not know this key, or it was revoked." : "The service asks for a key.";
+    at("key-note").textContent = refusal || (isKept ? "The service does not know this key, or it was revoked." : "The service asks for a key.");
     openKey(true);
   } else {
     at("key-note").textContent = isKept ? "The service has taken the key." : "No key is needed: the service runs without authentication.";
@@ -122,7 +124,26 @@ function openKey(isShown) {
   if (isShown) at("key-field").focus();
 }
 
+// With the key that a link stands for, that another tab has, or that was kept.
+async function enter() {
+  const [, token] = LINK.exec(location.hash) ?? [];
+  if (token) {
+    history.replaceState(null, "", location.pathname + location.search);
+    try {
+      const { key: found } = await (await call("POST", "console/key", { json: { token } })).json();
+      useKey(found);
+      return;
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      refusal = error.message;
+    }
+  }
+  if (!key.get()) key.set(await keyOfAnotherTab());
+  look();
+}
+
 function useKey(text) {
+  refusal = "";
   key.set(text);
   at("key-field").value = "";
   at("key-note").textContent = "";
@@ -142,10 +163,10 @@ function start() {
     useKey(at("key-field").value.trim());
   });
   listeners.refused = listeners.unreachable = lookAgain;
-  addEventListener("hashchange", showPart);
+  addEventListener("hashchange", () => (LINK.test(location.hash) ? enter() : showPart()));
   document.addEventListener("visibilitychange", whenSeen);
   showPart();
-  look();
+  enter();
 }
 
 start();

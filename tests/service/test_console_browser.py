@@ -165,3 +165,19 @@ def test_a_running_job_is_there_after_a_reload_and_so_is_another_clients(page: B
         for name in ("mine", "theirs"):
             seen(page, "#jobs li:not(:has(button:not([hidden])))", having=name)
             seen(page, "#list-rows", having=name)
+
+
+def test_a_link_lets_in_once_and_its_browsers_other_tabs_too(program: Browser, service: Inside) -> None:
+    link = f"{service.base_url}/#once={service.core.link.issue()}"
+    program.open(f"{service.base_url}/docs")
+    program.run("sessionStorage.clear()")
+    program.open(link)
+    seen(program, "#connection[data-kind=ready]")
+    assert program.run("return location.href") == f"{service.base_url}/"
+    program.open_tab(link)
+    seen(program, "#connection[data-kind=ready]")
+    program.run("sessionStorage.clear()")
+    with browser() as other:
+        assert other is not None
+        other.open(link)
+        seen(other, "#key-panel", having="this link was used already")

@@ -14,6 +14,7 @@ from retriever.search import Found, Query
 from retriever.types import Collection, Passage
 from retriever.upload_types import NewUpload, UploadState
 from service.access.domains import DomainChunk
+from service.access.one_time_link import OneTimeLink
 from service.access.places import Places
 from service.access.principal import Principal, Role
 from service.access.rates import Rates
@@ -196,6 +197,7 @@ class FakeCore:
         self.refusals = Refusals(self.metrics)
         self.rates = Rates()
         self.places = Places(settings.max_requests, has_keys=settings.auth)
+        self.link = OneTimeLink()
         self.control = FakeControl()
         self.store = MemoryStore()
         self.ingest = FakeIngest()
