@@ -131,11 +131,14 @@ export class Answer {
     });
     const nothing = this.done && !entries.length ? make("p", { class: "hint" }, "No chunk was found for this question.") : null;
     this.list.replaceChildren(
-      make("h3", {}, "Sources", make("small", {}, this.sources.length ? ` ${plural(this.sources.length, "chunk")}, in the order of the prompt` : "")),
+      make("h3", {}, "Sources", make("small", {}, this.sources.length ? ` ${plural(this.sources.length, "chunk")}, in the order of the prompt${relevanceOf(this.report)}` : "")),
       make("ol", {}, ...entries), nothing ?? "");
     if (focused !== undefined) this.list.querySelectorAll("summary")[focused]?.focus();
   }
 }
+
+const relevanceOf = (report) =>
+  report?.relevance ? `; relevance of the best ${report.relevance.best.toFixed(2)}, found from ${report.relevance.floor.toFixed(2)}` : "";
 
 export const policyOf = ({ policy, ratio, reason }) =>
   policy === "full" ? `Full prefill${reason ? `, ${reason}` : ""}` : isFixed(policy) ? policy : `${policy}, ratio ${ratio}`;

@@ -6,6 +6,7 @@ import { refreshCollections } from "./collections.js";
 import { listDocuments, showDocument, startDocuments } from "./documents.js";
 import { at, count } from "./dom.js";
 import { listJobs } from "./jobs.js";
+import { startRules } from "./rules.js";
 import { showStats, startStats } from "./stats.js";
 import { startUploads } from "./uploads.js";
 
@@ -155,6 +156,7 @@ function start() {
   startAsking();
   startDocuments();
   startUploads();
+  startRules();
   startStats();
   at("key-open").addEventListener("click", () => openKey(at("key-panel").hidden));
   at("key-forget").addEventListener("click", () => useKey(""));

@@ -4,7 +4,7 @@ import { make } from "./dom.js";
 
 const LETTER = "[\\p{L}\\p{N}]";
 const COMMON = new Set(`a about all also an and any are as at be been but by can could did do does for from had has have how
- if in into is it its me my no not of on one or our should so than that the their them there these they this those to was we
+ i if in into is it its me my no not of on one or our should so than that the their them there these they this those to was we
  were what when where which while who whom whose why will with would you your`.split(/\s+/));
 const HEADING = /^#{1,6}\s+(.+?)\s*#*$/gmu;
 const [BEFORE, BEHIND] = [60, 140]; // characters of a preview, beside the place that it shows
@@ -13,7 +13,8 @@ const [BEFORE, BEHIND] = [60, 140]; // characters of a preview, beside the place
 export function finder(question) {
   const words = question.match(new RegExp(`${LETTER}+`, "gu")) ?? [];
   const telling = [...new Set(words.map((word) => word.toLowerCase()))].filter((word) => !COMMON.has(word));
-  return telling.length ? new RegExp(`(?<!${LETTER})(?:${telling.join("|")})${LETTER}{0,2}(?!${LETTER})`, "giu") : null;
+  const forms = telling.map((word) => (word.length < 4 ? word : `${word}${LETTER}{0,2}`));
+  return forms.length ? new RegExp(`(?<!${LETTER})(?:${forms.join("|")})(?!${LETTER})`, "giu") : null;
 }
 
 // The text in nodes, with what the finder finds marked.

@@ -100,7 +100,8 @@ def test_an_answer_stands_with_its_sources_and_beside_full_prefill(page: Browser
     page.type_into("#question", f"{QUESTIONS[0]}\n")
     seen(page, ".answer .state", having="done")
     assert text_of(page, ".answer .text") == ["badger"]
-    assert {"Halio", "keeps"} <= {*text_of(page, ".sources .preview mark")}
+    assert text_of(page, ".sources .preview mark") == ["Halio", "Halio", "keeps"]
+    assert any("relevance of the best" in each for each in text_of(page, ".sources h3"))
     check_boxes(page)
     page.click("#ask-compare")
     seen(page, "#verdict", having="Both answers are equal")
@@ -124,6 +125,20 @@ def test_markdown_of_a_model_is_drawn_and_nothing_of_it_runs(page: Browser) -> N
     assert drawn[1] == tags
     assert "&lt;img src=x" in drawn[0] and 'href="https://here.example/a"' in drawn[0]
     assert "[no](javascript:alert(1))" in drawn[0]
+
+
+def test_a_preview_shows_where_the_words_of_the_question_stand_and_under_which_heading(page: Browser) -> None:
+    text = (
+        f"# Boats\n\n{'They sail. ' * 40}\n\n## Docks\n\nIn Kiel the ink of R2 is sold at docks, {'it is said ' * 30}"
+    )
+    shown = page.run(
+        "return import('./console/passages.js').then(({finder, headingOf, marked, previewOf}) => {"
+        " const found = finder('Where do I get R2 at the dock?'); const preview = previewOf(arguments[0], found);"
+        " const marks = marked(preview, found).filter((part) => part.localName === 'mark');"
+        " return [headingOf(arguments[0], 'Boats', found), preview.length, marks.map((mark) => mark.textContent)]; })",
+        text,
+    )
+    assert shown == ["Docks", pytest.approx(200, abs=20), ["R2", "docks"]]
 
 
 def test_the_fate_of_each_file_is_told_by_its_name(page: Browser, service: Inside, tmp_path: Path) -> None:
@@ -165,6 +180,24 @@ def test_a_running_job_is_there_after_a_reload_and_so_is_another_clients(page: B
         for name in ("mine", "theirs"):
             seen(page, "#jobs li:not(:has(button:not([hidden])))", having=name)
             seen(page, "#list-rows", having=name)
+
+
+def test_a_collections_rules_for_what_is_not_found_are_shown_and_changed(page: Browser, service: Inside) -> None:
+    with service.client() as client:
+        before = client.put("/v1/collections/ruled", json={"chunk_tokens": 64, "floor": 0.5}).json()
+        page.open(f"{service.base_url}/?ruled#documents")
+        seen(page, "#list-collection", having="ruled")
+        choose = "const list = arguments[0]; document.getElementById(list).value = arguments[1];"
+        choose += " document.getElementById(list).dispatchEvent(new Event('change'))"
+        page.run(choose, "list-collection", "ruled")
+        page.run("document.getElementById('rules').open = true")
+        wait_for(lambda: page.run("return document.getElementById('rules-floor').value") == "0.5", "its floor is shown")
+        check_boxes(page)
+        page.run("document.getElementById('rules-floor').value = ''")
+        page.run(choose, "rules-on-empty", "refuse")
+        page.click("#rules button")
+        seen(page, "#rules-note", having="Kept.")
+        assert client.get("/v1/collections/ruled").json() == {**before, "floor": None, "on_empty": "refuse"}
 
 
 def test_a_link_lets_in_once_and_its_browsers_other_tabs_too(program: Browser, service: Inside) -> None:
