@@ -48,7 +48,7 @@ LABEL org.opencontainers.image.title=kvweave org.opencontainers.image.licenses=A
 # A new volume takes owner and rights of the folder that it is mounted over.
 RUN groupadd --gid 10001 kvweave \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin kvweave \
-    && install -d -o 10001 -g 10001 -m 0700 /data /cache \
+    && install -d -o 10001 -g 10001 -m 0700 /data /cache /postgres-key /vllm-key \
     && install -d -o 10001 -g 10001 -m 0755 /metrics-key /objects
 COPY --from=packages /opt/kvweave /opt/kvweave
 # On a GPU torch compiles kernels at run time, and asks for a compiler. The CPU build does without.

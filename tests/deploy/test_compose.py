@@ -43,6 +43,8 @@ REPLICAS = ("replica-1", "replica-2")
 GIVEN = {"S3_ACCESS_KEY": "an-access-key", "S3_SECRET_KEY": "a-secret-key"}
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 
+OWNED = {"/prometheus": "65534", "/var/lib/grafana": "472"}  # by the image that is mounted over
+
 every_service = pytest.mark.parametrize("name", SERVICES)
 
 
@@ -126,6 +128,63 @@ def test_all_that_a_service_refers_to_is_there(name: str) -> None:
     for other, how in service.get("depends_on", {}).items():
         ends = ends_by_itself(SERVICES[other])
         assert how["condition"] == ("service_completed_successfully" if ends else "service_healthy")
+
+
+def mounts(name: str) -> Iterator[tuple[str, str]]:
+    """The volumes that a service writes into, and where."""
+    for each in SERVICES[name].get("volumes", []):
+        source, target, *rights = each.split(":")
+        if source in COMPOSE["volumes"] and rights != ["ro"]:
+            yield source, target
+
+
+def before(name: str) -> Iterator[str]:
+    """The service, and all that have run when it starts."""
+    yield name
+    for each in SERVICES[name].get("depends_on", {}):
+        yield from before(each)
+
+
+@every_service
+def test_a_volume_is_its_users_when_a_service_first_writes_into_it(name: str) -> None:
+    """A new volume takes owner and rights of the image's folder that it is mounted over, and is root's without one."""
+    told = re.findall(r"install -d -o (\d+) -g \d+ -m \d+ (/.*?)(?: \\)?$", DOCKERFILE, re.MULTILINE)
+    prepared = {folder: user for user, folders in told for folder in folders.split()}
+    for volume, target in mounts(name):
+        options = (COMPOSE["volumes"][volume].get("driver_opts") or {}).get("o", "")
+        owners = {
+            prepared.get(folder)
+            for each in before(name)
+            if SERVICES[each]["image"].startswith(OUR_IMAGE)
+            for source, folder in mounts(each)
+            if source == volume
+        }
+        user = SERVICES[name]["user"].split(":")[0]
+        assert OWNED.get(target) == user or f"uid={user}," in options or owners == {user}, f"{volume} at {target}"
+
+
+KEY_MAKERS = ("metrics-key", "postgres-key", "vllm-key")
+
+
+@pytest.mark.parametrize("name", KEY_MAKERS)
+def test_a_key_is_made_once_by_the_command_that_stands_there(name: str, tmp_path: Path) -> None:
+    """Outside of a container, with folders below another one."""
+    (script,) = SERVICES[name]["command"]
+    for folder in (name, "data"):
+        (tmp_path / folder).mkdir(mode=0o700)
+        script = script.replace(f"/{folder}/", f"{tmp_path}/{folder}/")
+    (tmp_path / "data" / "admin.key").write_text("made by the service")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    settings = {"PATH": path, "KVWEAVE_DATA": f"{tmp_path}/data", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [*SERVICES[name]["entrypoint"], script.replace("$$", "$")]
+    subprocess.run(command, env=settings, cwd=tmp_path, check=True, capture_output=True)
+    made = {file.name: file.read_text() for file in (tmp_path / name).iterdir()}
+    if name == "postgres-key":
+        assert made["pgpass"] == f"postgres:5432:kvweave:kvweave:{made['password']}\n" and len(made["password"]) == 48
+    else:
+        assert [*made] == ["key"] and re.fullmatch(r"kvw_[\w-]+\n", made["key"])
+    subprocess.run(command, env=settings, cwd=tmp_path, check=True, capture_output=True)
+    assert {file.name: file.read_text() for file in (tmp_path / name).iterdir()} == made
 
 
 @every_service
