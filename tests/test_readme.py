@@ -192,6 +192,15 @@ def test_each_setting_is_described_in_the_line_that_names_it(settings: set[str])
     assert settings - described == set()
 
 
+def test_the_sample_file_of_settings_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sample,) = re.findall(r"^```toml\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
+    (tmp_path / "kvweave.toml").write_text(sample)
+    monkeypatch.setenv(CONFIG, str(tmp_path / "kvweave.toml"))
+    settings = load_settings()
+    assert settings.embedder and settings.log_style == "json"
+    open_store(settings.store.replace(":///", f"://{tmp_path}/")).close()
+
+
 def test_the_defaults_of_settings_are_the_documented_ones() -> None:
     prefix = str(Settings.model_config.get("env_prefix", "")).upper()
     for name, field in Settings.model_fields.items():
